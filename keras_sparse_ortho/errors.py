@@ -1,0 +1,17 @@
+"""Named errors, all of them `ValueError`s, shared by every room of the package."""
+
+
+class DensityError(ValueError):
+    """A density outside (0, 1], or one that no kernel of the given shape can have."""
+
+
+class LayoutError(ValueError):
+    """A kernel shape that does not fit the layout given for it."""
+
+
+class BudgetError(ValueError):
+    """A budget that does not fit the model, or a budget file that cannot be read."""
+
+
+class NotPrunableError(ValueError):
+    """A layer or weight that cannot be parametrized, with the reason."""

@@ -1,0 +1,31 @@
+"""Pure NumPy: exactly orthogonal sparse kernels, their layouts, counts and density law."""
+
+from keras_sparse_ortho.orthogonal._counts import apportion as apportion
+from keras_sparse_ortho.orthogonal._counts import check_density as check_density
+from keras_sparse_ortho.orthogonal._counts import live_count as live_count
+from keras_sparse_ortho.orthogonal._counts import unmask_at_random as unmask_at_random
+from keras_sparse_ortho.orthogonal._density_law import expected_density as expected_density
+from keras_sparse_ortho.orthogonal._density_law import (
+    rotations_for_density as rotations_for_density,
+)
+from keras_sparse_ortho.orthogonal._kernel import exact_orthogonal as exact_orthogonal
+from keras_sparse_ortho.orthogonal._kernel import least_count as least_count
+from keras_sparse_ortho.orthogonal._kernel import least_density as least_density
+from keras_sparse_ortho.orthogonal._layout import KernelLayout as KernelLayout
+from keras_sparse_ortho.orthogonal._rotations import AngleLaw as AngleLaw
+from keras_sparse_ortho.orthogonal._rotations import Rotations as Rotations
+
+__all__ = [
+    "AngleLaw",
+    "KernelLayout",
+    "Rotations",
+    "apportion",
+    "check_density",
+    "exact_orthogonal",
+    "expected_density",
+    "least_count",
+    "least_density",
+    "live_count",
+    "rotations_for_density",
+    "unmask_at_random",
+]

@@ -1,0 +1,167 @@
+"""Which axes of a kernel are inputs, outputs, taps, groups and gates."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_sparse_ortho.errors import LayoutError
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelLayout:
+    """How a kernel of any rank is a set of matrices, one for each tap, group and gate.
+
+    An initializer sees only a shape. The layout says what the axes mean: a kernel is moved to
+
+        (batch, groups * gates, *spatial, inputs, outputs)
+
+    where every `(inputs, outputs)` slice is a matrix. Axes not named are spatial. Axes may be
+    negative, so that one layout serves convolutions of every dimension.
+
+    Args:
+        inputs: Axes that are summed over, flattened in this order. Empty: one input (depthwise).
+        outputs: Axes that number the outputs, flattened in this order.
+        batch: Axes along which the kernel holds independent matrices (depthwise channels).
+        groups: Number of convolution groups: the outputs fall into so many equal runs, each
+            connected to its own inputs. The input axis is that of the kernel, `in / groups` long.
+        gates: Number of gates of a recurrent kernel: the outputs fall into so many equal runs,
+            each with its own orthogonal matrix.
+
+    Raises:
+        LayoutError: Axes named twice or outside the kernel, outputs that groups and gates do not
+            divide.
+
+    Example:
+
+    >>> KernelLayout.convolution(groups=2).matrix_shape((3, 3, 8, 32))
+    (8, 16)
+    >>> KernelLayout.recurrent(gates=4).matrix_shape((64, 256))
+    (64, 64)
+    >>> KernelLayout.einsum("abc,cde->abde").matrix_shape((128, 8, 16))
+    (128, 128)
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    batch: tuple[int, ...] = ()
+    groups: int = 1
+    gates: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "outputs", "batch"):
+            axes = getattr(self, name)
+            if isinstance(axes, int):
+                axes = (axes,)
+            # Lists come back from JSON.
+            object.__setattr__(self, name, tuple(int(axis) for axis in axes))
+        for name in ("groups", "gates"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise LayoutError(f"`{name}` must be a positive integer. Received: {name}={value}")
+
+    @classmethod
+    def dense(cls) -> "KernelLayout":
+        """`(in, out)`: Dense, SimpleRNN, and an Embedding's `(words, features)`."""
+        return cls(inputs=(-2,), outputs=(-1,))
+
+    @classmethod
+    def convolution(cls, groups: int = 1) -> "KernelLayout":
+        """`(*spatial, in / groups, out)`: Conv1D, Conv2D, Conv3D."""
+        return cls(inputs=(-2,), outputs=(-1,), groups=groups)
+
+    @classmethod
+    def transposed_convolution(cls) -> "KernelLayout":
+        """`(*spatial, out, in)`: Conv1DTranspose, Conv2DTranspose, Conv3DTranspose."""
+        return cls(inputs=(-1,), outputs=(-2,))
+
+    @classmethod
+    def depthwise(cls) -> "KernelLayout":
+        """`(*spatial, channels, depth_multiplier)`: one matrix of one row for each channel."""
+        return cls(inputs=(), outputs=(-1,), batch=(-2,))
+
+    @classmethod
+    def recurrent(cls, gates: int) -> "KernelLayout":
+        """`(in, gates * units)`: kernels and recurrent kernels of LSTM (4) and GRU (3)."""
+        return cls(inputs=(-2,), outputs=(-1,), gates=gates)
+
+    @classmethod
+    def einsum(cls, equation: str) -> "KernelLayout":
+        """The layout of EinsumDense: inputs are kernel axes of the input that are summed over."""
+        try:
+            operands, output = equation.replace("...", "").replace(" ", "").split("->")
+            data, kernel = operands.split(",")
+        except ValueError:
+            raise LayoutError(
+                "An einsum equation must have the form 'input,kernel->output'. "
+                f"Received: equation={equation!r}"
+            ) from None
+        axes = list(enumerate(kernel))
+        return cls(
+            inputs=tuple(k for k, name in axes if name in data and name not in output),
+            outputs=tuple(k for k, name in axes if name not in data),
+            batch=tuple(k for k, name in axes if name in data and name in output),
+        )
+
+    @property
+    def parts(self) -> int:
+        """Number of equal runs of outputs, `groups * gates`."""
+        return self.groups * self.gates
+
+    def matrix_shape(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Inputs and outputs of one matrix: the last two axes of `canonical_shape`."""
+        *_, inputs, outputs = self.canonical_shape(shape)
+        return inputs, outputs
+
+    def matrices(self, shape: Sequence[int]) -> int:
+        """Number of matrices at one tap: batch times groups times gates."""
+        batch, parts, *_ = self.canonical_shape(shape)
+        return batch * parts
+
+    def canonical_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape `(batch, parts, *spatial, inputs, outputs)` of a kernel of shape `shape`."""
+        shape = tuple(int(size) for size in shape)
+        batch, spatial, inputs, outputs = (
+            [shape[axis] for axis in axes] for axes in self._resolved(shape)
+        )
+        outputs_in_all = math.prod(outputs)
+        if outputs_in_all % self.parts:
+            raise LayoutError(
+                f"The {outputs_in_all} outputs of a kernel of shape {shape} do not divide into "
+                f"{self.groups} groups of {self.gates} gates. Received: layout={self}"
+            )
+        per_part = outputs_in_all // self.parts
+        return (math.prod(batch), self.parts, *spatial, math.prod(inputs), per_part)
+
+    def to_canonical(self, kernel: np.ndarray) -> np.ndarray:
+        """Moves a kernel to `(batch, parts, *spatial, inputs, outputs)`; a view where possible."""
+        batch, spatial, inputs, outputs = self._resolved(kernel.shape)
+        _, parts, *taps, rows, columns = canonical = self.canonical_shape(kernel.shape)
+        moved = kernel.transpose(*batch, *spatial, *inputs, *outputs)
+        moved = moved.reshape(canonical[0], *taps, rows, parts, columns)
+        return np.moveaxis(moved, -2, 1)
+
+    def from_canonical(self, canonical: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """The reverse of `to_canonical`, for a kernel of shape `shape`."""
+        order = [axis for axes in self._resolved(shape) for axis in axes]
+        moved = np.moveaxis(canonical, 1, -2).reshape([shape[axis] for axis in order])
+        return moved.transpose(np.argsort(order))
+
+    def _resolved(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Non-negative batch, spatial, input and output axes for a kernel of this shape."""
+        rank = len(shape)
+        named = [self.batch, self.inputs, self.outputs]
+        flat = [axis + rank if axis < 0 else axis for axes in named for axis in axes]
+        if len(set(flat)) < len(flat) or any(not 0 <= axis < rank for axis in flat):
+            raise LayoutError(
+                f"The layout's axes must be distinct axes of the kernel of shape {tuple(shape)}. "
+                f"Received: layout={self}"
+            )
+        if any(size < 1 for size in shape):
+            raise LayoutError(f"A kernel needs positive dimensions. Received: shape={tuple(shape)}")
+        batch = tuple(flat[: len(self.batch)])
+        inputs = tuple(flat[len(self.batch) : len(self.batch) + len(self.inputs)])
+        outputs = tuple(flat[len(self.batch) + len(self.inputs) :])
+        spatial = tuple(axis for axis in range(rank) if axis not in flat)
+        return batch, spatial, inputs, outputs
