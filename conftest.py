@@ -1,0 +1,121 @@
+"""What every pytest run here shares: backend, devices, which tests run where, seeds.
+
+It stands in the root, not in ``tests/``, because the docstrings of the package and the code blocks
+of README.md and docs/ are run as well. Importing it imports no backend.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+# Before anything imports Keras or a backend. An explicit setting of the user wins.
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's C++ start-up messages
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # the same rounding on every machine
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # the tests are for the CPU
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "Agg")
+_TWO_DEVICES = "--xla_force_host_platform_device_count=2"
+if _TWO_DEVICES not in os.environ.get("XLA_FLAGS", ""):  # two JAX devices, for DataParallel
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_TWO_DEVICES}".strip()
+
+import hypothesis
+import pytest
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+BACKEND = os.environ["KERAS_BACKEND"]
+
+hypothesis.settings.register_profile(
+    "repeatable",
+    derandomize=True,  # the same examples in every run
+    deadline=None,  # the first call of a compiled function is slow
+    database=None,
+    print_blob=True,
+)
+hypothesis.settings.load_profile("repeatable")
+
+
+# --- which tests run where ----------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
+def _belongs(item: pytest.Item, slow: bool) -> bool:
+    """Whether ``item`` is part of this run, by the markers that pyproject.toml explains."""
+    if item.get_closest_marker("slow") and not slow:
+        return False
+    for backend in ("tensorflow", "jax", "torch"):
+        if item.get_closest_marker(f"{backend}_only"):
+            return backend == BACKEND
+    if item.get_closest_marker("numpy_only"):
+        return BACKEND == "tensorflow"
+    return BACKEND != "torch" or item.get_closest_marker("core") is not None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = config.getoption("--slow")
+    deselected = [item for item in items if not _belongs(item, slow)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if _belongs(item, slow)]
+
+
+def pytest_report_header() -> str:
+    return f"keras backend: {BACKEND}"
+
+
+# --- devices ------------------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Split TensorFlow's CPU in two, for MirroredStrategy, before any module can start it."""
+    starts_workers = getattr(config.option, "numprocesses", None)  # xdist: not in the parent
+    if BACKEND == "tensorflow" and not starts_workers and config.option.markexpr != "numpy_only":
+        import tensorflow as tf
+
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        halves = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, halves)
+
+
+# --- global state -------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras_state() -> None:
+    """Start each test with fixed seeds, no used-up layer names, and the float32 policy."""
+    keras = sys.modules.get("keras")
+    if keras is not None:  # a pure NumPy run need not pay for the import
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        keras.config.set_dtype_policy("float32")
+
+
+# --- README.md and docs/*.md --------------------------------------------------------------------
+
+
+def _enter_scratch(namespace: dict) -> None:
+    scratch = namespace["_scratch"] = tempfile.TemporaryDirectory()
+    namespace["_home"] = Path.cwd()
+    os.chdir(scratch.name)
+
+
+def _leave_scratch(namespace: dict) -> None:
+    os.chdir(namespace["_home"])
+    namespace["_scratch"].cleanup()
+
+
+# Each ```python block is a test; the blocks of one file share a namespace and a scratch directory.
+# `<!--- skip: next -->` before a block leaves it out.
+pytest_collect_file = Sybil(
+    parsers=[PythonCodeBlockParser(), SkipParser()],
+    patterns=["README.md", "docs/*.md"],
+    setup=_enter_scratch,
+    teardown=_leave_scratch,
+).pytest()
