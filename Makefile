@@ -1,0 +1,76 @@
+# Everything sets itself up: with Python 3.11 (or newer) and make, `make demo` and `make test` just work.
+# An environment is made or brought up to date only when pyproject.toml or this file has changed.
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(if $(shell \
+	$(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+OLDEST := .venv-oldest
+OLDEST_STAMP := $(OLDEST)/.installed
+
+# Installed first and by this exact version: it is the one with a CPU build where this project is
+# developed. A looser requirement, or one that another package brings in, fetches gigabytes of CUDA.
+TORCH := torch==2.13.0
+PIP := -m pip --disable-pip-version-check install -qq
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow test-oldest test-tensorflow test-jax test-torch test-docs \
+	test-wheel lint format clean
+
+help:
+	@echo "make demo          train, sparsify, strip and export on real data (examples/quickstart.py)"
+	@echo "make test          everything that must pass: lint, docs, the suite on three backends, wheel"
+	@echo "make lint          ruff and mypy only      make format  let ruff rewrite"
+	@echo "make test-slow     make test, and the slow tests with it"
+	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"
+	@echo "one part of test:  test-tensorflow  test-jax  test-torch  test-docs  test-wheel"
+	@echo "make clean         remove caches and build outputs (not the environments)"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml Makefile
+	$(if $(PYTHON),,$(error Python 3.11 or newer is needed; name it with make PYTHON=...))
+	@echo "setting up $(VENV) (the first time takes minutes)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) $(PIP) $(TORCH)
+	@$(PY) $(PIP) --editable ".[dev]"
+	@touch $@
+
+$(OLDEST_STAMP): pyproject.toml Makefile tools/oldest.py
+	$(if $(PYTHON),,$(error Python 3.11 or newer is needed; name it with make PYTHON=...))
+	@echo "setting up $(OLDEST) (the first time takes minutes)"
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	@$(PYTHON) tools/oldest.py > $(OLDEST)/constraints.txt
+	@$(OLDEST)/bin/python $(PIP) --constraint $(OLDEST)/constraints.txt $(TORCH)
+	@$(OLDEST)/bin/python $(PIP) --constraint $(OLDEST)/constraints.txt --editable ".[test]"
+	@touch $@
+
+demo: $(STAMP)
+	@$(PY) examples/quickstart.py $(ARGS)
+
+# What each part runs stands in tools/check.py.
+test: $(STAMP)
+	@$(PY) tools/check.py
+
+test-slow: $(STAMP)
+	@$(PY) tools/check.py --slow
+
+test-oldest: $(OLDEST_STAMP)
+	@$(OLDEST)/bin/python tools/check.py tensorflow jax torch
+
+test-tensorflow test-jax test-torch test-docs test-wheel: test-%: $(STAMP)
+	@$(PY) tools/check.py $*
+
+lint: $(STAMP)
+	@$(PY) tools/check.py lint types
+
+format: $(STAMP)
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+clean:
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +

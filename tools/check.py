@@ -1,0 +1,160 @@
+"""Run the checks of this repository and sum up: ``check.py [PART ...] [--slow]``.
+
+Without a PART all of them run. A part that fails does not stop the others. A part that runs tests
+must have run at least one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "keras_sparse_ortho"
+
+
+@dataclass
+class Result:
+    """What one part did: whether it is good, and how many tests it ran."""
+
+    ok: bool
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    note: str = ""
+
+
+def run(*command: str, **env: str) -> bool:
+    """Run ``command`` in the root and ``env`` in the environment; True if it exits with 0."""
+    print("$", " ".join([*(f"{k}={v}" for k, v in env.items()), *command]), flush=True)
+    return subprocess.run(command, cwd=ROOT, env=os.environ | env, check=False).returncode == 0
+
+
+def python(*arguments: str, **env: str) -> bool:
+    """Run this interpreter with ``arguments``."""
+    return run(sys.executable, *arguments, **env)
+
+
+def pytest(backend: str, *arguments: str) -> Result:
+    """Run pytest on a Keras backend and count what it ran."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "junit.xml"
+        ok = python("-m", "pytest", "-q", f"--junitxml={report}", *arguments, KERAS_BACKEND=backend)
+        if not report.exists():
+            return Result(False, note="no report: pytest did not start")
+        suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    total, skipped, *bad = (
+        sum(int(suite.get(key, 0)) for suite in suites)
+        for key in ("tests", "skipped", "failures", "errors")
+    )
+    passed, failed = total - skipped - sum(bad), sum(bad)
+    note = "" if passed or failed else "no test ran"
+    return Result(ok and not note, passed, failed, skipped, note)
+
+
+def lint(_: list[str]) -> Result:
+    """The rules and the format of ruff."""
+    checked = python("-m", "ruff", "check", ".")
+    return Result(python("-m", "ruff", "format", "--check", ".") and checked)
+
+
+def types(_: list[str]) -> Result:
+    """The annotations of the package."""
+    return Result(python("-m", "mypy"))
+
+
+def docs(_: list[str]) -> Result:
+    """The examples in docstrings, README.md and docs/."""
+    texts = [name for name in ("README.md", "docs") if (ROOT / name).exists()]
+    return pytest("tensorflow", "--doctest-modules", PACKAGE, *texts)
+
+
+def tensorflow(options: list[str]) -> Result:
+    """The whole suite."""
+    return pytest("tensorflow", "tests", *options)
+
+
+def jax(options: list[str]) -> Result:
+    """The backend-neutral part of the suite."""
+    return pytest("jax", "tests", *options)
+
+
+def torch(options: list[str]) -> Result:
+    """The part of the suite that is marked ``core``."""
+    return pytest("torch", "tests", *options)
+
+
+def wheel(_: list[str]) -> Result:
+    """A wheel built from a clean copy holds the package, nothing else, and can be imported."""
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+    with tempfile.TemporaryDirectory() as folder:
+        source, site = Path(folder, "source"), Path(folder, "site")
+        shutil.copytree(ROOT, source, ignore=ignored)
+        pip = ["-m", "pip", "--disable-pip-version-check"]
+        build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, str(source)]
+        if not python(*pip, *build):
+            return Result(False, note="the wheel was not built")
+        (file,) = Path(folder).glob("*.whl")
+        names = zipfile.ZipFile(file).namelist()
+        strays = [n for n in names if not n.startswith((f"{PACKAGE}/", f"{PACKAGE}-"))]
+        if strays or f"{PACKAGE}/py.typed" not in names:
+            return Result(False, note=f"py.typed is missing, or strays: {strays}")
+        ours = {p.relative_to(ROOT).as_posix() for p in (ROOT / PACKAGE).rglob("*.py")}
+        if left_out := sorted(ours.difference(names)):
+            return Result(False, note=f"left out of the wheel: {left_out}")
+        installed = python(*pip, "install", "-q", "--no-deps", "--target", str(site), str(file))
+        code = f"import {PACKAGE} as p; assert p.__file__.startswith({str(site)!r}), p.__file__"
+        imported = installed and python("-P", "-c", code, PYTHONPATH=str(site), KERAS_BACKEND="jax")
+        return Result(imported, note=f"{file.name}, {len(names)} files")
+
+
+PARTS: dict[str, Callable[[list[str]], Result]] = {
+    part.__name__: part for part in (lint, types, docs, tensorflow, jax, torch, wheel)
+}
+
+
+def main() -> int:
+    """Run the parts that the command line names; 0 if all are good."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--slow", action="store_true", help="with the tests marked slow")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts).difference(PARTS):
+        parser.error(f"PART must be one of {', '.join(PARTS)}. Received: {', '.join(unknown)}")
+
+    rows = []
+    for name in arguments.parts or PARTS:
+        print(f"\n=== {name}: {PARTS[name].__doc__}", flush=True)
+        start = time.monotonic()
+        result = PARTS[name](["--slow"] if arguments.slow else [])
+        rows.append((name, result, time.monotonic() - start))
+
+    print("\n=== summary")
+    for name, result, seconds in rows:
+        ran = result.passed or result.failed
+        tests = f"{result.passed} passed, {result.failed} failed" if ran else ""
+        about = ", ".join(filter(None, [tests, result.note]))
+        print(f"{'ok  ' if result.ok else 'FAIL'}  {name:<12}{seconds:7.1f} s  {about}".rstrip())
+    passed, failed, skipped = (
+        sum(getattr(result, key) for _, result, _ in rows)
+        for key in ("passed", "failed", "skipped")
+    )
+    if passed or failed:
+        print(f"tests: {passed} passed, {failed} failed, {skipped} skipped")
+    bad = [name for name, result, _ in rows if not result.ok]
+    print("FAILED: " + ", ".join(bad) if bad else "all good", flush=True)
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
