@@ -15,3 +15,7 @@ class BudgetError(ValueError):
 
 class NotPrunableError(ValueError):
     """A layer or weight that cannot be parametrized, with the reason."""
+
+
+class UnknownWeightError(ValueError):
+    """A name that no prunable weight or layer has."""

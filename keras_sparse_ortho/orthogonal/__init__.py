@@ -2,6 +2,7 @@
 
 from keras_sparse_ortho.orthogonal._counts import apportion as apportion
 from keras_sparse_ortho.orthogonal._counts import check_density as check_density
+from keras_sparse_ortho.orthogonal._counts import largest_mask as largest_mask
 from keras_sparse_ortho.orthogonal._counts import live_count as live_count
 from keras_sparse_ortho.orthogonal._counts import unmask_at_random as unmask_at_random
 from keras_sparse_ortho.orthogonal._density_law import expected_density as expected_density
@@ -23,6 +24,7 @@ __all__ = [
     "check_density",
     "exact_orthogonal",
     "expected_density",
+    "largest_mask",
     "least_count",
     "least_density",
     "live_count",

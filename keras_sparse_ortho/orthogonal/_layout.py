@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -103,6 +104,11 @@ class KernelLayout:
             outputs=tuple(k for k, name in axes if name not in data),
             batch=tuple(k for k, name in axes if name in data and name in output),
         )
+
+    def get_config(self) -> dict[str, Any]:
+        """The fields as JSON values; `KernelLayout(**config)` is the reverse."""
+        config = dataclasses.asdict(self)
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()}
 
     @property
     def parts(self) -> int:

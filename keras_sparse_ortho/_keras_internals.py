@@ -1,0 +1,143 @@
+"""Every private Keras name that the package uses, in one place.
+
+Tested against the oldest and the newest Keras that pyproject.toml allows (`make test-oldest`).
+Private are: `Layer._call_signature` and its kin, `_maybe_build`, `_open_name_scope`,
+`_flatten_layers`, `_tracker`, `Variable._direct_assign`, `StatelessScope.original_scope`, the
+predicate `in_stateless_scope`, and the class of ConvLSTM's cell.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
+
+__all__ = [
+    "ConvLSTMCell",
+    "VariableOverrides",
+    "adopt_call_interface",
+    "in_stateless_scope",
+    "maybe_build",
+    "replace_sublayers",
+    "sublayers",
+]
+
+_CALL_INTERFACE = (
+    "_call_signature",
+    "call_signature_parameters",
+    "_call_has_training_arg",
+    "_call_has_mask_arg",
+    "_call_has_context_arg",
+    "supports_masking",
+)
+
+
+class VariableOverrides(keras.StatelessScope):
+    """Answers for some variables with given tensors, and passes the rest to the enclosing scope.
+
+    Inside, `variable.value` of an overridden variable is its tensor; every other variable has the
+    value, and takes the updates (moving averages, seed states), that it would outside. Losses that
+    layers add go to the enclosing scope, or are collected in `losses` where there is none.
+
+    Args:
+        pairs: `(variable, tensor)` pairs.
+
+    Raises:
+        RuntimeError: An assignment to an overridden variable inside the scope.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        super().__init__()
+        # Not through StatelessScope's mapping: that one forgets what it does not hold.
+        self._overrides = {id(variable): tensor for variable, tensor in pairs}
+        self.parent: keras.StatelessScope | None = None
+
+    def __enter__(self) -> "VariableOverrides":
+        super().__enter__()
+        self.parent = self.original_scope
+        self.collect_losses = self.parent is None or self.parent.collect_losses
+        return self
+
+    def get_current_value(self, variable: Any) -> Any:
+        if id(variable) in self._overrides:
+            return self._overrides[id(variable)]
+        return None if self.parent is None else self.parent.get_current_value(variable)
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, value = update
+        if id(variable) in self._overrides:
+            raise RuntimeError(
+                f"The weight {variable.path} is parametrized, and its layer assigned to it during "
+                "the call. Such layers cannot be wrapped."
+            )
+        if self.parent is None:
+            variable._direct_assign(value)
+        else:
+            self.parent.add_update(update)
+
+    def add_loss(self, loss: Any) -> None:
+        if self.parent is None:
+            self.losses.append(loss)
+        else:
+            self.parent.add_loss(loss)
+
+
+def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer) -> None:
+    """Makes Keras pass `wrapper` the call arguments (training, mask, ...) that `layer` takes."""
+    for name in _CALL_INTERFACE:
+        if hasattr(layer, name):
+            setattr(wrapper, name, getattr(layer, name))
+
+
+def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
+    """Builds `layer` as its own call would, with every shape that its `build` asks for."""
+    if not layer.built:
+        with layer._open_name_scope():
+            layer._maybe_build(call_spec)
+
+
+def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """The layers that `layer` itself holds, in the order of their creation."""
+    if isinstance(layer, keras.Model):
+        return list(layer.layers)
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def replace_sublayers(
+    parent: keras.layers.Layer, replacements: dict[int, keras.layers.Layer]
+) -> None:
+    """Puts other layers in the place of those whose `id` is a key, in attributes and containers.
+
+    For layers and models whose structure is Python code; functional models are cloned instead.
+    """
+    tracker = parent._tracker
+    locked = tracker.locked
+    tracker.unlock()
+    try:
+        for name, value in list(vars(parent).items()):
+            if name.startswith("_"):
+                continue
+            replaced = _replace(value, replacements)
+            if replaced is not value:
+                for old in keras.tree.flatten(value):
+                    if id(old) in replacements:
+                        tracker.untrack(old)
+                delattr(parent, name)
+                setattr(parent, name, replaced)
+    finally:
+        if locked:
+            tracker.lock()
+
+
+def _replace(value: Any, replacements: dict[int, keras.layers.Layer]) -> Any:
+    if isinstance(value, keras.layers.Layer):
+        return replacements.get(id(value), value)
+    if isinstance(value, list | tuple):
+        items = [_replace(item, replacements) for item in value]
+        changed = any(a is not b for a, b in zip(items, value, strict=True))
+        return (tuple(items) if isinstance(value, tuple) else items) if changed else value
+    if isinstance(value, dict):
+        table = {key: _replace(item, replacements) for key, item in value.items()}
+        return table if any(table[key] is not item for key, item in value.items()) else value
+    return value

@@ -1,0 +1,19 @@
+"""Keras initializers that draw a kernel together with its mask."""
+
+from keras_sparse_ortho.initializers._attention_layout import AttentionLayout as AttentionLayout
+from keras_sparse_ortho.initializers._exact_orthogonal import ExactOrthogonal as ExactOrthogonal
+from keras_sparse_ortho.initializers._kernel_layouts import kernel_layouts as kernel_layouts
+from keras_sparse_ortho.initializers._random_sparse import RandomSparse as RandomSparse
+from keras_sparse_ortho.initializers._sparse_initializer import (
+    SparseInitializer as SparseInitializer,
+)
+from keras_sparse_ortho.orthogonal import KernelLayout as KernelLayout
+
+__all__ = [
+    "AttentionLayout",
+    "ExactOrthogonal",
+    "KernelLayout",
+    "RandomSparse",
+    "SparseInitializer",
+    "kernel_layouts",
+]

@@ -1,0 +1,68 @@
+"""`AttentionLayout`: the axes of all projections of one attention layer."""
+
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.errors import LayoutError
+from keras_sparse_ortho.orthogonal import KernelLayout
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class AttentionLayout:
+    """Finds the layout of a MultiHeadAttention kernel from its shape.
+
+    A MultiHeadAttention gives one initializer to its four projections: query, key and value with
+    `(dim, heads, features)` kernels, `dim` inputs; and the output with `(heads, features, out)`,
+    `heads * features` inputs. This tells them apart, so that each is orthogonal along its true
+    axes.
+
+    Args:
+        num_heads: Number of heads.
+        key_dim: Features of a head, in queries and keys.
+        value_dim: Features of a head, in values. Default: `key_dim`.
+
+    Raises:
+        LayoutError: At a call, for a shape that is none of these kernels.
+
+    Limits: if the model dimension equals `num_heads`, and the output dimension `key_dim`, both
+    readings fit and the kernel is taken for an input projection. Inside
+    `keras_sparse_ortho.PrunableLayer` no layout is needed at all.
+
+    Example:
+
+    >>> AttentionLayout(4, 8)((32, 4, 8)).matrix_shape((32, 4, 8))
+    (32, 32)
+    >>> AttentionLayout(4, 8)((4, 8, 64)).matrix_shape((4, 8, 64))
+    (32, 64)
+    """
+
+    def __init__(self, num_heads: int, key_dim: int, value_dim: int | None = None) -> None:
+        self.num_heads = num_heads
+        self.key_dim = key_dim
+        self.value_dim = value_dim
+
+    def __call__(self, shape: tuple[int, ...]) -> KernelLayout:
+        """Returns the layout of the projection whose kernel has this shape."""
+        features = (self.key_dim, self.value_dim or self.key_dim)
+        if len(shape) == 3 and shape[1] == self.num_heads and shape[2] in features:
+            return KernelLayout(inputs=(0,), outputs=(1, 2))
+        if len(shape) == 3 and shape[0] == self.num_heads and shape[1] == features[1]:
+            return KernelLayout(inputs=(0, 1), outputs=(2,))
+        raise LayoutError(
+            f"No projection of an attention layer with {self.num_heads} heads and features "
+            f"{features} has this kernel shape. Received: shape={shape}"
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything needed to make the object anew."""
+        return {
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "value_dim": self.value_dim,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "AttentionLayout":
+        """The reverse of `get_config`."""
+        return cls(**config)

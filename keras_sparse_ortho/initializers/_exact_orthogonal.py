@@ -1,0 +1,129 @@
+"""`ExactOrthogonal`: EOI as a Keras initializer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.initializers._sparse_initializer import (
+    LayoutLike,
+    SparseInitializer,
+    numpy_dtype,
+)
+from keras_sparse_ortho.orthogonal import (
+    AngleLaw,
+    KernelLayout,
+    Rotations,
+    check_density,
+    exact_orthogonal,
+)
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class ExactOrthogonal(SparseInitializer):
+    """Sparse kernels that are exactly orthogonal, from random Givens rotations (EOI).
+
+    For a `(in, out)` kernel, with exactly `round(density * size)` live entries,
+
+        K^T K = gain^2 I   (in >= out)    or    K K^T = gain^2 I   (in <= out),
+
+    to float32 rounding. Convolutions get such a matrix for each group at their centre tap (delta
+    orthogonal); recurrent kernels one for each gate; attention projections one between the model
+    dimension and the flattened heads.
+
+    An initializer alone does not hold the mask: training moves every entry. Wrap the layer in
+    `keras_sparse_ortho.PrunableLayer`, or the model with `keras_sparse_ortho.sparsify(model)`,
+    which adopts the mask of this initializer.
+
+    Args:
+        density: Live fraction of the kernel, in (0, 1]. `None` only with `rotations`.
+        gain: Scale of the kernel, e.g. `sqrt(2)` for ReLU.
+        seed: Integer or `None` (drawn now). The same integer gives the same kernel and mask on
+            every backend and machine, and for every kernel of the same shape: give layers
+            different seeds, as `sparsify` does.
+        layout: Meaning of the axes: a `KernelLayout`, a callable `shape -> KernelLayout`, or
+            `None` for `(*spatial, in, out)`. Set it for EinsumDense, grouped, depthwise or
+            transposed convolutions and recurrent kernels; a wrapped layer finds its own.
+        angles: Law of the angles [radians]: `None` (uniform), a number, a `(low, high)` range, or
+            a callable `(rng, count) -> angles` (registered with Keras, to be saved).
+        rotations: Explicit `(i, j, angle)` triples, in place of random ones.
+        center_density: Density of a convolution's centre tap: `None` (that of the kernel),
+            `"more_nonzeros"`, or a number; see `keras_sparse_ortho.orthogonal.exact_orthogonal`.
+
+    Raises:
+        DensityError: At a call, for a density less than the least one of the shape, `1 / max(in,
+            out)` for matrices. The message names it.
+
+    Limits: float16 and bfloat16 kernels are orthogonal to those types' rounding. A strided or
+    zero-padded convolution is no exact isometry. For dense orthogonal kernels
+    `keras.initializers.Orthogonal` does.
+
+    Example:
+
+    >>> import keras
+    >>> layer = keras.layers.Dense(64, kernel_initializer=ExactOrthogonal(0.1, seed=1))
+    >>> layer.build((None, 128))
+    >>> int((keras.ops.convert_to_numpy(layer.kernel) != 0).sum()) <= 819
+    True
+
+    Reference:
+
+    - Nowak et al., "Sparser, Better, Deeper, Stronger: Improving Sparse Training with Exact
+      Orthogonal Initialization" (ICML 2024), arXiv 2406.01755
+    """
+
+    def __init__(
+        self,
+        density: float | None,
+        gain: float = 1.0,
+        seed: int | None = None,
+        *,
+        layout: LayoutLike = None,
+        angles: AngleLaw = None,
+        rotations: Sequence[tuple[int, int, float]] | None = None,
+        center_density: float | str | None = None,
+    ) -> None:
+        super().__init__(seed, layout)
+        if density is not None or rotations is None:
+            density = check_density(density)
+        self.density = density
+        self.gain = float(gain)
+        if isinstance(angles, dict):
+            angles = keras.saving.deserialize_keras_object(angles)
+        self.angles = tuple(angles) if isinstance(angles, list) else angles
+        self.rotations = None if rotations is None else [tuple(entry) for entry in rotations]
+        self.center_density = center_density
+
+    def sample(
+        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draws the kernel and its mask; see the base class."""
+        target = numpy_dtype(dtype)
+        # The mask is that of the float32 kernel, so that it does not depend on the dtype.
+        kernel, mask = exact_orthogonal(
+            shape,
+            self.density,
+            gain=self.gain,
+            seed=self._draw_seed,
+            layout=self.resolve_layout(shape, layout),
+            angles=self.angles,
+            rotations=None if self.rotations is None else Rotations.from_angles(self.rotations),
+            center_density=self.center_density,
+            dtype=np.float64 if target == np.float64 else np.float32,
+        )
+        return kernel.astype(target, copy=False), mask
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything needed to make the initializer anew."""
+        angles: Any = self.angles
+        if callable(angles):
+            angles = keras.saving.serialize_keras_object(angles)
+        return {
+            **super().get_config(),
+            "density": self.density,
+            "gain": self.gain,
+            "angles": angles,
+            "rotations": self.rotations,
+            "center_density": self.center_density,
+        }

@@ -1,0 +1,102 @@
+"""`RandomSparse`: any Keras initializer times a random mask of exact count."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.initializers._sparse_initializer import (
+    LayoutLike,
+    SparseInitializer,
+    numpy_dtype,
+)
+from keras_sparse_ortho.orthogonal import (
+    KernelLayout,
+    check_density,
+    live_count,
+    unmask_at_random,
+)
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class RandomSparse(SparseInitializer):
+    """A usual dense initialization times a uniformly random mask: the "base" of comparisons.
+
+    `K = W * M` with `W` from `initializer` and exactly `round(density * size)` live entries in
+    `M`. With `rescale=True` every output `o` is scaled by `sqrt(fan_in / live_o)`, its own live
+    fan-in, so that its pre-activation keeps the variance that the dense initializer gave it.
+
+    Args:
+        density: Live fraction, in (0, 1].
+        initializer: Keras initializer (name, instance or config) of the dense kernel.
+        seed: Integer or `None` (drawn now), for the mask; the same integer gives the same mask on
+            every backend. The values are those of `initializer`, with its own seed.
+        rescale: Whether to scale by the fan-in density.
+        layout: Meaning of the axes, used by `rescale`; see `ExactOrthogonal`.
+
+    Limits: the kernel is not orthogonal, and an output may get no live input at low density; see
+    `ExactOrthogonal`.
+
+    Example:
+
+    >>> kernel, mask = RandomSparse(0.25, "glorot_uniform", seed=3).sample((8, 16))
+    >>> int(mask.sum())
+    32
+    """
+
+    def __init__(
+        self,
+        density: float,
+        initializer: Any = "glorot_uniform",
+        seed: int | None = None,
+        *,
+        rescale: bool = False,
+        layout: LayoutLike = None,
+    ) -> None:
+        super().__init__(seed, layout)
+        self.density = check_density(density)
+        self.initializer = keras.initializers.get(initializer)
+        self.rescale = bool(rescale)
+        if isinstance(self.initializer, SparseInitializer) or self.initializer is None:
+            raise ValueError(
+                "`initializer` must be a dense Keras initializer. "
+                f"Received: initializer={initializer!r}"
+            )
+
+    def sample(
+        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draws the kernel and its mask; see the base class."""
+        shape = tuple(int(size) for size in shape)
+        target = numpy_dtype(dtype)
+        rng = np.random.default_rng(self._draw_seed)
+        mask = np.zeros(shape, dtype=bool)
+        unmask_at_random(mask, live_count(self.density, mask.size), rng)
+        # Drawn in float32, so that float16 layers get the rounded values of float32 ones.
+        wide = "float64" if target == np.float64 else "float32"
+        kernel = keras.ops.convert_to_numpy(self.initializer(shape, dtype=wide)) * mask
+        if self.rescale:
+            kernel = kernel * _fan_in_scale(mask, self.resolve_layout(shape, layout))
+        return kernel.astype(target), mask
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything needed to make the initializer anew."""
+        return {
+            **super().get_config(),
+            "density": self.density,
+            "initializer": keras.initializers.serialize(self.initializer),
+            "rescale": self.rescale,
+        }
+
+
+def _fan_in_scale(mask: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
+    """`sqrt(fan_in / live fan_in)` of every output, broadcast to the kernel's shape."""
+    if layout is None:
+        layout = KernelLayout.convolution()
+    canonical = layout.to_canonical(mask)
+    fan_in_axes = tuple(range(2, canonical.ndim - 1))
+    live = canonical.sum(axis=fan_in_axes, keepdims=True)
+    fan_in = canonical.size // live.size
+    scale = np.sqrt(fan_in / np.maximum(live, 1))
+    return layout.from_canonical(np.broadcast_to(scale, canonical.shape), mask.shape)

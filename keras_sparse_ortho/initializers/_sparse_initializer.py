@@ -1,0 +1,107 @@
+"""The base of initializers that draw a kernel together with its mask."""
+
+import abc
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import ml_dtypes
+import numpy as np
+
+from keras_sparse_ortho.orthogonal import KernelLayout
+
+LayoutLike = KernelLayout | Callable[[tuple[int, ...]], KernelLayout] | None
+"""A layout, or a callable that finds one for a shape."""
+
+
+class SparseInitializer(keras.initializers.Initializer, abc.ABC):
+    """Base class: a Keras initializer that can also say which entries are live.
+
+    Subclasses implement `sample`. `keras_sparse_ortho.PrunableLayer` adopts the mask of any
+    initializer derived from this class.
+
+    Args:
+        seed: Integer or `None`. `None` draws a seed now, from Python's `random` as Keras does (so
+            `keras.utils.set_random_seed` makes it reproducible); a clone draws another one. Like
+            Keras' initializers, an instance gives the same values at every call for a shape.
+        layout: What the axes of the kernel mean: a `KernelLayout`, or a callable
+            `shape -> KernelLayout`, or `None` for `(*spatial, in, out)`. A wrapped layer with
+            `None` uses the layout that `kernel_layouts` has for it.
+    """
+
+    def __init__(self, seed: int | None = None, layout: LayoutLike = None) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
+            raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
+        self.seed = None if seed is None else int(seed)
+        self._draw_seed = random.randrange(2**31) if seed is None else int(seed)
+        self.layout = _restore_layout(layout)
+
+    @abc.abstractmethod
+    def sample(
+        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draws a kernel and its mask.
+
+        Args:
+            shape: Kernel shape in Keras layout.
+            dtype: Floating type of the kernel, e.g. `"bfloat16"`; default: `keras.config.floatx()`.
+            layout: Overrules the initializer's own layout for this call.
+
+        Returns:
+            NumPy arrays of shape `shape`: the kernel, and a bool mask of its live entries.
+        """
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None, **kwargs: Any) -> Any:
+        """Returns the kernel as a tensor of the active backend.
+
+        tf_keras passes a `tf.DType`, and more keywords; it gets a NumPy array, which it takes
+        whatever Keras' backend is.
+        """
+        kernel, _ = self.sample(shape, dtype)
+        if hasattr(dtype, "as_numpy_dtype"):
+            return kernel
+        return keras.ops.convert_to_tensor(kernel)
+
+    def resolve_layout(
+        self, shape: Sequence[int], layout: KernelLayout | None = None
+    ) -> KernelLayout | None:
+        """The layout for a shape: the one given, else the initializer's own, else `None`."""
+        if layout is not None:
+            return layout
+        if callable(self.layout):
+            return self.layout(tuple(shape))
+        return self.layout
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything needed to make the initializer anew."""
+        layout: Any = self.layout
+        if isinstance(layout, KernelLayout):
+            layout = layout.get_config()
+        elif layout is not None:
+            layout = keras.saving.serialize_keras_object(layout)
+        return {"seed": self.seed, "layout": layout}
+
+
+def numpy_dtype(dtype: Any) -> np.dtype:
+    """NumPy's type for a Keras dtype, `bfloat16` included; refuses what is not floating."""
+    name = keras.backend.standardize_dtype(dtype or keras.config.floatx())
+    if not keras.backend.is_float_dtype(name) or name.startswith("float8"):
+        raise ValueError(
+            "A sparse kernel needs the dtype bfloat16, float16, float32 or float64. "
+            f"Received: dtype={dtype!r}"
+        )
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def _restore_layout(layout: Any) -> LayoutLike:
+    if isinstance(layout, dict):
+        if "class_name" in layout:
+            return keras.saving.deserialize_keras_object(layout)
+        return KernelLayout(**layout)
+    if layout is None or isinstance(layout, KernelLayout) or callable(layout):
+        return layout
+    raise ValueError(
+        "`layout` must be a KernelLayout, a callable shape -> KernelLayout, or None. "
+        f"Received: layout={layout!r}"
+    )

@@ -1,0 +1,238 @@
+"""`PrunableLayer`: any Keras layer with parametrized weights."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho._keras_internals import (
+    VariableOverrides,
+    adopt_call_interface,
+    maybe_build,
+)
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.parametrizations import (
+    FixedMask,
+    Parametrization,
+    PrunableWeight,
+    Selection,
+)
+from keras_sparse_ortho.parametrizations._prunable_weight import find_kernels, refuse_unwrappable
+from keras_sparse_ortho.parametrizations._selection import select
+
+
+class _State:
+    """Hides references from Keras' tracking, which would save every kernel twice."""
+
+    def __init__(self, template: Any, selection: Selection) -> None:
+        self.template = template
+        self.selection = selection
+        self.parametrized: dict[str, Parametrization] = {}
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class PrunableLayer(keras.layers.Wrapper):
+    """Wraps a layer so that it uses the effective weights of a parametrization.
+
+    In every call the layer sees `w_e = parametrization(w)` where it reads `w`: the *value* of the
+    variable is overridden while the layer runs, and nothing else is touched. So any layer can be
+    wrapped (Dense, convolutions, recurrent layers, Bidirectional, TimeDistributed,
+    MultiHeadAttention, blocks of layers), gradients are those of the effective weight, and moving
+    averages, seed states and losses of the layer work as ever.
+
+    Args:
+        layer: The Keras layer, built or not. Its weights are kept.
+        parametrization: How effective weights come about: a `Parametrization` as a template for
+            every weight, or a dict from weight name to one (`"kernel"`, or `"query/kernel"` below
+            the layer). Default: `FixedMask()`, which adopts the mask of the layer's initializer.
+        weights: Which weights, where `parametrization` is no dict: names or regular expressions
+            relative to the layer (one or a list), or a predicate of a `PrunableWeight`. Default:
+            all kernels and embeddings that `keras_sparse_ortho.initializers.kernel_layouts` knows.
+        name: Default: the name of the layer.
+        **kwargs: As for `keras.layers.Layer`.
+
+    Raises:
+        NotPrunableError: For a layer without kernels, one that is wrapped or quantized already,
+            one with LoRA, and SpectralNormalization.
+
+    Limits: the cell of a `keras.layers.RNN` cannot be wrapped by itself; wrap the RNN layer.
+
+    Example:
+
+    >>> import keras
+    >>> from keras_sparse_ortho.initializers import ExactOrthogonal
+    >>> model = keras.Sequential([
+    ...     keras.Input((64,)),
+    ...     PrunableLayer(keras.layers.Dense(32, kernel_initializer=ExactOrthogonal(0.1, seed=0))),
+    ... ])
+    >>> model.layers[0].prunable_weights
+    [<dense/kernel shape=(64, 32), density=0.100098>]
+
+    Reference:
+
+    - Nowak et al. (ICML 2024), arXiv 2406.01755, for training with fixed masks
+    """
+
+    transparent_path = True
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        parametrization: Parametrization | Mapping[str, Parametrization] | None = None,
+        *,
+        weights: Selection = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(layer, keras.layers.Layer):
+            raise NotPrunableError(
+                f"PrunableLayer wraps a Keras 3 layer. Received: layer={layer!r}"
+                f" of type {type(layer).__name__}"
+            )
+        refuse_unwrappable(layer)
+        # The inner layer casts its own inputs and weights; parametrizations see full precision.
+        kwargs.setdefault("dtype", layer.variable_dtype)
+        kwargs.setdefault("trainable", layer.trainable)
+        super().__init__(layer, name=name or layer.name, autocast=False, **kwargs)
+        adopt_call_interface(self, layer)
+        if parametrization is None:
+            parametrization = FixedMask()
+        if isinstance(parametrization, Mapping) and weights is not None:
+            raise ValueError(
+                "`weights` says for which weights one parametrization is used; a dict of "
+                f"parametrizations names them itself. Received: weights={weights!r}"
+            )
+        self._state = _State(_checked(parametrization), weights)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Builds the layer, if need be, and the state of the parametrizations."""
+        super().build(input_shape)
+        refuse_unwrappable(self.layer)
+        found = find_kernels(self.layer, "")
+        template, selection = self._state.template, self._state.selection
+        if isinstance(template, dict):
+            # Keys are exact names: each weight gets one parametrization.
+            chosen = select(found, [re.escape(key) for key in template], "parametrization")
+        else:
+            chosen = select(found, selection, "weights")
+        if not chosen:
+            raise NotPrunableError(
+                f"The layer '{self.layer.name}' has no kernel that could be wrapped (biases and "
+                "normalization weights are not). Register its kernels with "
+                "keras_sparse_ortho.initializers.kernel_layouts. "
+                f"Received: layer={self.layer.__class__.__name__}"
+            )
+        for weight in chosen:
+            own = template[weight.path] if isinstance(template, dict) else template
+            self._parametrize(weight, own.twin())
+
+    def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
+        prefix = weight.path.replace("/", "_")
+
+        def add_weight(name: str, **kwargs: Any) -> Any:
+            return self.add_weight(name=f"{prefix}_{name}", **kwargs)
+
+        full_path = f"{self.layer.name}/{weight.path}"
+        parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
+        self._state.parametrized[weight.path] = parametrization
+
+    def _maybe_build(self, call_spec: Any) -> None:
+        maybe_build(self.layer, call_spec)
+        super()._maybe_build(call_spec)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer with its effective weights."""
+        pairs = []
+        for parametrization in self._state.parametrized.values():
+            weight = parametrization.weight
+            if getattr(weight.owner, "lora_enabled", False):
+                raise NotPrunableError(
+                    f"LoRA was enabled on '{weight.path}' while it is wrapped; its update of the "
+                    "kernel is dense. Strip first. Received: a call of the wrapped layer"
+                )
+            pairs.append((weight.variable, parametrization.effective(weight.variable.value)))
+        with VariableOverrides(pairs) as scope:
+            outputs = self.layer(*args, **kwargs)
+        for loss in scope.losses:
+            self.add_loss(loss)
+        return outputs
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_output_spec(*args, **kwargs)
+
+    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_output_shape(*args, **kwargs)
+
+    def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_mask(*args, **kwargs)
+
+    @property
+    def parametrizations(self) -> dict[str, Parametrization]:
+        """The parametrizations by weight name below the layer; empty before it is built."""
+        return dict(self._state.parametrized)
+
+    @property
+    def prunable_weights(self) -> list[PrunableWeight]:
+        """The parametrized weights, with their densities."""
+        return [
+            dataclasses.replace(parametrization.weight, parametrization=parametrization)
+            for parametrization in self._state.parametrized.values()
+        ]
+
+    def bake(self) -> None:
+        """Sets every raw weight to its effective value."""
+        for parametrization in self._state.parametrized.values():
+            parametrization.bake()
+
+    def get_config(self) -> dict[str, Any]:
+        """The layer and the settings of its parametrizations, weight by weight once built."""
+        table = self._state.parametrized or self._state.template
+        serialize = keras.saving.serialize_keras_object
+        config = super().get_config()
+        if isinstance(table, dict):
+            config["parametrization"] = {key: serialize(value) for key, value in table.items()}
+            config["weights"] = None
+        else:
+            config["parametrization"] = serialize(table)
+            selection = self._state.selection
+            config["weights"] = serialize(selection) if callable(selection) else selection
+        return config
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "PrunableLayer":
+        """The reverse of `get_config`."""
+        config = dict(config)
+
+        def restore(value: Any) -> Any:
+            return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+
+        parametrization = config.pop("parametrization")
+        if "class_name" in parametrization:
+            parametrization = restore(parametrization)
+        else:
+            parametrization = {key: restore(value) for key, value in parametrization.items()}
+        weights = config.pop("weights")
+        if isinstance(weights, dict):
+            weights = restore(weights)
+        return cls(restore(config.pop("layer")), parametrization, weights=weights, **config)
+
+
+def _checked(parametrization: Any) -> Any:
+    if isinstance(parametrization, Mapping):
+        if parametrization and all(
+            isinstance(value, Parametrization) for value in parametrization.values()
+        ):
+            return dict(parametrization)
+    elif isinstance(parametrization, Parametrization):
+        return parametrization
+    raise ValueError(
+        "`parametrization` must be a Parametrization, or a dict from weight name to one. "
+        f"Received: parametrization={parametrization!r}"
+    )

@@ -1,0 +1,57 @@
+"""The base of parametrizations: how a raw variable becomes the effective weight."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
+
+
+class Parametrization(abc.ABC):
+    """Maps the raw value `w` of one weight to the effective weight `w_e` that its layer uses.
+
+    A parametrization is small and belongs to one weight. `PrunableLayer` makes one for each weight
+    from a template (`from_config(get_config())`), calls `build` once, and `effective` in every
+    step; gradients are those of `effective`. Its state are variables of the wrapper, created by
+    `add_weight`, so that they are saved, loaded, and passed through compiled steps.
+
+    Subclasses implement `build`, `effective`, `mask_value` and `get_config`.
+    """
+
+    @abc.abstractmethod
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        """Creates the state for `weight` with the wrapper's `add_weight`."""
+
+    @abc.abstractmethod
+    def effective(self, value: Any) -> Any:
+        """The effective weight for the raw value, both tensors of one shape and dtype."""
+
+    @abc.abstractmethod
+    def mask_value(self) -> np.ndarray:
+        """Which entries are live now, as a NumPy bool array."""
+
+    @abc.abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """JSON values from which `from_config` makes an unbuilt twin."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Parametrization":
+        """The reverse of `get_config`."""
+        return cls(**config)
+
+    def twin(self) -> "Parametrization":
+        """An unbuilt parametrization with the same settings, for another weight."""
+        return type(self).from_config(self.get_config())
+
+    @property
+    @abc.abstractmethod
+    def weight(self) -> PrunableWeight:
+        """The weight it was built for."""
+
+    def bake(self) -> None:
+        """Sets the raw weight to the effective one."""
+        variable = self.weight.variable
+        variable.assign(self.effective(keras.ops.convert_to_tensor(variable)))

@@ -1,0 +1,53 @@
+"""Choosing weights by path, layer, regular expression or predicate."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from keras_sparse_ortho.errors import UnknownWeightError
+from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
+
+Selection = str | Sequence[str] | Callable[[PrunableWeight], bool] | None
+"""Weight paths, layer paths or regular expressions (one or a list), or a predicate."""
+
+
+def select(
+    weights: Sequence[PrunableWeight], selection: Selection, argument: str
+) -> list[PrunableWeight]:
+    """The weights that a selection names; `None` selects all.
+
+    A string names a weight by its path, all weights of a layer by the layer's path, or all whose
+    path it matches as a regular expression (`re.fullmatch`).
+
+    Args:
+        weights: What there is to choose from.
+        selection: What to choose.
+        argument: Name of the argument that the selection was given as, for errors.
+
+    Raises:
+        UnknownWeightError: A string that names nothing.
+    """
+    if selection is None:
+        return list(weights)
+    if callable(selection):
+        return [weight for weight in weights if selection(weight)]
+    names = [selection] if isinstance(selection, str) else list(selection)
+    chosen: set[str] = set()
+    for name in names:
+        found = {weight.path for weight in weights if _names(name, weight.path)}
+        if not found:
+            known = ", ".join(weight.path for weight in weights) or "none"
+            raise UnknownWeightError(
+                f"`{argument}` names no prunable weight. There are: {known}. "
+                f"Received: {argument}={name!r}"
+            )
+        chosen |= found
+    return [weight for weight in weights if weight.path in chosen]
+
+
+def _names(name: str, path: str) -> bool:
+    if path == name or path.startswith(f"{name}/"):
+        return True
+    try:
+        return re.fullmatch(name, path) is not None
+    except re.error:
+        return False
