@@ -59,7 +59,8 @@ test-slow: $(STAMP)
 	@$(PY) tools/check.py --slow
 
 test-oldest: $(OLDEST_STAMP)
-	@$(OLDEST)/bin/python tools/check.py tensorflow jax torch
+	@PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning" \
+		$(OLDEST)/bin/python tools/check.py tensorflow jax torch
 
 test-tensorflow test-jax test-torch test-docs test-wheel: test-%: $(STAMP)
 	@$(PY) tools/check.py $*
