@@ -48,8 +48,7 @@ def convert(
     if representative is not None:
         job["representative"] = str(folder / "representative.npz")
         np.savez(job["representative"], *representative)
-    model.save(job["keras_file"])
-    error = _work(job, folder, timeout)
+    error = _save(model, job) or _work(job, folder, timeout)
     if error is not None and error["stage"] == "load":
         if keras.backend.backend() != "tensorflow":
             raise ExportConversionError(
@@ -63,7 +62,7 @@ def convert(
             model, job["inputs"], signature.skeleton, output_names, job["saved_model"]
         )
         job["keras_file"] = None
-        Path(job["error"]).unlink()
+        Path(job["error"]).unlink(missing_ok=True)
         error = _work(job, folder, timeout)
     if error is None:
         return Path(job["result"])
@@ -77,6 +76,16 @@ def convert(
         f"The LiteRT converter must take model '{model.name}' with "
         f"quantization={route.quantization!r}. Received: {error['message']}"
     )
+
+
+def _save(model: keras.Model, job: dict[str, Any]) -> dict[str, Any] | None:
+    """Save the model for the worker; None if it could be, otherwise what went wrong."""
+    try:
+        model.save(job["keras_file"])
+    except Exception as error:  # of every kind: a custom class may do anything in get_config
+        message = f"{type(error).__name__}: {str(error).strip()[:1000]}"
+        return {"stage": "load", "message": message, "missing_ops": []}
+    return None
 
 
 def _work(job: dict[str, Any], folder: Path, timeout: float) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from keras_sparse_ortho.export._comparison import Comparison, compare
 from keras_sparse_ortho.export._conversion import convert
 from keras_sparse_ortho.export._errors import ExportVerificationError
 from keras_sparse_ortho.export._execution import keras_outputs, litert_outputs
+from keras_sparse_ortho.export._plain import plain_model
 from keras_sparse_ortho.export._registry import route_for
 from keras_sparse_ortho.export._report import ExportReport
 from keras_sparse_ortho.export._requirements import require_litert, versions
@@ -22,7 +23,6 @@ from keras_sparse_ortho.export._signature import Signature, signature_of
 from keras_sparse_ortho.export._sizes import gzip_size, zstd_size
 from keras_sparse_ortho.export._twin import float32_twin
 from keras_sparse_ortho.export._weights import lost_zeros, read_weights, sparse_kernels
-from keras_sparse_ortho.models import strip
 
 
 def export_litert(
@@ -87,7 +87,8 @@ def export_litert(
     Limits: The whole model must run on LiteRT's built-in operations; there is no fallback to
     TensorFlow operations, since a plain interpreter cannot run those (`keras.Model.export` with
     `format="litert"` takes converter options for that). Models of mixed or half precision are
-    exported, and compared, in float32. Full int8 needs recurrent layers with `unroll=True`.
+    exported, and compared, in float32. A model written as a class is to be stripped first, since
+    that changes it in place. Full int8 needs recurrent layers with `unroll=True`.
     Zeros are stored like other values: the file itself shrinks by quantization only, and
     sparsity shows in its compressed size. On a GPU, Keras may compute in TF32 and so differ by
     more than 1e-5; raise `tolerance` there. Custom layers must be importable in a new process,
@@ -118,7 +119,7 @@ def export_litert(
     console = Console(quiet=not verbose)
 
     console.print("Stripping, and asking Keras for the outputs to compare with")
-    stripped = strip(model)
+    stripped = plain_model(model)
     plain = float32_twin(stripped)
     names, want = keras_outputs(model if plain is stripped else plain, signature, compared)
 

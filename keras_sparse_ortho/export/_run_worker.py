@@ -19,6 +19,12 @@ def main(job_file: str) -> None:
     with np.load(job["sample"]) as data:
         arrays = [data[f"arr_{i}"] for i in range(len(names))]
     runner = Interpreter(model_path=job["file"]).get_signature_runner("serving_default")
+    details = runner.get_input_details()
+    for name, array in zip(names, arrays, strict=True):
+        # The interpreter would resize the file's input to whatever it is given, in silence.
+        want, shape = [rows, *array.shape[1:]], details[name]["shape"].tolist()
+        if want != shape:
+            raise ValueError(f"input {name} must have shape {want}. Received: shape={shape}")
     outputs: list[list[np.ndarray]] = [[] for _ in job["output_names"]]
     for start in range(0, len(arrays[0]), rows):
         batch = {n: a[start : start + rows] for n, a in zip(names, arrays, strict=True)}

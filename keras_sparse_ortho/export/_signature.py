@@ -110,6 +110,10 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
     Raises:
         ValueError: if the model is not built, or an input cannot have a static shape.
     """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"`model` must be a Keras model. Received: model of type {type(model).__name__}"
+        )
     if not model.built:
         raise ValueError(
             "Only a built model can be exported: its shapes and weights must exist. Call it on "

@@ -1,0 +1,144 @@
+"""What goes wrong after the arguments were accepted, and that it leaves no trace."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.export import (
+    ExportConversionError,
+    ExportVerificationError,
+    _conversion,
+    _execution,
+    _export_litert,
+    export_litert,
+)
+from tests.export.models import interpret, layers, mlp, tiny
+
+pytestmark = pytest.mark.tensorflow_only
+
+DEATH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n"
+
+
+@pytest.fixture(scope="module")
+def good_file(tmp_path_factory):
+    """A true file of `tiny` with weights of its own, converted once for this module."""
+    keras.utils.set_random_seed(1)
+    path = tmp_path_factory.mktemp("good") / "tiny.tflite"
+    export_litert(tiny(), path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A file of an earlier export; nothing else may stand beside it after a failure."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"earlier export")
+    yield path
+    assert path.read_bytes() == b"earlier export"
+    assert os.listdir(tmp_path) == ["model.tflite"]
+
+
+def convert_to(monkeypatch, content):
+    def convert(model, route, signature, output_names, representative, folder, timeout):
+        (folder / "model.tflite").write_bytes(content)
+        return folder / "model.tflite"
+
+    monkeypatch.setattr(_export_litert, "convert", convert)
+
+
+def test_file_of_another_model_of_equal_shape(monkeypatch, target, good_file):
+    convert_to(monkeypatch, good_file)
+    keras.utils.set_random_seed(2)
+    model = tiny()
+    with pytest.raises(ExportVerificationError, match=r"maximal difference \d") as caught:
+        export_litert(model, target)
+    want = "The file must agree with Keras to 1e-05"
+    assert str(caught.value).startswith(want)
+
+
+def test_tolerance_is_what_decides(monkeypatch, tmp_path, good_file):
+    convert_to(monkeypatch, good_file)
+    keras.utils.set_random_seed(1)
+    model = tiny()
+    (kernel, _) = model.trainable_weights
+    kernel.assign(kernel + 1e-3)
+    with pytest.raises(ExportVerificationError):
+        export_litert(model, tmp_path / "m.tflite", tolerance=1e-4)
+    report = export_litert(model, tmp_path / "m.tflite", tolerance=1e-2)
+    assert 1e-4 < report.error < report.tolerance == 1e-2
+
+
+def test_file_of_other_shapes(monkeypatch, target, good_file):
+    convert_to(monkeypatch, good_file)
+    with pytest.raises(ExportVerificationError, match=r"input x .*\[1, 32\].*\[1, 4\]"):
+        export_litert(mlp(), target)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"no flatbuffer" * 9])
+def test_damaged_file(monkeypatch, target, good_file, damage):
+    convert_to(monkeypatch, damage(good_file))
+    with pytest.raises(ExportVerificationError, match="Received: "):
+        export_litert(tiny(), target)
+
+
+def test_lost_zeros(monkeypatch, target, good_file):
+    """The outputs cannot show that a zero became a tiny value; the count does."""
+    convert_to(monkeypatch, good_file)
+    keras.utils.set_random_seed(1)
+    model = tiny()
+    (kernel, _) = model.trainable_weights
+    value = np.array(kernel)
+    value[0, 0] = 0.0
+    kernel.assign(value)
+    with pytest.raises(ExportVerificationError, match=r"keep every zero.*1 zeros of 12"):
+        export_litert(model, target, tolerance=10.0)
+
+
+def test_crash_of_the_interpreter_names_the_signal(
+    monkeypatch, target, good_file, tmp_path_factory
+):
+    script = tmp_path_factory.mktemp("script") / "dies.py"
+    script.write_text(DEATH)
+    convert_to(monkeypatch, good_file)
+    monkeypatch.setattr(_execution._run_worker, "__file__", str(script))
+    with pytest.raises(ExportVerificationError, match=signal.SIGSEGV.name):
+        export_litert(tiny(), target)
+
+
+def test_crash_of_the_converter_names_the_signal(monkeypatch, target, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "dying_converter.py").write_text(DEATH)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(_conversion, "_WORKER", "dying_converter")
+    with pytest.raises(ExportConversionError, match=signal.SIGSEGV.name):
+        export_litert(tiny(), target)
+
+
+def test_converter_that_hangs(monkeypatch, target, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "hanging_converter.py").write_text("import time; time.sleep(60)\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(_conversion, "_WORKER", "hanging_converter")
+    with pytest.raises(ExportConversionError, match=r"within 0\.3 seconds"):
+        export_litert(tiny(), target, timeout=0.3)
+
+
+def test_operation_that_litert_lacks_is_named(target):
+    model = keras.Sequential([keras.Input((4, 4, 4, 1)), layers.AveragePooling3D(2)])
+    with pytest.raises(ExportConversionError, match=r"Received: operations AvgPool3D$"):
+        export_litert(model, target)
+
+
+def test_class_that_no_other_process_can_import(tmp_path):
+    class Halve(keras.layers.Layer):
+        def call(self, x):
+            return x / 2
+
+    model = keras.Sequential([keras.Input((4,), name="x"), layers.Dense(3), Halve()])
+    export_litert(model, tmp_path / "m.tflite")
+    x = np.ones((1, 4), "float32")
+    (got,) = interpret(tmp_path / "m.tflite", x=x).values()
+    np.testing.assert_allclose(got, keras.ops.convert_to_numpy(model(x)), atol=1e-6)

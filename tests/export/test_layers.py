@@ -1,0 +1,105 @@
+"""Every kind of layer, at 10% density, in one model with an output for each."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.export import export_litert
+from tests.export.models import interpret, kernel_zeros, layers, thin_out
+
+pytestmark = pytest.mark.tensorflow_only
+
+BATCH = 2
+OUTPUTS = [
+    "attention",
+    "bidirectional",
+    "conv1d",
+    "conv3d",
+    "conv_batchnorm",
+    "depthwise",
+    "einsum",
+    "group",
+    "gru",
+    "gru_unrolled",
+    "lstm_masked",
+    "separable",
+    "shared",
+    "time_distributed",
+    "transposed",
+]
+
+
+def zoo():
+    image = keras.Input((9, 9, 4), name="image")
+    tokens = keras.Input((6,), dtype="int32", name="tokens")
+    steps = keras.Input((6, 8), name="steps")
+    volume = keras.Input((4, 4, 4, 2), name="volume")
+    vector = keras.Input((8,), name="vector")
+    words = layers.Embedding(20, 8, mask_zero=True)(tokens)
+    shared = layers.Dense(8)
+    outputs = {
+        "attention": layers.MultiHeadAttention(2, 4)(steps, steps),
+        "bidirectional": layers.Bidirectional(layers.SimpleRNN(3))(steps),
+        "conv1d": layers.Conv1D(4, 3)(steps),
+        "conv3d": layers.Conv3D(3, 2)(volume),
+        "conv_batchnorm": layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(image))),
+        "depthwise": layers.DepthwiseConv2D(3, depth_multiplier=2)(image),
+        "einsum": layers.EinsumDense("abc,cd->abd", output_shape=(None, 3))(steps),
+        "group": layers.Conv2D(6, 3, groups=2)(image),
+        "gru": layers.GRU(6, return_sequences=True)(steps),
+        "gru_unrolled": layers.GRU(5, unroll=True)(steps),
+        "lstm_masked": layers.LSTM(6)(words),
+        "separable": layers.SeparableConv2D(5, 3)(image),
+        "shared": shared(shared(vector)),
+        "time_distributed": layers.TimeDistributed(layers.Dense(7))(steps),
+        "transposed": layers.Conv2DTranspose(4, 3, strides=2)(image),
+    }
+    inputs = {t.name: t for t in (image, tokens, steps, volume, vector)}
+    return thin_out(keras.Model(inputs, outputs))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The model, its sample, the report, and the outputs of the file on the first batch."""
+    model = zoo()
+    rng = np.random.default_rng(0)
+    sample = {
+        "image": rng.normal(size=(5, 9, 9, 4)),
+        "tokens": rng.integers(0, 20, (5, 6)),
+        "steps": rng.normal(size=(5, 6, 8)),
+        "volume": rng.normal(size=(5, 4, 4, 4, 2)),
+        "vector": rng.normal(size=(5, 8)),
+    }
+    path = tmp_path_factory.mktemp("zoo") / "zoo.tflite"
+    report = export_litert(model, path, batch_size=BATCH, sample=sample)
+    batch = {
+        name: array[:BATCH].astype("int32" if name == "tokens" else "float32")
+        for name, array in sample.items()
+    }
+    return model, batch, report, interpret(path, **batch)
+
+
+def test_names_of_dict_outputs_are_kept(exported):
+    assert sorted(exported[3]) == OUTPUTS
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_layer_agrees_with_keras(exported, name):
+    model, batch, _, found = exported
+    want = keras.ops.convert_to_numpy(model(batch, training=False)[name])
+    assert np.abs(want).max() > 0.01  # or the comparison would say nothing
+    np.testing.assert_allclose(found[name], want, atol=1e-5)
+
+
+def test_no_zero_is_lost(exported):
+    model, _, report, _ = exported
+    assert report.total_zeros >= kernel_zeros(model) > 0
+    assert 0.09 < report.density < 0.13  # initial states of loops are constants as well
+
+
+def test_report_of_five_rows_in_batches_of_two(exported):
+    report = exported[2]
+    assert report.sample_rows == 5
+    assert report.batch_size == BATCH
+    assert 0 < report.max_abs_diff < 1e-5
+    assert report.argmax_agreement == 1.0

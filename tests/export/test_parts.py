@@ -1,0 +1,134 @@
+"""The pure parts: names, nesting, comparison, zero count."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.export import WeightZeros
+from keras_sparse_ortho.export._comparison import compare
+from keras_sparse_ortho.export._structure import leaves, pack, skeleton, unique_names
+from keras_sparse_ortho.export._twin import float32_twin
+from keras_sparse_ortho.export._weights import lost_zeros, sparse_kernels
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+def test_nesting_is_put_back_whatever_the_order_of_keys():
+    nested = {"b": [10, (20, 30)], "a": {"d": 40, "c": 50}}
+    flat = [value for _, value in leaves(nested)]
+    assert pack(skeleton(nested), flat) == {"a": {"c": 50, "d": 40}, "b": [10, [20, 30]]}
+    assert [key for key, _ in leaves(nested)] == ["c", "d", None, None, None]
+
+
+def test_names_do_not_depend_on_keras_numbering():
+    assert unique_names(["keras_tensor_41"], "input") == ["input"]
+    assert unique_names(["a", "input_layer_3", None], "input") == ["a", "input_1", "input_2"]
+    assert unique_names(["dense", "dense", "x/y"], "output") == ["dense", "dense_1", "x_y"]
+
+
+def test_measures():
+    y, z = np.array([[0.0, 30.0], [40.0, 0.0]]), np.array([[3.0, 30.0], [40.0, 0.0]])
+    largest = compare(["o"], [y], [z], "max")
+    assert (largest.max_abs_diff, largest.mean_abs_diff) == (3.0, 0.75)
+    assert largest.error == pytest.approx(3 / 40)
+    assert compare(["o"], [y], [z], "rms").error == pytest.approx(1.5 / 25)
+    assert largest.argmax_agreement == 1.0
+
+
+def test_small_outputs_are_measured_absolutely_by_max_and_relatively_by_rms():
+    y, z = np.full((1, 2), 1e-3), np.full((1, 2), 2e-3)
+    assert compare(["o"], [y], [z], "max").error == pytest.approx(1e-3)
+    assert compare(["o"], [y], [z], "rms").error == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("measure", ["max", "rms"])
+def test_nan_is_an_infinite_error_at_its_output(measure):
+    y = np.ones((2, 3))
+    z = np.ones((2, 3))
+    z[1, 1] = np.nan
+    result = compare(["a", "b"], [y, y], [y, z], measure)
+    assert (result.error, result.worst_output) == (float("inf"), "b")
+
+
+def test_argmax_agreement_counts_rows_of_the_worst_output():
+    y = np.eye(4)
+    assert compare(["a", "b"], [y, y], [y, y[[0, 1, 3, 2]]], "max").argmax_agreement == 0.5
+    cube = np.ones((2, 3, 4))
+    assert compare(["c"], [cube], [cube], "max").argmax_agreement is None
+
+
+def weight(size, zeros):
+    return WeightZeros("w", (1, size), "float32", size, zeros)
+
+
+def kernel(size, zeros):
+    value = np.ones((1, size))
+    value[0, :zeros] = 0.0
+    return (f"k{zeros}", value)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "weights", "lost"),
+    [
+        ([(10, 9)], [(10, 9)], None),
+        ([(10, 9)], [(10, 10)], None),  # int8 rounds small values to zero
+        ([(10, 9)], [(10, 8)], "k9"),
+        ([(10, 9)], [(10, 8), (30, 30)], "k9"),  # zeros elsewhere do not make up for it
+        ([(10, 9), (10, 5)], [(10, 5), (10, 9)], None),
+        ([(10, 9), (10, 5)], [(10, 9), (10, 4)], "k5"),
+        ([(10, 9), (10, 9)], [(10, 9)], None),  # equal kernels become one tensor
+        ([(10, 8)], [(5, 4), (5, 4)], None),  # split
+        ([(10, 8)], [(5, 4), (5, 3)], "8 zeros, the rest 7"),
+        ([(10, 8)], [], "8 zeros, the rest 0"),
+        ([(10, 0)], [], None),
+    ],
+)
+def test_lost_zeros(kernels, weights, lost):
+    found = lost_zeros([kernel(*k) for k in kernels], [weight(*w) for w in weights])
+    if lost is None:
+        assert found is None
+    else:
+        assert lost in found
+
+
+def test_kernels_are_known_by_name_or_by_some_zeros():
+    def variable(name, value):
+        return keras.Variable(np.array(value, "float32"), name=name)
+
+    chosen = sparse_kernels(
+        [
+            variable("kernel", [[1.0, 1.0]]),
+            variable("embeddings", [[0.0, 0.0]]),
+            variable("mine", [[0.0, 1.0]]),
+            variable("bias", [[0.0, 0.0]]),  # a fresh bias of rank 2, as GRU's
+            variable("alpha", [[1.0, 2.0]]),
+            variable("bias", [0.0, 1.0]),
+        ]
+    )
+    assert [path for path, _ in chosen] == ["kernel", "embeddings", "mine"]
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
+def test_twin_computes_in_float32_with_the_same_weights(policy):
+    keras.config.set_dtype_policy(policy)
+    x = keras.Input((4, 3), dtype="float32")
+    y = keras.layers.Bidirectional(keras.layers.GRU(2))(x)
+    model = keras.Model(x, keras.layers.Dense(2)(y))
+    model.compile("sgd", "mse")
+    twin = float32_twin(model)
+    assert {v.dtype for v in twin.weights} == {"float32"}
+    data = np.random.default_rng(0).standard_normal((5, 4, 3)).astype("float32")
+    out = twin(data)
+    assert keras.backend.standardize_dtype(out.dtype) == "float32"
+    half = keras.ops.convert_to_numpy(keras.ops.cast(model(data), "float32"))
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(out), half, atol=0.02)
+    for mine, theirs in zip(twin.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(
+            keras.ops.convert_to_numpy(mine),
+            keras.ops.convert_to_numpy(keras.ops.cast(theirs, "float32")),
+        )
+
+
+def test_twin_of_a_float32_model_is_the_model():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert float32_twin(model) is model

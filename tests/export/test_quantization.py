@@ -1,0 +1,70 @@
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.export import export_litert
+from tests.export.models import cnn, interpret, kernel_zeros, layers, mlp, thin_out
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+def dtypes(report):
+    return {weight.dtype for weight in report.weights}
+
+
+def test_float32_keeps_every_zero_and_no_more(tmp_path):
+    model = mlp()
+    report = export_litert(model, tmp_path / "m.tflite")
+    assert report.total_zeros == kernel_zeros(model)
+    assert report.total_weights == 32 * 64 + 64 * 64 + 64 * 10
+    assert report.bytes == (tmp_path / "m.tflite").stat().st_size
+    assert report.zstd_bytes < report.gzip_bytes < report.bytes / 2  # 90% of it is zero
+    assert report.sample_rows == 8
+    data = json.loads(report.to_json())
+    assert data == json.loads(json.dumps(report.to_dict()))
+    assert data["weights"][0]["zeros"] == report.weights[0].zeros
+    assert set(data["versions"]) == {"keras", "tensorflow", "ai-edge-litert"}
+    text = str(report)
+    assert f"{report.bytes:,} bytes" in text
+    assert f"{report.total_zeros:,}" in text
+
+
+def test_float16_of_a_model_trained_in_mixed_precision(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = mlp()
+    report = export_litert(model, tmp_path / "m.tflite", quantization="float16")
+    assert dtypes(report) == {"float16"}
+    assert report.total_zeros >= kernel_zeros(model)
+    assert 0 < report.error < 1e-3
+    x = np.random.default_rng(3).standard_normal((1, 32)).astype("float32")
+    (got,) = interpret(tmp_path / "m.tflite", x=x).values()
+    np.testing.assert_allclose(got, keras.ops.convert_to_numpy(model(x)), atol=0.02)
+
+
+def test_dynamic_int8(tmp_path):
+    model = cnn()
+    report = export_litert(model, tmp_path / "m.tflite", quantization="dynamic_int8")
+    assert "int8" in dtypes(report)
+    assert report.total_zeros >= kernel_zeros(model)
+    assert 1e-4 < report.error < 0.05
+
+
+def test_int8_with_an_embedding_whose_zero_point_is_not_zero(tmp_path):
+    """The converter quantizes embedding tables asymmetrically: 0.0 is not stored as 0 there."""
+    image = keras.Input((8, 8, 2), name="image")
+    tokens = keras.Input((6,), dtype="int32", name="tokens")
+    words = layers.Embedding(60, 16)(tokens)
+    x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(image)))
+    x = layers.Concatenate()([layers.Flatten()(x), layers.LSTM(8, unroll=True)(words)])
+    model = thin_out(keras.Model([image, tokens], [layers.Dense(5)(x), layers.Dense(2)(x)]))
+    rng = np.random.default_rng(0)
+    data = [rng.normal(size=(60, 8, 8, 2)), rng.integers(0, 60, (60, 6))]
+    report = export_litert(
+        model, tmp_path / "m.tflite", quantization="int8", representative_data=data
+    )
+    assert dtypes(report) == {"int8"}
+    assert report.total_zeros >= kernel_zeros(model)
+    assert 1e-4 < report.error < 0.25
+    assert report.sample_rows == 8  # of the representative data: tokens cannot be drawn

@@ -1,0 +1,114 @@
+"""Arguments that are refused before any time is spent."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.export import _conversion, _export_litert, export_litert
+from tests.export.models import layers, tiny
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+@pytest.fixture(autouse=True)
+def _no_process(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(_conversion, "run_python", refuse)
+
+
+def refused(message, model, path, **arguments):
+    with pytest.raises(ValueError, match=message) as caught:
+        export_litert(model, path, **arguments)
+    assert "Received: " in str(caught.value)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "m.tflite"
+
+
+def test_unbuilt_model(path):
+    refused("unbuilt model", keras.Sequential([layers.Dense(2)]), path)
+
+
+def test_no_model(path):
+    refused("must be a Keras model", layers.Dense(2), path)
+
+
+def test_dynamic_dimension_names_the_input(path):
+    sound = keras.Input((None, 8), name="sound")
+    model = keras.Model([keras.Input((3,), name="a"), sound], layers.GRU(2)(sound))
+    refused(r"input `sound` with shape=\(None, None, 8\)", model, path)
+
+
+def test_fixed_batch(path):
+    model = keras.Sequential([keras.Input((3,), batch_size=4, name="x"), layers.Dense(2)])
+    refused(r"`x` is fixed at 4 .* batch_size=1", model, path)
+
+
+def test_integer_input_needs_a_sample(path):
+    model = keras.Sequential([keras.Input((3,), dtype="int32", name="ids"), layers.Embedding(5, 2)])
+    refused("input `ids`, whose dtype is int32", model, path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"quantization": "int4"}, "quantization='int4'"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 2.0}, r"batch_size=2\.0"),
+        ({"tolerance": -1.0}, r"tolerance=-1\.0"),
+        ({"tolerance": float("nan")}, "tolerance=nan"),
+        ({"quantization": "int8"}, "`representative_data` is needed"),
+        ({"representative_data": np.ones((2, 4))}, "`representative_data` has no use"),
+        ({"sample": np.ones((2, 5))}, r"\(rows, 4\)\. Received: shape=\(2, 5\)"),
+        ({"sample": np.ones((2, 4), complex)}, "dtype=complex128"),
+        ({"sample": np.ones((0, 4))}, r"rows=\[0\]"),
+        ({"sample": {"y": np.ones((2, 4)), "z": np.ones((2, 4))}}, r"keys \['y', 'z'\]"),
+        ({"sample": np.full((1, 4), np.nan)}, "non-finite values in output"),
+        (
+            {"quantization": "int8", "representative_data": np.ones((2, 4)), "batch_size": 3},
+            "2 rows with batch_size=3",
+        ),
+    ],
+)
+def test_argument(path, arguments, message):
+    refused(message, tiny(), path, **arguments)
+
+
+def test_names_of_several_inputs(path):
+    a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
+    model = keras.Model([a, b], layers.Add()([a, b]))
+    x = np.ones((2, 2))
+    refused(r"\['a', 'b'\].*keys \['a', 'c'\]", model, path, sample={"a": x, "c": x})
+    refused(r"\['a', 'b'\].*a list of 3 arrays", model, path, sample=[x, x, x])
+    refused(r"rows=\[2, 1\]", model, path, sample=[x, x[:1]])
+
+
+def test_path(tmp_path):
+    refused("path=.*none", tiny(), tmp_path / "none" / "m.tflite")
+    refused("must name a file", tiny(), tmp_path)
+
+
+@pytest.mark.parametrize("wrap", [lambda layer: layer, layers.Bidirectional])
+def test_int8_of_a_recurrent_loop(path, wrap):
+    model = keras.Sequential([keras.Input((5, 3)), wrap(layers.LSTM(2, name="loop"))])
+    refused("unroll=True", model, path, quantization="int8", representative_data=np.ones((2, 5, 3)))
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "ai_edge_litert"])
+def test_missing_package_names_the_extra(monkeypatch, path, name):
+    model = tiny()
+    monkeypatch.setitem(sys.modules, name, None)  # how Python marks a blocked import
+    with pytest.raises(ImportError, match=r'pip install "keras-sparse-ortho\[litert\]"') as caught:
+        export_litert(model, path)
+    assert caught.value.name == name
+
+
+def test_zstandard_is_optional(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert _export_litert.zstd_size(b"content") is None
