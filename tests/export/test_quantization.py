@@ -14,9 +14,12 @@ def dtypes(report):
     return {weight.dtype for weight in report.weights}
 
 
-def test_float32_keeps_every_zero_and_no_more(tmp_path):
+def test_float32_keeps_every_zero_and_no_more(tmp_path, capsys):
     model = mlp()
-    report = export_litert(model, tmp_path / "m.tflite")
+    report = export_litert(model, tmp_path / "m.tflite", verbose=1)
+    printed = capsys.readouterr().out
+    assert "Converting (float32)" in printed
+    assert f"{report.bytes:,} bytes" in printed
     assert report.total_zeros == kernel_zeros(model)
     assert report.total_weights == 32 * 64 + 64 * 64 + 64 * 10
     assert report.bytes == (tmp_path / "m.tflite").stat().st_size
@@ -43,9 +46,10 @@ def test_float16_of_a_model_trained_in_mixed_precision(tmp_path):
     np.testing.assert_allclose(got, keras.ops.convert_to_numpy(model(x)), atol=0.02)
 
 
-def test_dynamic_int8(tmp_path):
+def test_dynamic_int8(tmp_path, capfd):
     model = cnn()
     report = export_litert(model, tmp_path / "m.tflite", quantization="dynamic_int8")
+    assert capfd.readouterr().out == ""  # quiet unless asked
     assert "int8" in dtypes(report)
     assert report.total_zeros >= kernel_zeros(model)
     assert 1e-4 < report.error < 0.05
