@@ -115,7 +115,9 @@ def replace_sublayers(
     locked = tracker.locked
     tracker.unlock()
     try:
-        for name, value in list(vars(parent).items()):
+        # torch keeps submodules apart from the other attributes.
+        attributes = {**vars(parent), **vars(parent).get("_modules", {})}
+        for name, value in attributes.items():
             if name.startswith("_"):
                 continue
             replaced = _replace(value, replacements)

@@ -92,7 +92,7 @@ class ExactOrthogonal(SparseInitializer):
         if isinstance(angles, dict):
             angles = keras.saving.deserialize_keras_object(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles
-        self.rotations = None if rotations is None else [tuple(entry) for entry in rotations]
+        self.rotations = None if rotations is None else [(i, j, angle) for i, j, angle in rotations]
         self.center_density = center_density
 
     def sample(

@@ -37,9 +37,7 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     """
     names = [v.name for v in layer.weights if len(v.shape) >= 2]
     return {
-        name: None
-        for name in names
-        if name in ("kernel", "embeddings") or name.endswith("_kernel")
+        name: None for name in names if name in ("kernel", "embeddings") or name.endswith("_kernel")
     }
 
 

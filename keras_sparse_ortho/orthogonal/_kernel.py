@@ -95,7 +95,7 @@ def exact_orthogonal(
     size = math.prod(shape)
     rng = np.random.default_rng(seed)
 
-    kernel = np.zeros(canonical_shape, dtype=dtype)
+    kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
     if density is None:
         if sequence is None:
             raise DensityError("`density` may only be None with explicit `rotations`.")
@@ -106,9 +106,7 @@ def exact_orthogonal(
         centre_counts = _centre_counts(shape, float(density), layout, count, center_density)
     centre = tuple((taps - 1) // 2 for taps in canonical_shape[2:-2])
     for k, matrix in enumerate(np.ndindex(canonical_shape[:2])):
-        write_orthogonal(
-            kernel[(*matrix, *centre)], centre_counts[k], gain, rng, angles, sequence
-        )
+        write_orthogonal(kernel[(*matrix, *centre)], centre_counts[k], gain, rng, angles, sequence)
     kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
     mask = kernel != 0
     if density is not None:
@@ -120,8 +118,7 @@ def default_layout(shape: Sequence[int]) -> KernelLayout:
     """`(in, out)` for matrices, `(*spatial, in, out)` beyond: Keras' own reading of a shape."""
     if len(shape) < 2:
         raise DensityError(
-            "Only kernels of rank 2 and more can be orthogonal. "
-            f"Received: shape={tuple(shape)}"
+            f"Only kernels of rank 2 and more can be orthogonal. Received: shape={tuple(shape)}"
         )
     return KernelLayout.convolution()
 

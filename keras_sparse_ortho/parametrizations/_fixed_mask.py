@@ -10,6 +10,7 @@ from keras_sparse_ortho._keras_internals import in_stateless_scope
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.orthogonal import check_density, largest_mask, live_count
+from keras_sparse_ortho.parametrizations._adoption import adopt_mask, true_layout
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 
@@ -23,17 +24,19 @@ class FixedMask(Parametrization):
     saved files and `quantize` are sparse as well. Where the mask comes from, in this order:
 
     1. `mask`, if given;
-    2. the weight's initializer, if it is one of ours (`ExactOrthogonal`, ...): its own mask, with
+    2. `initializer`, if given: kernel and mask are drawn anew, with the true axes of the layer;
+    3. the weight's own initializer, if it is one of ours (`ExactOrthogonal`, ...): its mask, with
        the true axes of the layer;
-    3. `density`: the `round(density * size)` weights of largest magnitude, ties to the lower flat
+    4. `density`: the `round(density * size)` weights of largest magnitude, ties to the lower flat
        index, as the weight is when the wrapper is built.
 
     Args:
         density: Live fraction, in (0, 1], or `None`.
         mask: Bool array of the weight's shape, or `None`.
+        initializer: One of our initializers, or `None`.
 
     Raises:
-        NotPrunableError: When built, if none of the three applies; if the weight is not finite; or
+        NotPrunableError: When built, if none of the four applies; if the weight is not finite; or
             if the initializer's mask would drop weights that have been trained.
         DensityError: When built, if `density` contradicts the initializer's or the mask's own.
 
@@ -49,7 +52,18 @@ class FixedMask(Parametrization):
     32
     """
 
-    def __init__(self, density: float | None = None, mask: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        density: float | None = None,
+        mask: np.ndarray | None = None,
+        initializer: SparseInitializer | None = None,
+    ) -> None:
+        initializer = keras.initializers.get(initializer)
+        if initializer is not None and not isinstance(initializer, SparseInitializer):
+            raise ValueError(
+                "`initializer` must be one that draws a mask, such as ExactOrthogonal. "
+                f"Received: initializer={initializer!r}"
+            )
         if mask is not None:
             mask = np.asarray(mask)
             if mask.dtype != bool or not mask.any():
@@ -64,6 +78,7 @@ class FixedMask(Parametrization):
                 )
             density = share
         self.density = None if density is None else check_density(density)
+        self.initializer = initializer
         self._given = mask
         self._weight: PrunableWeight | None = None
         self.mask: Any = None
@@ -108,12 +123,16 @@ class FixedMask(Parametrization):
         self.bake()
 
     def twin(self) -> "FixedMask":
-        """An unbuilt FixedMask with the same density and given mask, for another weight."""
-        return FixedMask(None if self._given is not None else self.density, self._given)
+        """An unbuilt FixedMask with the same settings and given mask, for another weight."""
+        density = None if self._given is not None else self.density
+        return FixedMask(density, self._given, self.initializer)
 
     def get_config(self) -> dict[str, Any]:
-        """The density alone: a given mask is saved as a variable."""
-        return {"density": self.density}
+        """Density and initializer: a given mask is saved as a variable, and its density."""
+        initializer = self.initializer
+        if initializer is not None:
+            initializer = keras.initializers.serialize(initializer)
+        return {"density": self.density, "initializer": initializer}
 
     def _initialize(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
         if in_stateless_scope():  # a placeholder, of which Keras only uses the shape
@@ -138,8 +157,13 @@ class FixedMask(Parametrization):
                     f"Received: mask of shape {self._given.shape}"
                 )
             return self._given
+        if self.initializer is not None:
+            layout = true_layout(weight, self.initializer)
+            kernel, mask = self.initializer.sample(weight.shape, layout=layout)
+            weight.variable.assign(kernel)
+            return mask
         if isinstance(weight.initializer, SparseInitializer):
-            return self._adopt(weight.initializer, value)
+            return self._adopt(weight.initializer)
         if self.density is None:
             raise NotPrunableError(
                 f"FixedMask() has no mask for '{weight.path}': give it a `density` or a `mask`, or "
@@ -148,28 +172,13 @@ class FixedMask(Parametrization):
             )
         return largest_mask(np.abs(value), live_count(self.density, value.size))
 
-    def _adopt(self, initializer: SparseInitializer, value: np.ndarray) -> np.ndarray:
-        weight = self.weight
-        # A layout that the user set holds; else the registry knows the layer's true axes.
-        layout = weight.layout if initializer.layout is None else None
-        kernel, mask = initializer.sample(weight.shape, layout=layout)
+    def _adopt(self, initializer: SparseInitializer) -> np.ndarray:
+        mask, kernel = adopt_mask(self.weight, initializer)
         if self.density is not None and live_count(self.density, mask.size) != mask.sum():
             raise DensityError(
-                f"The initializer of '{weight.path}' has a mask of density {mask.mean():.6g}. "
-                f"Received: density={self.density!r}"
+                f"The initializer of '{self.weight.path}' has a mask of density "
+                f"{mask.mean():.6g}. Received: density={self.density!r}"
             )
-        if not value[~mask].any():
-            return mask
-        # Drawn without knowing the layer, along the wrong axes, and not touched since?
-        drawn, _ = initializer.sample(weight.shape, weight.variable.dtype)
-        if not np.array_equal(drawn.astype(value.dtype), value):
-            raise NotPrunableError(
-                f"The weight '{weight.path}' has been changed since its initializer drew it, and "
-                "the initializer's mask would drop entries that are not zero. An initializer alone "
-                "holds no mask: wrap the layer before training, or prune by magnitude with "
-                "FixedMask(density) on a layer whose initializer is a usual one, or with "
-                "sparsify(model, density, initializer=None). "
-                f"Received: {np.count_nonzero(value[~mask])} nonzero entries outside the mask"
-            )
-        weight.variable.assign(kernel)
+        if kernel is not None:
+            self.weight.variable.assign(kernel)
         return mask

@@ -51,3 +51,14 @@ def _names(name: str, path: str) -> bool:
         return re.fullmatch(name, path) is not None
     except re.error:
         return False
+
+
+def choose(
+    weights: Sequence[PrunableWeight], include: Selection, exclude: Selection
+) -> list[PrunableWeight]:
+    """The weights that `include` selects, without those that `exclude` does."""
+    chosen = select(weights, include, "include")
+    if exclude is None:
+        return chosen
+    left_out = {weight.path for weight in select(weights, exclude, "exclude")}
+    return [weight for weight in chosen if weight.path not in left_out]

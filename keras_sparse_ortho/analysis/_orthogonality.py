@@ -1,0 +1,70 @@
+"""How far a kernel is from orthogonal."""
+
+import math
+
+import numpy as np
+
+from keras_sparse_ortho.initializers import KernelLayout
+
+
+def orthogonality_error(
+    kernel: np.ndarray, layout: KernelLayout | None = None, gain: float | None = None
+) -> float:
+    """Largest deviation of the Gram matrix from a multiple of the identity.
+
+    For every matrix `K` of the kernel (one a group, gate and batch entry), with `G = K^T K` if it
+    is tall and `K K^T` if it is wide,
+
+        error = max |G - gain^2 I| / gain^2,
+
+    and 0 for an exactly orthogonal one. A convolution with more than one tap is orthogonal in this
+    sense if the sum over taps `s` of `K_s^T K_{s + shift}` is, for every shift of the taps (its
+    operator with circular padding and stride 1).
+
+    Args:
+        kernel: Kernel in Keras layout.
+        layout: Meaning of its axes. Default: `(*spatial, in, out)`.
+        gain: The scale that is meant; default: that of the kernel, `sqrt(mean(diag(G)))`.
+
+    Returns:
+        The error, relative to `gain^2`. Infinite for a kernel of zeros.
+
+    Example:
+
+    >>> round(orthogonality_error(np.array([[1.0, 0.0], [0.1, 1.0]])), 2)
+    0.1
+    """
+    layout = KernelLayout.convolution() if layout is None else layout
+    canonical = layout.to_canonical(np.asarray(kernel, dtype=np.float64))
+    *taps, rows, columns = canonical.shape[2:]
+    matrices = canonical.reshape(-1, *taps, rows, columns)
+    worst = 0.0
+    for matrix in matrices:
+        if rows < columns:
+            matrix = np.swapaxes(matrix, -1, -2)
+        gram = _gram_by_shift(matrix, tuple(taps))
+        square = float(np.mean(np.diagonal(gram[0]))) if gain is None else gain**2
+        if square == 0.0:
+            return math.inf
+        gram[0] -= square * np.eye(gram.shape[-1])
+        worst = max(worst, float(np.abs(gram).max()) / square)
+    return worst
+
+
+def _gram_by_shift(matrix: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:
+    """`sum_s K_s^T K_(s + shift)` for every shift that lets taps overlap; no shift comes first."""
+    if math.prod(taps) == 1:
+        flat = matrix.reshape(matrix.shape[-2:])
+        return (flat.T @ flat)[None]
+    flat = matrix.reshape(-1, *matrix.shape[-2:])
+    live = [tap for tap in range(len(flat)) if flat[tap].any()]
+    places = np.stack(np.unravel_index(np.arange(len(flat)), taps), axis=-1)
+    none = tuple(0 for _ in taps)
+    outputs = flat.shape[-1]
+    grams: dict[tuple[int, ...], np.ndarray] = {none: np.zeros((outputs, outputs))}
+    for a in live:
+        for b in live:
+            shift = tuple(int(step) for step in places[b] - places[a])
+            product = flat[a].T @ flat[b]
+            grams[shift] = grams[shift] + product if shift in grams else product
+    return np.stack([grams.pop(none), *grams.values()])

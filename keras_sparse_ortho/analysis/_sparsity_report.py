@@ -1,0 +1,132 @@
+"""`SparsityReport`: the figures of a model, as a table, a dict and a CSV file."""
+
+import csv
+import dataclasses
+import io
+import pathlib
+from typing import Any
+
+import rich.console
+import rich.table
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The figures of one kernel."""
+
+    path: str
+    shape: tuple[int, ...]
+    size: int
+    live: int
+    flops: int | None
+    sparse_flops: int | None
+    orthogonality_error: float | None
+
+    @property
+    def density(self) -> float:
+        """Live fraction."""
+        return self.live / self.size
+
+
+@dataclasses.dataclass(frozen=True)
+class SparsityReport:
+    """What `keras_sparse_ortho.report` returns.
+
+    Args:
+        rows: One `Row` for each kernel.
+        name: Name of the model.
+    """
+
+    rows: tuple[Row, ...]
+    name: str = ""
+
+    @property
+    def size(self) -> int:
+        """Entries of all kernels."""
+        return sum(row.size for row in self.rows)
+
+    @property
+    def live(self) -> int:
+        """Live entries of all kernels."""
+        return sum(row.live for row in self.rows)
+
+    @property
+    def density(self) -> float:
+        """Live fraction over all kernels."""
+        return self.live / self.size if self.rows else 1.0
+
+    @property
+    def flops(self) -> int | None:
+        """Multiply-adds of the dense kernels for one sample; `None` if not known for all."""
+        return _sum([row.flops for row in self.rows])
+
+    @property
+    def sparse_flops(self) -> int | None:
+        """Multiply-adds of the live entries for one sample; `None` if not known for all."""
+        return _sum([row.sparse_flops for row in self.rows])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as JSON values."""
+        return {
+            "name": self.name,
+            "size": self.size,
+            "live": self.live,
+            "density": self.density,
+            "flops": self.flops,
+            "sparse_flops": self.sparse_flops,
+            "weights": [
+                {**dataclasses.asdict(row), "shape": list(row.shape), "density": row.density}
+                for row in self.rows
+            ],
+        }
+
+    def to_csv(self, path: str | pathlib.Path) -> None:
+        """Writes one line for each kernel."""
+        rows = self.to_dict()["weights"]
+        with pathlib.Path(path).open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, [*(f.name for f in dataclasses.fields(Row)), "density"])
+            writer.writeheader()
+            writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
+
+    def __rich__(self) -> rich.table.Table:
+        table = rich.table.Table(title=f"Kernels of '{self.name}'", title_justify="left")
+        table.add_column("weight", overflow="fold")
+        for title in ("shape", "parameters", "live", "density", "FLOPs", "sparse FLOPs", "|G - I|"):
+            table.add_column(title, justify="right", no_wrap=True)
+        for row in self.rows:
+            error = row.orthogonality_error
+            table.add_row(
+                row.path,
+                " x ".join(map(str, row.shape)),
+                f"{row.size:,}",
+                f"{row.live:,}",
+                f"{row.density:.4f}",
+                _number(row.flops),
+                _number(row.sparse_flops),
+                "" if error is None else f"{error:.1e}",
+            )
+        table.add_section()
+        table.add_row(
+            "all kernels",
+            "",
+            f"{self.size:,}",
+            f"{self.live:,}",
+            f"{self.density:.4f}",
+            _number(self.flops),
+            _number(self.sparse_flops),
+        )
+        return table
+
+    def __str__(self) -> str:
+        stream = io.StringIO()
+        rich.console.Console(file=stream, width=120).print(self)
+        return stream.getvalue().rstrip()
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _number(value: int | None) -> str:
+    return "not known" if value is None else f"{value:,}"

@@ -1,0 +1,245 @@
+"""`Budget`: how much of every weight is live."""
+
+import csv
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from keras_sparse_ortho.errors import BudgetError, DensityError
+from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.orthogonal import check_density, live_count
+from keras_sparse_ortho.parametrizations import PrunableWeight
+
+_COLUMNS = ("weight", "density", "size", "lifted")
+
+
+class Budget(Mapping[str, float]):
+    """Densities of the weights of a model: a value that can be saved, loaded and summed up.
+
+    Maps the path of a weight (as `keras_sparse_ortho.prunable_weights` lists it) to its live
+    fraction. A weight of `size` entries gets exactly `round(density * size)` live ones.
+
+    Args:
+        densities: From weight path to density, in (0, 1].
+        sizes: From weight path to number of entries; needed for counts before the budget is
+            applied to a model.
+        lifted: Paths of the weights whose share was below the least density that an exactly
+            orthogonal kernel can have, and that got that density instead.
+
+    Raises:
+        BudgetError: Densities outside (0, 1], sizes of other weights, an empty budget.
+
+    Example:
+
+    >>> budget = Budget({"hidden/kernel": 0.1, "head/kernel": 0.5}, {"hidden/kernel": 7840,
+    ...                                                              "head/kernel": 1000})
+    >>> budget.live, round(budget.density, 4)
+    (1284, 0.1452)
+    """
+
+    def __init__(
+        self,
+        densities: Mapping[str, float],
+        sizes: Mapping[str, int] | None = None,
+        lifted: Sequence[str] = (),
+    ) -> None:
+        if not densities:
+            raise BudgetError(f"A budget needs weights. Received: densities={densities!r}")
+        self._densities: dict[str, float] = {}
+        for path, density in densities.items():
+            try:
+                self._densities[str(path)] = check_density(density)
+            except DensityError as error:
+                raise BudgetError(f"In the budget of '{path}': {error}") from None
+        self.sizes = {str(path): int(size) for path, size in (sizes or {}).items()}
+        self.lifted = tuple(lifted)
+        unknown = [p for p in (*self.sizes, *self.lifted) if p not in self._densities]
+        if unknown:
+            raise BudgetError(f"`sizes` and `lifted` name unknown weights. Received: {unknown}")
+
+    def __getitem__(self, path: str) -> float:
+        return self._densities[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._densities)
+
+    def __len__(self) -> int:
+        return len(self._densities)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Budget) and self._densities == other._densities
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Live entries of every weight, `round(density * size)`."""
+        missing = [path for path in self if path not in self.sizes]
+        if missing:
+            raise BudgetError(
+                "Counts need the sizes of the weights: apply the budget to a model, or give "
+                f"`sizes`. Received: no sizes for {missing[:5]}"
+            )
+        return {path: live_count(density, self.sizes[path]) for path, density in self.items()}
+
+    @property
+    def live(self) -> int:
+        """Live entries of all weights together."""
+        return sum(self.counts.values())
+
+    @property
+    def size(self) -> int:
+        """Entries of all weights together."""
+        return sum(self.sizes[path] for path in self.counts)
+
+    @property
+    def density(self) -> float:
+        """Live fraction of all weights together."""
+        return self.live / self.size
+
+    def for_weights(self, weights: Sequence[PrunableWeight]) -> "Budget":
+        """This budget with the sizes of a model's weights.
+
+        Raises:
+            BudgetError: Weights that the budget does not name, names that no weight has, sizes
+                that differ, and densities that leave a weight without live entries.
+        """
+        sizes = {weight.path: weight.size for weight in weights}
+        unknown = [path for path in self if path not in sizes]
+        missing = [path for path in sizes if path not in self._densities]
+        if unknown or missing:
+            raise BudgetError(
+                "The budget must name exactly the weights that are to be pruned (see `include` "
+                f"and `exclude`). Received: unknown {unknown}, missing {missing}"
+            )
+        for path, size in self.sizes.items():
+            if size != sizes[path]:
+                raise BudgetError(
+                    f"The budget was made for a weight '{path}' of {size} entries. "
+                    f"Received: one of {sizes[path]}"
+                )
+        for path, density in self.items():
+            if live_count(density, sizes[path]) < 1:
+                raise BudgetError(
+                    f"The weight '{path}' of {sizes[path]} entries would have no live one. "
+                    f"Received: density={density}"
+                )
+        return Budget(self._densities, sizes, self.lifted)
+
+    @classmethod
+    def from_model(cls, model: Any) -> "Budget":
+        """The densities that the weights of a model have now (see `prunable_weights`)."""
+        weights = prunable_weights(model, flops=False)
+        empty = [weight.path for weight in weights if weight.live == 0]
+        if empty:
+            raise BudgetError(
+                f"A budget cannot hold weights without live entries. Received: {empty}"
+            )
+        return cls({w.path: w.density for w in weights}, {w.path: w.size for w in weights})
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes the budget as `.csv` (weight, density, size, lifted) or `.json`."""
+        path = pathlib.Path(path)
+        rows = [
+            {
+                "weight": name,
+                "density": density,
+                "size": self.sizes.get(name),
+                "lifted": name in self.lifted,
+            }
+            for name, density in self.items()
+        ]
+        if _suffix(path) == ".json":
+            path.write_text(json.dumps({"budget": rows}, indent=1) + "\n", encoding="utf-8")
+            return
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, _COLUMNS)
+            writer.writeheader()
+            # repr of a float, which csv writes, reads back as the same float.
+            writer.writerows({**row, "lifted": int(bool(row["lifted"]))} for row in rows)
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> "Budget":
+        """Reads what `save` wrote; of a CSV file `weight` and `density` are enough.
+
+        Raises:
+            BudgetError: A file that is no budget, with the line number.
+        """
+        path = pathlib.Path(path)
+        rows = _json_rows(path) if _suffix(path) == ".json" else _csv_rows(path)
+        densities: dict[str, float] = {}
+        sizes: dict[str, int] = {}
+        lifted: list[str] = []
+        for place, row in rows:
+            try:
+                name = row["weight"]
+                if not isinstance(name, str) or not name or name in densities:
+                    raise ValueError(f"weight={name!r} is empty, or named twice")
+                densities[name] = check_density(row["density"])
+                if row.get("size") not in (None, ""):
+                    sizes[name] = int(row["size"])
+                if row.get("lifted") not in (None, "", "0", 0, False):
+                    lifted.append(name)
+            except (KeyError, TypeError, ValueError) as error:
+                raise BudgetError(f"{path}, {place}: {error}. Received: {row!r}") from None
+        return cls(densities, sizes, lifted)
+
+    def __repr__(self) -> str:
+        width = max(len(path) for path in self)
+        known = len(self.sizes) == len(self)
+        total = f", density {self.density:.6g}, {self.live} of {self.size} live" if known else ""
+        lines = [f"<Budget of {len(self)} weights{total}"]
+        for path, density in self.items():
+            count = f"  {self.counts[path]} of {self.sizes[path]}" if known else ""
+            note = "  (lifted to the least orthogonal density)" if path in self.lifted else ""
+            lines.append(f"  {path:<{width}}  {density:<10.6g}{count}{note}")
+        return "\n".join(lines) + ">"
+
+
+def _suffix(path: pathlib.Path) -> str:
+    if path.suffix not in (".csv", ".json"):
+        raise BudgetError(f"A budget file ends in .csv or .json. Received: path={str(path)!r}")
+    return path.suffix
+
+
+def _csv_rows(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
+    with path.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        names = reader.fieldnames or []
+        if not {"weight", "density"} <= set(names):
+            raise BudgetError(
+                f"{path}, line 1: the columns 'weight' and 'density' are needed. Received: {names}"
+            )
+        rows: list[tuple[str, dict[str, Any]]] = []
+        for row in reader:
+            if None in row or None in row.values():
+                raise BudgetError(
+                    f"{path}, line {reader.line_num}: {len(names)} columns are needed. "
+                    f"Received: {row!r}"
+                )
+            # A CSV holds text; what is not a number is refused below with its line.
+            row["density"] = _number(row["density"])
+            rows.append((f"line {reader.line_num}", row))
+        return rows
+
+
+def _number(text: str) -> float | str:
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return value if math.isfinite(value) else text
+
+
+def _json_rows(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["budget"]
+        return [(f"entry {number}", dict(row)) for number, row in enumerate(rows, 1)]
+    except json.JSONDecodeError as error:
+        raise BudgetError(f"{path}, line {error.lineno}: {error.msg}. Received: no JSON") from None
+    except (KeyError, TypeError, ValueError):
+        raise BudgetError(
+            f'{path}, line 1: an object {{"budget": [...]}} is needed. Received: another one'
+        ) from None

@@ -1,0 +1,152 @@
+"""Multiply-adds of every kernel for one sample, from the shapes that really flow."""
+
+import contextlib
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import keras
+
+from keras_sparse_ortho.parametrizations import PrunableWeight
+from keras_sparse_ortho.parametrizations._prunable_weight import walk
+
+L = keras.layers
+
+
+def count_flops(model: Any, weights: Sequence[PrunableWeight]) -> dict[int, int]:
+    """Multiply-adds for one sample by `id(variable)`, summed over all calls of shared layers.
+
+    The model is traced once with a batch of one, without computing anything. A kernel of `size`
+    entries that is applied at so many positions (pixels, timesteps) costs `size * positions`.
+    Weights of layers without a rule (`kernel_positions`) are left out, and all of them if the
+    model has dimensions besides the batch that are not fixed.
+    """
+    specs = _input_specs(model)
+    if specs is None:
+        return {}
+    # The fused kernels of LSTM and GRU never call the cell, and a scan calls it once for all steps:
+    # a cell is counted where its RNN layer is called.
+    noted = {id(weight.owner): [id(weight.owner)] for weight in weights}
+    layers = [layer for layer, _ in walk(model, "")]
+    for layer in layers:
+        if isinstance(layer, L.RNN):
+            cells = [id(cell) for cell in getattr(layer.cell, "cells", [layer.cell])]
+            noted[id(layer)] = [key for key in cells if noted.pop(key, None)]
+    calls: dict[int, list[tuple[Any, Any]]] = {}
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            if id(layer) in noted:
+                hook = functools.partial(_noting_call, layer.call, calls, noted[id(layer)])
+                stack.enter_context(mock.patch.object(layer, "call", hook))
+        _Trace(model)(specs)
+    table: dict[int, int] = {}
+    for weight in weights:
+        made = calls.get(id(weight.owner), [])
+        positions = [kernel_positions(weight.owner, *call) for call in made]
+        known = [count for count in positions if count is not None]
+        if known and len(known) == len(positions):
+            table[id(weight.variable)] = weight.size * sum(known)
+    return table
+
+
+class _Trace(keras.layers.Layer):
+    """Calls a model it does not track, so that a symbolic call traces all of it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._model = lambda: model
+
+    def call(self, inputs: Any) -> Any:
+        return self._model()(inputs)
+
+
+def _noting_call(
+    call: Any, calls: dict[int, list[tuple[Any, Any]]], noted: list[int], *args: Any, **kwargs: Any
+) -> Any:
+    """Stands in for a layer's `call`, and notes its first input and output."""
+    outputs = call(*args, **kwargs)
+    first = args[0] if args else next(iter(kwargs.values()))
+    for key in noted:
+        calls.setdefault(key, []).append(
+            (keras.tree.flatten(first)[0], keras.tree.flatten(outputs)[0])
+        )
+    return outputs
+
+
+def _input_specs(model: Any) -> Any:
+    """Symbolic inputs of batch one, in the structure of the model's input, or `None`."""
+    inputs = getattr(model, "input", None) if getattr(model, "inputs", None) else None
+    if inputs is None:
+        shape = (model.get_build_config() or {}).get("input_shape")
+        if not isinstance(shape, tuple | list) or not shape or isinstance(shape[0], tuple | list):
+            return None
+        inputs = keras.KerasTensor(tuple(shape), dtype=model.compute_dtype)
+    if any(size is None for tensor in keras.tree.flatten(inputs) for size in tensor.shape[1:]):
+        return None
+    return keras.tree.map_structure(
+        lambda tensor: keras.KerasTensor((1, *tensor.shape[1:]), dtype=tensor.dtype), inputs
+    )
+
+
+@functools.singledispatch
+def kernel_positions(layer: Any, inputs: Any, outputs: Any) -> int | None:
+    """At how many positions of a sample a layer applies its kernels; `None` if not known.
+
+    Dispatches on the class of `layer`, subclasses included; `inputs` and `outputs` are the first
+    tensors of a call with a batch of one. Register a rule for a custom layer as
+    `kernel_positions.register(MyLayer, lambda layer, inputs, outputs: ...)`.
+    """
+    return None
+
+
+def _spatial(layer: Any, tensor: Any) -> int:
+    shape = tuple(tensor.shape)
+    first = getattr(layer, "data_format", "channels_last") == "channels_first"
+    return math.prod(shape[2:] if first else shape[1:-1])
+
+
+@kernel_positions.register(L.Dense)
+def _dense(layer: Any, inputs: Any, outputs: Any) -> int:
+    return math.prod(tuple(inputs.shape)[1:-1])
+
+
+@kernel_positions.register(L.Embedding)
+def _embedding(layer: Any, inputs: Any, outputs: Any) -> int:
+    return 0  # a look-up
+
+
+@kernel_positions.register(L.Conv1D)
+@kernel_positions.register(L.Conv2D)
+@kernel_positions.register(L.Conv3D)
+@kernel_positions.register(L.DepthwiseConv1D)
+@kernel_positions.register(L.DepthwiseConv2D)
+@kernel_positions.register(L.SeparableConv1D)
+@kernel_positions.register(L.SeparableConv2D)
+def _convolution(layer: Any, inputs: Any, outputs: Any) -> int:
+    return _spatial(layer, outputs)
+
+
+@kernel_positions.register(L.Conv1DTranspose)
+@kernel_positions.register(L.Conv2DTranspose)
+@kernel_positions.register(L.Conv3DTranspose)
+def _transposed_convolution(layer: Any, inputs: Any, outputs: Any) -> int:
+    return _spatial(layer, inputs)
+
+
+@kernel_positions.register(L.EinsumDense)
+def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
+    data, kernel = layer.equation.replace(" ", "").split("->")[0].split(",")
+    head, dots, tail = data.partition("...")
+    shape = tuple(inputs.shape)
+    names = [*head, *("." * (len(shape) - len(head) - len(tail)) if dots else ""), *tail]
+    # Every input axis that the kernel does not have repeats it; the batch is one.
+    return math.prod(size for name, size in zip(names, shape, strict=True) if name not in kernel)
+
+
+@kernel_positions.register(L.LSTMCell)
+@kernel_positions.register(L.GRUCell)
+@kernel_positions.register(L.SimpleRNNCell)
+def _recurrent_cell(layer: Any, inputs: Any, outputs: Any) -> int:
+    return int(inputs.shape[1])  # those of the RNN layer: (batch, timesteps, features)

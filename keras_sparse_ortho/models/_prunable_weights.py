@@ -1,0 +1,72 @@
+"""`prunable_weights`: the kernels of a model, where they are and how sparse."""
+
+import dataclasses
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.models._flops import count_flops
+from keras_sparse_ortho.parametrizations import PrunableWeight
+from keras_sparse_ortho.parametrizations._prunable_weight import own_kernels, walk
+
+
+def prunable_weights(model: keras.layers.Layer, *, flops: bool = True) -> list[PrunableWeight]:
+    """Lists the kernels of a model with path, shape, density and FLOPs.
+
+    For weight `k`, `density_k = live_k / size_k`, where `live_k` counts the mask of a wrapped
+    weight, and the nonzero entries of a plain one. Biases and normalization weights are not
+    listed; `keras_sparse_ortho.initializers.kernel_layouts` says what a kernel is.
+
+    Args:
+        model: A built Keras model or layer: functional, Sequential, nested or subclassed.
+        flops: Whether to count multiply-adds for one sample, for which the model is traced once.
+
+    Returns:
+        A list of `PrunableWeight` in the order of the layers. A shared layer is listed once, its
+        FLOPs summed over its calls.
+
+    Raises:
+        NotPrunableError: A model that is not built: weights have no shapes yet.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Conv2D(8, 3, name="c")])
+    >>> prunable_weights(model)
+    [<c/kernel shape=(3, 3, 1, 8), density=1, flops=48672>]
+    """
+    check_built(model)
+    found: list[PrunableWeight] = []
+    wrapped: set[int] = set()
+    for layer, path in walk(model, ""):
+        if isinstance(layer, PrunableLayer):
+            for weight in layer.prunable_weights:
+                own = weight.path.removeprefix(layer.layer.name).lstrip("/")
+                found.append(dataclasses.replace(weight, path=f"{path}/{own}".lstrip("/")))
+                wrapped.add(id(weight.variable))
+        else:
+            found += [w for w in own_kernels(layer, path) if id(w.variable) not in wrapped]
+    if not flops:
+        return found
+    table = count_flops(model, found)
+    return [dataclasses.replace(w, flops=table.get(id(w.variable))) for w in found]
+
+
+def check_built(model: Any) -> None:
+    """Refuses what is no Keras 3 model or layer, and what has no weights yet."""
+    if not isinstance(model, keras.layers.Layer):
+        hint = ""
+        if type(model).__module__.startswith(("tf_keras", "keras.src.engine")):
+            hint = " For tf_keras models see keras_sparse_ortho.tfmot."
+        raise NotPrunableError(
+            f"`model` must be a Keras 3 model or layer.{hint} "
+            f"Received: model={model!r} of type {type(model).__name__}"
+        )
+    unbuilt = [path or layer.name for layer, path in walk(model, "") if not layer.built]
+    if unbuilt:
+        raise NotPrunableError(
+            "The model must be built, so that its weights have shapes: give it an Input, or call "
+            f"it once on data. Received: a model whose layers {unbuilt[:5]} are not built"
+        )

@@ -1,0 +1,90 @@
+"""`strip`: the plain Keras model, with the effective weights baked in."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.initializers import SparseInitializer
+from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.models._prunable_weights import check_built
+from keras_sparse_ortho.models._rewrite import Replacement, rewrite
+from keras_sparse_ortho.parametrizations._prunable_weight import walk
+
+
+def strip(model: keras.Model) -> keras.Model:
+    """Removes every wrapper: a plain Keras model with effective weights and equal outputs.
+
+    Each wrapped weight `w` is replaced by its effective weight `w_e`, whose dead entries are
+    exactly 0. Nothing of this package remains in the model: it can be saved, and loaded where
+    the package is not installed. (Initializers of ours in the configuration, which have done
+    their work, become Keras' default.)
+
+    Args:
+        model: A built Keras model, with or without wrapped layers.
+
+    Returns:
+        A new, uncompiled model; a model written as a class is changed in place, and returned, and
+        is to be compiled again.
+
+    Raises:
+        NotPrunableError: A model that is not built.
+
+    Limits: the masks are gone with the wrappers, so training the result makes it dense. Keep the
+    wrapped model to train on.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    >>> sparse = kso.sparsify(dense, 0.25, seed=0)
+    >>> plain = strip(sparse)
+    >>> type(plain.layers[0]).__name__, int(np.count_nonzero(plain.layers[0].get_weights()[0]))
+    ('Dense', 8)
+    """
+    check_built(model)
+    if isinstance(model, PrunableLayer):
+        model = keras.Sequential([model], name=model.name)
+    return rewrite(model, _unwrap, _without_own_initializers)
+
+
+def _unwrap(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
+    if not isinstance(layer, PrunableLayer):
+        return None
+    plain = copy(layer.layer)
+
+    def finish() -> None:
+        if plain is layer.layer:
+            layer.bake()
+            _reset_initializers(plain)
+            return
+        effective = {id(p.weight.variable): p for p in layer.parametrizations.values()}
+        for old, new in zip(layer.layer.weights, plain.weights, strict=True):
+            value = keras.ops.convert_to_tensor(old)
+            if id(old) in effective:
+                value = effective[id(old)].effective(value)
+            new.assign(value)
+
+    return Replacement(plain, finish)
+
+
+def _without_own_initializers(config: Any) -> Any:
+    """Puts Keras' default in the place of our initializers, everywhere in a configuration."""
+    if isinstance(config, dict):
+        known = keras.saving.get_registered_object(config.get("registered_name"))
+        if isinstance(known, type) and issubclass(known, SparseInitializer):
+            return keras.initializers.serialize(keras.initializers.GlorotUniform())
+        if known is PrunableLayer:  # inside a block; it is unwrapped, and reset, in place
+            return config
+        return {key: _without_own_initializers(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return type(config)(_without_own_initializers(value) for value in config)
+    return config
+
+
+def _reset_initializers(layer: Any) -> None:
+    for inner, _ in walk(layer, ""):
+        for name, value in list(vars(inner).items()):
+            if isinstance(value, SparseInitializer):
+                setattr(inner, name, keras.initializers.GlorotUniform())

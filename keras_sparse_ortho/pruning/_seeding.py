@@ -1,0 +1,50 @@
+"""One initializer for each weight: same pattern, own density, own seed."""
+
+import hashlib
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse, SparseInitializer
+from keras_sparse_ortho.parametrizations import PrunableWeight
+
+
+def derived_seed(seed: int, path: str) -> int:
+    """A seed for the weight at `path` that is the same on every machine, and differs by path."""
+    digest = hashlib.blake2b(f"{seed}/{path}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1  # 31 bits: some backends take no more
+
+
+def is_orthogonal(initializer: Any) -> bool:
+    """Whether kernels of this initializer have a least density."""
+    return initializer == "exact_orthogonal" or isinstance(initializer, ExactOrthogonal)
+
+
+def initializer_for(
+    pattern: str | SparseInitializer, weight: PrunableWeight, density: float, seed: int
+) -> SparseInitializer:
+    """The initializer of one weight.
+
+    Args:
+        pattern: `"exact_orthogonal"`, `"random_sparse"`, or an instance to take settings from.
+        weight: The weight.
+        density: Its live fraction.
+        seed: Its seed, which a dense initializer inside the sparse one gets as well.
+    """
+    if pattern == "exact_orthogonal":
+        return ExactOrthogonal(density, seed=seed)
+    if pattern == "random_sparse":
+        dense = weight.initializer
+        if dense is None or isinstance(dense, SparseInitializer):
+            dense = keras.initializers.GlorotUniform()
+        pattern = RandomSparse(density, dense)
+    if not isinstance(pattern, SparseInitializer):
+        raise ValueError(
+            '`initializer` must be "exact_orthogonal", "random_sparse", an initializer that '
+            f"draws a mask, or None to keep the weights. Received: initializer={pattern!r}"
+        )
+    config = {**pattern.get_config(), "density": density, "seed": seed}
+    dense = config.get("initializer")
+    if isinstance(dense, dict) and "seed" in dense.get("config", {}):
+        config["initializer"] = {**dense, "config": {**dense["config"], "seed": seed}}
+    return type(pattern).from_config(config)
