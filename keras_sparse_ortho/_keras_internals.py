@@ -117,12 +117,18 @@ def replace_sublayers(
     try:
         # torch keeps submodules apart from the other attributes.
         attributes = {**vars(parent), **vars(parent).get("_modules", {})}
-        for name, value in attributes.items():
-            if name.startswith("_"):
-                continue
+        position = {id(layer): k for k, layer in enumerate(sublayers(parent))}
+
+        def first_layer(item: tuple[str, Any]) -> int:
+            inside = [position.get(id(layer), len(position)) for layer in _layers_in(item[1])]
+            return min(inside, default=len(position))
+
+        # In the order in which the layers are tracked, so that the new ones are in that order.
+        public = [item for item in attributes.items() if not item[0].startswith("_")]
+        for name, value in sorted(public, key=first_layer):
             replaced = _replace(value, replacements)
             if replaced is not value:
-                for old in keras.tree.flatten(value):
+                for old in _layers_in(value):
                     if id(old) in replacements:
                         tracker.untrack(old)
                 delattr(parent, name)
@@ -130,6 +136,17 @@ def replace_sublayers(
     finally:
         if locked:
             tracker.lock()
+
+
+def _layers_in(value: Any) -> list[keras.layers.Layer]:
+    """The layers in an attribute: itself, or those in lists, tuples and dicts."""
+    if isinstance(value, keras.layers.Layer):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [layer for item in value for layer in _layers_in(item)]
+    return []
 
 
 def _replace(value: Any, replacements: dict[int, keras.layers.Layer]) -> Any:

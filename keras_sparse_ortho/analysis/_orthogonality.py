@@ -53,15 +53,14 @@ def orthogonality_error(
 
 def _gram_by_shift(matrix: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:
     """`sum_s K_s^T K_(s + shift)` for every shift that lets taps overlap; no shift comes first."""
-    if math.prod(taps) == 1:
-        flat = matrix.reshape(matrix.shape[-2:])
-        return (flat.T @ flat)[None]
-    flat = matrix.reshape(-1, *matrix.shape[-2:])
+    rows, columns = matrix.shape[-2:]
+    flat: np.ndarray = matrix.reshape(-1, rows, columns)
+    if len(flat) == 1:
+        return (flat[0].T @ flat[0])[None]
     live = [tap for tap in range(len(flat)) if flat[tap].any()]
     places = np.stack(np.unravel_index(np.arange(len(flat)), taps), axis=-1)
-    none = tuple(0 for _ in taps)
-    outputs = flat.shape[-1]
-    grams: dict[tuple[int, ...], np.ndarray] = {none: np.zeros((outputs, outputs))}
+    none: tuple[int, ...] = (0,) * len(taps)
+    grams: dict[tuple[int, ...], np.ndarray] = {none: np.zeros((columns, columns))}
     for a in live:
         for b in live:
             shift = tuple(int(step) for step in places[b] - places[a])
