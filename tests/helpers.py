@@ -1,0 +1,64 @@
+"""What several test folders share."""
+
+import keras
+import numpy as np
+
+
+def array(value):
+    """A tensor or variable as a NumPy array."""
+    return keras.ops.convert_to_numpy(value)
+
+
+def jit():
+    """The `jit_compile` to test with: XLA wherever Keras has it."""
+    return keras.backend.backend() != "torch"
+
+
+def gradients(model, x, y, loss):
+    """The gradient of `loss(y, model(x))` for every trainable variable, on any backend."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True))
+        found = tape.gradient(value, [v.value for v in model.trainable_variables])
+        return [array(tf.convert_to_tensor(g)) for g in found]
+    if backend == "jax":
+        import jax
+
+        def objective(trainable):
+            fixed = [v.value for v in model.non_trainable_variables]
+            outputs, _ = model.stateless_call(trainable, fixed, x, training=True)
+            return loss(y, outputs)
+
+        return [array(g) for g in jax.grad(objective)([v.value for v in model.trainable_variables])]
+    model.zero_grad()
+    loss(y, model(x, training=True)).backward()
+    return [array(v.value.grad) for v in model.trainable_variables]
+
+
+def moments(optimizer, variable):
+    """The optimizer's slots of a variable: Adam's two moments, or SGD's momentum."""
+    lists = [
+        value
+        for name, value in vars(optimizer).items()
+        if name in ("_momentums", "_velocities", "momentums") and value
+    ]
+    index = optimizer._get_variable_index(variable)
+    return [array(slots[index]) for slots in lists]
+
+
+def data(model, classes, count=32, seed=0):
+    """Random inputs and integer labels for a model of one input."""
+    rng = np.random.default_rng(seed)
+    shape = (count, *model.inputs[0].shape[1:])
+    if "int" in model.inputs[0].dtype:
+        x = rng.integers(0, 11, shape).astype("int32")
+    else:
+        x = rng.normal(size=shape).astype("float32")
+    return x, rng.integers(0, classes, count).astype("int32")
+
+
+def classifier_loss():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -1,0 +1,130 @@
+"""What holds for every kind of layer in a wrapper, on every backend, under XLA."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho import PrunableLayer
+from keras_sparse_ortho.parametrizations import FixedMask
+from tests.helpers import array, classifier_loss, data, gradients, jit, moments
+from tests.layers.kinds import DENSITY, KINDS
+
+pytestmark = pytest.mark.core
+
+OPTIMIZERS = {
+    "adamw": lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1),
+    "sgd_momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+}
+
+
+def wrapped(model):
+    return next(layer for layer in model.layers if isinstance(layer, PrunableLayer))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_masked_weights_gradients_and_moments_are_exactly_zero(kind, optimizer):
+    model = kind.model(PrunableLayer)
+    weights = wrapped(model).prunable_weights
+    before = [weight.raw_value() for weight in weights]
+    x, y = data(model, 3)
+    loss = classifier_loss()
+    model.compile(OPTIMIZERS[optimizer](), loss, jit_compile=jit())
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+
+    table = {
+        id(v): g
+        for v, g in zip(model.trainable_variables, gradients(model, x, y, loss), strict=True)
+    }
+    for weight, start in zip(weights, before, strict=True):
+        mask = weight.parametrization.mask_value()
+        assert mask.sum() == round(DENSITY * mask.size)
+        assert not weight.raw_value()[~mask].any()
+        assert not weight.value()[~mask].any()
+        assert not table[id(weight.variable)][~mask].any()
+        slots = moments(model.optimizer, weight.variable)
+        assert slots
+        for slot in slots:
+            assert not slot[~mask].any()
+            assert slot[mask].any()
+        # and it did train
+        assert (weight.raw_value() != start)[mask].any()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_full_mask_trains_exactly_as_the_plain_layer(kind):
+    def train(wrap):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        model = kind.model(wrap)
+        for variable in model.trainable_variables:  # the initializers hold masks of their own
+            rng = np.random.default_rng(variable.shape[-1])
+            variable.assign(0.3 * rng.normal(size=variable.shape))
+        for parametrization in [p for la in model.layers for p in _parametrizations(la)]:
+            parametrization.assign_mask(np.ones(parametrization.weight.shape, dtype=bool))
+        x, y = data(model, 3)
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), classifier_loss())
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        kept = [v for v in model.weights if "mask" not in v.name and "seed" not in v.name]
+        return history.history["loss"], [array(v) for v in kept]
+
+    (plain_loss, plain), (loss, weights) = train(lambda layer: layer), train(PrunableLayer)
+    np.testing.assert_allclose(loss, plain_loss, rtol=1e-5)
+    assert len(weights) == len(plain)
+    for ours, theirs in zip(weights, plain, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def _parametrizations(layer):
+    return layer.parametrizations.values() if isinstance(layer, PrunableLayer) else []
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_saving_cloning_and_weights_files_keep_masks_and_outputs(kind, tmp_path):
+    model = kind.model(PrunableLayer)
+    x, y = data(model, 3)
+    model.compile("adam", classifier_loss())
+    model.fit(x, y, verbose=0)
+    expected = model.predict(x, verbose=0)
+    masks = [w.parametrization.mask_value() for w in wrapped(model).prunable_weights]
+
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    clone = keras.models.clone_model(model)
+    clone_masks = [w.parametrization.mask_value() for w in wrapped(clone).prunable_weights]
+    clone.set_weights(model.get_weights())
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = kind.model(PrunableLayer)
+    other.load_weights(tmp_path / "model.weights.h5")
+    for twin in (loaded, clone, other):
+        np.testing.assert_array_equal(twin.predict(x, verbose=0), expected)
+        for weight, mask in zip(wrapped(twin).prunable_weights, masks, strict=True):
+            np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
+    # A clone without the weights is as sparse, never dense.
+    assert [m.sum() for m in clone_masks] == [m.sum() for m in masks]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_magnitude_masks_where_the_initializer_is_a_usual_one(kind):
+    def wrap(layer):
+        # Any rule will do that is not the initializer's: half of the weights, by magnitude.
+        return PrunableLayer(_with_usual_initializers(layer), FixedMask(0.5))
+
+    for weight in wrapped(kind.model(wrap)).prunable_weights:
+        mask = weight.parametrization.mask_value()
+        value = np.abs(weight.raw_value())
+        assert mask.sum() == round(0.5 * mask.size)
+        assert value[mask].min() >= value[~mask].max()
+
+
+def _with_usual_initializers(layer):
+    """The layer, with Keras' default in the place of every initializer of ours."""
+
+    def usual(config):
+        if isinstance(config, dict):
+            if config.get("class_name") == "ExactOrthogonal":
+                return keras.initializers.serialize(keras.initializers.GlorotUniform(seed=1))
+            return {key: usual(value) for key, value in config.items()}
+        return [usual(item) for item in config] if isinstance(config, list | tuple) else config
+
+    return type(layer).from_config(usual(layer.get_config()))
