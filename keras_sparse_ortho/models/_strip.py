@@ -64,7 +64,7 @@ def _unwrap(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | 
             value = keras.ops.convert_to_tensor(old)
             if id(old) in effective:
                 value = effective[id(old)].effective(value)
-            new.assign(value)
+            new.assign(keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
 
     return Replacement(plain, finish)
 

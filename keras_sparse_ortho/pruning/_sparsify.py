@@ -195,7 +195,8 @@ def _wrap(
             }
             for old, new in zip(layer.weights, inner.weights, strict=True):
                 if old is not new and id(new) not in drawn:
-                    new.assign(old)
+                    # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
+                    new.assign(keras.ops.copy(old))
             for key, parametrization in wrapper.parametrizations.items():
                 if keys[key] in kernels:
                     parametrization.weight.variable.assign(kernels[keys[key]])
