@@ -6,6 +6,7 @@ import io
 import pathlib
 from typing import Any
 
+import rich.box
 import rich.console
 import rich.table
 
@@ -89,15 +90,22 @@ class SparsityReport:
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
 
     def __rich__(self) -> rich.table.Table:
-        table = rich.table.Table(title=f"Kernels of '{self.name}'", title_justify="left")
-        table.add_column("weight", overflow="fold")
-        for title in ("shape", "parameters", "live", "density", "FLOPs", "sparse FLOPs", "|G - I|"):
+        table = rich.table.Table(
+            title=f"Kernels of '{self.name}'",
+            title_justify="left",
+            box=rich.box.SIMPLE_HEAD,
+            collapse_padding=True,
+        )
+        # Without a least width, a terminal of 80 columns would leave no room for the names.
+        longest = max([len(row.path) for row in self.rows], default=0)
+        table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), 24))
+        for title in ("shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", "|G - I|"):
             table.add_column(title, justify="right", no_wrap=True)
         for row in self.rows:
             error = row.orthogonality_error
             table.add_row(
                 row.path,
-                " x ".join(map(str, row.shape)),
+                "x".join(map(str, row.shape)),
                 f"{row.size:,}",
                 f"{row.live:,}",
                 f"{row.density:.4f}",
