@@ -1,0 +1,79 @@
+"""`examples/quickstart.py`, run as a user runs it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def quickstart(*arguments):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "quickstart.py"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "KERAS_BACKEND": keras.backend.backend()},
+    )
+
+
+@pytest.mark.slow  # about 50 seconds: two networks, six exports
+@pytest.mark.core
+def test_all_the_way(tmp_path):
+    done = quickstart("--epochs", 2, "--density", 0.2, "--seed", 3, "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.strip().splitlines()[-10:]
+
+    backend = keras.backend.backend()
+    assert last[0].startswith("What came out: digits, 1347 training and 450 test images")
+    assert f"backend {backend}" in last[0]
+    for place, name in ((1, "MLP"), (5, "CNN")):
+        found = re.fullmatch(
+            rf"{name}: test accuracy ([\d.]+)% sparse, ([\d.]+)% dense; "
+            r"([\d,]+) of ([\d,]+) kernel weights live \(density 0.2000\)",
+            last[place],
+        )
+        assert found, last[place]
+        live, size = (int(found[k].replace(",", "")) for k in (3, 4))
+        assert live == round(0.2 * size)
+        assert float(found[2]) > 60  # two epochs: it learns
+        for line in last[place + 1 : place + 4]:
+            assert re.match(
+                rf"{name}: .* file [\d.,]+ KiB, gzip .* zstd .* difference to Keras", line
+            )
+
+    out = tmp_path / "out"
+    assert last[9] == f"Picture: {out / 'digits.png'}"
+    assert (out / "digits.png").read_bytes().startswith(b"\x89PNG")
+    figures = json.loads((out / "digits.json").read_text())
+    for name in ("MLP", "CNN"):
+        assert len(figures[name]["dense_accuracy"]) == len(figures[name]["sparse_accuracy"]) == 2
+        files = figures[name]["files"]
+        assert files["sparse float32"]["max_abs_diff"] < 1e-4
+        assert files["sparse float32"]["zstd_bytes"] < 0.5 * files["dense float32"]["zstd_bytes"]
+        for file in files.values():
+            assert Path(file["path"]).stat().st_size == file["bytes"]
+        plain = keras.saving.load_model(out / f"{name.lower()}_plain.keras")
+        assert "PrunableLayer" not in {type(layer).__name__ for layer in plain.layers}
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (["--density", 1.5], "must be in (0, 1]. Received: density=1.5"),
+        (["--density", 0.0001], "The least global density"),
+        (["--epochs", 0], "--epochs must be 1 or more"),
+    ],
+)
+def test_refusals_are_one_line(tmp_path, arguments, rule):
+    done = quickstart(*arguments, "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert rule in done.stderr
+    assert "Traceback" not in done.stderr
