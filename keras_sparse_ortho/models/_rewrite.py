@@ -78,7 +78,12 @@ class _Rewriter:
             self._made[id(layer)] = new
             return new
 
-        twin = keras.models.clone_model(model, clone_function=clone)
+        # Keras would compile the clone as well: an optimizer, whose slots go into every file.
+        compiled, model.compiled = model.compiled, False
+        try:
+            twin = keras.models.clone_model(model, clone_function=clone)
+        finally:
+            model.compiled = compiled
         for finish in finishes:
             finish()
         return twin
@@ -88,7 +93,10 @@ class _Rewriter:
         if isinstance(layer, keras.layers.Lambda):
             # Keras refuses Python code in configurations from elsewhere; this one is the user's.
             return type(layer).from_config(config, safe_mode=False)
-        return type(layer).from_config(self._scrub(config))
+        twin = type(layer).from_config(self._scrub(config))
+        if isinstance(layer, keras.layers.Layer):
+            _copy_names(layer, twin)
+        return twin
 
     def _finish_copy(self, old: Any, new: Any, prefix: str) -> None:
         if not isinstance(old, keras.layers.Layer):
@@ -129,6 +137,20 @@ class _Rewriter:
         for name in ("train_function", "test_function", "predict_function"):
             if getattr(parent, name, None) is not None:
                 setattr(parent, name, None)  # compiled with the layers that were there before
+
+
+def _copy_names(old: Any, new: Any) -> None:
+    """Gives layers inside a clone the names that they have in the original.
+
+    Unnamed layers that a block makes in its constructor are numbered anew in every instance, but
+    the path of a weight is to be the same in the clone.
+    """
+    if len(sublayers(old)) != len(sublayers(new)) and old.built and not new.built:
+        new.build_from_config(old.get_build_config())  # it makes them when it is built
+    for theirs, ours in zip(sublayers(old), sublayers(new), strict=False):
+        if type(theirs) is type(ours):
+            ours.name = theirs.name
+            _copy_names(theirs, ours)
 
 
 def is_clonable(model: Any) -> bool:

@@ -45,7 +45,7 @@ def strip(model: keras.Model) -> keras.Model:
     """
     check_built(model)
     if isinstance(model, PrunableLayer):
-        model = keras.Sequential([model], name=model.name)
+        return _strip_layer(model)
     return rewrite(model, _unwrap, _without_own_initializers)
 
 
@@ -58,15 +58,26 @@ def _unwrap(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | 
         if plain is layer.layer:
             layer.bake()
             _reset_initializers(plain)
-            return
-        effective = {id(p.weight.variable): p for p in layer.parametrizations.values()}
-        for old, new in zip(layer.layer.weights, plain.weights, strict=True):
-            value = keras.ops.convert_to_tensor(old)
-            if id(old) in effective:
-                value = effective[id(old)].effective(value)
-            new.assign(keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
+        else:
+            _copy_effective(layer, plain)
 
     return Replacement(plain, finish)
+
+
+def _strip_layer(wrapper: PrunableLayer) -> Any:
+    inner = wrapper.layer
+    plain = type(inner).from_config(_without_own_initializers(inner.get_config()))
+    plain.build_from_config(inner.get_build_config())
+    _copy_effective(wrapper, plain)
+    return plain
+
+
+def _copy_effective(wrapper: PrunableLayer, plain: Any) -> None:
+    """Sets the weights of `plain` to those that the wrapped layer computes with."""
+    effective = {id(p.weight.variable): p for p in wrapper.parametrizations.values()}
+    for old, new in zip(wrapper.layer.weights, plain.weights, strict=True):
+        value = keras.ops.convert_to_tensor(old)
+        new.assign(effective[id(old)].effective(value) if id(old) in effective else value)
 
 
 def _without_own_initializers(config: Any) -> Any:

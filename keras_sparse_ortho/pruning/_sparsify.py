@@ -55,7 +55,9 @@ def sparsify(
             initializer times a random mask); an instance of a sparse initializer as a pattern, of
             which density and seed are replaced; or `None` to keep the weights.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras
-            does, so that `keras.utils.set_random_seed` makes it reproducible).
+            does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name
+            the layers, or a second model gets `dense_1` where the first had `dense`, and other
+            kernels.
         include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
             or a predicate of a `PrunableWeight`. Default: all kernels and embeddings.
         exclude: Which kernels not. Biases and normalization weights are never pruned.

@@ -59,9 +59,7 @@ KINDS = [
     Kind("depthwise", lambda: L.DepthwiseConv2D(3, depthwise_initializer=eoi()), (6, 6, 4)),
     Kind(
         "separable",
-        lambda: L.SeparableConv2D(
-            8, 3, depthwise_initializer=eoi(1), pointwise_initializer=eoi(2)
-        ),
+        lambda: L.SeparableConv2D(8, 3, depthwise_initializer=eoi(1), pointwise_initializer=eoi(2)),
         (6, 6, 6),
     ),
     Kind(

@@ -1,0 +1,150 @@
+"""What is particular to the wrapper itself."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho import PrunableLayer
+from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse, kernel_layouts
+from keras_sparse_ortho.parametrizations import FixedMask
+from tests.helpers import array
+
+L = keras.layers
+pytestmark = pytest.mark.core
+
+
+def test_it_has_the_name_and_call_arguments_of_its_layer():
+    wrapper = PrunableLayer(L.Dense(4, name="hidden"), FixedMask(0.5))
+    assert wrapper.name == "hidden"
+    attention = PrunableLayer(L.MultiHeadAttention(2, 4), FixedMask(0.5))
+    x = np.random.default_rng(0).normal(size=(2, 3, 8)).astype("float32")
+    outputs, scores = attention(x, x, return_attention_scores=True, use_causal_mask=True)
+    assert outputs.shape == (2, 3, 8)
+    # The first query sees the first key only: the causal mask was passed on.
+    np.testing.assert_allclose(array(scores)[0, 0, 0], [1.0, 0.0, 0.0], atol=1e-6)
+
+
+def test_weights_can_be_chosen():
+    recurrent = PrunableLayer(L.LSTM(4), FixedMask(0.5), weights=".*recurrent_kernel")
+    recurrent.build((None, 5, 3))
+    assert list(recurrent.parametrizations) == ["lstm_cell/recurrent_kernel"]
+    table = {"query/kernel": FixedMask(0.5), "value/kernel": FixedMask(0.25)}
+    attention = PrunableLayer(L.MultiHeadAttention(2, 4), table)
+    x = keras.Input((3, 8))
+    attention(x, x)
+    densities = {w.path: w.density for w in attention.prunable_weights}
+    name = attention.name
+    assert densities == {f"{name}/query/kernel": 0.5, f"{name}/value/kernel": 0.25}
+    big = PrunableLayer(L.LSTM(4), FixedMask(0.5), weights=lambda weight: weight.size > 50)
+    big.build((None, 5, 3))
+    assert list(big.parametrizations) == ["lstm_cell/recurrent_kernel"]
+
+
+def test_one_template_serves_many_layers():
+    template = FixedMask(0.25)
+    layers = [PrunableLayer(L.Dense(4), template) for _ in range(2)]
+    for layer in layers:
+        layer.build((None, 8))
+    masks = [layer.parametrizations["kernel"].mask_value() for layer in layers]
+    assert masks[0].sum() == masks[1].sum() == 8
+    assert (masks[0] != masks[1]).any()
+
+
+def test_the_mask_of_a_given_array():
+    mask = np.random.default_rng(0).random((8, 4)) < 0.4
+    layer = PrunableLayer(L.Dense(4), FixedMask(mask=mask))
+    layer.build((None, 8))
+    np.testing.assert_array_equal(layer.parametrizations["kernel"].mask_value(), mask)
+    # A twin from the configuration does not know the mask, and is as sparse.
+    twin = PrunableLayer.from_config(layer.get_config())
+    twin.build((None, 8))
+    assert twin.parametrizations["kernel"].mask_value().sum() == mask.sum()
+
+
+def test_a_kernel_drawn_along_the_wrong_axes_is_drawn_again():
+    layer = L.MultiHeadAttention(4, 8, kernel_initializer=ExactOrthogonal(0.2, seed=1))
+    wrapper = PrunableLayer(layer)
+    x = keras.Input((5, 32))
+    wrapper(x, x)
+    for weight in wrapper.prunable_weights:
+        matrix = weight.value().astype("float64").reshape(32, 32)
+        assert np.abs(matrix.T @ matrix - np.eye(32)).max() < 1e-6
+
+
+def test_random_sparse_masks_are_adopted():
+    layer = PrunableLayer(L.Dense(16, kernel_initializer=RandomSparse(0.2, "he_normal", seed=1)))
+    layer.build((None, 10))
+    [weight] = layer.prunable_weights
+    assert weight.live == 32
+    assert (weight.value() != 0).sum() == 32
+
+
+def test_a_custom_layer_by_registration_and_by_duck_type():
+    class Bilinear(keras.layers.Layer):
+        def build(self, input_shape):
+            self.form = self.add_weight(shape=(input_shape[-1], 4, 4), name="form")
+
+        def call(self, inputs):
+            return keras.ops.einsum("bi,ijk->bjk", inputs, self.form)
+
+    class Ducked(Bilinear):
+        def get_prunable_weights(self):
+            return [self.form]
+
+    kernel_layouts.register(Bilinear, lambda layer: {"form": None})
+    for layer in (Bilinear(), Ducked()):
+        wrapper = PrunableLayer(layer, FixedMask(0.25))
+        x = np.ones((2, 6), dtype="float32")
+        outputs = array(wrapper(x))
+        [weight] = wrapper.prunable_weights
+        assert weight.live == 24
+        np.testing.assert_allclose(outputs[0], weight.value().sum(0), atol=1e-6)
+
+
+def test_built_inside_a_scope_that_only_traces():
+    class Lazy(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = PrunableLayer(L.Dense(4), FixedMask(0.25))
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+    outer = keras.Sequential([keras.Input((8,)), Lazy()])
+    [weight] = outer.layers[0].inner.prunable_weights
+    mask = weight.parametrization.mask_value()
+    assert mask.sum() == 8
+    assert not weight.raw_value()[~mask].any()
+    assert weight.raw_value()[mask].all()
+
+
+def test_infinite_gradients_stay_off_the_mask():
+    layer = PrunableLayer(L.Dense(4), FixedMask(0.25))
+    layer.build((None, 8))
+    mask = layer.parametrizations["kernel"]
+    values = array(mask.effective(keras.ops.full((8, 4), np.inf)))
+    assert np.isinf(values[mask.mask_value()]).all()
+    assert not values[~mask.mask_value()].any()
+
+
+def test_trainable_and_frozen():
+    layer = PrunableLayer(L.Dense(4), FixedMask(0.25))
+    layer.build((None, 8))
+    assert [v.name for v in layer.trainable_variables] == ["kernel", "bias"]
+    assert [v.name for v in layer.non_trainable_variables] == ["kernel_mask"]
+    layer.trainable = False
+    assert layer.trainable_variables == []
+    assert not PrunableLayer(L.Dense(4, trainable=False), FixedMask(0.5)).trainable
+
+
+def test_int8_quantization_of_the_layer_inside_keeps_the_zeros():
+    layer = PrunableLayer(L.Dense(8, kernel_initializer=ExactOrthogonal(0.25, seed=1)))
+    model = keras.Sequential([keras.Input((16,)), layer])
+    x = np.random.default_rng(0).normal(size=(4, 16)).astype("float32")
+    expected = array(model(x))
+    mask = layer.parametrizations["kernel"].mask_value()
+    layer.layer.quantize("int8")
+    kernel = array(layer.layer._kernel)
+    assert kernel.dtype == np.int8
+    assert not kernel[~mask].any()
+    np.testing.assert_allclose(array(layer.layer(x)), expected, atol=0.05)

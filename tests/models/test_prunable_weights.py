@@ -1,0 +1,58 @@
+"""`prunable_weights`: paths that outlive wrapping, and what is a kernel."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
+from tests.models.networks import MODELS, nested_and_shared, sequential
+
+pytestmark = pytest.mark.core
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_paths_and_flops_are_the_same_before_and_after_wrapping(name):
+    model = MODELS[name]()
+    before = kso.prunable_weights(model)
+    paths = [weight.path for weight in before]
+    assert len(set(paths)) == len(paths)
+    assert all(weight.density == 1.0 for weight in before)
+    after = kso.prunable_weights(kso.sparsify(model, 0.3, seed=0))
+    assert sorted(paths) == sorted(weight.path for weight in after)
+    flops = {weight.path: weight.flops for weight in before}
+    assert flops == {weight.path: weight.flops for weight in after}
+    if name != "written":
+        assert None not in flops.values()
+
+
+def test_shared_layers_are_listed_once_with_all_their_calls():
+    model = nested_and_shared()
+    table = {weight.path: weight.flops for weight in kso.prunable_weights(model)}
+    # "shared" runs twice inside "inner" and once behind it.
+    [shared] = [path for path in table if path.endswith("shared/kernel")]
+    assert table[shared] == 3 * 144
+    assert len(table) == 5
+
+
+def test_biases_and_normalization_are_not_listed():
+    names = [weight.path for weight in kso.prunable_weights(sequential())]
+    assert [name.split("/")[-1] for name in names] == ["kernel"] * 3
+
+
+def test_the_raw_and_the_effective_value():
+    model = kso.sparsify(sequential(), 0.3, seed=0)
+    weight = kso.prunable_weights(model)[0]
+    mask = weight.parametrization.mask_value()
+    weight.variable.assign(np.ones(weight.shape))
+    assert weight.raw_value().all()
+    np.testing.assert_array_equal(weight.value(), mask.astype("float32"))
+    assert weight.live == mask.sum()
+    assert weight.sparse_flops == round(weight.flops * mask.mean())
+    weight.parametrization.bake()
+    np.testing.assert_array_equal(weight.raw_value(), mask.astype("float32"))
+
+
+def test_an_unbuilt_model_is_refused():
+    with pytest.raises(NotPrunableError, match=r"must be built.*Received: a model whose layers"):
+        kso.prunable_weights(keras.Sequential([keras.layers.Dense(3)]))

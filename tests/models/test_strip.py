@@ -1,0 +1,144 @@
+"""`strip`: a plain Keras model with equal outputs, without anything of ours."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import ExactOrthogonal
+from tests.helpers import array
+from tests.models.networks import MODELS, SHAPE, sequential, wrappers
+
+L = keras.layers
+
+
+def trained(make, seed=0):
+    model = kso.sparsify(make(), 0.3, seed=seed)
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(16, *SHAPE)).astype("float32"), rng.integers(0, 4, 16)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss)
+    model.fit(x, y, epochs=2, verbose=0)
+    return model, x
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_outputs_and_nothing_of_ours(name):
+    model, x = trained(MODELS[name])
+    assert wrappers(model)
+    expected = array(model(x, training=False))
+    # A live weight may still have the value 0 that it started from.
+    nonzero = {w.path: np.count_nonzero(w.value()) for w in kso.prunable_weights(model)}
+    plain = kso.strip(model)
+    assert not wrappers(plain)
+    np.testing.assert_allclose(array(plain(x, training=False)), expected, atol=1e-6)
+    # The zeros are in the weights now, under the same paths.
+    assert {w.path: w.live for w in kso.prunable_weights(plain, flops=False)} == nonzero
+    assert all("keras_sparse_ortho" not in type(la).__module__ for la in plain._flatten_layers())
+
+
+@pytest.mark.core
+def test_the_model_itself_is_left_alone_if_it_can_be_cloned():
+    model, x = trained(sequential)
+    before = model.get_weights()
+    expected = array(model(x))
+    plain = kso.strip(model)
+    plain.layers[0].kernel.assign(np.zeros(plain.layers[0].kernel.shape))
+    np.testing.assert_array_equal(array(model(x)), expected)
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.core
+def test_names_survive_wrapping_and_stripping():
+    dense = sequential()
+    sparse = kso.sparsify(dense, 0.3, seed=0)
+    plain = kso.strip(sparse)
+    names = [layer.name for layer in dense.layers]
+    assert [layer.name for layer in sparse.layers] == names
+    assert [layer.name for layer in plain.layers] == names
+    assert sparse.name == plain.name == dense.name
+
+
+BLOCKED = """
+import json, sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "keras_sparse_ortho":
+            raise ImportError("blocked: " + name)
+
+sys.meta_path.insert(0, Block())
+import keras, numpy as np
+model = keras.models.load_model(sys.argv[1])
+x = np.load(sys.argv[2])
+np.save(sys.argv[3], keras.ops.convert_to_numpy(model(x, training=False)))
+assert "keras_sparse_ortho" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("name", ["residual", "nested", "recurrent_and_attention"])
+def test_the_file_loads_without_the_package(name, tmp_path):
+    model, x = trained(MODELS[name])
+    expected = array(model(x, training=False))
+    kso.strip(model).save(tmp_path / "plain.keras")
+    np.save(tmp_path / "x.npy", x)
+    names = [str(tmp_path / name) for name in ("plain.keras", "x.npy", "y.npy")]
+    subprocess.run([sys.executable, "-c", BLOCKED, *names], check=True, cwd=tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, atol=1e-6)
+
+
+@pytest.mark.core
+def test_our_initializers_leave_the_configuration():
+    inputs = keras.Input((12,))
+    eoi = ExactOrthogonal(0.3, seed=0)
+    x = L.Dense(12, kernel_initializer=eoi)(inputs)
+    x = L.TimeDistributed(kso.PrunableLayer(L.Dense(12, kernel_initializer=eoi)))(
+        L.Reshape((1, 12))(x)
+    )
+    model = keras.Model(inputs, x)
+    data = np.random.default_rng(0).normal(size=(4, 12)).astype("float32")
+    plain = kso.strip(model)
+    assert "keras_sparse_ortho" not in json.dumps(plain.get_config(), default=str)
+    assert not wrappers(plain)
+    np.testing.assert_allclose(array(plain(data)), array(model(data)), atol=1e-6)
+
+
+@pytest.mark.core
+def test_a_single_wrapped_layer_and_a_plain_model():
+    layer = kso.PrunableLayer(L.Dense(4, kernel_initializer=ExactOrthogonal(0.5, seed=0)))
+    x = np.ones((2, 8), dtype="float32")
+    expected = array(layer(x))
+    plain = kso.strip(layer)
+    assert type(plain) is L.Dense
+    np.testing.assert_allclose(array(plain(x)), expected, atol=1e-6)
+    dense = sequential()
+    x = np.ones((2, *SHAPE), dtype="float32")
+    np.testing.assert_allclose(array(kso.strip(dense)(x)), array(dense(x)), atol=1e-6)
+
+
+@pytest.mark.core
+def test_what_is_no_built_model_is_refused():
+    with pytest.raises(NotPrunableError, match=r"must be built.*layers \[.*'dense"):
+        kso.strip(keras.Sequential([L.Dense(4)]))
+    with pytest.raises(NotPrunableError, match=r"must be a Keras 3 model or layer. Received"):
+        kso.strip(pathlib.Path("model.keras"))
+
+
+@pytest.mark.core
+def test_lambda_layers_and_masks_are_kept():
+    inputs = keras.Input((5,), dtype="int32")
+    x = L.Embedding(9, 8, mask_zero=True)(inputs)
+    x = L.Lambda(lambda value: value * 2.0)(L.LSTM(4)(x))
+    model = keras.Model(inputs, x)
+    sparse = kso.sparsify(model, 0.5, seed=0)
+    tokens = np.array([[1, 2, 3, 0, 0], [4, 5, 6, 7, 8]])
+    plain = kso.strip(sparse)
+    np.testing.assert_allclose(array(plain(tokens)), array(sparse(tokens)), atol=1e-6)

@@ -1,0 +1,233 @@
+"""`sparsify`: three modes, exact counts, seeds, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.analysis import orthogonality_error
+from keras_sparse_ortho.errors import (
+    BudgetError,
+    DensityError,
+    NotPrunableError,
+    UnknownWeightError,
+)
+from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse
+from tests.helpers import array, jit
+from tests.models.networks import MODELS, SHAPE, sequential, wrappers
+
+L = keras.layers
+pytestmark = pytest.mark.core
+
+
+def weights(model):
+    return kso.prunable_weights(model, flops=False)
+
+
+@pytest.mark.parametrize("budget", ["erk", "er", "uniform"])
+@pytest.mark.parametrize("name", MODELS)
+def test_anew_kernels_are_orthogonal_and_counts_exact(name, budget):
+    model = kso.sparsify(MODELS[name](), 0.3, budget, seed=4)
+    found = weights(model)
+    size = sum(weight.size for weight in found)
+    assert sum(weight.live for weight in found) == round(0.3 * size)
+    for weight in found:
+        mask = weight.parametrization.mask_value()
+        assert not weight.raw_value()[~mask].any()
+        assert orthogonality_error(weight.value(), weight.layout, gain=1.0) < 1e-6
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kept_weights_are_the_largest_of_each_kernel(name):
+    model = MODELS[name]()
+    given = {weight.path: weight.raw_value() for weight in weights(model)}
+    sparse = kso.sparsify(model, 0.25, initializer=None)
+    assert sum(w.live for w in weights(sparse)) == round(
+        0.25 * sum(value.size for value in given.values())
+    )
+    for weight in weights(sparse):
+        mask = weight.parametrization.mask_value()
+        np.testing.assert_array_equal(weight.value(), given[weight.path] * mask)
+        if not mask.all():
+            magnitude = np.abs(given[weight.path])
+            assert magnitude[mask].min() >= magnitude[~mask].max()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_not_pruned_keeps_its_values(name):
+    model = MODELS[name]()
+    kernels = {id(weight.variable) for weight in weights(model)}
+    rng = np.random.default_rng(0)
+    for variable in model.weights:
+        if id(variable) not in kernels and "seed" not in variable.path:
+            variable.assign(rng.normal(size=variable.shape))
+    expected = {v.shape: [] for v in model.weights}
+    for variable in model.weights:
+        if id(variable) not in kernels:
+            expected[variable.shape].append(array(variable).tolist())
+    sparse = kso.sparsify(model, 0.3, seed=1)
+    pruned = {id(weight.variable) for weight in weights(sparse)}
+    for variable in sparse.weights:
+        if id(variable) not in pruned and "mask" not in variable.name:
+            assert array(variable).tolist() in expected[variable.shape], variable.path
+
+
+def test_a_given_model_is_left_alone():
+    model = sequential()
+    before = model.get_weights()
+    kso.sparsify(model, 0.3, seed=0)
+    assert not wrappers(model)
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_model_written_as_a_class_is_changed_in_place_and_trains():
+    model = MODELS["written"]()
+    assert kso.sparsify(model, 0.3, seed=0) is model
+    assert len(wrappers(model)) == 5
+    x = np.random.default_rng(0).normal(size=(16, *SHAPE)).astype("float32")
+    model.compile("adam", "mse", jit_compile=jit())
+    losses = model.fit(x, np.zeros((16, 4)), epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    for weight in weights(model):
+        assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
+
+
+def test_layers_that_cannot_be_replaced_in_place_are_named():
+    class Hidden(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self._dense = L.Dense(4, name="concealed")
+
+        def call(self, inputs):
+            return self._dense(inputs)
+
+    model = Hidden()
+    model(np.ones((1, 8)))
+    with pytest.raises(NotPrunableError, match=r"\['concealed'\].*public attributes.*Hidden"):
+        kso.sparsify(model, 0.5, seed=0)
+
+
+def test_seeds():
+    def masks(seed):
+        return {w.path: w.value() for w in weights(kso.sparsify(twins(), 0.3, seed=seed))}
+
+    def twins():
+        return keras.Sequential([keras.Input((16,)), L.Dense(16, name="a"), L.Dense(16, name="b")])
+
+    first, again, other = masks(1), masks(1), masks(2)
+    for path in first:
+        np.testing.assert_array_equal(first[path], again[path])
+        assert (first[path] != other[path]).any()
+    assert (first["a/kernel"] != first["b/kernel"]).any()
+    keras.utils.set_random_seed(3)
+    drawn = masks(None)
+    assert (drawn["a/kernel"] != masks(None)["a/kernel"]).any()
+    keras.utils.set_random_seed(3)
+    np.testing.assert_array_equal(drawn["a/kernel"], masks(None)["a/kernel"])
+
+
+def test_adopting_wraps_exactly_the_layers_with_our_initializers():
+    inputs = keras.Input((16,))
+    x = L.Dense(24, kernel_initializer=ExactOrthogonal(0.2, gain=1.5), name="ours")(inputs)
+    x = L.Dense(24, kernel_initializer=RandomSparse(0.25), name="random")(x)
+    model = keras.Model(inputs, L.Dense(3, name="usual")(x))
+    sparse = kso.sparsify(model)
+    assert [layer.name for layer in wrappers(sparse)] == ["ours", "random"]
+    np.testing.assert_array_equal(
+        array(sparse.get_layer("ours").layer.kernel), array(model.get_layer("ours").kernel)
+    )
+    assert [w.live for w in weights(sparse)] == [77, 144, 72]
+    data = np.random.default_rng(0).normal(size=(4, 16)).astype("float32")
+    np.testing.assert_allclose(array(sparse(data)), array(model(data)), atol=1e-6)
+
+
+def test_adopting_redraws_kernels_that_a_bare_layer_drew_along_the_wrong_axes():
+    inputs = keras.Input((5, 24))
+    eoi = ExactOrthogonal(0.3, seed=1)
+    model = keras.Model(
+        inputs, L.LSTM(8, kernel_initializer=eoi, recurrent_initializer=eoi)(inputs)
+    )
+    for weight in weights(kso.sparsify(model)):
+        assert orthogonality_error(weight.value(), weight.layout, gain=1.0) < 1e-6
+
+
+def test_adopting_a_model_trained_without_masks_is_refused():
+    model = keras.Sequential(
+        [keras.Input((8,)), L.Dense(4, kernel_initializer=ExactOrthogonal(0.5), name="hidden")]
+    )
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 8)), np.zeros((8, 4)), verbose=0)
+    with pytest.raises(NotPrunableError, match="'hidden/kernel' has been changed since"):
+        kso.sparsify(model)
+
+
+def test_patterns_of_initializers():
+    model = kso.sparsify(sequential(), 0.3, initializer=ExactOrthogonal(1.0, gain=2.0), seed=0)
+    for weight in weights(model):
+        assert orthogonality_error(weight.value(), weight.layout, gain=2.0) < 1e-6
+    for pattern in ("random_sparse", RandomSparse(1.0, "he_normal", rescale=True)):
+        dense = sequential()
+        a, b = (weights(kso.sparsify(dense, 0.3, initializer=pattern, seed=0)) for _ in range(2))
+        for one, two in zip(a, b, strict=True):
+            assert np.count_nonzero(one.value()) == one.live
+            np.testing.assert_array_equal(one.value(), two.value())
+
+
+def test_a_clone_of_a_sparse_model_draws_the_same_kernels():
+    model = kso.sparsify(sequential(), 0.3, seed=0)
+    for one, two in zip(weights(model), weights(keras.models.clone_model(model)), strict=True):
+        np.testing.assert_array_equal(one.value(), two.value())
+
+
+def test_include_and_exclude():
+    model = kso.sparsify(sequential(), 0.3, seed=0, exclude="head")
+    assert {w.path for w in weights(model) if w.parametrization} == {
+        w.path for w in weights(model) if not w.path.startswith("head")
+    }
+    pruned = [w for w in weights(model) if w.parametrization]
+    assert sum(w.live for w in pruned) == round(0.3 * sum(w.size for w in pruned))
+    only = kso.sparsify(sequential(), 0.3, seed=0, include=lambda weight: len(weight.shape) == 4)
+    assert len(wrappers(only)) == 1
+
+
+def test_a_budget_object():
+    model = sequential()
+    paths = [weight.path for weight in weights(model)]
+    budget = kso.Budget(dict(zip(paths, (0.5, 0.1, 0.9), strict=True)))
+    sparse = kso.sparsify(model, budget=budget, seed=0)
+    assert [weight.live for weight in weights(sparse)] == [
+        round(density * weight.size)
+        for density, weight in zip(budget.values(), weights(model), strict=True)
+    ]
+    assert kso.Budget.from_model(sparse).live == sum(w.live for w in weights(sparse))
+
+
+def test_bad_input_is_refused():
+    model = sequential()
+    for density in (0, -1, 1.5, float("nan"), "0.1"):
+        with pytest.raises(DensityError, match=r"must be .*\(0, 1\].*Received: density="):
+            kso.sparsify(model, density)
+    with pytest.raises(BudgetError, match=r"least global density.* is 0\.0\d+. Received"):
+        kso.sparsify(model, 0.001)
+    with pytest.raises(BudgetError, match=r"one of \['er', 'erk', 'uniform'\].*budget='ERK'"):
+        kso.sparsify(model, 0.3, "ERK")
+    with pytest.raises(BudgetError, match=r"unknown \['heat/kernel'\], missing"):
+        kso.sparsify(model, budget=kso.Budget({"heat/kernel": 0.5}))
+    with pytest.raises(UnknownWeightError, match=r"There are: .*head/kernel.*exclude='tail'"):
+        kso.sparsify(model, 0.3, exclude="tail")
+    with pytest.raises(ValueError, match=r"`initializer` must be .*Received: initializer='dense'"):
+        kso.sparsify(model, 0.3, initializer="dense")
+    with pytest.raises(ValueError, match=r"`seed` must be an integer or None. Received: seed='a'"):
+        kso.sparsify(model, 0.3, seed="a")
+    with pytest.raises(NotPrunableError, match="no layer with one of our initializers"):
+        kso.sparsify(model)
+    with pytest.raises(NotPrunableError, match="no kernel that could be pruned"):
+        kso.sparsify(keras.Sequential([keras.Input((3,)), L.ReLU()]), 0.5)
+    with pytest.raises(NotPrunableError, match="must be built"):
+        kso.sparsify(keras.Sequential([L.Dense(3)]), 0.5)
+    with pytest.raises(NotPrunableError, match=r"wrapped already.*head/kernel"):
+        kso.sparsify(kso.sparsify(model, 0.5, seed=0), 0.5)
+    model.layers[0].kernel.assign(np.full(model.layers[0].kernel.shape, np.inf))
+    with pytest.raises(NotPrunableError, match=r"conv2d.*/kernel' is not finite. Received: 216"):
+        kso.sparsify(model, 0.3)
