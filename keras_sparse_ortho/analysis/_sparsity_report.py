@@ -95,6 +95,8 @@ class SparsityReport:
             title_justify="left",
             box=rich.box.SIMPLE_HEAD,
             collapse_padding=True,
+            pad_edge=False,
+            show_edge=False,
         )
         # Without a least width, a terminal of 80 columns would leave no room for the names.
         longest = max([len(row.path) for row in self.rows], default=0)

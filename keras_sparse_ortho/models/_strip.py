@@ -77,7 +77,8 @@ def _copy_effective(wrapper: PrunableLayer, plain: Any) -> None:
     effective = {id(p.weight.variable): p for p in wrapper.parametrizations.values()}
     for old, new in zip(wrapper.layer.weights, plain.weights, strict=True):
         value = keras.ops.convert_to_tensor(old)
-        new.assign(effective[id(old)].effective(value) if id(old) in effective else value)
+        value = effective[id(old)].effective(value) if id(old) in effective else value
+        new.assign(keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
 
 
 def _without_own_initializers(config: Any) -> Any:
