@@ -55,13 +55,21 @@ def mlp(shape: tuple[int, ...], classes: int) -> keras.Model:
     )
 
 
+def convolution(filters: int, strides: int, name: str) -> list[keras.layers.Layer]:
+    return [
+        layers.Conv2D(filters, 3, strides, padding="same", use_bias=False, name=name),
+        layers.BatchNormalization(momentum=0.9),
+        layers.ReLU(),
+    ]
+
+
 def cnn(shape: tuple[int, ...], classes: int) -> keras.Model:
     return keras.Sequential(
         [
             keras.Input(shape),
-            layers.Conv2D(32, 3, padding="same", activation="relu", name="conv_1"),
-            layers.Conv2D(64, 3, 2, padding="same", activation="relu", name="conv_2"),
-            layers.Conv2D(64, 3, 2, padding="same", activation="relu", name="conv_3"),
+            *convolution(16, 1, "conv_1"),
+            *convolution(32, 2, "conv_2"),
+            *convolution(96, 2, "conv_3"),
             layers.GlobalAveragePooling2D(),
             layers.Dense(classes, name="head"),
         ],
