@@ -6,12 +6,7 @@ import numpy as np
 
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._density_law import rotations_for_density
-from keras_sparse_ortho.orthogonal._product import (
-    rotate_rows,
-    scatter,
-    sparse_product,
-    write_transpose,
-)
+from keras_sparse_ortho.orthogonal._product import SparseProduct, rotate_rows, write_transpose
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations
 from keras_sparse_ortho.orthogonal._supports import Supports
 
@@ -32,25 +27,23 @@ def write_orthogonal(
     angles: AngleLaw = None,
     rotations: Rotations | None = None,
 ) -> None:
-    """Writes `gain` times a sparse orthogonal matrix into the zeroed 2-D array `out`.
+    """Writes `gain` times a sparse orthogonal matrix into a zeroed C-contiguous 2-D array.
 
     With `n` the shorter and `m` the longer side, the `n x m` matrix `[I | 0]` is rotated while
     its support fits `count` entries, and transposed if `out` is tall. Its support may hold fewer
     than `count` entries (by less than one rotation's gain), never more.
     """
-    tall = out.shape[0] > out.shape[1]
-    wide = out.T if tall else out
-    rows, width = wide.shape
+    rows, width = sorted(out.shape)
     if count < rows:
         raise DensityError(f"An orthogonal {rows} x {width} matrix has at least {rows} entries.")
     if width == 1:
-        wide[0, 0] = gain if rng.random() < 0.5 else -gain
+        out[0, 0] = gain if rng.random() < 0.5 else -gain
         return
     if rotations is None:
         rotations = draw_until(rows, width, count, rng, angles)
     else:
         rotations = _longest_fitting(rotations, rows, width, count)
-    _write_product(wide, gain, rotations)
+    _write_product(out, gain, rotations)
 
 
 def draw_until(
@@ -97,21 +90,19 @@ def _longest_fitting(rotations: Rotations, rows: int, width: int, limit: int) ->
 
 
 def _write_product(out: np.ndarray, gain: float, rotations: Rotations) -> None:
-    rows, width = out.shape
+    rows, width = sorted(out.shape)
+    tall = out.shape[0] > out.shape[1]
     if width >= _SPARSE_WIDTH and len(rotations) <= _rotations_at(_ROOT_AT_04, width):
-        product = sparse_product(rotations, rows, width)
-        product.data *= gain
-        scatter(product, out)
+        SparseProduct(rotations, rows, width).write(out, gain, transposed=tall)
         return
     sparse_part = _rotations_at(_ROOT_AT_01, width) if width >= _SPARSE_WIDTH else 0
-    transposed = np.zeros((width, rows))
-    scatter(sparse_product(rotations[:sparse_part], rows, width), transposed.T)
-    rotate_rows(transposed, rotations[sparse_part:])
-    transposed *= gain
-    if out.T.flags.c_contiguous:
-        out.T[...] = transposed
+    columns = np.zeros((width, rows))
+    SparseProduct(rotations[:sparse_part], rows, width).write(columns, gain, transposed=True)
+    rotate_rows(columns, rotations[sparse_part:])
+    if tall:
+        out[...] = columns
     else:
-        write_transpose(transposed, out)
+        write_transpose(columns, out)
 
 
 def _rotations_at(root: float, width: int) -> int:

@@ -1,9 +1,9 @@
 """The values: `[I | 0]` times a sequence of rotations, sparsely or densely.
 
 A column rotation costs as much as its two columns have live entries. While these are few, whole
-levels of disjoint rotations are multiplied as sparse matrices (`sparse_product`); once a column is
-mostly full, two contiguous rows of the transpose are rotated at a time (`rotate_rows`). Neither
-uses BLAS, whose kernels differ between processors in the last bit.
+levels of disjoint rotations are multiplied as sparse matrices; once a column is mostly full, two
+contiguous rows of the transpose are rotated at a time. Neither uses BLAS, whose kernels differ
+between processors in the last bit.
 """
 
 import numpy as np
@@ -12,11 +12,13 @@ import scipy.sparse
 from keras_sparse_ortho.orthogonal._rotations import Rotations
 from keras_sparse_ortho.orthogonal._supports import schedule
 
+# Rows that are multiplied, or columns that are transposed, at a time: few enough for the cache.
+_ROW_BLOCK = 256
 _TILE = 64
 
 
-def sparse_product(rotations: Rotations, rows: int, width: int) -> scipy.sparse.csr_array:
-    """Returns `[I | 0] G_1 ... G_t`, of shape `(rows, width)`, in float64.
+class SparseProduct:
+    """`[I | 0] G_1 ... G_t`, of shape `(rows, width)`, as a product of two sparse factors.
 
     The product is a balanced tree: two factors of half the rotations each have about the square
     root of the live entries a row, so that the last multiplication costs little more than writing
@@ -24,25 +26,45 @@ def sparse_product(rotations: Rotations, rows: int, width: int) -> scipy.sparse.
     block-diagonal stacks. The factors stand in bit-reversed order: at every depth the first half
     of the stack are the left factors, the second half their right ones.
     """
-    if not len(rotations):
-        return scipy.sparse.csr_array(scipy.sparse.eye_array(rows, width))
-    indptr, indices, data, blocks = _level_stack(rotations, width)
-    while blocks > 1:
-        blocks //= 2
-        half = blocks * width
-        cut = indptr[half]
-        # Left block b meets the rows of right block b.
-        shift = np.arange(blocks, dtype=np.int32) * np.int32(width)
-        shift = np.repeat(shift, np.diff(indptr[: half + 1 : width]))
-        left = scipy.sparse.csr_array(
-            (data[:cut], indices[:cut] + shift, indptr[: half + 1]), shape=(half, half)
-        )
-        right = scipy.sparse.csr_array(
-            (data[cut:], indices[cut:], indptr[half:] - cut), shape=(half, width)
-        )
-        product = (left[:rows] if blocks == 1 else left) @ right
-        indptr, indices, data = product.indptr, product.indices, product.data
-    return product
+
+    def __init__(self, rotations: Rotations, rows: int, width: int) -> None:
+        if not len(rotations):
+            self._left = scipy.sparse.csr_array(scipy.sparse.eye_array(rows, width))
+            self._right = scipy.sparse.csr_array(scipy.sparse.eye_array(width))
+            return
+        indptr, indices, data, blocks = _level_stack(rotations, width)
+        while True:
+            blocks //= 2
+            half = blocks * width
+            cut = indptr[half]
+            # Left block b meets the rows of right block b.
+            shift = np.arange(blocks, dtype=np.int32) * np.int32(width)
+            shift = np.repeat(shift, np.diff(indptr[: half + 1 : width]))
+            left = scipy.sparse.csr_array(
+                (data[:cut], indices[:cut] + shift, indptr[: half + 1]), shape=(half, half)
+            )
+            right = scipy.sparse.csr_array(
+                (data[cut:], indices[cut:], indptr[half:] - cut), shape=(half, width)
+            )
+            if blocks == 1:
+                break
+            product = left @ right
+            indptr, indices, data = product.indptr, product.indices, product.data
+        self._left, self._right = left[:rows], right
+
+    def write(self, out: np.ndarray, gain: float, *, transposed: bool) -> None:
+        """Writes `gain` times the product, or its transpose, into a zeroed C-contiguous array."""
+        left, right = self._left, self._right
+        if transposed:
+            left, right = right.T.tocsr(), left.T.tocsr()
+        left = left * gain
+        width = out.shape[1]
+        for start in range(0, out.shape[0], _ROW_BLOCK):
+            part = out[start : start + _ROW_BLOCK]
+            product = left[start : start + _ROW_BLOCK] @ right
+            position = np.repeat(np.arange(0, part.size, width), np.diff(product.indptr))
+            position += product.indices
+            part.reshape(-1)[position] = product.data
 
 
 def _level_stack(
@@ -92,27 +114,6 @@ def rotate_rows(transposed: np.ndarray, rotations: Rotations) -> None:
         np.multiply(y, cos, out=y)
         np.add(x, from_y, out=x)
         np.subtract(y, from_x, out=y)
-
-
-def scatter(product: scipy.sparse.csr_array, out: np.ndarray) -> None:
-    """Writes the entries of a CSR matrix into a zeroed array of its shape, casting them.
-
-    `out` is contiguous in either order; an order of its own is written through a copy.
-    """
-    rows, columns = product.shape
-    lengths = np.diff(product.indptr)
-    if out.flags.c_contiguous:
-        position = np.repeat(np.arange(0, rows * columns, columns), lengths)
-        position += product.indices
-        out.reshape(-1)[position] = product.data
-    elif out.flags.f_contiguous:
-        position = product.indices * np.int64(rows)
-        position += np.repeat(np.arange(rows), lengths)
-        out.T.reshape(-1)[position] = product.data
-    else:
-        whole = np.zeros(out.shape, dtype=out.dtype)
-        scatter(product, whole)
-        out[...] = whole
 
 
 def write_transpose(matrix: np.ndarray, out: np.ndarray) -> None:
