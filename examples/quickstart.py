@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
@@ -80,14 +81,18 @@ def cnn(shape: tuple[int, ...], classes: int) -> keras.Model:
 # --- training -------------------------------------------------------------------------------------
 
 
-def compile_model(model: keras.Model) -> keras.Model:
+def batch_size(data: Dataset) -> int:
+    return 32 if len(data.x_train) < 10_000 else 128
+
+
+def compile_model(model: keras.Model, data: Dataset, epochs: int) -> None:
+    steps = epochs * math.ceil(len(data.x_train) / batch_size(data))
     model.compile(
-        optimizer=keras.optimizers.Adam(1e-3),
+        optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, steps)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=keras.backend.backend() != "torch",  # XLA; torch would need a C++ compiler
     )
-    return model
 
 
 class Bar(keras.callbacks.Callback):
@@ -109,7 +114,7 @@ def train(model, data: Dataset, epochs: int, bar: Bar, start: int = 0) -> list[f
     history = model.fit(
         data.x_train,
         data.y_train,
-        batch_size=32 if len(data.x_train) < 10_000 else 128,
+        batch_size=batch_size(data),
         initial_epoch=start,
         epochs=epochs,
         validation_data=(data.x_test, data.y_test),
@@ -142,8 +147,8 @@ def run(build, data: Dataset, options: argparse.Namespace) -> Result:
     sparse = kso.sparsify(dense, options.density, budget=options.budget, seed=options.seed)
     console.print(kso.report(sparse))
 
-    compile_model(dense)
-    compile_model(sparse)
+    compile_model(dense, data, options.epochs)
+    compile_model(sparse, data, options.epochs)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
