@@ -241,11 +241,12 @@ def draw(results: list[Result], data: Dataset, options: argparse.Namespace) -> P
                 markersize=3.5,
                 label=f"{label}: {curve[-1]:.1%}",
             )
-        worst = min(min(result.dense_accuracy), min(result.sparse_accuracy))
+        both = result.dense_accuracy + result.sparse_accuracy
+        margin = 0.1 * (max(both) - min(both)) + 0.005
         right.set(title=f"{result.name}: test accuracy", xlabel="epoch")
-        right.set_ylim(max(0.0, worst - 0.03), 1.005)
+        right.set_ylim(min(both) - 3 * margin, max(both) + margin)  # room for the legend
         right.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        right.yaxis.set_major_formatter(PercentFormatter(1.0))
         right.grid(color="#e3e5e8", lw=0.8)
         right.set_axisbelow(True)
         right.legend(loc="lower right", title="after the last epoch", frameon=False)
