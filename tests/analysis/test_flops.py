@@ -1,0 +1,192 @@
+"""Multiply-adds of a sample, counted by hand for every kind of layer."""
+
+import keras
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.models import kernel_positions
+
+L = keras.layers
+
+
+def flops(model):
+    return {weight.path: weight.flops for weight in kso.prunable_weights(model)}
+
+
+def model_of(layer, shape, inputs=1):
+    entry = keras.Input(shape)
+    return keras.Model(entry, layer(*[entry] * inputs))
+
+
+# The expected sums: positions x (inputs x outputs x taps), kernel after kernel.
+CASES = {
+    "dense": (L.Dense, (3,), {}, (5,), [5 * 3]),
+    "dense_on_a_sequence": (L.Dense, (3,), {}, (7, 5), [7 * 5 * 3]),
+    "dense_on_images": (L.Dense, (3,), {}, (4, 6, 5), [4 * 6 * 5 * 3]),
+    "embedding": (L.Embedding, (11, 4), {}, (6,), [0]),
+    "einsum": (L.EinsumDense, ("abc,cd->abd", (5, 8)), {}, (5, 6), [5 * 6 * 8]),
+    "einsum_ellipsis": (L.EinsumDense, ("...x,xy->...y", 7), {}, (6, 5, 4), [6 * 5 * 4 * 7]),
+    "einsum_batched_weight": (
+        L.EinsumDense,
+        ("abc,bcd->abd", (5, 8)),
+        {},
+        (5, 6),
+        [5 * 6 * 8],  # one matrix for each b, each used once
+    ),
+    "conv1d": (L.Conv1D, (4, 3), {"strides": 2}, (9, 5), [4 * (3 * 5 * 4)]),
+    "conv2d_valid": (L.Conv2D, (4, 3), {}, (8, 7, 2), [6 * 5 * (9 * 2 * 4)]),
+    "conv2d_same_strided": (
+        L.Conv2D,
+        (4, 3),
+        {"strides": 2, "padding": "same"},
+        (9, 7, 2),
+        [5 * 4 * (9 * 2 * 4)],
+    ),
+    "conv2d_dilated": (L.Conv2D, (4, 3), {"dilation_rate": 2}, (9, 9, 2), [5 * 5 * (9 * 2 * 4)]),
+    "conv2d_groups": (L.Conv2D, (6, 3), {"groups": 2}, (8, 8, 4), [6 * 6 * (9 * 2 * 6)]),
+    "conv2d_channels_first": (
+        L.Conv2D,
+        (4, 3),
+        {"data_format": "channels_first"},
+        (2, 8, 7),
+        [6 * 5 * (9 * 2 * 4)],
+    ),
+    "conv3d": (L.Conv3D, (4, 2), {}, (4, 5, 6, 3), [3 * 4 * 5 * (8 * 3 * 4)]),
+    # A transposed convolution spreads every input pixel over all taps.
+    "conv2d_transpose": (
+        L.Conv2DTranspose,
+        (4, 3),
+        {"strides": 2},
+        (5, 6, 2),
+        [5 * 6 * (9 * 2 * 4)],
+    ),
+    "conv1d_transpose": (L.Conv1DTranspose, (4, 3), {}, (5, 2), [5 * (3 * 2 * 4)]),
+    "depthwise": (
+        L.DepthwiseConv2D,
+        (3,),
+        {"depth_multiplier": 2},
+        (8, 8, 5),
+        [6 * 6 * (9 * 5 * 2)],
+    ),
+    "separable": (
+        L.SeparableConv2D,
+        (8, 3),
+        {"depth_multiplier": 2, "strides": 2},
+        (9, 9, 5),
+        [4 * 4 * (9 * 5 * 2), 4 * 4 * (10 * 8)],
+    ),
+    "lstm": (L.LSTM, (4,), {}, (6, 3), [6 * 3 * 16, 6 * 4 * 16]),
+    "lstm_sequences": (L.LSTM, (4,), {"return_sequences": True}, (6, 3), [288, 384]),
+    "gru": (L.GRU, (4,), {}, (6, 3), [6 * 3 * 12, 6 * 4 * 12]),
+    "simple_rnn": (L.SimpleRNN, (4,), {}, (6, 3), [6 * 3 * 4, 6 * 4 * 4]),
+    "unrolled": (L.GRU, (4,), {"unroll": True}, (6, 3), [6 * 3 * 12, 6 * 4 * 12]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_layer(case):
+    kind, args, kwargs, shape, expected = CASES[case]
+    assert list(flops(model_of(kind(*args, **kwargs), shape)).values()) == expected
+
+
+def test_layers_around_layers():
+    stacked = L.RNN([L.LSTMCell(4), L.GRUCell(5)])
+    expected = [6 * 3 * 16, 6 * 4 * 16, 6 * 4 * 15, 6 * 5 * 15]
+    assert list(flops(model_of(stacked, (6, 3))).values()) == expected
+    both_ways = L.Bidirectional(L.LSTM(4))
+    assert list(flops(model_of(both_ways, (6, 3))).values()) == [288, 384] * 2
+    over_time = L.TimeDistributed(L.Conv2D(4, 3))
+    assert list(flops(model_of(over_time, (5, 8, 7, 2))).values()) == [5 * 6 * 5 * (9 * 2 * 4)]
+
+
+def test_attention_between_sequences_of_different_lengths():
+    query, value = keras.Input((5, 32)), keras.Input((7, 16))
+    model = keras.Model([query, value], L.MultiHeadAttention(4, 8)(query, value))
+    assert [(path.split("/")[-2], count) for path, count in flops(model).items()] == [
+        ("query", 5 * 32 * 4 * 8),
+        ("key", 7 * 16 * 4 * 8),
+        ("value", 7 * 16 * 4 * 8),
+        ("attention_output", 5 * 4 * 8 * 32),
+    ]
+
+
+def test_shared_and_nested_layers_count_for_every_call():
+    shared = L.Dense(4, name="shared")
+    inner_in = keras.Input((4,))
+    inner = keras.Model(inner_in, shared(shared(inner_in)), name="inner")
+    inputs = keras.Input((3, 4))
+    x = L.Dense(4, name="first")(L.Flatten()(inputs))
+    model = keras.Model(inputs, shared(inner(inner(x))))
+    table = {path.split("/")[-2]: count for path, count in flops(model).items()}
+    assert table == {"first": 12 * 4, "shared": 5 * 16}
+
+
+def test_a_model_written_as_a_class():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden = L.Dense(4, name="hidden")
+            self.head = L.Dense(2, name="head")
+
+        def call(self, inputs):
+            return self.head(self.hidden(self.hidden(inputs)))
+
+    model = Net()
+    model(keras.ops.zeros((2, 7, 4)))
+    assert flops(model) == {"hidden/kernel": 2 * 7 * 16, "head/kernel": 7 * 8}
+
+
+def test_a_wrapped_layer_counts_like_a_plain_one_and_its_live_entries():
+    inputs = keras.Input((9, 9, 4))
+    dense = keras.Model(inputs, L.Conv2D(6, 3, name="c")(inputs))
+    [weight] = kso.prunable_weights(kso.sparsify(dense, 0.25, seed=0))
+    assert weight.flops == 49 * 216
+    assert weight.sparse_flops == 49 * 54
+
+
+def test_dimensions_that_are_not_fixed_have_no_count():
+    inputs = keras.Input((None, 5))
+    model = keras.Model(inputs, L.Dense(3)(inputs))
+    assert list(flops(model).values()) == [None]
+    assert kso.report(model).flops is None
+    assert "not known" in str(kso.report(model))
+
+
+def test_a_layer_without_a_rule_has_no_count_until_one_is_registered():
+    class Mixing(L.Layer):
+        def build(self, input_shape):
+            self.kernel = self.add_weight(shape=(input_shape[-1], 4), name="kernel")
+
+        def call(self, inputs):
+            return keras.ops.matmul(inputs, self.kernel)
+
+    entry = keras.Input((6, 5))
+    model = keras.Model(entry, L.Dense(3, name="head")(Mixing(name="mixing")(entry)))
+    assert flops(model) == {"mixing/kernel": None, "head/kernel": 6 * 4 * 3}
+    assert kso.report(model).flops is None
+    kernel_positions.register(Mixing, lambda layer, inputs, outputs: inputs.shape[1])
+    assert flops(model) == {"mixing/kernel": 6 * 5 * 4, "head/kernel": 6 * 4 * 3}
+    assert list(flops(model_of(L.ConvLSTM2D(4, 3), (5, 8, 8, 2))).values()) == [None, None]
+
+
+@pytest.mark.tensorflow_only  # shapes are the same everywhere, and JAX takes 5 seconds for them
+def test_resnet50_against_the_published_count():
+    """4,089,284,608 (STR, layer by layer in shared/reference), but for two known differences.
+
+    The published network strides in the 3x3 convolutions, Keras' in the 1x1 ones before them, so
+    that these see a quarter of the pixels; and the published total holds the 100,352 additions of
+    the average pool.
+    """
+    model = keras.applications.ResNet50(weights=None)
+    weights = kso.prunable_weights(model)
+    assert len(weights) == 54
+    assert sum(weight.size for weight in weights) == 25_502_912
+    table = {weight.path: weight.flops for weight in weights}
+    strided = [f"conv{stage}_block1_1_conv/kernel" for stage in (3, 4, 5)]
+    assert [table[path] for path in strided] == [102_760_448 // 4] * 3
+    elsewhere = 3 * 3 * 102_760_448 // 4
+    assert sum(table.values()) == 4_089_284_608 - 100_352 - elsewhere
+    assert table["conv1_conv/kernel"] == 118_013_952
+    assert table["conv4_block1_0_conv/kernel"] == 102_760_448
+    assert table["conv5_block3_2_conv/kernel"] == 115_605_504
+    assert table["predictions/kernel"] == 2_048_000

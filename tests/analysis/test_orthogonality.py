@@ -1,0 +1,100 @@
+"""`orthogonality_error` against the operator that a kernel is, written out as a matrix."""
+
+import math
+
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.analysis import orthogonality_error
+from keras_sparse_ortho.orthogonal import KernelLayout, exact_orthogonal
+
+pytestmark = pytest.mark.numpy_only
+
+
+def gram_error(matrix, gain=None):
+    """`max |G - g^2 I| / g^2` with the smaller Gram matrix of a plain matrix."""
+    matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    gram = matrix.T @ matrix
+    square = np.diagonal(gram).mean() if gain is None else gain**2
+    return np.abs(gram - square * np.eye(len(gram))).max() / square
+
+
+def circular_operator(kernel, size):
+    """The matrix of a circular-padded, stride-1 convolution on a grid of `size` a side."""
+    *taps, inputs, outputs = kernel.shape
+    grid = list(np.ndindex(*[size] * len(taps)))
+    index = {place: k for k, place in enumerate(grid)}
+    operator = np.zeros((len(grid), inputs, len(grid), outputs))
+    for place in grid:
+        for tap in np.ndindex(*taps):
+            source = tuple((p + t) % size for p, t in zip(place, tap, strict=True))
+            operator[index[source], :, index[place], :] += kernel[tap]
+    return operator.reshape(len(grid) * inputs, len(grid) * outputs)
+
+
+@pytest.mark.parametrize("gain", [None, 1.0, 1.7])
+@pytest.mark.parametrize("shape", [(5, 5), (9, 4), (4, 9), (1, 7), (7, 1), (1, 1)])
+def test_matrices(shape, gain):
+    kernel = np.random.default_rng(0).normal(size=shape)
+    assert orthogonality_error(kernel, gain=gain) == pytest.approx(
+        gram_error(kernel, gain), rel=1e-12, abs=1e-15
+    )
+
+
+@pytest.mark.parametrize("gain", [None, 1.3])
+@pytest.mark.parametrize("shape", [(3, 4, 3), (2, 3, 4), (4, 3, 3), (3, 2, 4, 2), (2, 2, 2, 5)])
+def test_convolutions_are_measured_by_their_circular_operator(shape, gain):
+    kernel = np.random.default_rng(1).normal(size=shape)
+    size = 2 * max(shape[:-2]) - 1  # so that no two shifts of the taps fall together
+    operator = circular_operator(kernel, size)
+    assert orthogonality_error(kernel, gain=gain) == pytest.approx(
+        gram_error(operator, gain), rel=1e-12
+    )
+
+
+def test_taps_that_are_orthogonal_one_by_one_are_no_isometry_together():
+    kernel = np.zeros((2, 4, 4))
+    kernel[:] = np.eye(4) / np.sqrt(2)  # the zero-shift Gram matrix alone is the identity
+    assert orthogonality_error(kernel) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "blocks"),
+    [
+        ((4, 12), KernelLayout.recurrent(3), lambda k: np.split(k, 3, axis=1)),
+        ((1, 1, 2, 12), KernelLayout.convolution(groups=4), lambda k: np.split(k[0, 0], 4, axis=1)),
+        ((1, 1, 5, 3), KernelLayout.depthwise(), lambda k: [k[0, 0, c][None] for c in range(5)]),
+        (
+            (1, 1, 3, 8),
+            KernelLayout.transposed_convolution(),
+            lambda k: [k[0, 0].T],
+        ),
+        (
+            (6, 2, 3),
+            KernelLayout.einsum("abc,cde->abde"),
+            lambda k: [k.reshape(6, 6)],
+        ),
+        (
+            (2, 3, 5),
+            KernelLayout.einsum("abde,dec->abc"),
+            lambda k: [k.reshape(6, 5)],
+        ),
+    ],
+)
+def test_the_worst_of_the_matrices_of_a_layout_counts(shape, layout, blocks):
+    kernel = np.random.default_rng(2).normal(size=shape)
+    expected = [gram_error(block, 1.2) for block in blocks(kernel)]
+    assert orthogonality_error(kernel, layout, gain=1.2) == pytest.approx(max(expected), rel=1e-12)
+
+
+def test_the_scale_is_that_of_each_kernel_unless_given():
+    kernel, _ = exact_orthogonal((20, 30), 0.2, seed=0, gain=3.0, dtype=np.float64)
+    assert orthogonality_error(kernel) < 1e-14
+    assert orthogonality_error(kernel, gain=3.0) < 1e-14
+    assert orthogonality_error(kernel, gain=1.0) == pytest.approx(8.0)
+
+
+def test_a_kernel_of_zeros_is_infinitely_far_from_orthogonal():
+    assert orthogonality_error(np.zeros((3, 4))) == math.inf
+    assert orthogonality_error(np.zeros((3, 3, 4, 4))) == math.inf
+    assert orthogonality_error(np.zeros((4, 8)), KernelLayout.recurrent(2)) == math.inf
