@@ -48,7 +48,7 @@ def uniform(
       b/kernel  0.5         50 of 100>
     """
     weights = choose(prunable_weights(model, flops=False), include, exclude)
-    dense = [weights[0].path] * (dense_first and bool(weights))
-    dense += [weights[-1].path] * (dense_last and bool(weights))
+    ends = [*(weights[:1] if dense_first else []), *(weights[-1:] if dense_last else [])]
+    dense = [weight.path for weight in ends]
     relative = [1.0] * len(weights)
     return allocate(weights, density, relative, orthogonal=orthogonal, dense=dense)

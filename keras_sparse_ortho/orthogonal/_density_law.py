@@ -63,10 +63,11 @@ def expected_density(rotations: int, width: int, *, exact: bool = True) -> float
 
 
 def rotations_for_density(density: float, width: int) -> int:
-    """Number of random rotations after which the expected density reaches `density`.
+    """Number of random rotations that are expected to reach `density`.
 
     Inverts the closed form of `expected_density`: `t = (m - 1) / 2 * ln(m / z)` with `z` the root
-    of `1 - z e^z E1(z) = d`, rounded to the nearest integer.
+    of `1 - z e^z E1(z) = d`, rounded down: the closed form lies up to one rotation above the
+    chain.
 
     Args:
         density: Live fraction, in [1 / width, 1).
@@ -79,7 +80,7 @@ def rotations_for_density(density: float, width: int) -> int:
     Example:
 
     >>> [rotations_for_density(d, 1024) for d in (0.05, 0.1, 0.5)]
-    [2064, 2471, 3798]
+    [2064, 2470, 3797]
     """
     value, m = check_density(density), _check_count(width, "width", 1)
     if value < 1.0 / m or value == 1.0:
@@ -92,7 +93,7 @@ def rotations_for_density(density: float, width: int) -> int:
     log_z = scipy.optimize.brentq(
         lambda x: _closed_form(math.exp(x)) - value, -60.0, math.log(m), xtol=1e-12
     )
-    return round((m - 1) / 2 * (math.log(m) - log_z))
+    return math.floor((m - 1) / 2 * (math.log(m) - log_z))
 
 
 def _closed_form(z: float) -> float:

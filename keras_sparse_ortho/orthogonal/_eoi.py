@@ -85,7 +85,8 @@ def _longest_fitting(rotations: Rotations, rows: int, width: int, limit: int) ->
             f"`rotations` must name columns below the longer side of the kernel, {width}. "
             f"Received: column {highest}"
         )
-    applied, _ = Supports(rows, width).apply_while_fits(rotations, limit)
+    supports = Supports(rows, width)
+    applied, _ = supports.apply_while_fits(rotations, limit, stop_at_limit=False)
     return rotations[:applied]
 
 

@@ -32,19 +32,26 @@ class Supports:
         for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
             bits[i] = bits[j] = bits[i] | bits[j]
 
-    def apply_while_fits(self, rotations: Rotations, limit: int) -> tuple[int, bool]:
+    def apply_while_fits(
+        self, rotations: Rotations, limit: int, *, stop_at_limit: bool = True
+    ) -> tuple[int, bool]:
         """Applies rotations until one would take the live count over `limit`.
 
+        Args:
+            rotations: What to apply.
+            limit: Largest number of live entries.
+            stop_at_limit: Whether to end at `limit` itself, too, where rotations within the
+                support would still fit.
+
         Returns:
-            How many were applied, and whether the end was found: a rotation that does not fit,
-            or a live count of `limit` itself.
+            How many were applied, and whether the end was found.
         """
         bits = self._bits
         counts = [column.bit_count() for column in bits]
         live = sum(counts)
         pairs = zip(rotations.first.tolist(), rotations.second.tolist(), strict=True)
         for applied, (i, j) in enumerate(pairs):
-            if live == limit:
+            if live == limit and stop_at_limit:
                 return applied, True
             union = bits[i] | bits[j]
             count = union.bit_count()

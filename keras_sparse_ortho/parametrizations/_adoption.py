@@ -24,12 +24,14 @@ def adopt_mask(
         NotPrunableError: A weight that was changed, so that the mask would drop nonzero entries.
     """
     value = weight.raw_value()
-    kernel, mask = initializer.sample(weight.shape, layout=true_layout(weight, initializer))
+    layout = true_layout(weight, initializer)
+    kernel, mask = initializer.sample(weight.shape, layout=layout)
+    if layout not in (None, KernelLayout.convolution()):
+        drawn, _ = initializer.sample(weight.shape, weight.variable.dtype)
+        if np.array_equal(drawn.astype(value.dtype), value):
+            return mask, kernel
     if not value[~mask].any():
         return mask, None
-    drawn, _ = initializer.sample(weight.shape, weight.variable.dtype)
-    if np.array_equal(drawn.astype(value.dtype), value):
-        return mask, kernel
     raise NotPrunableError(
         f"The weight '{weight.path}' has been changed since its initializer drew it, and the "
         "initializer's mask would drop entries that are not zero. An initializer alone holds no "

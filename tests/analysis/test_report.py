@@ -95,7 +95,8 @@ def test_totals_dict_and_csv(tmp_path):
     assert [row["path"] for row in figures["weights"]] == ["c/kernel", "d/kernel"]
     assert figures["live"] == summary.live
     summary.to_csv(tmp_path / "report.csv")
-    rows = list(csv.DictReader((tmp_path / "report.csv").open()))
+    with (tmp_path / "report.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
     assert [int(row["live"]) for row in rows] == [row.live for row in summary.rows]
     for text in ("c/kernel", "d/kernel", f"{summary.flops:,}"):
         assert text in str(summary)

@@ -113,14 +113,15 @@ def test_twin_computes_in_float32_with_the_same_weights(policy):
     keras.config.set_dtype_policy(policy)
     x = keras.Input((4, 3), dtype="float32")
     y = keras.layers.Bidirectional(keras.layers.GRU(2))(x)
-    model = keras.Model(x, keras.layers.Dense(2)(y))
+    # A list, because Keras before 3.11 makes one of a single input when it restores a model.
+    model = keras.Model([x], keras.layers.Dense(2)(y))
     model.compile("sgd", "mse")
     twin = float32_twin(model)
     assert {v.dtype for v in twin.weights} == {"float32"}
     data = np.random.default_rng(0).standard_normal((5, 4, 3)).astype("float32")
-    out = twin(data)
+    out = twin([data])
     assert keras.backend.standardize_dtype(out.dtype) == "float32"
-    half = keras.ops.convert_to_numpy(keras.ops.cast(model(data), "float32"))
+    half = keras.ops.convert_to_numpy(keras.ops.cast(model([data]), "float32"))
     np.testing.assert_allclose(keras.ops.convert_to_numpy(out), half, atol=0.02)
     for mine, theirs in zip(twin.weights, model.weights, strict=True):
         np.testing.assert_array_equal(

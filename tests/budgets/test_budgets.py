@@ -1,0 +1,209 @@
+"""Budgets: exact totals, formulas, bounds, files."""
+
+import json
+import math
+
+import keras
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.budgets import Budget, er, erk, uniform
+from keras_sparse_ortho.errors import BudgetError, UnknownWeightError
+from keras_sparse_ortho.orthogonal import least_count
+
+L = keras.layers
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture(scope="module")
+def model():
+    return keras.Sequential(
+        [
+            keras.Input((12, 12, 3)),
+            L.Conv2D(16, 3, name="first"),
+            L.DepthwiseConv2D(3, name="deep"),
+            L.Conv2D(64, 3, groups=2, name="grouped"),
+            L.Conv2D(64, 1, name="point"),
+            L.GlobalAveragePooling2D(),
+            L.Dense(128, name="hidden"),
+            L.Dense(7, name="head"),
+        ]
+    )
+
+
+def size_of(model):
+    return sum(w.size for w in kso.prunable_weights(model, flops=False))
+
+
+@pytest.mark.parametrize("rule", [uniform, er, erk])
+@pytest.mark.parametrize("orthogonal", [True, False])
+@given(density=st.floats(0.0, 1.0, exclude_min=True))
+def test_the_total_is_exact_and_within_bounds(model, rule, orthogonal, density):
+    weights = kso.prunable_weights(model, flops=False)
+    least = [least_count(w.shape, w.layout) if orthogonal else 1 for w in weights]
+    total = round(density * size_of(model))
+    if total < sum(least):
+        with pytest.raises(BudgetError, match=rf"is {sum(least) / size_of(model):.6g}. Received"):
+            rule(model, density, orthogonal=orthogonal)
+        return
+    budget = rule(model, density, orthogonal=orthogonal)
+    assert budget.live == total
+    for weight, few in zip(weights, least, strict=True):
+        assert few <= budget.counts[weight.path] <= weight.size
+
+
+def test_erk_and_er_against_their_formulas(model):
+    dims = {
+        "first/kernel": ((3, 16), (3, 3)),
+        "deep/kernel": ((16, 1), (3, 3)),
+        "grouped/kernel": ((8, 64), (3, 3)),
+        "point/kernel": ((64, 64), (1, 1)),
+        "hidden/kernel": ((64, 128), ()),
+        "head/kernel": ((128, 7), ()),
+    }
+    for rule, spatial in ((er, False), (erk, True)):
+        raw = {
+            path: sum(a + b * spatial for a, b in zip(*_padded(channels, taps), strict=True))
+            / (math.prod(channels) * (math.prod(taps) if spatial else 1))
+            for path, (channels, taps) in dims.items()
+        }
+        budget = rule(model, 0.2, orthogonal=False)
+        free = [path for path in budget if budget[path] < 1]
+        scales = [budget[path] / raw[path] for path in free]
+        # one scale for all that are not dense, up to the rounding of counts
+        for path, scale in zip(free, scales, strict=True):
+            assert (
+                abs(scale / scales[-1] - 1) < 2 / budget.counts[path] + 2 / budget.counts[free[-1]]
+            )
+        for path in set(budget) - set(free):
+            assert raw[path] * max(scales) > 1 - 1e-2
+
+
+def _padded(channels, taps):
+    width = max(len(channels), len(taps))
+    return [(*values, *[0] * (width - len(values))) for values in (channels, taps)]
+
+
+def test_layers_that_would_pass_one_are_dense(model):
+    budget = erk(model, 0.5)
+    dense = [path for path, density in budget.items() if density == 1.0]
+    assert "deep/kernel" in dense
+    assert budget.live == round(0.5 * size_of(model))
+
+
+def test_small_shares_are_lifted_and_the_rest_pays():
+    wide = keras.Sequential([keras.Input((4000,)), L.Dense(30, name="a"), L.Dense(400, name="b")])
+    plain, lifted = (uniform(wide, 0.002, orthogonal=flag) for flag in (False, True))
+    assert plain.lifted == ()
+    assert lifted.lifted == ("b/kernel",)
+    assert plain.counts == {"a/kernel": 240, "b/kernel": 24}
+    assert lifted.counts == {"a/kernel": 234, "b/kernel": 30}
+    assert "lifted to the least orthogonal density" in repr(lifted)
+    assert lifted.live == plain.live == round(0.002 * 132000)
+
+
+def test_uniform_with_dense_first_and_last(model):
+    budget = uniform(model, 0.3, dense_first=True, dense_last=True)
+    assert budget["first/kernel"] == budget["head/kernel"] == 1.0
+    assert budget.live == round(0.3 * size_of(model))
+    others = [budget[path] for path in ("grouped/kernel", "point/kernel", "hidden/kernel")]
+    assert max(others) - min(others) < 1e-3
+    with pytest.raises(BudgetError, match="and the weights that stay dense is 0"):
+        uniform(model, 0.01, dense_first=True, dense_last=True)
+
+
+def test_selection(model):
+    assert list(erk(model, 0.5, include=["hidden", "head/kernel"])) == [
+        "hidden/kernel",
+        "head/kernel",
+    ]
+    assert next(iter(erk(model, 0.5, exclude=r".*(deep|grouped).*|first/.*"))) == "point/kernel"
+    assert len(erk(model, 0.5, include=lambda weight: len(weight.shape) == 2)) == 2
+    for argument in ("include", "exclude"):
+        with pytest.raises(UnknownWeightError, match=rf"`{argument}` names no.*hidden/kernel"):
+            erk(model, 0.5, **{argument: "hiden"})
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+@given(st.dictionaries(st.text(min_size=1), st.floats(1e-9, 1.0), min_size=1), st.booleans())
+def test_files_give_back_the_same_budget(tmp_path_factory, suffix, densities, sized):
+    densities = {
+        name.replace("\r", "").replace("\x00", "") or "x": d for name, d in densities.items()
+    }
+    densities = {name: d for name, d in densities.items() if name.isprintable()} or {"x": 0.5}
+    sizes = dict.fromkeys(densities, 1000) if sized else {}
+    budget = Budget(densities, sizes, list(densities)[:1])
+    path = tmp_path_factory.mktemp("budget") / f"budget.{suffix}"
+    budget.save(path)
+    loaded = Budget.load(path)
+    assert dict(loaded) == dict(budget)
+    assert loaded.sizes == budget.sizes
+    assert loaded.lifted == budget.lifted
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("weight,density\na,0.5\nb,two\n", "line 3: .*must be a number.*'two'"),
+        ("weight,density\na,1.5\n", r"line 2: .*must be in \(0, 1\]"),
+        ("weight,density\na\n", "line 2: 2 columns are needed"),
+        ("weight,density\na,0.5\na,0.5\n", "line 3: weight='a' is empty, or named twice"),
+        ("weight,density,size\na,0.5,many\n", "line 2: invalid literal"),
+        ("name,share\na,0.5\n", "line 1: the columns 'weight' and 'density' are needed"),
+        ("weight,density\n", "A budget needs weights"),
+    ],
+)
+def test_broken_csv_files(tmp_path, text, message):
+    path = tmp_path / "broken.csv"
+    path.write_text(text)
+    with pytest.raises(BudgetError, match=message):
+        Budget.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"budget": [\n{"weight": "a",}]}', "line 2: "),
+        ('{"weights": []}', "line 1: an object"),
+        ('{"budget": [{"weight": "a"}]}', "entry 1: 'density'"),
+    ],
+)
+def test_broken_json_files(tmp_path, text, message):
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(BudgetError, match=message):
+        Budget.load(path)
+
+
+def test_refusals(model, tmp_path):
+    with pytest.raises(BudgetError, match=r"ends in .csv or .json. Received"):
+        Budget({"a": 0.5}).save(tmp_path / "budget.txt")
+    with pytest.raises(BudgetError, match=r"budget of 'a': .*density=0"):
+        Budget({"a": 0})
+    with pytest.raises(BudgetError, match=r"unknown weights. Received: \['b'\]"):
+        Budget({"a": 0.5}, {"b": 3})
+    with pytest.raises(BudgetError, match="Counts need the sizes"):
+        _ = Budget({"a": 0.5}).live
+    weights = kso.prunable_weights(model, flops=False)
+    full = dict.fromkeys((w.path for w in weights), 0.5)
+    with pytest.raises(BudgetError, match=r"unknown \['x'\], missing \[\]"):
+        Budget({**full, "x": 0.5}).for_weights(weights)
+    full.pop("head/kernel")
+    with pytest.raises(BudgetError, match=r"missing \['head/kernel'\]"):
+        Budget(full).for_weights(weights)
+    full["head/kernel"] = 1e-6
+    with pytest.raises(BudgetError, match=r"'head/kernel' of 896 entries would have no live one"):
+        Budget(full).for_weights(weights)
+    full["head/kernel"] = 0.5
+    with pytest.raises(BudgetError, match=r"made for a weight 'head/kernel' of 5 entries"):
+        Budget(full, {"head/kernel": 5}).for_weights(weights)
+
+
+def test_a_budget_travels_from_model_to_model(model, tmp_path):
+    sparse = kso.sparsify(model, 0.3, seed=0)
+    Budget.from_model(sparse).save(tmp_path / "learnt.csv")
+    again = kso.sparsify(model, budget=Budget.load(tmp_path / "learnt.csv"), seed=1)
+    assert Budget.from_model(again).counts == Budget.from_model(sparse).counts
+    assert json.loads(json.dumps(dict(Budget.from_model(again))))["head/kernel"] > 0.3

@@ -1,0 +1,128 @@
+"""What holds for every initializer of ours."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.initializers import (
+    AttentionLayout,
+    ExactOrthogonal,
+    KernelLayout,
+    RandomSparse,
+)
+from tests.helpers import array
+
+pytestmark = pytest.mark.core
+
+
+@keras.saving.register_keras_serializable(package="tests")
+def narrow(rng, count):
+    return 0.1 * rng.random(count)
+
+
+INITIALIZERS = {
+    "eoi": lambda: ExactOrthogonal(0.2, seed=3),
+    "gain": lambda: ExactOrthogonal(0.2, gain=1.4, seed=3),
+    "range": lambda: ExactOrthogonal(0.2, seed=3, angles=(0.5, 1.5)),
+    "law": lambda: ExactOrthogonal(0.2, seed=3, angles=narrow),
+    "layout": lambda: ExactOrthogonal(0.2, seed=3, layout=KernelLayout.recurrent(4)),
+    "sequence": lambda: ExactOrthogonal(
+        None, rotations=[(i, i + 1, 0.3 + 0.01 * i) for i in range(40)]
+    ),
+    "random": lambda: RandomSparse(0.2, "glorot_uniform", seed=3),
+    "rescaled": lambda: RandomSparse(
+        0.2, keras.initializers.HeNormal(seed=4), seed=3, rescale=True
+    ),
+}
+SHAPE = (24, 64)
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_counts_calls_and_repetition(name):
+    initializer = INITIALIZERS[name]()
+    kernel, mask = initializer.sample(SHAPE)
+    if name != "sequence":
+        assert mask.sum() == round(0.2 * mask.size)
+    assert mask.shape == kernel.shape == SHAPE
+    assert not kernel[~mask].any()
+    assert kernel.any()
+    if "random" not in name:  # glorot_uniform draws a seed of its own
+        np.testing.assert_array_equal(array(initializer(SHAPE)), kernel)
+        np.testing.assert_array_equal(INITIALIZERS[name]().sample(SHAPE)[0], kernel)
+    np.testing.assert_array_equal(INITIALIZERS[name]().sample(SHAPE)[1], mask)
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_configuration_round_trip_through_json(name):
+    initializer = INITIALIZERS[name]()
+    config = json.loads(json.dumps(keras.saving.serialize_keras_object(initializer)))
+    twin = keras.saving.deserialize_keras_object(config)
+    assert type(twin) is type(initializer)
+    assert json.dumps(twin.get_config()) == json.dumps(initializer.get_config())
+    np.testing.assert_array_equal(twin.sample(SHAPE)[1], initializer.sample(SHAPE)[1])
+    assert keras.initializers.get(config).get_config() == twin.get_config()
+    assert isinstance(initializer.clone(), type(initializer))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_dtypes(name, dtype):
+    if dtype == "float64" and keras.backend.backend() == "jax":
+        dtype = "float32"  # JAX has no float64 unless it is switched on
+    initializer = INITIALIZERS[name]()
+    kernel = initializer(SHAPE, dtype=dtype)
+    assert keras.backend.standardize_dtype(kernel.dtype) == dtype
+    _, mask = initializer.sample(SHAPE, dtype)
+    np.testing.assert_array_equal(mask, initializer.sample(SHAPE)[1])
+    with pytest.raises(ValueError, match=r"dtype bfloat16, float16, .*Received: dtype='int32'"):
+        initializer(SHAPE, dtype="int32")
+
+
+def test_an_unseeded_initializer_follows_the_global_seed():
+    keras.utils.set_random_seed(1)
+    first, second = ExactOrthogonal(0.2), ExactOrthogonal(0.2)
+    assert (first.sample(SHAPE)[0] != second.sample(SHAPE)[0]).any()
+    np.testing.assert_array_equal(first.sample(SHAPE)[0], first.sample(SHAPE)[0])
+    keras.utils.set_random_seed(1)
+    np.testing.assert_array_equal(ExactOrthogonal(0.2).sample(SHAPE)[0], first.sample(SHAPE)[0])
+    assert first.get_config()["seed"] is None
+
+
+def test_rescaling_keeps_the_variance():
+    plain, rescaled = (
+        RandomSparse(0.1, keras.initializers.HeNormal(seed=1), seed=2, rescale=rescale)
+        for rescale in (False, True)
+    )
+    shape = (600, 200)
+    a, mask = plain.sample(shape)
+    b, _ = rescaled.sample(shape)
+    scale = np.sqrt(600 / mask.sum(axis=0))
+    np.testing.assert_allclose(b, a * scale, rtol=1e-5)
+    assert abs((b**2).sum(axis=0).mean() - 2.0) < 0.1
+    conv, mask = RandomSparse(
+        0.2, keras.initializers.Ones(), seed=2, rescale=True, layout=KernelLayout.depthwise()
+    ).sample((3, 3, 8, 2))
+    fan_in = mask.sum(axis=(0, 1))
+    np.testing.assert_allclose(
+        conv.max(axis=(0, 1)), np.where(fan_in, 3 / np.sqrt(fan_in.clip(1)), 0)
+    )
+
+
+def test_refusals():
+    with pytest.raises(DensityError, match=r"Received: density=None"):
+        ExactOrthogonal(None)
+    with pytest.raises(DensityError, match=r"Received: density=1.2"):
+        RandomSparse(1.2)
+    with pytest.raises(ValueError, match=r"`seed` must be an integer or None. Received: seed=1.5"):
+        ExactOrthogonal(0.1, seed=1.5)
+    with pytest.raises(ValueError, match=r"`layout` must be a KernelLayout, .*Received"):
+        ExactOrthogonal(0.1, layout="dense")
+    with pytest.raises(ValueError, match=r"must be a dense Keras initializer. Received"):
+        RandomSparse(0.1, ExactOrthogonal(0.1))
+    with pytest.raises(LayoutError, match=r"No projection of an attention layer.*\(5, 5, 5\)"):
+        AttentionLayout(2, 4)((5, 5, 5))
+    with pytest.raises(DensityError, match=r"least density is 0.015625"):
+        ExactOrthogonal(0.001)(SHAPE)

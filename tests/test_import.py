@@ -1,0 +1,96 @@
+"""What importing the package loads, and what it leaves alone."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.numpy_only
+
+
+def run(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+def test_only_the_backend_is_loaded(backend):
+    code = """
+import sys
+import keras_sparse_ortho as kso
+kso.sparsify, kso.report, kso.callbacks, kso.budgets.erk
+heavy = ["tensorflow", "jax", "torch", "tf_keras", "tensorflow_model_optimization"]
+heavy += ["ai_edge_litert"]
+print(*[name for name in heavy if name in sys.modules])
+"""
+    loaded = run(code, KERAS_BACKEND=backend)
+    assert set(loaded) <= {
+        backend,
+        *run("import keras, sys; print(*sys.modules)", KERAS_BACKEND=backend),
+    }
+    assert "tf_keras" not in loaded
+    assert "tensorflow_model_optimization" not in loaded
+    assert "ai_edge_litert" not in loaded
+    if backend != "tensorflow":
+        assert "tensorflow" not in loaded
+
+
+def test_tf_keras_is_what_it_was():
+    code = """
+import os
+import tensorflow as tf
+before = tf.keras.__name__, tf.keras.__version__
+import keras_sparse_ortho as kso
+kso.export, kso.export_litert
+assert (tf.keras.__name__, tf.keras.__version__) == before
+assert "TF_USE_LEGACY_KERAS" not in os.environ
+model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(3)])
+import keras
+assert isinstance(model, keras.Model)
+kso.tfmot
+assert tf.keras.__name__ == before[0]
+assert kso.sparsify(model, 0.5, seed=0).count_params() > 0
+print("good")
+"""
+    assert run(code, KERAS_BACKEND="tensorflow")[-1] == "good"
+
+
+@pytest.mark.parametrize(
+    ("blocked", "use", "extra"),
+    [("tf_keras", "kso.tfmot", "[tfmot]"), ("ai_edge_litert", "export(kso)", "[litert]")],
+)
+def test_a_missing_extra_is_named(blocked, use, extra):
+    code = f"""
+import sys
+import keras, keras_sparse_ortho as kso
+sys.modules[{blocked!r}] = None
+def export(kso):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    kso.export_litert(model, "never.tflite")
+try:
+    {use}
+except ImportError as error:
+    assert {extra!r} in str(error), error
+    print("named")
+"""
+    assert run(code, KERAS_BACKEND="tensorflow")[-1] == "named"
+
+
+def test_the_face_of_the_package():
+    code = """
+import keras_sparse_ortho as kso
+for name in kso.__all__:
+    getattr(kso, name)
+try:
+    kso.nothing
+except AttributeError as error:
+    print("good")
+"""
+    assert run(code, KERAS_BACKEND="tensorflow")[-1] == "good"

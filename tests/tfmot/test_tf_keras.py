@@ -1,0 +1,83 @@
+"""Our initializers in tf_keras layers, through every kind of saving."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+@pytest.fixture(scope="module")
+def tf_keras():
+    from keras_sparse_ortho.tfmot import register_initializers
+
+    return register_initializers()
+
+
+def network(tf_keras):
+    from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RandomSparse
+
+    gates = ExactOrthogonal(0.3, seed=2, layout=KernelLayout.recurrent(4))
+    return tf_keras.Sequential(
+        [
+            tf_keras.layers.Input((6, 10)),
+            tf_keras.layers.Conv1D(12, 3, kernel_initializer=ExactOrthogonal(0.3, seed=1)),
+            tf_keras.layers.LSTM(8, kernel_initializer=gates, recurrent_initializer=gates),
+            tf_keras.layers.Dense(16, kernel_initializer=RandomSparse(0.3, "he_normal", seed=3)),
+            tf_keras.layers.Dense(4, kernel_initializer=ExactOrthogonal(0.3, seed=4)),
+        ]
+    )
+
+
+def test_kernels_are_ours(tf_keras):
+    from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
+
+    model = network(tf_keras)
+    conv, lstm, _, dense = model.layers
+    np.testing.assert_array_equal(
+        conv.kernel.numpy(), ExactOrthogonal(0.3, seed=1).sample((3, 10, 12))[0]
+    )
+    gates = KernelLayout.recurrent(4)
+    recurrent = lstm.cell.recurrent_kernel.numpy()
+    expected, _ = ExactOrthogonal(0.3, seed=2).sample((8, 32), layout=gates)
+    np.testing.assert_array_equal(recurrent, expected)
+    kernel = dense.kernel.numpy().astype("float64")
+    assert np.abs(kernel.T @ kernel - np.eye(4)).max() < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:.*initializer.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*HDF5 file.*:UserWarning")
+@pytest.mark.parametrize("form", ["clone", "keras", "h5", "saved_model"])
+def test_round_trips(tf_keras, form, tmp_path):
+    model = network(tf_keras)
+    x = np.random.default_rng(0).normal(size=(3, 6, 10)).astype("float32")
+    if form == "clone":
+        loaded = tf_keras.models.clone_model(model)
+        loaded.set_weights(model.get_weights())
+    else:
+        path = str(tmp_path / ("model" if form == "saved_model" else f"model.{form}"))
+        model.save(path, save_format="tf" if form == "saved_model" else form)
+        loaded = tf_keras.models.load_model(path)
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    initializer = loaded.layers[0].kernel_initializer
+    assert type(initializer).__name__ == "ExactOrthogonal"
+    assert initializer.get_config() == model.layers[0].kernel_initializer.get_config()
+
+
+@pytest.mark.filterwarnings("ignore:.*initializer.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*HDF5 file.*:UserWarning")
+@pytest.mark.parametrize("form", ["keras", "h5"])
+def test_loading_in_a_new_process(tf_keras, form, tmp_path):
+    model = network(tf_keras)
+    x = np.random.default_rng(0).normal(size=(3, 6, 10)).astype("float32")
+    model.save(tmp_path / f"model.{form}", save_format=form)
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import numpy as np, keras_sparse_ortho as kso; kso.tfmot; import tf_keras\n"
+        f"model = tf_keras.models.load_model('model.{form}')\n"
+        "np.save('y.npy', model.predict(np.load('x.npy'), verbose=0))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), model.predict(x, verbose=0), atol=1e-6)
