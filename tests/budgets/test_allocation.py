@@ -1,0 +1,286 @@
+"""Uniform, ER and ERK: exact totals, hand formulas, and the bounds of every kernel."""
+
+import functools
+import math
+
+import keras
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_sparse_ortho.budgets import er, erk, uniform
+from keras_sparse_ortho.budgets._allocation import allocate
+from keras_sparse_ortho.errors import BudgetError, DensityError, UnknownWeightError
+from keras_sparse_ortho.initializers import KernelLayout
+from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.orthogonal import exact_orthogonal, least_count
+
+L = keras.layers
+
+
+class Weight:
+    """What `allocate` asks of a weight."""
+
+    def __init__(self, path, shape, layout=None):
+        self.path, self.shape, self.layout = path, shape, layout
+        self.size = math.prod(shape)
+
+
+def mlp(*widths):
+    layers = [L.Dense(width, name=f"d{k}") for k, width in enumerate(widths[1:])]
+    return keras.Sequential([keras.Input((widths[0],)), *layers])
+
+
+def convnet():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 16)),
+            L.Conv2D(32, 3, name="wide"),
+            L.Conv2D(24, (1, 5), groups=4, padding="same", name="grouped"),
+            L.DepthwiseConv2D(3, name="depthwise"),
+            L.Conv2DTranspose(8, 2, name="transposed"),
+            L.Flatten(),
+            L.Dense(10, name="head"),
+        ]
+    )
+
+
+# --- totals -----------------------------------------------------------------------------------
+
+SHAPES = [
+    ((20, 30), None),
+    ((1, 17), None),
+    ((300, 100), None),
+    ((3, 3, 8, 16), None),
+    ((3, 3, 24, 1), KernelLayout.depthwise()),
+    ((3, 3, 4, 12), KernelLayout.convolution(groups=3)),
+    ((16, 64), KernelLayout.recurrent(4)),
+    ((4, 8, 24), KernelLayout.einsum("abde,dec->abc")),
+]
+
+
+@given(
+    kinds=st.lists(st.sampled_from(SHAPES), min_size=1, max_size=8),
+    density=st.floats(1e-3, 1.0),
+    seed=st.randoms(use_true_random=False),
+    orthogonal=st.booleans(),
+)
+@settings(max_examples=300)
+def test_the_global_count_is_exact_and_no_bound_is_passed(kinds, density, seed, orthogonal):
+    weights = [Weight(f"w{k}", *kind) for k, kind in enumerate(kinds)]
+    relative = [seed.uniform(1e-3, 1.0) for _ in weights]
+    size = sum(weight.size for weight in weights)
+    lower = [least_count(w.shape, w.layout) if orthogonal else 1 for w in weights]
+    if round(density * size) < sum(lower):
+        with pytest.raises(BudgetError, match=f"is {sum(lower) / size:.6g}. Received: density="):
+            allocate(weights, density, relative, orthogonal=orthogonal)
+        return
+    budget = allocate(weights, density, relative, orthogonal=orthogonal)
+    assert budget.size == size
+    assert budget.live == round(density * size)
+    for weight, least in zip(weights, lower, strict=True):
+        assert least <= budget.counts[weight.path] <= weight.size
+    # Between the bounds all have the same scale, up to the rounding by one entry.
+    free = [
+        (budget.counts[w.path], share * w.size)
+        for w, share, least in zip(weights, relative, lower, strict=True)
+        if least < budget.counts[w.path] < w.size
+    ]
+    low = max(((count - 1) / share for count, share in free), default=0.0)
+    high = min(((count + 1) / share for count, share in free), default=math.inf)
+    assert low < high
+
+
+@pytest.mark.parametrize("density", [0.1, 0.137, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("rule", [uniform, er, erk])
+@pytest.mark.parametrize("make", [convnet, lambda: mlp(100, 64, 37, 10)])
+def test_models_get_exactly_their_count(make, rule, density):
+    model = make()
+    size = sum(weight.size for weight in prunable_weights(model, flops=False))
+    budget = rule(model, density)
+    assert sum(budget.counts.values()) == budget.live == round(density * size)
+    for weight in prunable_weights(model, flops=False):
+        _, mask = exact_orthogonal(weight.shape, budget[weight.path], layout=weight.layout, seed=0)
+        assert mask.sum() == budget.counts[weight.path]
+
+
+@pytest.mark.parametrize(
+    ("density", "relative", "expected"),
+    [
+        (0.5, (1, 1, 1), [11, 3, 7]),  # shares 10.5, 3.5, 7: the tie goes to the earlier one
+        (0.3, (1, 1, 1), [7, 2, 4]),  # 13 entries, shares 6.5, 2.17, 4.33
+        (0.5, (2, 1, 1), [14, 2, 5]),  # 21 entries, shares 14, 2.33, 4.67
+    ],
+)
+def test_counts_go_by_largest_remainder(density, relative, expected):
+    weights = [Weight("a", (3, 7)), Weight("b", (1, 7)), Weight("c", (2, 7))]
+    budget = allocate(weights, density, relative, orthogonal=False)
+    assert list(budget.counts.values()) == expected
+
+
+# --- hand formulas ------------------------------------------------------------------------------
+
+
+def check_proportional(budget, shares):
+    """Counts are those shares of the total, but for rounding."""
+    total = math.fsum(shares.values())
+    assert list(budget.counts) == list(shares)
+    for path, share in shares.items():
+        assert abs(budget.counts[path] - budget.live * share / total) < 1
+
+
+def test_er_by_hand():
+    # density ~ (in + out) / (in out), so the count ~ in + out
+    budget = er(mlp(200, 100, 50, 40), 0.1)
+    assert budget.live == 2700
+    check_proportional(budget, {"d0/kernel": 300, "d1/kernel": 150, "d2/kernel": 90})
+    assert budget.lifted == ()
+
+
+def test_er_leaves_the_taps_out_and_erk_does_not():
+    model = keras.Sequential(
+        [keras.Input((8, 8, 64)), L.Conv2D(64, 3, name="a"), L.Conv2D(32, 5, name="b")]
+    )
+    by_taps = {"a/kernel": 9 * (64 + 64), "b/kernel": 25 * (64 + 32)}
+    check_proportional(er(model, 0.02), by_taps)
+    by_kernel = {"a/kernel": 64 + 64 + 3 + 3, "b/kernel": 64 + 32 + 5 + 5}
+    check_proportional(erk(model, 0.002), by_kernel)
+
+
+def test_erk_of_other_layouts_by_hand():
+    # Groups: (out + in / groups + taps) / size. Depthwise: (channels + multiplier + taps) / size.
+    # Attention: heads and features flattened. Gates: all of them are outputs.
+    inputs = keras.Input((12, 40))
+    x = L.MultiHeadAttention(4, 10, name="mha")(inputs, inputs)
+    x = L.Conv1D(60, 3, groups=4, name="grouped")(x)
+    x = L.DepthwiseConv1D(5, name="depthwise")(x)
+    model = keras.Model(inputs, L.LSTM(20, name="lstm")(x))
+    budget = erk(model, 0.12, orthogonal=False)
+    shares = {"mha/" + name: 40 + 40 for name in ("query", "key", "value", "attention_output")}
+    shares = {f"{path}/kernel": share for path, share in shares.items()}
+    shares["grouped/kernel"] = 60 + 10 + 3
+    shares["depthwise/kernel"] = 60 + 1 + 5
+    shares["lstm/lstm_cell/kernel"] = 60 + 80
+    shares["lstm/lstm_cell/recurrent_kernel"] = 20 + 80
+    check_proportional(budget, shares)
+
+
+def test_kernels_that_would_pass_density_one_are_dense_and_the_rest_is_rescaled():
+    # in + out = 1100, 110, 14: at density 0.2 the last two would pass 1 (one after the other).
+    budget = er(mlp(1000, 100, 10, 4), 0.2)
+    total = round(0.2 * (100_000 + 1000 + 40))
+    assert budget.counts == {"d0/kernel": total - 1040, "d1/kernel": 1000, "d2/kernel": 40}
+
+
+def test_rescaling_goes_on_until_none_passes_one():
+    # Shares at first 1.6 : 0.9 : ... so that the second only passes 1 after the first is capped.
+    weights = [Weight("a", (10, 10)), Weight("b", (10, 10)), Weight("c", (20, 50))]
+    budget = allocate(weights, 0.25, [1.0, 0.6, 0.1], orthogonal=False)
+    # a: 300 * 1 / 2.6 = 115 > 100; then b: 200 * .6 / 1.6 = 75 ... c: 125
+    assert list(budget.counts.values()) == [100, 75, 125]
+    budget = allocate(weights, 0.35, [1.0, 0.6, 0.1], orthogonal=False)
+    # a: 420 / 2.6 = 162; then b: 320 * .6 / 1.6 = 120 > 100; c gets what is left
+    assert list(budget.counts.values()) == [100, 100, 220]
+
+
+# --- uniform ------------------------------------------------------------------------------------
+
+
+def test_uniform_is_the_same_everywhere():
+    budget = uniform(mlp(100, 50, 20, 10), 0.3)
+    assert dict(budget) == {"d0/kernel": 0.3, "d1/kernel": 0.3, "d2/kernel": 0.3}
+
+
+def test_uniform_with_dense_ends_keeps_the_global_density():
+    model = mlp(100, 50, 20, 10)  # 5000, 1000, 200
+    budget = uniform(model, 0.3, dense_last=True)
+    assert budget.counts["d2/kernel"] == 200
+    assert budget.live == round(0.3 * 6200)
+    # 1660 entries over 5000 + 1000
+    assert budget.counts == {"d0/kernel": 1383, "d1/kernel": 277, "d2/kernel": 200}
+    budget = uniform(model, 0.9, dense_first=True, dense_last=True)
+    assert budget.counts == {"d0/kernel": 5000, "d1/kernel": 380, "d2/kernel": 200}
+    assert budget.lifted == ()
+    # 5000 dense entries, and at least 20 and 10 of the others.
+    with pytest.raises(BudgetError, match=f"weights that stay dense is {5030 / 6200:.6g}. Rec"):
+        uniform(model, 0.8, dense_first=True)
+    assert uniform(mlp(10, 10), 1.0, dense_first=True, dense_last=True)["d0/kernel"] == 1.0
+
+
+# --- the least orthogonal density -----------------------------------------------------------------
+
+
+def test_kernels_below_the_least_orthogonal_density_are_lifted_and_the_rest_pays():
+    # Uniform 0.03: the head (64 x 10) would get 19 of the 10 entries it needs, the middle one
+    # (16 x 64) 31 of 16, and d0 (500 x 16) 240 of 16: none is lifted.
+    model = mlp(500, 16, 64, 10)
+    assert uniform(model, 0.03).lifted == ()
+    # At 0.012: 96, 12.3 and 7.7 entries wanted, 16, 16 and 10 needed.
+    budget = uniform(model, 0.012)
+    assert budget.lifted == ("d1/kernel", "d2/kernel")
+    total = round(0.012 * (8000 + 1024 + 640))
+    assert budget.counts == {"d0/kernel": total - 26, "d1/kernel": 16, "d2/kernel": 10}
+    assert repr(budget).count("(lifted to the least orthogonal density)") == 2
+    lines = repr(budget).splitlines()
+    assert "lifted" not in lines[1]
+    assert lines[2].split()[:2] == ["d1/kernel", "0.015625"]
+    # Without the bound each has its share, and nothing is called lifted.
+    free = uniform(model, 0.012, orthogonal=False)
+    assert free.counts == {"d0/kernel": 96, "d1/kernel": 12, "d2/kernel": 8}
+    assert free.lifted == ()
+
+
+def test_less_than_all_kernels_need_is_refused_with_the_least_density():
+    model = mlp(500, 16, 64, 10)
+    least = (16 + 16 + 10) / 9664
+    with pytest.raises(BudgetError, match=f"{least:.6g}. Received: density=0.004"):
+        erk(model, 0.004)
+    assert erk(model, 42 / 9664).counts == {"d0/kernel": 16, "d1/kernel": 16, "d2/kernel": 10}
+    with pytest.raises(BudgetError, match="a live entry in every weight"):
+        erk(model, 2 / 9664, orthogonal=False)
+
+
+# --- choosing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"include": "d1/kernel"}, ["d1/kernel"]),  # a path
+        ({"include": "d1"}, ["d1/kernel"]),  # a layer
+        ({"include": ["d0", "d2/kernel"]}, ["d0/kernel", "d2/kernel"]),
+        ({"include": r"d[12]/.*"}, ["d1/kernel", "d2/kernel"]),  # a regular expression
+        ({"include": lambda w: w.size > 500}, ["d0/kernel", "d1/kernel"]),  # a predicate
+        ({"exclude": "d0"}, ["d1/kernel", "d2/kernel"]),
+        ({"exclude": lambda w: w.shape[-1] == 10}, ["d0/kernel", "d1/kernel"]),
+        ({"include": r"d\d/kernel", "exclude": ["d1", "d2"]}, ["d0/kernel"]),
+    ],
+)
+@pytest.mark.parametrize("rule", [uniform, er, erk])
+def test_the_budget_is_over_what_is_chosen(rule, chosen, expected):
+    budget = rule(mlp(100, 50, 20, 10), 0.4, **chosen)
+    assert list(budget) == expected
+    assert budget.live == round(0.4 * budget.size)
+
+
+@pytest.mark.parametrize("argument", ["include", "exclude"])
+@pytest.mark.parametrize("name", ["d7", "d1/bias", "d", "kernel", "(("])
+def test_names_that_no_weight_has_are_refused(argument, name):
+    with pytest.raises(UnknownWeightError, match=rf"`{argument}` names no prunable weight.*d0/ker"):
+        erk(mlp(10, 10), 0.5, **{argument: name})
+
+
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.1, math.nan, "0.1", True, None])
+@pytest.mark.parametrize("rule", [uniform, er, erk])
+def test_what_is_no_density_is_refused(rule, density):
+    with pytest.raises(DensityError, match=r"`density` must be .* Received: density="):
+        rule(mlp(10, 10), density)
+
+
+def test_nothing_to_share_among():
+    bare = keras.Sequential([keras.Input((4,)), L.BatchNormalization()])
+    for rule in (er, erk, uniform, functools.partial(uniform, dense_first=True, dense_last=True)):
+        with pytest.raises(BudgetError, match="no weights to share"):
+            rule(bare, 0.5)
+    with pytest.raises(BudgetError, match="no weights to share"):
+        erk(mlp(10, 10), 0.5, exclude="d0")
