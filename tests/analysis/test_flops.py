@@ -7,6 +7,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.models import kernel_positions
 
 L = keras.layers
+pytestmark = pytest.mark.core
 
 
 def flops(model):
