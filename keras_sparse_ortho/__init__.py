@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 from keras_sparse_ortho import analysis as analysis
 from keras_sparse_ortho import budgets as budgets
 from keras_sparse_ortho import callbacks as callbacks
+from keras_sparse_ortho import errors as errors
 from keras_sparse_ortho import initializers as initializers
+from keras_sparse_ortho import layers as layers
+from keras_sparse_ortho import models as models
 from keras_sparse_ortho import orthogonal as orthogonal
 from keras_sparse_ortho import parametrizations as parametrizations
 from keras_sparse_ortho.analysis import report as report
@@ -32,9 +35,12 @@ __all__ = [
     "analysis",
     "budgets",
     "callbacks",
+    "errors",
     "export",
     "export_litert",
     "initializers",
+    "layers",
+    "models",
     "orthogonal",
     "parametrizations",
     "prunable_weights",
