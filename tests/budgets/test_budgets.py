@@ -207,3 +207,12 @@ def test_a_budget_travels_from_model_to_model(model, tmp_path):
     again = kso.sparsify(model, budget=Budget.load(tmp_path / "learnt.csv"), seed=1)
     assert Budget.from_model(again).counts == Budget.from_model(sparse).counts
     assert json.loads(json.dumps(dict(Budget.from_model(again))))["head/kernel"] > 0.3
+
+
+def test_equality_is_that_of_the_densities():
+    budget = Budget({"a": 0.5, "b": 0.25})
+    assert budget == Budget({"b": 0.25, "a": 0.5}, {"a": 8}, ["b"])
+    assert budget != Budget({"a": 0.5, "b": 0.2})
+    assert budget != Budget({"a": 0.5})
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(budget)

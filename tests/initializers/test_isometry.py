@@ -149,6 +149,18 @@ def test_attention_projections_are_orthogonal_along_their_true_axes(by_layout):
         assert gram_error(matrix, 1.0) <= 1e-6
 
 
+@pytest.mark.parametrize("value_dim", [3, 9])
+def test_attention_with_values_of_another_size(value_dim):
+    eoi = ExactOrthogonal(0.2, seed=1, layout=AttentionLayout(4, 6, value_dim))
+    layer = L.MultiHeadAttention(4, 6, value_dim, kernel_initializer=eoi)
+    layer.build((None, 5, 32), (None, 7, 20))
+    kernels = {w.path.split("/")[-2]: array(w) for w in layer.weights if w.name == "kernel"}
+    assert kernels["attention_output"].shape == (4, value_dim, 32)
+    assert gram_error(kernels["attention_output"].reshape(4 * value_dim, 32), 1.0) <= 1e-6
+    assert gram_error(kernels["value"].reshape(20, 4 * value_dim), 1.0) <= 1e-6
+    assert gram_error(kernels["query"].reshape(32, 24), 1.0) <= 1e-6
+
+
 def test_separable_convolutions_and_embeddings():
     layer = L.SeparableConv2D(
         24,

@@ -1,5 +1,7 @@
 """Files of models that hold our initializers, with every kind of argument."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -50,7 +52,7 @@ LAYERS = {
     ),
     "center_density": (
         lambda: L.Conv1D(
-            8, 3, kernel_initializer=ExactOrthogonal(0.3, center_density="more_nonzeros")
+            8, 3, kernel_initializer=ExactOrthogonal(0.3, seed=4, center_density="more_nonzeros")
         ),
         1,
     ),
@@ -86,6 +88,12 @@ def test_a_file_keeps_the_initializer_and_its_kernels(name, tmp_path):
             assert not theirs.raw_value()[~mask].any()
 
 
+@pytest.mark.parametrize("make", [ExactOrthogonal, RandomSparse, AttentionLayout])
+def test_a_configuration_has_every_argument(make):
+    instance = make(2, 4) if make is AttentionLayout else make(0.5)
+    assert set(instance.get_config()) == set(inspect.signature(make).parameters)
+
+
 def test_a_fresh_layer_from_a_configuration_draws_the_seeded_kernel():
     layer = L.Dense(16, kernel_initializer=ExactOrthogonal(0.2, gain=1.3, seed=9))
     twin = L.Dense.from_config(layer.get_config())
@@ -112,3 +120,12 @@ def test_layers_of_every_policy_hold_the_rounded_float32_kernel(policy):
     stored = array(keras.ops.cast(layer.kernel, "float32"))
     np.testing.assert_array_equal(stored, array(rounded))
     assert not stored[~mask].any()
+
+
+def test_a_float64_kernel_is_orthogonal_to_float64_and_the_float32_one_its_rounding():
+    eoi = ExactOrthogonal(0.2, seed=3)
+    fine, fine_mask = eoi.sample((40, 40), "float64")
+    coarse, mask = eoi.sample((40, 40), "float32")
+    assert np.abs(fine.T @ fine - np.eye(40)).max() < 1e-14
+    np.testing.assert_array_equal(fine.astype("float32"), coarse)
+    np.testing.assert_array_equal(fine_mask, mask)

@@ -20,7 +20,7 @@ from keras_sparse_ortho.orthogonal import (
 pytestmark = pytest.mark.numpy_only
 
 
-def plain_loop(shape, sequence):
+def plain_steps(shape, sequence):
     """`[I | 0]`, one rotation of two columns after the other, transposed if the kernel is tall."""
     rows, width = sorted(shape)
     matrix = np.eye(rows, width)
@@ -28,7 +28,12 @@ def plain_loop(shape, sequence):
         a, b = matrix[:, i].copy(), matrix[:, j].copy()
         matrix[:, i] = np.cos(angle) * a + np.sin(angle) * b
         matrix[:, j] = -np.sin(angle) * a + np.cos(angle) * b
-    return matrix.T if shape[0] > shape[1] else matrix
+        yield matrix.T if shape[0] > shape[1] else matrix
+
+
+def plain_loop(shape, sequence):
+    *_, last = plain_steps(shape, sequence)
+    return last
 
 
 def random_sequence(width, count, seed=0):
@@ -58,11 +63,8 @@ def test_parity_with_a_plain_loop(shape, turns):
 def test_a_sequence_is_applied_as_far_as_it_fits_the_density(shape):
     sequence = random_sequence(max(shape), 3 * max(shape))
     limit = live_count(0.1, math.prod(shape))
-    applied = next(
-        t
-        for t in range(len(sequence))
-        if np.count_nonzero(plain_loop(shape, sequence[: t + 1])) > limit
-    )
+    counts = map(np.count_nonzero, plain_steps(shape, sequence))
+    applied = next(t for t, count in enumerate(counts) if count > limit)
     kernel, mask = exact_orthogonal(shape, 0.1, rotations=sequence, seed=1, dtype=np.float64)
     np.testing.assert_allclose(kernel, plain_loop(shape, sequence[:applied]), atol=1e-12)
     assert mask.sum() == limit

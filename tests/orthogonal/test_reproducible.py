@@ -52,7 +52,13 @@ def run(code, **environment):
 def test_other_processors():
     """BLAS kernels of an old processor, and NumPy without its vector instructions."""
     features = np._core._multiarray_umath.__cpu_dispatch__
-    code = "from tests.orthogonal.test_reproducible import digest; print(digest())"
+    code = """
+import numpy as np
+from tests.orthogonal.test_reproducible import digest
+umath = np._core._multiarray_umath
+assert not any(umath.__cpu_features__[name] for name in umath.__cpu_dispatch__)
+print(digest())
+"""
     without = {
         "OPENBLAS_CORETYPE": "Nehalem",
         "NPY_DISABLE_CPU_FEATURES": " ".join(features),
