@@ -232,10 +232,11 @@ def test_kernels_below_the_least_orthogonal_density_are_lifted_and_the_rest_pays
 
 def test_only_what_was_raised_is_called_lifted():
     model = mlp(100, 2, 4)  # 200 and 8 entries, of which 2 are needed in each
-    assert uniform(model, 0.2).lifted == ("d1/kernel",)  # a share of 1.6
-    assert uniform(model, 0.25).lifted == ()  # a share of exactly 2
-    dense = uniform(model, 0.2, dense_last=True)
-    assert dense.counts == {"d0/kernel": 34, "d1/kernel": 8}
+    assert uniform(model, 0.15).lifted == ("d1/kernel",)  # a share of 1.2 entries
+    assert uniform(model, 0.2).lifted == ()  # of 1.6, which rounds to 2
+    assert uniform(model, 0.25).lifted == ()  # of exactly 2
+    dense = uniform(model, 0.15, dense_last=True)
+    assert dense.counts == {"d0/kernel": 23, "d1/kernel": 8}
     assert dense.lifted == ()
 
 
