@@ -108,6 +108,7 @@ class _Rewriter:
     def _change_inside(self, parent: Any, prefix: str) -> None:
         """Replaces layers below `parent`, a layer or model whose structure is Python code."""
         replacements: dict[int, Any] = {}
+        originals: dict[int, Any] = {}
         finishes: list[Callable[[], None]] = []
         for layer in sublayers(parent):
             path = f"{prefix}{layer.name}"
@@ -120,12 +121,13 @@ class _Rewriter:
                 self._change_inside(layer, f"{path}/")
                 continue
             if new is not layer:
-                replacements[id(layer)] = new
+                replacements[id(layer)], originals[id(new)] = new, layer
         if not replacements:
             return
         replace_sublayers(parent, replacements)
         missed = [layer.name for layer in sublayers(parent) if id(layer) in replacements]
         if missed:
+            replace_sublayers(parent, originals)  # as it was
             raise NotPrunableError(
                 f"The layers {missed} of '{parent.name}' cannot be replaced: they must stand in "
                 "public attributes of it, or in lists, tuples or dicts there. Wrap them where the "

@@ -97,15 +97,19 @@ def test_layers_that_cannot_be_replaced_in_place_are_named():
     class Hidden(keras.Model):
         def __init__(self):
             super().__init__()
+            self.first = L.Dense(8, name="open")
             self._dense = L.Dense(4, name="concealed")
 
         def call(self, inputs):
-            return self._dense(inputs)
+            return self._dense(self.first(inputs))
 
     model = Hidden()
-    model(np.ones((1, 8)))
+    expected = array(model(np.ones((1, 8))))
     with pytest.raises(NotPrunableError, match=r"\['concealed'\].*public attributes.*Hidden"):
         kso.sparsify(model, 0.5, seed=0)
+    # and the model is as it was
+    assert not wrappers(model)
+    np.testing.assert_array_equal(array(model(np.ones((1, 8)))), expected)
 
 
 def test_seeds():
