@@ -46,8 +46,8 @@ def exact_orthogonal(
 
     Args:
         shape: Kernel shape in Keras layout, e.g. `(in, out)` or `(*spatial, in / groups, out)`.
-        density: Live fraction, in (0, 1]. `None` only with `rotations`: all of them are applied
-            and the mask is the support.
+        density: Live fraction, in (0, 1]. `None` only with `rotations`: all of them are applied,
+            and exactly the nonzero entries are live.
         gain: Scale of the kernel.
         seed: Integer, NumPy generator, or `None` for fresh randomness. The same integer gives the
             same kernel and mask on every machine.
