@@ -66,8 +66,7 @@ def rotations_for_density(density: float, width: int) -> int:
     """Number of random rotations that are expected to reach `density`.
 
     Inverts the closed form of `expected_density`: `t = (m - 1) / 2 * ln(m / z)` with `z` the root
-    of `1 - z e^z E1(z) = d`, rounded down: the closed form lies up to one rotation above the
-    chain.
+    of `1 - z e^z E1(z) = d`, rounded down. The exact chain differs by about one rotation.
 
     Args:
         density: Live fraction, in [1 / width, 1).
@@ -80,7 +79,7 @@ def rotations_for_density(density: float, width: int) -> int:
     Example:
 
     >>> [rotations_for_density(d, 1024) for d in (0.05, 0.1, 0.5)]
-    [2064, 2470, 3797]
+    [2064, 2471, 3798]
     """
     value, m = check_density(density), _check_count(width, "width", 1)
     if value < 1.0 / m or value == 1.0:
