@@ -51,8 +51,8 @@ def draw_until(
 ) -> Rotations:
     """Draws random rotations up to the first that takes the support over `limit` entries."""
     supports = Supports(rows, width)
-    # A quarter of the way (in density) needs no counting: the closed form says how many rotations
-    # that is, and the count afterwards whether it was right for this draw.
+    # Three quarters of the way (in density) need no counting: the closed form says how many
+    # rotations that is, and the count afterwards whether it was right for this draw.
     safe = 0
     if limit < rows * width and 0.75 * limit > rows:
         safe = rotations_for_density(0.75 * limit / (rows * width), width)

@@ -144,12 +144,7 @@ class FixedMask(Parametrization):
 
     def _initial_mask(self) -> np.ndarray:
         weight = self.weight
-        value = weight.raw_value()
-        if not np.isfinite(value).all():
-            raise NotPrunableError(
-                f"The weight '{weight.path}' is not finite and cannot be masked. "
-                f"Received: {np.count_nonzero(~np.isfinite(value))} infinite or NaN entries"
-            )
+        value = weight.finite_raw_value()
         if self._given is not None:
             if self._given.shape != weight.shape:
                 raise ValueError(

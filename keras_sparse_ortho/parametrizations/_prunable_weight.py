@@ -79,6 +79,16 @@ class PrunableWeight:
         """The raw weight as a NumPy array (bfloat16 as float32)."""
         return _to_numpy(keras.ops.convert_to_tensor(self.variable))
 
+    def finite_raw_value(self) -> np.ndarray:
+        """The raw weight as `raw_value`; raises NotPrunableError if it is not finite."""
+        value = self.raw_value()
+        wrong = np.count_nonzero(~np.isfinite(value))
+        if wrong:
+            raise NotPrunableError(
+                f"The weight '{self.path}' is not finite. Received: {wrong} infinite or NaN entries"
+            )
+        return value
+
     def value(self) -> np.ndarray:
         """The effective weight as a NumPy array (bfloat16 as float32)."""
         if self.parametrization is None:
