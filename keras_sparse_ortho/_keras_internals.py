@@ -3,7 +3,8 @@
 Tested against the oldest and the newest Keras that pyproject.toml allows (`make test-oldest`).
 Private are: `Layer._call_signature` and its kin, `_maybe_build`, `_open_name_scope`,
 `_flatten_layers`, `_tracker`, `Variable._direct_assign`, `StatelessScope.original_scope`, the
-predicate `in_stateless_scope`, and the class of ConvLSTM's cell.
+predicate `in_stateless_scope`, the class of ConvLSTM's cell, and the lists in which optimizers
+keep their slots, with `Optimizer._get_variable_index`.
 """
 
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ __all__ = [
     "adopt_call_interface",
     "in_stateless_scope",
     "maybe_build",
+    "optimizer_slots",
     "replace_sublayers",
     "sublayers",
 ]
@@ -102,6 +104,32 @@ def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     if isinstance(layer, keras.Model):
         return list(layer.layers)
     return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:
+    """The variables in which an optimizer keeps moments and averages of a trainable variable.
+
+    With each goes the value that it starts from. Slots of another shape, such as Adafactor's
+    factors, are left out.
+    """
+    # LossScaleOptimizer keeps none itself.
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(optimizer, "built", False):
+        return []
+    known = optimizer._trainable_variables
+    if all(variable is not other for other in known):
+        return []
+    index = optimizer._get_variable_index(variable)
+    found = []
+    for name, slots in vars(optimizer).items():
+        # One list a kind of slot, each in the order of the trainable variables.
+        if not isinstance(slots, list) or len(slots) != len(known) or slots is known:
+            continue
+        slot = slots[index]
+        if name != "_variables" and slot is not variable and slot.shape == variable.shape:
+            start = getattr(optimizer, "initial_accumulator_value", 0.0)
+            found.append((slot, start if name == "_accumulators" else 0.0))
+    return found
 
 
 def replace_sublayers(

@@ -1,0 +1,26 @@
+"""Forgetting what an optimizer remembers of entries that were dropped or grown."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import optimizer_slots
+
+
+def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
+    """Resets moments and moving averages of some entries of a weight to where they started.
+
+    After a mask change stale momentum would go on moving the raw weights of dropped entries, and
+    would push grown ones in the direction of a gradient from before.
+
+    Args:
+        optimizer: A Keras optimizer, or `None`. One that is not built has no slots.
+        variable: The raw weight.
+        entries: Bool array of its shape: which entries to forget.
+    """
+    if optimizer is None or not entries.any():
+        return
+    for slot, start in optimizer_slots(optimizer, variable):
+        kept = keras.ops.convert_to_tensor(~entries)
+        slot.assign(keras.ops.where(kept, slot.value, keras.ops.cast(start, slot.dtype)))
