@@ -1,0 +1,47 @@
+"""`Constant`: one density throughout."""
+
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.schedules._schedule import Schedule
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class Constant(Schedule):
+    """`d(t) = final_density`, with masks renewed from `begin_step` on.
+
+    Args:
+        final_density: Live fraction, in (0, 1].
+        begin_step: First step at which a mask is renewed. Before it, nothing is pruned.
+        end_step: Last one; `None` (default) if there is none.
+        frequency: Steps between renewals.
+
+    Example:
+
+    >>> schedule = Constant(0.1, begin_step=100, frequency=50)
+    >>> [schedule.due(step) for step in (0, 100, 120, 150)]
+    [False, True, False, True]
+    """
+
+    def __init__(
+        self,
+        final_density: float,
+        begin_step: int = 0,
+        end_step: int | None = None,
+        frequency: int = 100,
+    ) -> None:
+        super().__init__(final_density, begin_step, end_step, frequency)
+
+    def density(self, step: int) -> float:
+        """`final_density` from `begin_step` on, and 1 before."""
+        return self.final_density if step >= self.begin_step else 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {
+            "final_density": self.final_density,
+            "begin_step": self.begin_step,
+            "end_step": self.end_step,
+            "frequency": self.frequency,
+        }

@@ -1,0 +1,77 @@
+"""`Polynomial`: a density that falls as a power of the remaining time."""
+
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.orthogonal import check_density
+from keras_sparse_ortho.schedules._schedule import Schedule
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class Polynomial(Schedule):
+    """Density that falls from `initial_density` to `final_density`, fast at first.
+
+    With `u = (t - begin_step) / (end_step - begin_step)`, held to [0, 1]:
+
+        d(t) = final + (initial - final) * (1 - u) ** power
+
+    which is TFMOT's `PolynomialDecay` in terms of density. `Cubic` and `Linear` are this with a
+    power of 3 and 1.
+
+    Args:
+        final_density: Live fraction at `end_step` and after it, in (0, 1].
+        begin_step: First step at which a mask is renewed; nothing is pruned before it.
+        end_step: Last one, after `begin_step`.
+        initial_density: Live fraction at `begin_step`.
+        power: The exponent, positive.
+        frequency: Steps between renewals.
+
+    Raises:
+        ValueError: An `end_step` not after `begin_step`; a power that is not positive.
+
+    Example:
+
+    >>> schedule = Polynomial(0.1, begin_step=0, end_step=1000, power=2.0)
+    >>> round(schedule.density(500), 3)
+    0.325
+    """
+
+    def __init__(
+        self,
+        final_density: float,
+        begin_step: int,
+        end_step: int,
+        initial_density: float = 1.0,
+        power: float = 3.0,
+        frequency: int = 100,
+    ) -> None:
+        super().__init__(final_density, begin_step, end_step, frequency)
+        if end_step <= begin_step:
+            raise ValueError(
+                "`end_step` must come after `begin_step`. "
+                f"Received: begin_step={begin_step!r}, end_step={end_step!r}"
+            )
+        if not power > 0:
+            raise ValueError(f"`power` must be positive. Received: power={power!r}")
+        self.initial_density = check_density(initial_density)
+        self.power = float(power)
+
+    def density(self, step: int) -> float:
+        """The formula above; 1 before `begin_step`."""
+        if self.end_step is None or step < self.begin_step:
+            return 1.0
+        done = min((step - self.begin_step) / (self.end_step - self.begin_step), 1.0)
+        fall = self.initial_density - self.final_density
+        return self.final_density + fall * (1 - done) ** self.power
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {
+            "final_density": self.final_density,
+            "begin_step": self.begin_step,
+            "end_step": self.end_step,
+            "initial_density": self.initial_density,
+            "power": self.power,
+            "frequency": self.frequency,
+        }

@@ -1,0 +1,114 @@
+"""`TfmotSchedule`: a `PruningSchedule` of tensorflow-model-optimization as one of ours."""
+
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.orthogonal import check_density
+from keras_sparse_ortho.schedules._schedule import Schedule
+
+# What TFMOT's own schedules call the sparsity that they end with.
+_FINAL_NAMES = ("final_sparsity", "target_sparsity")
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class TfmotSchedule(Schedule):
+    """`d(t) = 1 - sparsity(t)`, renewed at the steps at which the TFMOT schedule prunes.
+
+    A TFMOT schedule answers `(should_prune, sparsity)` for a step, as TensorFlow tensors, so this
+    works where TensorFlow is installed, on any backend of Keras. `as_schedule` makes one wherever
+    a schedule is expected, so `MagnitudeMask(tfmot.sparsity.keras.PolynomialDecay(...))` works.
+
+    Args:
+        schedule: A `tfmot.sparsity.keras.PruningSchedule`, or anything with its interface.
+
+    Raises:
+        ValueError: Something that does not answer a step with `(should_prune, sparsity)`.
+
+    Limits: TFMOT prunes at `begin_step + k * frequency`, and with `begin_step=0, frequency=100`
+    its own wrapper first prunes at step 100; here step 0 counts.
+    """
+
+    def __init__(self, schedule: Any) -> None:
+        if isinstance(schedule, dict):  # from a configuration
+            schedule = _restored(schedule)
+        if not callable(schedule) or not hasattr(schedule, "get_config"):
+            raise ValueError(
+                "A TFMOT schedule answers a step with (should_prune, sparsity). "
+                f"Received: schedule={schedule!r}"
+            )
+        self.schedule = schedule
+        end = getattr(schedule, "end_step", -1)
+        begin = getattr(schedule, "begin_step", 0)
+        last = None if end in (-1, None) else end
+        final = self._sparsity(begin if last is None else last)
+        super().__init__(1 - final, begin, last, getattr(schedule, "frequency", 1))
+
+    def density(self, step: int) -> float:
+        """1 minus the schedule's sparsity; 1 before `begin_step`."""
+        return 1.0 if step < self.begin_step else 1 - self._sparsity(step)
+
+    def due(self, step: int, executed: int = 1) -> bool:
+        """Whether the TFMOT schedule prunes at `step`, or at one of the steps before it."""
+        steps = range(max(step - executed + 1, 0), step + 1)
+        return any(bool(self._answer(at)[0]) for at in steps)
+
+    def with_final(self, density: float) -> "TfmotSchedule":
+        """The same schedule towards another final density."""
+        density = check_density(density)
+        config = dict(_inner_config(self.schedule))
+        names = [name for name in _FINAL_NAMES if name in config]
+        if not names:
+            raise ValueError(
+                "A TFMOT schedule without `final_sparsity` or `target_sparsity` cannot be given "
+                f"another density. Received: schedule={self.schedule!r}"
+            )
+        config[names[0]] = 1 - density
+        return TfmotSchedule(type(self.schedule)(**config))
+
+    def get_config(self) -> dict[str, Any]:
+        """Module, class and arguments of the TFMOT schedule."""
+        kind = type(self.schedule)
+        return {
+            "schedule": {
+                "module": kind.__module__,
+                "name": kind.__qualname__,
+                "config": _inner_config(self.schedule),
+            }
+        }
+
+    def _answer(self, step: int) -> Any:
+        import tensorflow as tf
+
+        return self.schedule(tf.constant(step, "int64"))
+
+    def _sparsity(self, step: int) -> float:
+        try:
+            _, sparsity = self._answer(step)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                "A TFMOT schedule answers a step with (should_prune, sparsity). "
+                f"Received: schedule={self.schedule!r}, which raised {error!r}"
+            ) from error
+        # TFMOT computes in float32: 1 - 0.9 is to be 0.1.
+        return round(float(sparsity), 6)
+
+
+def _inner_config(schedule: Any) -> dict[str, Any]:
+    config = schedule.get_config()
+    return config.get("config", config)
+
+
+def _restored(config: dict[str, Any]) -> Any:
+    """The schedule of a configuration: TFMOT's own by name, others as Keras custom objects."""
+    kind = keras.saving.get_registered_object(config["name"])
+    if kind is None and config["module"].startswith("tensorflow_model_optimization."):
+        from tensorflow_model_optimization.python.core.sparsity.keras import pruning_schedule
+
+        kind = getattr(pruning_schedule, config["name"], None)
+    if kind is None:
+        raise ValueError(
+            "A TFMOT schedule of another module is loaded with it as a custom object. "
+            f"Received: {config['module']}.{config['name']}"
+        )
+    return kind(**config["config"])
