@@ -3,8 +3,8 @@
 Tested against the oldest and the newest Keras that pyproject.toml allows (`make test-oldest`).
 Private are: `Layer._call_signature` and its kin, `_maybe_build`, `_open_name_scope`,
 `_flatten_layers`, `_tracker`, `Variable._direct_assign`, `StatelessScope.original_scope`, the
-predicate `in_stateless_scope`, the class of ConvLSTM's cell, and the lists in which optimizers
-keep their slots, with `Optimizer._get_variable_index`.
+predicate `in_stateless_scope`, the class of ConvLSTM's cell, `Trainer._compile_loss`, and the
+lists in which optimizers keep their slots, with `Optimizer._get_variable_index`.
 """
 
 from collections.abc import Iterable
@@ -18,6 +18,7 @@ __all__ = [
     "ConvLSTMCell",
     "VariableOverrides",
     "adopt_call_interface",
+    "compiled_loss_waits",
     "in_stateless_scope",
     "maybe_build",
     "optimizer_slots",
@@ -126,10 +127,18 @@ def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:
         if not isinstance(slots, list) or len(slots) != len(known) or slots is known:
             continue
         slot = slots[index]
-        if name != "_variables" and slot is not variable and slot.shape == variable.shape:
+        if name == "_variables" or slot is variable or not isinstance(slot, keras.Variable):
+            continue
+        if slot.shape == variable.shape:
             start = getattr(optimizer, "initial_accumulator_value", 0.0)
             found.append((slot, start if name == "_accumulators" else 0.0))
     return found
+
+
+def compiled_loss_waits(model: Any) -> bool:
+    """Whether the loss of `compile` makes its variables only at its first call, yet to come."""
+    loss = getattr(model, "_compile_loss", None)
+    return loss is not None and not loss.built
 
 
 def replace_sublayers(

@@ -1,0 +1,255 @@
+"""`StatelessLoss`: the loss of a model as a pure function of some of its variables."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import compiled_loss_waits
+from keras_sparse_ortho.models._autodiff import ScalarFunction, value_and_gradients
+from keras_sparse_ortho.models._prunable_weights import check_built
+
+Objective = Callable[[Any, Any, Any, Any, bool], Any]
+"""`objective(model, x, y, sample_weight, training)`, a scalar tensor."""
+
+
+def compiled_loss(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
+    """The loss that `fit` minimises: the one of `compile`, `add_loss`, and regularization."""
+    y_pred = model(x, training=training)
+    return model.compute_loss(
+        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+    )
+
+
+class StatelessLoss:
+    """`L(values; x, y, sample_weight)`: a model's loss where some variables have given values.
+
+    The model runs as in `fit`, inside a scope that answers for `variables` with `values` and
+    forgets every update: no variable changes, neither moving averages nor seed states nor metrics.
+    So two calls at the same state draw the same dropout. All other variables have the values that
+    they have at the time of the call.
+
+    What is compiled is compiled once for each batch shape, and as the model asks for: by XLA where
+    `model.jit_compile` is true, by `tf.function` alone where not, and not at all with
+    `run_eagerly`. On torch everything runs eagerly.
+
+    Args:
+        model: A built Keras model, compiled unless there is an `objective`.
+        variables: The Keras variables whose values are given, of float dtypes.
+        held: `(variable, value)` pairs that hold in every call, such as masks set to all `True`.
+        objective: `objective(model, x, y, sample_weight, training)`, a scalar tensor. Default: the
+            loss that the model was compiled with, as `fit` computes it with `model.compute_loss`,
+            with regularization, the losses of `add_loss`, sample weights and loss weights.
+        training: Whether dropout and batch statistics are those of training.
+
+    Raises:
+        NotPrunableError: A model that is not built.
+        ValueError: A model that was not compiled, where there is no `objective`.
+
+    Limits: a `train_step` of one's own is not called: give its loss as `objective`. On JAX an
+    objective may read variables of the model only; others would be constants. In a callback on
+    JAX call `model.jax_state_sync()` first.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+    >>> model.compile(loss="mse")
+    >>> loss = StatelessLoss(model, model.trainable_variables)
+    >>> x, y = np.array([[1.0, 2.0]]), np.array([[1.0]])
+    >>> value, [gradient] = loss.value_and_gradients([np.array([[1.0], [1.0]])], x, y)
+    >>> value, gradient.tolist()  # (x w - y)^2 and 2 (x w - y) x
+    (4.0, [[4.0], [8.0]])
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        variables: Sequence[Any],
+        *,
+        held: Iterable[tuple[Any, Any]] = (),
+        objective: Objective | None = None,
+        training: bool = True,
+    ) -> None:
+        check_built(model)
+        if objective is None and not getattr(model, "compiled", False):
+            raise ValueError(
+                "There is no loss before the model is compiled: call `compile(loss=...)`, or give "
+                f"an `objective`. Received: the model '{model.name}', not compiled"
+            )
+        self.model = model
+        self.variables = list(variables)
+        self.training = training
+        self._held = list(held)
+        self._objective = compiled_loss if objective is None else objective
+        self._called = False
+
+    def loss(self, values: Sequence[Any], x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """The loss as a scalar tensor, not compiled: a pure function that may be differentiated.
+
+        For use inside compiled functions see `compiled`, which keeps the other variables from
+        becoming constants on JAX.
+        """
+        batch = _tensors((x, y, sample_weight))
+        return self._scoped(list(values), [value for _, value in self._held], None, batch)
+
+    def __call__(
+        self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> float:
+        """The loss as a Python float, compiled.
+
+        Args:
+            values: An array for each of the variables; `None` for the values they have.
+            x: A batch of inputs: an array, or a list or dict of arrays.
+            y: The targets of the batch, `None` where the loss needs none.
+            sample_weight: The weights of its samples, if any.
+        """
+        return float(keras.ops.convert_to_numpy(self._value(values, x, y, sample_weight)))
+
+    def gradients(
+        self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> list[np.ndarray]:
+        """The gradient with respect to each of the values, as `value_and_gradients` gives them."""
+        return self.value_and_gradients(values, x, y, sample_weight)[1]
+
+    def value_and_gradients(
+        self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> tuple[float, list[np.ndarray]]:
+        """The loss, and its gradients as NumPy arrays in the order of the variables.
+
+        Where the optimizer scales the loss, as with mixed_float16, gradients are computed of the
+        scaled loss and divided after that, so that small ones do not underflow.
+
+        Args:
+            values: An array for each of the variables; `None` for the values they have.
+            x: A batch of inputs: an array, or a list or dict of arrays.
+            y: The targets of the batch, `None` where the loss needs none.
+            sample_weight: The weights of its samples, if any.
+        """
+        scale = np.float32(1)
+        optimizer = getattr(self.model, "optimizer", None)
+        if self._objective is compiled_loss and optimizer is not None:
+            scale = np.float32(keras.ops.convert_to_numpy(optimizer.scale_loss(keras.ops.ones(()))))
+        value, found = self._gradients(values, x, y, sample_weight, scale)
+        arrays = [_to_numpy(gradient) for gradient in found]
+        if scale != 1:
+            arrays = [(array / scale).astype(array.dtype) for array in arrays]
+        return float(keras.ops.convert_to_numpy(value)), arrays
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state.
+
+        Args:
+            function: Called with the pure loss (differentiable any number of times, for instance
+                by `hessian_vector_product`), the values as a list of tensors, and `extra`.
+
+        Returns:
+            `run(values, x, y=None, sample_weight=None, *extra)`, which returns the tensors that
+            `function` does. `values` may be `None`; `extra` are arrays or lists of arrays.
+        """
+
+        def pure(values: Any, held: Any, others: Any, batch: Any, extra: Any) -> Any:
+            def loss(inner: list[Any]) -> Any:
+                return self._scoped(inner, held, others, batch)
+
+            return function(loss, values, *extra)
+
+        step = self._compile(pure)
+
+        def run(values: Any, x: Any, y: Any = None, sample_weight: Any = None, *extra: Any) -> Any:
+            batch = _tensors((x, y, sample_weight))
+            if values is None:
+                values = [variable.value for variable in self.variables]
+            if len(values) != len(self.variables):
+                raise ValueError(
+                    "`values` must hold an array for each of the variables. "
+                    f"Received: {len(values)} values for {len(self.variables)} variables"
+                )
+            pairs = zip(values, self.variables, strict=True)
+            values = [keras.ops.convert_to_tensor(value, dtype=v.dtype) for value, v in pairs]
+            held = [keras.ops.convert_to_tensor(value, dtype=v.dtype) for v, value in self._held]
+            if self._objective is compiled_loss and compiled_loss_waits(self.model):
+                if not self._called:
+                    # What a loss creates at its first call may not be created while tracing.
+                    self._scoped(values, held, None, batch)
+                self._called = True
+            # On JAX a traced function would take what it reads for constants.
+            on_jax = keras.backend.backend() == "jax"
+            others = [variable.value for variable in self._others] if on_jax else None
+            return step(values, held, others, batch, _tensors(extra))
+
+        return run
+
+    @functools.cached_property
+    def _value(self) -> Callable[..., Any]:
+        return self.compiled(lambda loss, values: loss(values))
+
+    @functools.cached_property
+    def _gradients(self) -> Callable[..., Any]:
+        def function(loss: ScalarFunction, values: list[Any], scale: Any) -> Any:
+            def scaled(inner: list[Any]) -> Any:
+                value = loss(inner)
+                return value * keras.ops.cast(scale, value.dtype)
+
+            value, gradients = value_and_gradients(scaled, values)
+            return value / keras.ops.cast(scale, value.dtype), gradients
+
+        return self.compiled(function)
+
+    @property
+    def _others(self) -> list[Any]:
+        """The variables of the model whose values are not given."""
+        given = [*self.variables, *(variable for variable, _ in self._held)]
+        seen = {id(variable) for variable in given}
+        found = []
+        for variable in [*self.model.variables, *getattr(self.model, "metrics_variables", [])]:
+            if id(variable) not in seen:
+                seen.add(id(variable))
+                found.append(variable)
+        return found
+
+    def _scoped(self, values: Any, held: Any, others: Any, batch: Any) -> Any:
+        """The loss; `others` are the values of the other variables, `None` to read them here."""
+        x, y, sample_weight = batch
+        if others is None:
+            others = [variable.value for variable in self._others]
+        variables = [*self.variables, *(variable for variable, _ in self._held), *self._others]
+        # All of them: Keras looks for regularized weights in the scope and nowhere else.
+        pairs = zip(variables, [*values, *held, *others], strict=True)
+        with keras.StatelessScope(state_mapping=pairs, collect_losses=True):
+            return self._objective(self.model, x, y, sample_weight, self.training)
+
+    def _compile(self, pure: Callable[..., Any]) -> Callable[..., Any]:
+        if getattr(self.model, "run_eagerly", False):
+            return pure
+        jit = bool(getattr(self.model, "jit_compile", False))
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            return tf.function(pure, jit_compile=jit, autograph=False)
+        if keras.backend.backend() == "jax" and jit:
+            import jax
+
+            return jax.jit(pure)
+        return pure
+
+
+def _tensors(structure: Any) -> Any:
+    """Arrays as tensors, floats in Keras' default type as `fit` has them, `None` as it is."""
+
+    def convert(leaf: Any) -> Any:
+        if leaf is None or keras.ops.is_tensor(leaf):
+            return leaf
+        leaf = np.asarray(leaf)
+        is_float = np.issubdtype(leaf.dtype, np.floating)
+        return keras.ops.convert_to_tensor(leaf, dtype=keras.config.floatx() if is_float else None)
+
+    return keras.tree.map_structure(convert, structure)
+
+
+def _to_numpy(tensor: Any) -> np.ndarray:
+    if keras.backend.standardize_dtype(tensor.dtype) == "bfloat16":
+        tensor = keras.ops.cast(tensor, "float32")  # torch cannot hand bfloat16 to NumPy
+    return keras.ops.convert_to_numpy(tensor)
