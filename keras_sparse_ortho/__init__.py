@@ -15,11 +15,13 @@ from keras_sparse_ortho import layers as layers
 from keras_sparse_ortho import models as models
 from keras_sparse_ortho import orthogonal as orthogonal
 from keras_sparse_ortho import parametrizations as parametrizations
+from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
 from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import strip as strip
+from keras_sparse_ortho.pruning import parametrize as parametrize
 from keras_sparse_ortho.pruning import sparsify as sparsify
 
 if TYPE_CHECKING:
@@ -43,8 +45,10 @@ __all__ = [
     "models",
     "orthogonal",
     "parametrizations",
+    "parametrize",
     "prunable_weights",
     "report",
+    "schedules",
     "sparsify",
     "strip",
     "tfmot",

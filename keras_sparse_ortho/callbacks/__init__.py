@@ -1,5 +1,7 @@
 """Keras callbacks around sparse training."""
 
 from keras_sparse_ortho.callbacks._density_logger import DensityLogger as DensityLogger
+from keras_sparse_ortho.callbacks._target_density import TargetDensity as TargetDensity
+from keras_sparse_ortho.callbacks._update_masks import UpdateMasks as UpdateMasks
 
-__all__ = ["DensityLogger"]
+__all__ = ["DensityLogger", "TargetDensity", "UpdateMasks"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._prunable_weights import check_built
@@ -28,7 +29,8 @@ def strip(model: keras.Model) -> keras.Model:
         is to be compiled again.
 
     Raises:
-        NotPrunableError: A model that is not built.
+        NotPrunableError: A model that is not built; a weight whose mask was never set, because
+            `callbacks.UpdateMasks` was not among the callbacks.
 
     Limits: the masks are gone with the wrappers, so training the result makes it dense. Keep the
     wrapped model to train on.
@@ -44,9 +46,21 @@ def strip(model: keras.Model) -> keras.Model:
     ('Dense', 8)
     """
     check_built(model)
+    _refuse_unfinished(model)
     if isinstance(model, PrunableLayer):
         return _strip_layer(model)
     return rewrite(model, _unwrap, _without_own_initializers)
+
+
+def _refuse_unfinished(model: Any) -> None:
+    for layer, path in walk(model, ""):
+        made = layer.parametrizations if isinstance(layer, PrunableLayer) else {}
+        for key, parametrization in made.items():
+            if (reason := parametrization.unfinished()) is not None:
+                raise NotPrunableError(
+                    f"The weight '{path}/{key}' cannot be stripped: {reason}. "
+                    f"Received: {type(parametrization).__name__}"
+                )
 
 
 def _unwrap(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:

@@ -2,16 +2,30 @@
 
 from keras_sparse_ortho.parametrizations._adoption import adopt_mask as adopt_mask
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask as FixedMask
+from keras_sparse_ortho.parametrizations._magnitude_mask import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations._parametrization import (
     Parametrization as Parametrization,
 )
 from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight as PrunableWeight
+from keras_sparse_ortho.parametrizations._scheduled_mask import ScheduledMask as ScheduledMask
 from keras_sparse_ortho.parametrizations._selection import Selection as Selection
+from keras_sparse_ortho.parametrizations._soft_threshold import SoftThreshold as SoftThreshold
+from keras_sparse_ortho.parametrizations._straight_through_top_k import (
+    StraightThroughTopK as StraightThroughTopK,
+)
+from keras_sparse_ortho.parametrizations._threshold_functions import (
+    ThresholdFunction as ThresholdFunction,
+)
 
 __all__ = [
     "FixedMask",
+    "MagnitudeMask",
     "Parametrization",
     "PrunableWeight",
+    "ScheduledMask",
     "Selection",
+    "SoftThreshold",
+    "StraightThroughTopK",
+    "ThresholdFunction",
     "adopt_mask",
 ]

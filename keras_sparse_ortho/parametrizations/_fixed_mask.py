@@ -1,22 +1,19 @@
 """`FixedMask`: a mask that stays as it was set."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import in_stateless_scope
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.orthogonal import check_density, largest_mask, live_count
 from keras_sparse_ortho.parametrizations._adoption import adopt_mask, true_layout
-from keras_sparse_ortho.parametrizations._parametrization import Parametrization
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
+from keras_sparse_ortho.parametrizations._masked import Masked
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class FixedMask(Parametrization):
+class FixedMask(Masked):
     """Effective weight `w_e = w` where the mask is live, and exactly 0 elsewhere.
 
     The gradient is that of `w_e`: exactly zero on masked entries, so momentum, Adam moments and
@@ -77,55 +74,19 @@ class FixedMask(Parametrization):
                     f"`mask` has the density {share:.6g}. Received: density={density!r}"
                 )
             density = share
+        super().__init__()
         self.density = None if density is None else check_density(density)
         self.initializer = initializer
         self._given = mask
-        self._weight: PrunableWeight | None = None
-        self.mask: Any = None
-
-    @property
-    def weight(self) -> PrunableWeight:
-        """The weight it was built for."""
-        if self._weight is None:
-            raise ValueError("This FixedMask is not built: wrap a layer with it and build that.")
-        return self._weight
-
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates the mask as a bool variable that is saved with the model."""
-        self._weight = weight
-        self.mask = add_weight(
-            name="mask",
-            shape=weight.shape,
-            dtype="bool",
-            trainable=False,
-            # As an initializer, so that a layer built inside a scope that only traces shapes gets
-            # its mask when Keras initializes the variables after it.
-            initializer=self._initialize,
-        )
-
-    def effective(self, value: Any) -> Any:
-        """`where(mask, w, 0)`; unlike a product it gives 0 for masked infinities and gradients."""
-        return keras.ops.where(self.mask.value, value, keras.ops.zeros((), dtype=value.dtype))
-
-    def mask_value(self) -> np.ndarray:
-        """Which entries are live, as a NumPy bool array."""
-        return keras.ops.convert_to_numpy(self.mask)
-
-    def assign_mask(self, mask: np.ndarray) -> None:
-        """Sets another mask, and the raw weight to zero where it is not live."""
-        mask = np.asarray(mask)
-        if mask.shape != self.weight.shape or mask.dtype != bool:
-            raise ValueError(
-                f"The mask of '{self.weight.path}' is a bool array of shape {self.weight.shape}. "
-                f"Received: dtype {mask.dtype}, shape {mask.shape}"
-            )
-        self.mask.assign(mask)
-        self.bake()
 
     def twin(self) -> "FixedMask":
         """An unbuilt FixedMask with the same settings and given mask, for another weight."""
         density = None if self._given is not None else self.density
         return FixedMask(density, self._given, self.initializer)
+
+    def for_density(self, density: float) -> "FixedMask":
+        """An unbuilt FixedMask of this density."""
+        return FixedMask(density, initializer=self.initializer)
 
     def get_config(self) -> dict[str, Any]:
         """Density and initializer: a given mask is saved as a variable, and its density."""
@@ -133,14 +94,6 @@ class FixedMask(Parametrization):
         if initializer is not None:
             initializer = keras.initializers.serialize(initializer)
         return {"density": self.density, "initializer": initializer}
-
-    def _initialize(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
-        if in_stateless_scope():  # a placeholder, of which Keras only uses the shape
-            return keras.ops.zeros(shape, dtype="bool")
-        mask = self._initial_mask()
-        raw = self.weight.variable
-        raw.assign(keras.ops.where(mask, raw.value, keras.ops.zeros((), dtype=raw.dtype)))
-        return keras.ops.convert_to_tensor(mask)
 
     def _initial_mask(self) -> np.ndarray:
         weight = self.weight

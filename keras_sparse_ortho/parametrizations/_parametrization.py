@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 
 
@@ -18,7 +19,8 @@ class Parametrization(abc.ABC):
     step; gradients are those of `effective`. Its state are variables of the wrapper, created by
     `add_weight`, so that they are saved, loaded, and passed through compiled steps.
 
-    Subclasses implement `build`, `effective`, `mask_value` and `get_config`.
+    Subclasses implement `build`, `effective`, `mask_value` and `get_config`, and `for_density` if
+    a budget can say how much of the weight is live.
     """
 
     @abc.abstractmethod
@@ -45,6 +47,28 @@ class Parametrization(abc.ABC):
     def twin(self) -> "Parametrization":
         """An unbuilt parametrization with the same settings, for another weight."""
         return type(self).from_config(self.get_config())
+
+    def for_density(self, density: float) -> "Parametrization":
+        """An unbuilt twin whose weight has this density in the end: a share of a budget.
+
+        Raises:
+            NotPrunableError: A parametrization whose density is learnt.
+        """
+        raise NotPrunableError(
+            f"{type(self).__name__} takes no density: it is learnt. Leave `density` and `budget` "
+            f"out, or steer it by a callback. Received: density={density!r}"
+        )
+
+    def settle(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Called once the raw weight has been set, after the wrapper was built with another."""
+
+    def threshold_value(self) -> np.ndarray | None:
+        """The magnitudes below which entries are dead, as a NumPy array; `None` without any."""
+        return None
+
+    def unfinished(self) -> str | None:
+        """Why the weight must not be stripped yet, or `None`."""
+        return None
 
     @property
     @abc.abstractmethod

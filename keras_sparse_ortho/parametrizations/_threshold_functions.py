@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 @dataclasses.dataclass(frozen=True)
 class ThresholdFunction:
     """An increasing function `g` from the reals to thresholds `>= 0`, with its inverse.
@@ -16,10 +17,24 @@ class ThresholdFunction:
         forward: `g` on tensors of the backend, differentiable.
         inverse: `g^-1` on NumPy arrays of magnitudes `>= 0`: `-inf` for 0, and `inf` for
             magnitudes that no threshold reaches.
+
+    To save a model, both functions are registered with
+    `keras.saving.register_keras_serializable`.
     """
 
     forward: Callable[[Any], Any]
     inverse: Callable[[np.ndarray], np.ndarray]
+
+    def get_config(self) -> dict[str, Any]:
+        """The two functions, by their registered names."""
+        serialize = keras.saving.serialize_keras_object
+        return {"forward": serialize(self.forward), "inverse": serialize(self.inverse)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ThresholdFunction":
+        """The reverse of `get_config`."""
+        restore = keras.saving.deserialize_keras_object
+        return cls(restore(config["forward"]), restore(config["inverse"]))
 
 
 def _logit(magnitude: np.ndarray) -> np.ndarray:

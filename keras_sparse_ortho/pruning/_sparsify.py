@@ -1,28 +1,19 @@
 """`sparsify`: a budget, an initializer and masks for a whole model."""
 
 import random
-from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho.budgets import Budget, er, erk, uniform
-from keras_sparse_ortho.errors import BudgetError, NotPrunableError
+from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models import Replacement, prunable_weights, rewrite
-from keras_sparse_ortho.orthogonal import check_density, largest_mask, live_count
-from keras_sparse_ortho.parametrizations import (
-    FixedMask,
-    PrunableWeight,
-    Selection,
-    adopt_mask,
-)
+from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.orthogonal import largest_mask
+from keras_sparse_ortho.parametrizations import FixedMask, Selection, adopt_mask
 from keras_sparse_ortho.parametrizations._selection import choose
+from keras_sparse_ortho.pruning._planning import plan_for
 from keras_sparse_ortho.pruning._seeding import derived_seed, initializer_for, is_orthogonal
-
-_BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
+from keras_sparse_ortho.pruning._wrapping import refuse_unfit, wrap
 
 
 def sparsify(
@@ -92,23 +83,25 @@ def sparsify(
     weights = choose(prunable_weights(model, flops=False), include, exclude)
     if density is None and not isinstance(budget, Budget):
         weights = [w for w in weights if isinstance(w.initializer, SparseInitializer)]
-        _check(model, weights, "no layer with one of our initializers, and no `density` was given")
+        refuse_unfit(
+            model, weights, "no layer with one of our initializers, and no `density` was given"
+        )
         adopted = {weight.path: adopt_mask(weight, weight.initializer) for weight in weights}
         table = {path: FixedMask(mask=mask) for path, (mask, _) in adopted.items()}
         kernels = {path: kernel for path, (_, kernel) in adopted.items() if kernel is not None}
-        return _wrap(model, weights, table, kernels)
-    _check(model, weights, "no kernel that could be pruned")
+        return wrap(model, weights, table, kernels)
+    refuse_unfit(model, weights, "no kernel that could be pruned")
     if initializer is None:
-        plan = _plan(model, density, budget, weights, orthogonal=False)
+        plan = plan_for(model, density, budget, weights, orthogonal=False)
         masks = {
             weight.path: largest_mask(np.abs(weight.raw_value()), plan.counts[weight.path])
             for weight in weights
         }
-        return _wrap(model, weights, {p: FixedMask(mask=mask) for p, mask in masks.items()}, {})
+        return wrap(model, weights, {p: FixedMask(mask=mask) for p, mask in masks.items()})
     base_seed = random.randrange(2**31) if seed is None else seed
     if isinstance(base_seed, bool) or not isinstance(base_seed, int | np.integer):
         raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
-    plan = _plan(model, density, budget, weights, orthogonal=is_orthogonal(initializer))
+    plan = plan_for(model, density, budget, weights, orthogonal=is_orthogonal(initializer))
     table = {
         weight.path: FixedMask(
             initializer=initializer_for(
@@ -117,88 +110,4 @@ def sparsify(
         )
         for weight in weights
     }
-    return _wrap(model, weights, table, {})
-
-
-def _check(model: Any, weights: list[PrunableWeight], lack: str) -> None:
-    if not weights:
-        raise NotPrunableError(
-            f"The model has {lack}. Received: model={getattr(model, 'name', model)!r}"
-        )
-    wrapped = [weight.path for weight in weights if weight.parametrization is not None]
-    if wrapped:
-        raise NotPrunableError(
-            "These weights are wrapped already; strip the model first, or `exclude` them. "
-            f"Received: {wrapped}"
-        )
-    for weight in weights:
-        weight.finite_raw_value()
-
-
-def _plan(
-    model: Any,
-    density: float | None,
-    budget: str | Budget,
-    weights: list[PrunableWeight],
-    *,
-    orthogonal: bool,
-) -> Budget:
-    """The budget for exactly these weights."""
-    if isinstance(budget, Budget):
-        plan = budget.for_weights(weights)
-        if density is not None and live_count(density, plan.size) != plan.live:
-            raise BudgetError(
-                f"The budget has the global density {plan.density:.6g}; leave `density` out. "
-                f"Received: density={density!r}"
-            )
-        return plan
-    if budget not in _BUDGETS:
-        raise BudgetError(
-            f"`budget` must be one of {sorted(_BUDGETS)} or a Budget. Received: budget={budget!r}"
-        )
-    paths = {weight.path for weight in weights}
-    return _BUDGETS[budget](
-        model, check_density(density), include=lambda w: w.path in paths, orthogonal=orthogonal
-    )
-
-
-def _wrap(
-    model: Any,
-    weights: list[PrunableWeight],
-    table: dict[str, FixedMask],
-    kernels: dict[str, np.ndarray],
-) -> Any:
-    """Wraps every outermost layer that holds some of the weights.
-
-    Weights keep their values, but for those with a kernel in `kernels`, and those whose FixedMask
-    draws kernel and mask anew.
-    """
-
-    def replace(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
-        inside = [w.path for w in weights if w.path.startswith(f"{path}/")]
-        if not inside:
-            return None
-        inner = copy(layer)
-        keys = {full.removeprefix(f"{path}/"): full for full in inside}
-        wrapper = PrunableLayer(inner, {key: table[full] for key, full in keys.items()})
-
-        def finish() -> None:
-            if not wrapper.built:
-                wrapper.build()  # around a layer of a class-written model, which is built
-            drawn = {
-                id(p.weight.variable)
-                for key, p in wrapper.parametrizations.items()
-                if table[keys[key]].initializer is not None
-            }
-            for old, new in zip(layer.weights, inner.weights, strict=True):
-                if old is not new and id(new) not in drawn:
-                    # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
-                    new.assign(keras.ops.copy(old))
-            for key, parametrization in wrapper.parametrizations.items():
-                if keys[key] in kernels:
-                    parametrization.weight.variable.assign(kernels[keys[key]])
-            wrapper.bake()
-
-        return Replacement(wrapper, finish)
-
-    return rewrite(model, replace)
+    return wrap(model, weights, table, drawn=table)

@@ -1,0 +1,83 @@
+"""The base of parametrizations with a stored mask."""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import in_stateless_scope
+from keras_sparse_ortho.parametrizations._parametrization import Parametrization
+from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
+
+
+class Masked(Parametrization):
+    """Effective weight `w_e = w` where a stored mask is live, and exactly 0 elsewhere.
+
+    The mask is a bool variable, so that it can change without recompiling and is saved. Subclasses
+    say in `_initial_mask` what it is at first. Raw weights are zero where it is not live.
+    """
+
+    def __init__(self) -> None:
+        self._weight: PrunableWeight | None = None
+        self.mask: Any = None
+
+    @property
+    def weight(self) -> PrunableWeight:
+        """The weight it was built for."""
+        if self._weight is None:
+            name = type(self).__name__
+            raise ValueError(f"This {name} is not built: wrap a layer with it and build that.")
+        return self._weight
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        """Creates the mask as a bool variable that is saved with the model."""
+        self._weight = weight
+        self.mask = add_weight(
+            name="mask",
+            shape=weight.shape,
+            dtype="bool",
+            trainable=False,
+            # As an initializer, so that a layer built inside a scope that only traces shapes gets
+            # its mask when Keras initializes the variables after it.
+            initializer=self._initialize,
+        )
+
+    def effective(self, value: Any) -> Any:
+        """`where(mask, w, 0)`; unlike a product it gives 0 for masked infinities and gradients."""
+        return keras.ops.where(self.mask.value, value, keras.ops.zeros((), dtype=value.dtype))
+
+    def mask_value(self) -> np.ndarray:
+        """Which entries are live, as a NumPy bool array."""
+        return keras.ops.convert_to_numpy(self.mask)
+
+    def assign_mask(self, mask: np.ndarray) -> None:
+        """Sets another mask, and the raw weight to zero where it is not live."""
+        mask = np.asarray(mask)
+        if mask.shape != self.weight.shape or mask.dtype != bool:
+            raise ValueError(
+                f"The mask of '{self.weight.path}' is a bool array of shape {self.weight.shape}. "
+                f"Received: dtype {mask.dtype}, shape {mask.shape}"
+            )
+        self.mask.assign(mask)
+        self._clear(mask)
+
+    def settle(self) -> None:
+        """Sets the raw weight to zero where the mask is not live."""
+        self._clear(self.mask_value())
+
+    @abc.abstractmethod
+    def _initial_mask(self) -> np.ndarray:
+        """The mask for the weight as it is when the wrapper is built."""
+
+    def _clear(self, mask: Any) -> None:
+        raw = self.weight.variable
+        raw.assign(keras.ops.where(mask, raw.value, keras.ops.zeros((), dtype=raw.dtype)))
+
+    def _initialize(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
+        if in_stateless_scope():  # a placeholder, of which Keras only uses the shape
+            return keras.ops.zeros(shape, dtype="bool")
+        mask = self._initial_mask()
+        self._clear(mask)
+        return keras.ops.convert_to_tensor(mask)

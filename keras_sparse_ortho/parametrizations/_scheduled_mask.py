@@ -1,0 +1,73 @@
+"""The base of parametrizations whose mask is renewed by magnitude in the course of training."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.orthogonal import largest_mask, live_count
+from keras_sparse_ortho.parametrizations._masked import Masked
+from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
+from keras_sparse_ortho.schedules import as_schedule
+
+
+class ScheduledMask(Masked):
+    """A stored mask that the callback `UpdateMasks` renews on a schedule.
+
+    Ranking a whole kernel in every step would cost many times the step itself, and sorting on the
+    accelerator inside the compiled step more still; a stored mask costs one select.
+
+    Args:
+        schedule: A schedule, a density, or a TFMOT `PruningSchedule`.
+        frequency: Steps between renewals where `schedule` is a density.
+    """
+
+    def __init__(self, schedule: Any, frequency: int = 100) -> None:
+        super().__init__()
+        self.schedule = as_schedule(schedule, frequency)
+        self.renewed: Any = None
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        """Creates the mask, and the step at which it was last renewed (-1: never)."""
+        super().build(weight, add_weight)
+        self.renewed = add_weight(
+            name="renewed",
+            shape=(),
+            dtype="int32",
+            trainable=False,
+            initializer=keras.initializers.Constant(-1),
+        )
+
+    def renew(self, step: int) -> np.ndarray:
+        """Renews the mask for a step; returns which entries the optimizer is to forget."""
+        mask = self._ranked(self.schedule.density(step))
+        self.assign_mask(mask)
+        self.renewed.assign(step)
+        return self._forgotten(mask)
+
+    def for_density(self, density: float) -> "ScheduledMask":
+        """An unbuilt twin whose schedule ends with this density."""
+        twin = self.twin()
+        twin.schedule = self.schedule.with_final(density)
+        return twin
+
+    def twin(self) -> "ScheduledMask":
+        """An unbuilt parametrization with the same schedule, for another weight."""
+        return type(self)(self.schedule)
+
+    def get_config(self) -> dict[str, Any]:
+        """The schedule."""
+        return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
+        """The reverse of `get_config`."""
+        return cls(keras.saving.deserialize_keras_object(config["schedule"]))
+
+    def _forgotten(self, mask: np.ndarray) -> np.ndarray:
+        return ~mask
+
+    def _ranked(self, density: float) -> np.ndarray:
+        value = self.weight.finite_raw_value()
+        return largest_mask(np.abs(value), live_count(density, value.size))

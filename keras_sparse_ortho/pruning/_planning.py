@@ -1,0 +1,38 @@
+"""From a density and the name of a budget to the densities of given weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_sparse_ortho.budgets import Budget, er, erk, uniform
+from keras_sparse_ortho.errors import BudgetError
+from keras_sparse_ortho.orthogonal import check_density, live_count
+from keras_sparse_ortho.parametrizations import PrunableWeight
+
+_BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
+
+
+def plan_for(
+    model: Any,
+    density: float | None,
+    budget: str | Budget,
+    weights: list[PrunableWeight],
+    *,
+    orthogonal: bool,
+) -> Budget:
+    """The budget for exactly these weights."""
+    if isinstance(budget, Budget):
+        plan = budget.for_weights(weights)
+        if density is not None and live_count(density, plan.size) != plan.live:
+            raise BudgetError(
+                f"The budget has the global density {plan.density:.6g}; leave `density` out. "
+                f"Received: density={density!r}"
+            )
+        return plan
+    if budget not in _BUDGETS:
+        raise BudgetError(
+            f"`budget` must be one of {sorted(_BUDGETS)} or a Budget. Received: budget={budget!r}"
+        )
+    paths = {weight.path for weight in weights}
+    return _BUDGETS[budget](
+        model, check_density(density), include=lambda w: w.path in paths, orthogonal=orthogonal
+    )
