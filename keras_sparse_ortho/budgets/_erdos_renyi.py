@@ -5,8 +5,8 @@ from typing import Any
 
 from keras_sparse_ortho.budgets._allocation import allocate
 from keras_sparse_ortho.budgets._budget import Budget
+from keras_sparse_ortho.budgets._weights import weights_of
 from keras_sparse_ortho.initializers import KernelLayout
-from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.parametrizations import PrunableWeight, Selection
 from keras_sparse_ortho.parametrizations._selection import choose
 
@@ -25,7 +25,7 @@ def er(
     convolutions do not count; see `erk`.
 
     Args:
-        model: A built Keras model.
+        model: A built Keras model, or a list of `PrunableWeight`.
         density: Global live fraction over the selected weights, in (0, 1]; the total is exactly
             `round(density * size)`.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
@@ -67,7 +67,7 @@ def erk(
     Layers that would pass density 1 are dense, and the rest is rescaled.
 
     Args:
-        model: A built Keras model.
+        model: A built Keras model, or a list of `PrunableWeight`.
         density: Global live fraction over the selected weights, in (0, 1]; the total is exactly
             `round(density * size)`.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
@@ -101,7 +101,7 @@ def _erdos_renyi(
     *,
     spatial: bool,
 ) -> Budget:
-    weights = choose(prunable_weights(model, flops=False), include, exclude)
+    weights = choose(weights_of(model), include, exclude)
     relative = []
     for weight in weights:
         dims = _dims(weight, spatial)

@@ -4,7 +4,7 @@ from typing import Any
 
 from keras_sparse_ortho.budgets._allocation import allocate
 from keras_sparse_ortho.budgets._budget import Budget
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.budgets._weights import weights_of
 from keras_sparse_ortho.parametrizations import Selection
 from keras_sparse_ortho.parametrizations._selection import choose
 
@@ -25,7 +25,7 @@ def uniform(
     left, so that the global density is still `density`.
 
     Args:
-        model: A built Keras model.
+        model: A built Keras model, or a list of `PrunableWeight`.
         density: Global live fraction over the selected weights, in (0, 1]; the total is exactly
             `round(density * size)`.
         dense_first: Whether the first weight stays dense.
@@ -47,7 +47,7 @@ def uniform(
       a/kernel  0.5         100 of 200
       b/kernel  0.5         50 of 100>
     """
-    weights = choose(prunable_weights(model, flops=False), include, exclude)
+    weights = choose(weights_of(model), include, exclude)
     ends = [*(weights[:1] if dense_first else []), *(weights[-1:] if dense_last else [])]
     dense = [weight.path for weight in ends]
     relative = [1.0] * len(weights)
