@@ -3,8 +3,9 @@
 Tested against the oldest and the newest Keras that pyproject.toml allows (`make test-oldest`).
 Private are: `Layer._call_signature` and its kin, `_maybe_build`, `_open_name_scope`,
 `_flatten_layers`, `_tracker`, `Variable._direct_assign`, `StatelessScope.original_scope`, the
-predicate `in_stateless_scope`, the class of ConvLSTM's cell, `Trainer._compile_loss`, and the
-lists in which optimizers keep their slots, with `Optimizer._get_variable_index`.
+predicate `in_stateless_scope`, the class of ConvLSTM's cell, `Trainer._compile_loss`, the lists
+in which optimizers keep their slots, with `Optimizer._get_variable_index`, and
+`Optimizer._iterations`.
 """
 
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ __all__ = [
     "ConvLSTMCell",
     "VariableOverrides",
     "adopt_call_interface",
+    "applied_batches",
     "compiled_loss_waits",
     "in_stateless_scope",
     "maybe_build",
@@ -133,6 +135,13 @@ def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:
             start = getattr(optimizer, "initial_accumulator_value", 0.0)
             found.append((slot, start if name == "_accumulators" else 0.0))
     return found
+
+
+def applied_batches(optimizer: Any) -> tuple[int, int]:
+    """How many batches an optimizer has applied, and how many it accumulates for one update."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    # The public `iterations` counts updates, so that it stands still while gradients accumulate.
+    return int(inner._iterations), inner.gradient_accumulation_steps or 1
 
 
 def compiled_loss_waits(model: Any) -> bool:

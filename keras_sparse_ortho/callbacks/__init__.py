@@ -1,7 +1,9 @@
 """Keras callbacks around sparse training."""
 
 from keras_sparse_ortho.callbacks._density_logger import DensityLogger as DensityLogger
+from keras_sparse_ortho.callbacks._rigl import RigL as RigL
+from keras_sparse_ortho.callbacks._set import SET as SET
 from keras_sparse_ortho.callbacks._target_density import TargetDensity as TargetDensity
 from keras_sparse_ortho.callbacks._update_masks import UpdateMasks as UpdateMasks
 
-__all__ = ["DensityLogger", "TargetDensity", "UpdateMasks"]
+__all__ = ["SET", "DensityLogger", "RigL", "TargetDensity", "UpdateMasks"]

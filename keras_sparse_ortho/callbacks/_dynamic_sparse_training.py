@@ -1,0 +1,214 @@
+"""The base of SET and RigL: when weights are dropped and grown, how many, and what is reset."""
+
+import abc
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import applied_batches
+from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
+from keras_sparse_ortho.callbacks._step_callback import StepCallback
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.parametrizations import FixedMask, PrunableWeight, Selection
+from keras_sparse_ortho.parametrizations._selection import choose
+from keras_sparse_ortho.pruning._seeding import derived_seed
+
+# The RigL paper stops at three quarters of the training.
+_DEFAULT_END = 0.75
+
+
+class DynamicSparseTraining(StepCallback):
+    """Moves live entries to other places every `frequency` steps; `SET` and `RigL` say where to.
+
+    Subclasses implement `growth_scores`. The callback keeps no state between steps: an update
+    depends on the model, the optimizer's step count and the arguments alone.
+
+    Args:
+        frequency: Optimizer steps between updates.
+        fraction: The `alpha` of the cosine, in (0, 1].
+        end_step: Optimizer step from which on masks stay as they are. Default: three quarters of
+            the steps of this `fit`.
+        include: Which weights; default: all with a `FixedMask`.
+        exclude: Which of these not.
+        seed: An integer from which every random choice is derived.
+    """
+
+    def __init__(
+        self,
+        frequency: int = 100,
+        fraction: float = 0.3,
+        end_step: int | None = None,
+        include: Selection = None,
+        exclude: Selection = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if not _is_whole(frequency) or frequency < 1:
+            raise ValueError(
+                f"`frequency` must be a whole number of steps, at least 1. Received: {frequency=}"
+            )
+        if isinstance(fraction, bool | str) or not 0 < fraction <= 1:
+            raise ValueError(f"`fraction` must be in (0, 1]. Received: {fraction=}")
+        if end_step is not None and (not _is_whole(end_step) or end_step < 1):
+            raise ValueError(
+                f"`end_step` must be a whole number of steps, at least 1. Received: {end_step=}"
+            )
+        if not _is_whole(seed):
+            raise ValueError(
+                "`seed` must be an integer, so that a resumed run makes the choices of one that "
+                f"was not interrupted. Received: {seed=}"
+            )
+        self.frequency = int(frequency)
+        self.fraction = float(fraction)
+        self.end_step = None if end_step is None else int(end_step)
+        self.include = include
+        self.exclude = exclude
+        self.seed = int(seed)
+        self._weights: list[PrunableWeight] = []
+        self._until = self.end_step or 0
+        self._watched: Any = None
+        self._must_read = False
+        self._accumulated = 1
+        self._moved = 0
+
+    @abc.abstractmethod
+    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
+        """For each weight an array of its shape: of the dead entries, the largest ones grow.
+
+        An array that is not finite in every entry makes this update be left out.
+        """
+
+    def drop_fraction(self, step: int) -> float:
+        """`alpha / 2 (1 + cos(pi t / T_end))` before `T_end`, and 0 from then on."""
+        if step >= self._until:
+            return 0.0
+        return self.fraction / 2 * (1 + math.cos(math.pi * step / self._until))
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Finds the weights, and refuses a model without any."""
+        # `self.model` brings all of JAX's state up to date each time it is read.
+        self._watched = model = self.model
+        self._weights = self._find(model)
+        # Then an optimizer may make no step in a batch, or several.
+        self._must_read = hasattr(model.optimizer, "inner_optimizer") or (
+            type(model).train_step is not keras.Model.train_step
+        )
+        self._until = self._default_end() if self.end_step is None else self.end_step
+        if self._until <= self.frequency:
+            warnings.warn(
+                f"{type(self).__name__} will make no update: the first would be at step "
+                f"{self.frequency}, and masks stay as they are from step {self._until} on.",
+                stacklevel=2,
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Reads how many batches the optimizer has seen before the epoch."""
+        self.sync()
+        self._epoch_start, self._accumulated = applied_batches(self._watched.optimizer)
+        self._moved = 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Updates the masks if a multiple of `frequency` steps is reached, or was just passed."""
+        seen = self._epoch_start + batch
+        if self._must_read:
+            self.sync()
+            seen, _ = applied_batches(self._watched.optimizer)
+        step = seen // self._accumulated
+        before = (seen - self._watched.steps_per_execution) // self._accumulated
+        if step > before:
+            self.on_step(step, step - before)
+
+    def on_step(self, step: int, executed: int) -> None:
+        """Updates the masks if it is time to."""
+        reached = step // self.frequency
+        if reached and reached > (step - executed) // self.frequency and step < self._until:
+            self._moved += self.update(step)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds `moved` to the logs: entries that moved in this epoch, per live entry."""
+        if logs is not None:
+            logs["moved"] = self._moved / sum(weight.live for weight in self._weights)
+
+    def update(self, step: int) -> int:
+        """Drops and grows now, for the cosine at `step`; `fit` calls it when it is due.
+
+        Returns:
+            How many entries have moved: those that are live now and were not before.
+        """
+        self.sync()
+        scores = self.growth_scores(self._weights, step)
+        wrong = [
+            w.path for w, s in zip(self._weights, scores, strict=True) if not np.isfinite(s).all()
+        ]
+        if wrong:
+            warnings.warn(
+                f"{type(self).__name__} left out its update at step {step}: the scores of "
+                f"{wrong[:3]} are not finite.",
+                stacklevel=2,
+            )
+            return 0
+        moved = 0
+        for weight, score in zip(self._weights, scores, strict=True):
+            moved += self._update_weight(weight, score, step)
+        return moved
+
+    def _update_weight(self, weight: PrunableWeight, scores: np.ndarray, step: int) -> int:
+        parametrization, variable = fixed_mask(weight), weight.variable
+        before = parametrization.mask_value()
+        count = math.floor(self.drop_fraction(step) * np.count_nonzero(before))
+        rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
+        mask = drop_and_grow(weight.finite_raw_value(), before, count, scores, rng)
+        changed = before ^ mask
+        if not changed.any():
+            return 0
+        # Grown entries start from zero, whatever was written to the raw weight under the mask.
+        zero = keras.ops.zeros((), dtype=variable.dtype)
+        variable.assign(keras.ops.where(before & mask, variable.value, zero))
+        parametrization.assign_mask(mask)
+        zero_slots(self.model.optimizer, variable, changed)
+        return int(np.count_nonzero(mask & changed))
+
+    def _find(self, model: Any) -> list[PrunableWeight]:
+        wrapped = [w for w in prunable_weights(model, flops=False) if w.parametrization is not None]
+        name = type(self).__name__
+        rule = f"{name} moves the entries of masks that are otherwise fixed (`FixedMask`): "
+        for weight in wrapped:
+            if not isinstance(weight.parametrization, FixedMask):
+                raise NotPrunableError(
+                    f"{rule}other parametrizations choose their live entries themselves. "
+                    f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"
+                )
+        chosen = choose(wrapped, self.include, self.exclude) if wrapped else []
+        chosen = [weight for weight in chosen if weight.variable.trainable]
+        if not chosen:
+            raise NotPrunableError(
+                f"{rule}make the model sparse first, with keras_sparse_ortho.sparsify. Received: "
+                f"the model '{model.name}' with no such trainable weight"
+            )
+        return chosen
+
+    def _default_end(self) -> int:
+        epochs, steps = (self.params or {}).get("epochs"), (self.params or {}).get("steps")
+        if not epochs or not steps:
+            raise ValueError(
+                "`end_step` must be given where the number of steps is not known beforehand. "
+                f"Received: end_step=None, {epochs=}, {steps=}"
+            )
+        _, accumulated = applied_batches(self._watched.optimizer)
+        return math.floor(_DEFAULT_END * epochs * steps / accumulated)
+
+
+def fixed_mask(weight: PrunableWeight) -> FixedMask:
+    """The FixedMask of a weight that has one."""
+    assert isinstance(weight.parametrization, FixedMask)
+    return weight.parametrization
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,0 +1,101 @@
+"""`RigL`: grow where the gradient is largest."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho.callbacks._batch_source import BatchSource
+from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
+    DynamicSparseTraining,
+    fixed_mask,
+)
+from keras_sparse_ortho.models import StatelessLoss
+from keras_sparse_ortho.parametrizations import PrunableWeight, Selection
+
+
+class RigL(DynamicSparseTraining):
+    """Rigged lottery: small weights are dropped, and as many grow where the gradient is largest.
+
+    As `SET`, except for where: of the entries that are dead after the drop, those with the largest
+    `|dL/dw_e|` become live, where the gradient is that of the dense kernel at the weights before
+    the drop, for one extra batch. As in the paper's algorithm, entries that were just dropped are
+    among them; one that grows at once is as if it had stayed, with its weight and moments.
+
+    The gradient is of the loss that the model was compiled with, in training mode, with
+    regularization. Nothing but masks, weights and moments changes: no seed, no moving average.
+
+    Args:
+        data: Where extra batches come from. A tuple `(x, y)` or `(x, y, sample_weight)` of arrays,
+            or lists or dicts of arrays, from which `batch_size` samples are drawn; a
+            `keras.utils.PyDataset`; or anything that can be iterated over again and again and
+            gives batches: a list, a `tf.data.Dataset`, a torch `DataLoader`, or a function that
+            returns a generator. The n-th update takes the n-th batch.
+        batch_size: How many samples to draw from arrays; that of `fit` is a good one.
+        frequency: Optimizer steps between updates.
+        fraction: `alpha`, the part of the live weights to drop at first, in (0, 1].
+        end_step: `T_end`, the optimizer step from which on masks stay as they are. Default: three
+            quarters of `epochs * steps` of this `fit`. Give it for runs in several calls of `fit`.
+        include: Weights to train so: paths, regular expressions or a predicate. Default: all with
+            a `FixedMask` that are trainable.
+        exclude: Which of these to leave as they are.
+        seed: An integer, for the samples, and for which of several equal entries.
+
+    Raises:
+        NotPrunableError: When training begins, if a weight has another parametrization than
+            `FixedMask`, or none has one.
+        ValueError: Data of another kind, such as a generator, which cannot start again; an
+            argument out of range; no `end_step` where an epoch's length is not known.
+
+    Limits: those of `SET`. A data set that shuffles itself gives other batches when a run is
+    resumed; then the masks differ. `class_weight` of `fit` is not known here: give sample weights.
+    A gradient that is not finite makes the update be left out, with a warning.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
+    >>> model = kso.sparsify(dense, 0.25, seed=0)
+    >>> model.compile("adam", "mse")
+    >>> x, y = np.random.default_rng(0).normal(size=(2, 8, 8))
+    >>> callback = kso.callbacks.RigL((x, y), batch_size=4, frequency=2, end_step=100)
+    >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[callback])
+    >>> kso.prunable_weights(model, flops=False)[0].live
+    16
+
+    References:
+
+    - Evci et al., "Rigging the lottery: making all tickets winners" (ICML 2020), arXiv 1911.11134
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int = 128,
+        frequency: int = 100,
+        fraction: float = 0.3,
+        end_step: int | None = None,
+        include: Selection = None,
+        exclude: Selection = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(frequency, fraction, end_step, include, exclude, seed)
+        self._batches = BatchSource(data, batch_size, self.seed)
+        self._loss: StatelessLoss | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Finds the weights, and refuses a model without any."""
+        super().on_train_begin(logs)
+        masks = [fixed_mask(weight).mask for weight in self._weights]
+        # All live, so that the gradient of the raw weight is the dense one.
+        held = [(mask, np.broadcast_to(True, tuple(mask.shape))) for mask in masks]
+        self._loss = StatelessLoss(self._watched, [w.variable for w in self._weights], held=held)
+
+    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
+        """Magnitudes of the dense gradient."""
+        assert self._loss is not None
+        # Masked, as the layers see them; the masks themselves are held at live.
+        values = [fixed_mask(w).effective(w.variable.value) for w in weights]
+        x, y, sample_weight = self._batches.batch(step // self.frequency - 1)
+        return [np.abs(g) for g in self._loss.gradients(values, x, y, sample_weight)]
