@@ -1,7 +1,21 @@
-"""The guest wing: our initializers in tf_keras models."""
+"""The guest wing: our initializers, masks, budgets and thresholds in tf_keras and TFMOT."""
 
+from keras_sparse_ortho.tfmot._layouts import register_layouts as _register_layouts
+from keras_sparse_ortho.tfmot._prune_exact_orthogonal import (
+    prune_exact_orthogonal as prune_exact_orthogonal,
+)
+from keras_sparse_ortho.tfmot._prune_with_mask import prune_with_mask as prune_with_mask
+from keras_sparse_ortho.tfmot._prune_with_mask_layer import PruneWithMask as PruneWithMask
 from keras_sparse_ortho.tfmot._registration import register_initializers as register_initializers
+from keras_sparse_ortho.tfmot._weights import prunable_weights as prunable_weights
 
-__all__ = ["register_initializers"]
+__all__ = [
+    "PruneWithMask",
+    "prunable_weights",
+    "prune_exact_orthogonal",
+    "prune_with_mask",
+    "register_initializers",
+]
 
 register_initializers()
+_register_layouts()

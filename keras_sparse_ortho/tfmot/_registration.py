@@ -3,6 +3,7 @@
 from typing import Any
 
 from keras_sparse_ortho.initializers import AttentionLayout, ExactOrthogonal, RandomSparse
+from keras_sparse_ortho.tfmot._imports import tf_keras
 
 
 def register_initializers() -> Any:
@@ -10,20 +11,11 @@ def register_initializers() -> Any:
 
     Registers each class as `keras_sparse_ortho>Name`, as in Keras 3, for `.keras` files and
     `clone_model`, and under its bare name, which `.h5` files hold. Importing
-    `keras_sparse_ortho.tfmot` does it.
+    `keras_sparse_ortho.tfmot` does it, and registers the wrappers.
 
     Returns:
         The module `tf_keras`.
-
-    Raises:
-        ImportError: If tf_keras is not installed; the message names the extra.
     """
-    try:
-        import tf_keras
-    except ImportError as error:
-        raise ImportError(
-            "keras_sparse_ortho.tfmot needs tf_keras: pip install 'keras-sparse-ortho[tfmot]'"
-        ) from error
     register = tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")
     known = tf_keras.saving.get_custom_objects()
     for initializer in (ExactOrthogonal, RandomSparse, AttentionLayout):

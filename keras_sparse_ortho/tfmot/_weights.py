@@ -1,0 +1,185 @@
+"""The kernels of a tf_keras model, described as those of a Keras 3 model are."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import KernelLayout
+from keras_sparse_ortho.parametrizations import PrunableWeight
+from keras_sparse_ortho.tfmot._imports import tf_keras
+from keras_sparse_ortho.tfmot._layouts import layouts_of
+from keras_sparse_ortho.tfmot._tf_keras_internals import PruneLowMagnitude, sublayers
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TfKerasWeight(PrunableWeight):
+    """A kernel of a tf_keras layer; see `PrunableWeight`.
+
+    Args:
+        attribute: Name of the owner's attribute that holds the variable.
+        state: Of a wrapped weight: what answers `mask_value()` and `effective()`.
+        wrapped: Whether a pruning wrapper holds the weight.
+    """
+
+    attribute: str = ""
+    state: Any = None
+    wrapped: bool = False
+
+    @property
+    def live(self) -> int:
+        """Number of live entries: of the mask, or of nonzeros in a plain layer."""
+        return int(np.count_nonzero(self.value() if self.state is None else self.state.mask()))
+
+    @property
+    def initializer(self) -> Any:
+        """The initializer that the owner has for the weight, `None` if it has none."""
+        stem = self.attribute.removesuffix("_kernel")
+        for name in (f"{self.attribute}_initializer", f"{stem}_initializer"):
+            if hasattr(self.owner, name):
+                return getattr(self.owner, name)
+        return None
+
+    def raw_value(self) -> np.ndarray:
+        """The raw weight as a NumPy array (bfloat16 as float32)."""
+        return as_numpy(self.variable if self.state is None else self.state.raw)
+
+    def value(self) -> np.ndarray:
+        """The effective weight as a NumPy array (bfloat16 as float32)."""
+        return self.raw_value() if self.state is None else as_numpy(self.state.effective())
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """A TensorFlow tensor or variable as a NumPy array, bfloat16 as float32."""
+    array = np.asarray(tf_keras.backend.get_value(value))
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def find_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
+    """All kernels of a built tf_keras layer or model, its sublayers included, each once."""
+    found: list[TfKerasWeight] = []
+    seen: set[int] = set()
+    for inner, here in _walk(layer, path):
+        if isinstance(inner, PruneLowMagnitude):
+            for weight in _wrapped(inner, here):
+                seen.add(id(weight.variable))
+                found.append(weight)
+            continue
+        for weight in _own_kernels(inner, here):
+            if id(weight.variable) not in seen:
+                seen.add(id(weight.variable))
+                found.append(weight)
+    return found
+
+
+def prunable_weights(model: Any) -> list[PrunableWeight]:
+    """The kernels and embeddings of a tf_keras model, plain or pruned, with their densities.
+
+    Args:
+        model: A built tf_keras model or layer.
+
+    Returns:
+        A list that `keras_sparse_ortho.budgets` takes in place of a model. Paths are those that
+        the same Keras 3 model has: names of layers, sublayers and of the attribute, joined by `/`.
+        A pruning wrapper adds nothing to a path.
+
+    Raises:
+        NotPrunableError: Something else, such as a Keras 3 model.
+
+    Example:
+
+    >>> import keras_sparse_ortho as kso
+    >>> tf_keras = kso.tfmot.register_initializers()
+    >>> model = tf_keras.Sequential([tf_keras.Input((20,)), tf_keras.layers.Dense(10, name="a")])
+    >>> kso.tfmot.prunable_weights(model)
+    [<a/kernel shape=(20, 10), density=1>]
+    >>> kso.budgets.erk(kso.tfmot.prunable_weights(model), 0.2)
+    <Budget of 1 weights, density 0.2, 40 of 200 live
+      a/kernel  0.2         40 of 200>
+    """
+    if not isinstance(model, tf_keras.layers.Layer):
+        raise NotPrunableError(
+            "keras_sparse_ortho.tfmot is for tf_keras models; for Keras 3 there is "
+            "keras_sparse_ortho.sparsify. "
+            f"Received: model={model!r} of type {type(model).__module__}.{type(model).__name__}"
+        )
+    path = "" if isinstance(model, tf_keras.Model) else str(model.name)
+    return cast(list[PrunableWeight], find_kernels(model, path))
+
+
+def _walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
+    seen: set[int] = set()
+
+    def visit(current: Any, here: str) -> Iterator[tuple[Any, str]]:
+        if id(current) in seen:
+            return
+        seen.add(id(current))
+        yield current, here
+        if not isinstance(current, PruneLowMagnitude):
+            for child in sublayers(current):
+                yield from visit(child, _below(here, child))
+
+    yield from visit(layer, path)
+
+
+def _below(path: str, layer: Any) -> str:
+    named = layer.layer if isinstance(layer, PruneLowMagnitude) else layer
+    return f"{path}/{named.name}" if path else str(named.name)
+
+
+def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
+    # The method of the class: TFMOT leaves one of its own on every layer that it has wrapped.
+    if hasattr(type(layer), "get_prunable_weights"):
+        return [_held(layer, path, variable) for variable in layer.get_prunable_weights()]
+    layouts = layouts_of(layer)
+    held = {name: vars(layer).get(name) for name in layouts}
+    return [
+        TfKerasWeight(f"{path}/{name}", variable, layer, layouts[name], attribute=name)
+        for name, variable in held.items()
+        if isinstance(variable, tf.Variable)
+    ]
+
+
+def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
+    """The weight of a variable that `get_prunable_weights` names: who holds it, and where."""
+    for inner, here in _walk(layer, path):
+        for name, value in vars(inner).items():
+            if value is variable:
+                layout: KernelLayout | None = None
+                if not hasattr(type(inner), "get_prunable_weights"):
+                    layout = layouts_of(inner).get(name)
+                return TfKerasWeight(f"{here}/{name}", variable, inner, layout, attribute=name)
+    raise NotPrunableError(
+        f"The layer '{path}' names a weight in get_prunable_weights that no attribute of it, or of "
+        "a layer in it, holds by itself (it may be in a list). "
+        f"Received: {getattr(variable, 'name', variable)}"
+    )
+
+
+class _TfmotState:
+    """What TFMOT's own wrapper makes of one of its weights."""
+
+    def __init__(self, raw: Any, mask: Any) -> None:
+        self.raw = raw
+        self._mask = mask
+
+    def mask(self) -> np.ndarray:
+        return as_numpy(self._mask) != 0
+
+    def effective(self) -> Any:
+        return self.raw * self._mask
+
+
+def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:
+    states = getattr(wrapper, "states", None)
+    if states is None:  # TFMOT's own
+        states = {id(w): _TfmotState(w, m) for w, m, _ in wrapper.pruning_vars}
+    else:
+        states = {id(state.weight.variable): state for state in states}
+    return [
+        dataclasses.replace(weight, state=states.get(id(weight.variable)), wrapped=True)
+        for weight in find_kernels(wrapper.layer, path)
+    ]

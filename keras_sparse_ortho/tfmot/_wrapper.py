@@ -1,0 +1,209 @@
+"""The base of our pruning wrappers for tf_keras: TFMOT's class with effective weights."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.tfmot._imports import tf_keras, tfmot
+from keras_sparse_ortho.tfmot._tf_keras_internals import (
+    PruneLowMagnitude,
+    attribute_overrides,
+    forget_calls,
+    keep_inputs_uncast,
+    smart_cond,
+    takes,
+)
+from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
+
+
+class FixedSchedule(tfmot.sparsity.keras.PruningSchedule):
+    """A schedule that never prunes: the wrapper's own masks or thresholds do."""
+
+    def __call__(self, step: Any) -> tuple[Any, Any]:
+        return tf.constant(False), tf.constant(0.0)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"class_name": type(self).__name__, "config": {}}
+
+
+class WeightState(abc.ABC):
+    """How one raw variable becomes the effective weight that the layer uses."""
+
+    def __init__(self, weight: TfKerasWeight, raw: Any) -> None:
+        self.weight = weight
+        self.raw = raw
+
+    @abc.abstractmethod
+    def effective(self) -> Any:
+        """The effective weight as a tensor, differentiable."""
+
+    @abc.abstractmethod
+    def mask(self) -> np.ndarray:
+        """Which entries are live, as a NumPy bool array."""
+
+    @abc.abstractmethod
+    def settle(self) -> None:
+        """Makes the variable of the layer hold the effective weight."""
+
+
+class _PruningObject:
+    """What TFMOT's callbacks ask of a wrapper; between updates there is nothing to do."""
+
+    def __init__(self, states: Sequence[WeightState], pruning_vars: Sequence[Any]) -> None:
+        self._states = states
+        self._pruning_vars = pruning_vars
+
+    def weight_mask_op(self) -> Any:
+        """Asked for at the end of every epoch by `UpdatePruningStep`."""
+        for state in self._states:
+            state.settle()
+        return tf.no_op()
+
+    def conditional_mask_update(self) -> Any:
+        return tf.no_op()
+
+    def add_pruning_summaries(self) -> None:
+        for _, mask, threshold in self._pruning_vars:
+            tf.summary.scalar(f"{mask.name}/sparsity", 1.0 - tf.reduce_mean(mask))
+            tf.summary.scalar(f"{threshold.name}/threshold", threshold)
+
+
+class _Hidden:
+    """Keeps references from tf_keras' tracking."""
+
+    def __init__(self) -> None:
+        self.states: list[WeightState] = []
+        self.weights: list[TfKerasWeight] = []
+
+
+class EffectiveWeightWrapper(PruneLowMagnitude):
+    """A TFMOT pruning wrapper whose layer sees effective weights while it is called.
+
+    TFMOT's wrapper assigns `w * mask` to the weight in every call, and lets gradients of dead
+    entries through. Here the attribute of the layer that holds the variable answers with the
+    effective weight for the duration of the call: the gradient is that of the effective weight,
+    so optimizer moments of dead entries stay zero. Nothing needs to be assigned, and there is no
+    step at which weights are not sparse.
+
+    Args:
+        layer: The tf_keras layer.
+        selected: Which of the layer's kernels, as indices into `find_kernels`; `None` for all.
+    """
+
+    def __init__(self, layer: Any, selected: Sequence[int] | None = None, **kwargs: Any) -> None:
+        self._selected = None if selected is None else [int(k) for k in selected]
+        self._hidden = _Hidden()
+        # The layers inside cast inputs and weights; parametrizations see full precision.
+        if isinstance(layer, tf_keras.layers.Layer):
+            kwargs.setdefault("dtype", layer.dtype)
+            # TFMOT accepts a layer with this method, and asks for it when it builds.
+            layer.get_prunable_weights = lambda: [w.variable for w in self._hidden.weights]
+        super().__init__(layer, pruning_schedule=FixedSchedule(), **kwargs)
+        keep_inputs_uncast(self)
+        self.supports_masking = self.layer.supports_masking
+
+    def build(self, input_shape: Any) -> None:
+        """Builds the layer, if need be; adds TFMOT's variables and the states of the weights."""
+        if not self.layer.built:
+            self.layer.build(input_shape)
+            self.layer.built = True
+        found = find_kernels(self.layer, self.layer.name)
+        if not found:
+            raise NotPrunableError(
+                f"The layer '{self.layer.name}' has no kernel that could be pruned, or has not "
+                "created it yet (call the layer once, then wrap it). "
+                f"Received: layer={type(self.layer).__name__}"
+            )
+        chosen = range(len(found)) if self._selected is None else self._selected
+        self._hidden.weights = [found[k] for k in chosen]
+        super().build(input_shape)
+        for index, weight in enumerate(self._hidden.weights):
+            variable, mask, threshold = self.pruning_vars[index]
+            self._hidden.states.append(self._new_state(index, weight, variable, mask, threshold))
+        self.pruning_obj = _PruningObject(self._hidden.states, self.pruning_vars)
+
+    @abc.abstractmethod
+    def _new_state(
+        self, index: int, weight: TfKerasWeight, variable: Any, mask: Any, threshold: Any
+    ) -> WeightState:
+        """The state of a weight, for which TFMOT has made a mask of ones and a threshold of 0."""
+
+    @property
+    def states(self) -> list[WeightState]:
+        """The states of the pruned weights; empty before the layer is built."""
+        return list(self._hidden.states)
+
+    def call(
+        self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any
+    ) -> Any:
+        """Calls the layer with its effective weights."""
+        learning = tf_keras.backend.learning_phase() if training is None else training
+        smart_cond(learning, self._count_step, tf.no_op)
+        if training is not None and takes(self.layer, "training"):
+            kwargs["training"] = training
+        if mask is not None and takes(self.layer, "mask"):
+            kwargs["mask"] = mask
+        overrides = []
+        for state in self._hidden.states:
+            owner = state.weight.owner
+            effective = tf.cast(state.effective(), owner.compute_dtype)
+            overrides.append((owner, state.weight.attribute, effective))
+        with attribute_overrides(overrides):
+            outputs = self.layer(inputs, *args, **kwargs)
+        forget_calls(self.layer)
+        return outputs
+
+    def _count_step(self) -> Any:
+        with tf.control_dependencies([self.pruning_step.assign_add(1)]):
+            return tf.no_op()
+
+    def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer; TFMOT's wrapper drops it."""
+        return self.layer.compute_mask(*args, **kwargs)
+
+    def get_weights(self) -> list[np.ndarray]:
+        """The weights of the layer, dead ones zero."""
+        self.pruning_obj.weight_mask_op()
+        return super().get_weights()
+
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        """Sets the weights of the layer, and dead ones to zero."""
+        super().set_weights(weights)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Takes over what has been assigned to the variables of the layer."""
+        self.pruning_obj.weight_mask_op()
+
+    def get_config(self) -> dict[str, Any]:
+        """The layer, which of its kernels are pruned, and the name."""
+        config = super(PruneLowMagnitude, self).get_config()
+        return {**config, "selected": self._selected}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "EffectiveWeightWrapper":
+        """The reverse of `get_config`."""
+        config = dict(config)
+        layer = config.pop("layer")
+        legacy = "module" not in layer  # as `.h5` files and SavedModel hold it
+        layer = tf_keras.layers.deserialize(
+            layer, custom_objects=custom_objects, use_legacy_format=legacy
+        )
+        return cls(layer, **config)
+
+
+def check_finite(weight: TfKerasWeight) -> np.ndarray:
+    """The raw weight as NumPy array; raises NotPrunableError if it is not finite."""
+    value = as_numpy(weight.variable)
+    wrong = np.count_nonzero(~np.isfinite(value))
+    if wrong:
+        raise NotPrunableError(
+            f"The weight '{weight.path}' is not finite. Received: {wrong} infinite or NaN entries"
+        )
+    return value
