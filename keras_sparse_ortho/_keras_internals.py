@@ -141,7 +141,9 @@ def applied_batches(optimizer: Any) -> tuple[int, int]:
     """How many batches an optimizer has applied, and how many it accumulates for one update."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     # The public `iterations` counts updates, so that it stands still while gradients accumulate.
-    return int(inner._iterations), inner.gradient_accumulation_steps or 1
+    # `int` alone cannot read a variable that is mirrored on several devices.
+    seen = int(keras.ops.convert_to_numpy(inner._iterations))
+    return seen, inner.gradient_accumulation_steps or 1
 
 
 def compiled_loss_waits(model: Any) -> bool:

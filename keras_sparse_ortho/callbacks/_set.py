@@ -44,8 +44,8 @@ class SET(DynamicSparseTraining):
     Limits: ranking is done on the host with NumPy, so an update copies the kernels there. With
     `steps_per_execution` of `k > 1` an update waits for the end of an execution, and where `k`
     does not divide an epoch it may be made twice. A step that a `LossScaleOptimizer` skips for an
-    overflow is begun again, with its update. Processes that train together must be given the same
-    arguments.
+    overflow is begun again with its update, which then changes nothing more. Processes that train
+    together must be given the same arguments.
 
     Example:
 

@@ -1,0 +1,92 @@
+"""A run of SET or RigL that is killed and resumed from its checkpoint equals one that was not."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.callbacks import SET, RigL
+from tests.helpers import array, classifier_loss, jit
+
+L = keras.layers
+STEPS, FREQUENCY, BATCH = 10, 3, 4
+
+
+def network():
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((5, 5, 2))
+    x = L.BatchNormalization()(L.Conv2D(4, 3)(inputs))
+    outputs = L.Dense(3)(L.Flatten()(L.ReLU()(x)))
+    model = kso.sparsify(keras.Model(inputs, outputs), 0.4, seed=0)
+    optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.05, use_ema=True, ema_momentum=0.9)
+    model.compile(optimizer, classifier_loss(), jit_compile=jit())
+    return model
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(STEPS * BATCH, 5, 5, 2)).astype("float32")
+    return x, rng.integers(0, 3, len(x))
+
+
+def moving(kind):
+    arguments = {"frequency": FREQUENCY, "fraction": 0.8, "end_step": 100}
+    return SET(**arguments) if kind == "SET" else RigL(data(), 8, **arguments)
+
+
+def train(model, kind, after, callbacks=()):
+    """The steps after the first `after` of the one epoch that there is."""
+    x, y = (part[after * BATCH :] for part in data())
+    # A new callback each time, as in a new process.
+    callbacks = [moving(kind), *callbacks]
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks)
+
+
+def state(model):
+    return [array(v) for v in [*model.variables, *model.optimizer.variables]]
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture(scope="module", params=["SET", "RigL"])
+def whole(request, tmp_path_factory):
+    """A run that was not interrupted, saved after each of its steps."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = network()
+    save = keras.callbacks.ModelCheckpoint(folder / "{batch}.keras", save_freq=1)
+    train(model, request.param, 0, [save])
+    return request.param, folder, state(model)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("killed", [2, 3, 4])  # before, at and after the first update
+def test_loaded_from_a_file(whole, killed):
+    kind, folder, expected = whole
+    model = keras.models.load_model(folder / f"{killed}.keras")
+    assert int(array(model.optimizer.iterations)) == killed
+    train(model, kind, killed)
+    assert same(state(model), expected)
+
+
+@pytest.mark.core
+def test_at_any_step(whole):
+    kind, folder, expected = whole
+    model = network()
+    train(model, kind, STEPS - 1)  # makes the variables of the optimizer
+    for killed in range(1, STEPS):
+        model.load_weights(folder / f"{killed}.keras")
+        assert int(array(model.optimizer.iterations)) == killed
+        train(model, kind, killed)
+        assert same(state(model), expected), killed
+
+
+@pytest.mark.core
+def test_the_comparison_can_fail(whole):
+    _, folder, expected = whole
+    model = keras.models.load_model(folder / "3.keras")
+    x, y = (part[3 * BATCH :] for part in data())
+    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)  # without the callback
+    assert not same(state(model), expected)
