@@ -85,6 +85,7 @@ class TargetDensity(StepCallback):
         self._plan: Schedule | None = None
         self._thresholds: list[SoftThreshold] = []
         self._all_frozen = False
+        self._warned = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a model without soft thresholds; lays out the schedule."""
@@ -125,16 +126,27 @@ class TargetDensity(StepCallback):
             return
         critical = [t.critical_offsets() for t in weights]
         everything = np.concatenate([np.ravel(c) for c in critical])
-        offset = _offset_for(everything, live_count(density, everything.size))
+        count = live_count(density, everything.size)
+        self._warn_of_unreachable(int(np.count_nonzero(np.isposinf(everything))), count)
+        offset = _offset_for(everything, count)
         for t in weights:
             t.offset.assign(offset)
         if not fix:
             return
-        masks = _exact_masks(critical, live_count(density, everything.size))
+        masks = _exact_masks(critical, count)
         for t, mask in zip(weights, masks, strict=True):
             t.freeze(mask)
             zero_slots(self.model.optimizer, t.weight.variable, ~mask)
         self._all_frozen = True
+
+    def _warn_of_unreachable(self, unreachable: int, count: int) -> None:
+        if unreachable > count and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "More weights than may stay live are larger than any threshold of this `g`; take "
+                f"g='exp' or 'softplus'. Received: {unreachable} such weights, {count} to keep",
+                stacklevel=2,
+            )
 
     def _default_schedule(self) -> Schedule:
         epochs, steps = self.params.get("epochs"), self.params.get("steps")
@@ -154,15 +166,8 @@ def _offset_for(critical: np.ndarray, count: int) -> float:
     ranked = np.partition(critical, critical.size - count - 1)
     below = float(ranked[critical.size - count - 1])
     above = float(ranked[critical.size - count :].min())
-    if not np.isfinite(below) and below > 0:
-        reached = _finite(critical)
-        warnings.warn(
-            "More weights than may stay live are larger than any threshold of this `g`; take "
-            "g='exp' or 'softplus'. "
-            f"Received: {np.count_nonzero(np.isposinf(critical))} such weights, {count} to keep",
-            stacklevel=2,
-        )
-        return float(reached.max(initial=0.0)) + 1.0
+    if not np.isfinite(below) and below > 0:  # no offset kills so many
+        return float(_finite(critical).max(initial=0.0)) + 1.0
     if not np.isfinite(below):  # all below are exactly 0
         return (above if np.isfinite(above) else 0.0) - 1.0
     return (below + above) / 2 if np.isfinite(above) else below + 1.0

@@ -1,0 +1,134 @@
+"""`TargetDensity`: the density is reached, by the exact offset, and what it refuses."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.callbacks import TargetDensity
+from keras_sparse_ortho.errors import DensityError, NotPrunableError
+from keras_sparse_ortho.initializers import ExactOrthogonal
+from keras_sparse_ortho.parametrizations import SoftThreshold
+from keras_sparse_ortho.schedules import Constant, Cubic, OneShot
+from tests.helpers import array, jit
+
+L = keras.layers
+
+
+def network(g="sigmoid", initializer="glorot_uniform", **options):
+    inputs = keras.Input((16,))
+    x = L.Dense(32, activation="relu", kernel_initializer=initializer, name="hidden")(inputs)
+    model = keras.Model(inputs, L.Dense(8, kernel_initializer=initializer, name="head")(x))
+    model = kso.parametrize(model, SoftThreshold(g=g, **options))
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", jit_compile=jit())
+    return model
+
+
+def fit(model, callback, epochs=4, **options):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 16)), rng.normal(size=(64, 8))
+    options = {"batch_size": 8, "verbose": 0, **options}
+    return model.fit(x, y, epochs=epochs, callbacks=[callback], **options)
+
+
+def live(model):
+    return sum(weight.live for weight in kso.prunable_weights(model, flops=False))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("density", [0.5, 0.1, 0.02])
+@pytest.mark.parametrize("g", ["sigmoid", "exp", "softplus"])
+def test_the_run_ends_at_the_density_asked_for(g, density):
+    model = network(g)
+    fit(model, TargetDensity(density, frequency=5))
+    assert live(model) == round(density * 768)
+
+
+def test_layers_keep_their_relative_thresholds():
+    model = network()
+    hidden, head = (w.parametrization for w in kso.prunable_weights(model, flops=False))
+    hidden.s.assign(-7.0)
+    head.s.assign(-9.0)
+    fit(model, TargetDensity(0.2, Constant(0.2, frequency=4), freeze=False))
+    assert live(model) == round(0.2 * 768)
+    np.testing.assert_array_equal(array(hidden.offset), array(head.offset))
+    # Both thresholds are g(s + offset), with s of their own: they were trained, but not far.
+    ratio = hidden.threshold_value() / head.threshold_value()
+    logits = [np.log(p.threshold_value() / (1 - p.threshold_value())) for p in (hidden, head)]
+    np.testing.assert_allclose(logits[0] - logits[1], array(hidden.s) - array(head.s), rtol=1e-3)
+    assert ratio > 3
+
+
+def test_the_count_follows_the_schedule():
+    seen = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if keras.backend.backend() == "jax":
+                self.model.jax_state_sync()
+            seen.append(live(self.model))
+
+    schedule = Cubic(0.1, begin_step=4, end_step=20, frequency=4)
+    model = network()
+    steering = TargetDensity(0.1, schedule)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 16)), rng.normal(size=(64, 8))
+    model.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=[steering, Watch()])
+    for step in (4, 8, 12, 16, 20):
+        # The watch comes after the steering, before the step: exact but for float32 ties.
+        assert abs(seen[step] - schedule.density(step) * 768) <= 1
+    assert seen[0] > 750
+    assert set(seen[20:]) == {77}
+
+
+def test_freezing_can_be_left_out():
+    model = network()
+    fit(model, TargetDensity(0.1, frequency=3, freeze=False), epochs=5)
+    weights = kso.prunable_weights(model, flops=False)
+    assert live(model) == 77
+    assert not any(w.parametrization.frozen for w in weights)
+    assert all(w.parametrization.threshold_value() > 0 for w in weights)
+
+
+def test_from_a_sparse_orthogonal_start():
+    model = network(initializer=ExactOrthogonal(0.5, seed=1))
+    assert live(model) < 0.55 * 768  # thresholds are next to 0: what is live is the kernel's
+    fit(model, TargetDensity(0.1, frequency=3))
+    assert live(model) == 77
+
+
+def test_training_on_after_the_end_keeps_the_entries():
+    model = network()
+    fit(model, TargetDensity(0.1, frequency=3))
+    masks = [w.parametrization.mask_value() for w in kso.prunable_weights(model, flops=False)]
+    fit(model, TargetDensity(0.1, Cubic(0.1, 0, 10)))  # all of it is over
+    fit(model, TargetDensity(0.1, frequency=3))
+    for weight, mask in zip(kso.prunable_weights(model, flops=False), masks, strict=True):
+        np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
+
+
+def test_weights_that_no_sigmoid_reaches():
+    model = network()
+    model.compile(keras.optimizers.SGD(1e-6), "mse")
+    for weight in kso.prunable_weights(model, flops=False):
+        weight.variable.assign(np.sign(weight.raw_value()) * 3.0)
+    with pytest.warns(UserWarning, match=r"take g='exp'.*Received: 768 such weights, 77 to keep"):
+        fit(model, TargetDensity(0.1, OneShot(0.1, 2)), epochs=1)
+    assert live(model) == 77  # exact all the same: the largest are kept when they are fixed
+
+
+def test_refusals():
+    plain = keras.Sequential([keras.Input((16,)), L.Dense(8)])
+    plain.compile("sgd", "mse")
+    with pytest.raises(NotPrunableError, match=r"SoftThreshold.*Received: model='seq"):
+        fit(plain, TargetDensity(0.1))
+    with pytest.raises(DensityError, match=r"`final_density`.*Received: final_density=0"):
+        TargetDensity(0)
+
+    def batches():
+        for _ in range(3):
+            yield np.ones((2, 16), "float32"), np.ones((2, 8), "float32")
+
+    model = network()
+    with pytest.raises(ValueError, match=r"needs a `schedule`.*Received: epochs=1, steps=None"):
+        model.fit(batches(), epochs=1, shuffle=False, verbose=0, callbacks=[TargetDensity(0.1)])

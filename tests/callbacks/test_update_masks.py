@@ -1,0 +1,120 @@
+"""`UpdateMasks`: when masks are renewed, by what, and what it refuses."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.callbacks import UpdateMasks
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.parametrizations import MagnitudeMask, StraightThroughTopK
+from keras_sparse_ortho.schedules import Cubic, Linear, OneShot
+from tests.helpers import jit, moments
+
+L = keras.layers
+
+
+def network(parametrization, **options):
+    inputs = keras.Input((16,))
+    x = L.Dense(32, activation="relu", name="hidden")(inputs)
+    model = keras.Model(inputs, L.Dense(8, name="head")(x))
+    model = kso.parametrize(model, parametrization, **options)
+    model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=jit())
+    return model
+
+
+def fit(model, *callbacks, epochs=2):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 16)), rng.normal(size=(64, 8))
+    return model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=list(callbacks))
+
+
+class Watch(keras.callbacks.Callback):
+    """Notes live entries of the first weight, and the weight itself, before every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.values = [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()
+        weight = kso.prunable_weights(self.model, flops=False)[0]
+        self.live.append(weight.live)
+        self.values.append(weight.raw_value())
+
+
+@pytest.mark.core
+def test_the_density_follows_the_cubic_schedule():
+    schedule = Cubic(0.1, begin_step=2, end_step=12, frequency=4)
+    model, watch = network(MagnitudeMask(schedule)), Watch()
+    fit(model, UpdateMasks(), watch)
+    steps = [0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 12, 12, 12]  # of the last renewal
+    assert watch.live == [round(schedule.density(t) * 512) if t else 512 for t in steps]
+    assert watch.live[-1] == 51
+
+
+@pytest.mark.core
+def test_magnitude_masks_keep_the_largest_and_forget_the_rest():
+    model, watch = network(MagnitudeMask(OneShot(0.25, step=5))), Watch()
+    fit(model, watch, UpdateMasks(), epochs=1)
+    weight = kso.prunable_weights(model, flops=False)[0]
+    mask = weight.parametrization.mask_value()
+    before = np.abs(watch.values[5])  # the watch comes first: as step 5 found it
+    assert mask.sum() == 128
+    assert before[mask].min() >= before[~mask].max()
+    assert not weight.raw_value()[~mask].any()
+    assert not any(slot[~mask].any() for slot in moments(model.optimizer, weight.variable))
+    assert all(slot[mask].any() for slot in moments(model.optimizer, weight.variable))
+
+
+@pytest.mark.core
+def test_dead_entries_of_a_straight_through_mask_come_back():
+    model, watch = network(StraightThroughTopK(0.25, frequency=4)), Watch()
+    first = kso.prunable_weights(model, flops=False)[0].parametrization.mask_value()
+    fit(model, UpdateMasks(), watch, epochs=3)
+    weight = kso.prunable_weights(model, flops=False)[0]
+    mask = weight.parametrization.mask_value()
+    assert set(watch.live) == {128}
+    assert mask.sum() == 128
+    assert (mask & ~first).any()
+    assert weight.raw_value()[~mask].all()  # raw weights stay dense, and trained
+    assert (watch.values[0] != weight.raw_value()).mean() > 0.9
+
+
+def test_a_budget_says_how_much_of_each_weight():
+    model = network(MagnitudeMask(Linear(0.5, 0, 8, frequency=2)), density=0.2, budget="er")
+    fit(model, UpdateMasks())
+    weights = kso.prunable_weights(model, flops=False)
+    assert sum(w.live for w in weights) == round(0.2 * 768)
+    assert weights[0].density < 0.2 < weights[1].density
+
+
+def test_what_is_due_at_the_last_step_is_done():
+    model = network(MagnitudeMask(OneShot(0.1, step=8)))
+    fit(model, UpdateMasks(), epochs=1)  # eight steps
+    assert kso.prunable_weights(model, flops=False)[0].live == 51
+
+
+def test_a_mask_that_was_never_set_is_not_stripped():
+    model = network(MagnitudeMask(OneShot(0.1, step=100)))
+    fit(model)
+    with pytest.raises(
+        NotPrunableError, match=r"'hidden/kernel' cannot be stripped.*UpdateMasks\(\).*at least 100"
+    ):
+        kso.strip(model)
+
+
+def test_it_refuses_models_without_scheduled_masks():
+    model = kso.sparsify(keras.Sequential([keras.Input((16,)), L.Dense(8)]), 0.5)
+    model.compile("sgd", "mse")
+    with pytest.raises(NotPrunableError, match=r"UpdateMasks needs.*Received: model="):
+        fit(model, UpdateMasks())
+
+
+def test_weights_that_are_not_finite_are_named():
+    model = network(MagnitudeMask(0.5, frequency=2))
+    weight = kso.prunable_weights(model, flops=False)[1]
+    weight.variable.assign(np.full(weight.shape, np.nan))
+    with pytest.raises(NotPrunableError, match="'head/kernel' is not finite"):
+        fit(model, UpdateMasks())

@@ -1,0 +1,101 @@
+"""Densities and renewal steps of every schedule."""
+
+import keras
+import pytest
+
+from keras_sparse_ortho.errors import DensityError
+from keras_sparse_ortho.schedules import (
+    Constant,
+    Cubic,
+    Linear,
+    OneShot,
+    Polynomial,
+    Schedule,
+    as_schedule,
+)
+
+pytestmark = pytest.mark.numpy_only
+
+ALL = [
+    Constant(0.2, begin_step=3, end_step=40, frequency=7),
+    Constant(0.2),
+    Cubic(0.1, 10, 110, frequency=30),
+    Linear(0.1, 0, 100, initial_density=0.5, frequency=10),
+    OneShot(0.3, 25),
+    Polynomial(0.05, 5, 95, 0.9, power=2.0, frequency=9),
+]
+
+
+def test_cubic_is_the_formula_of_gradual_pruning():
+    schedule = Cubic(0.1, 100, 500, initial_density=0.8)
+    for step in (100, 180, 333, 499):
+        # Zhu and Gupta write it for sparsity: s_f + (s_i - s_f) (1 - (t - t_0) / (n dt)) ** 3.
+        sparsity = 0.9 + (0.2 - 0.9) * (1 - (step - 100) / 400) ** 3
+        assert schedule.density(step) == pytest.approx(1 - sparsity, abs=1e-12)
+    assert schedule.density(99) == 1
+    assert schedule.density(500) == schedule.density(10**6) == 0.1
+
+
+def test_linear_is_half_way_at_half_time():
+    assert Linear(0.2, 0, 10, initial_density=0.6).density(5) == pytest.approx(0.4)
+
+
+def test_one_shot_renews_once():
+    schedule = OneShot(0.3, 25)
+    assert [t for t in range(100) if schedule.due(t)] == [25]
+    assert (schedule.density(24), schedule.density(25)) == (1, 0.3)
+
+
+def test_renewals_are_at_the_beginning_every_frequency_and_at_the_end():
+    assert [t for t in range(200) if ALL[2].due(t)] == [10, 40, 70, 100, 110]
+    assert [t for t in range(201) if ALL[1].due(t)] == [0, 100, 200]
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=repr)
+@pytest.mark.parametrize("executed", [1, 2, 7, 64])
+def test_no_renewal_is_lost_with_several_steps_per_execution(schedule, executed):
+    exact = [t for t in range(0, 641) if schedule.due(t)]
+    asked = [t for t in range(0, 641, executed) if schedule.due(t, executed)]
+    # Each is made at the first step asked for that does not come before it, and no other.
+    assert asked == sorted({-(-t // executed) * executed for t in exact})
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=repr)
+def test_configuration_round_trip_and_another_final_density(schedule):
+    config = keras.saving.serialize_keras_object(schedule)
+    assert keras.saving.deserialize_keras_object(config) == schedule
+    other = schedule.with_final(0.07)
+    assert other.density(10**6) == pytest.approx(0.07)
+    assert other.frequency == schedule.frequency
+    assert other != schedule
+    assert all(0 < schedule.density(t) <= 1 for t in range(200))
+
+
+def test_a_density_is_a_constant_schedule():
+    assert as_schedule(0.1, frequency=5) == Constant(0.1, frequency=5)
+    schedule = Cubic(0.1, 0, 10)
+    assert as_schedule(schedule) is schedule
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Cubic(0.0, 0, 10), r"`density` must be in \(0, 1\]\. Received: density=0.0"),
+        (lambda: Cubic(0.1, 0, 10, initial_density=1.2), "Received: density=1.2"),
+        (lambda: Cubic(0.1, 10, 10), "must come after `begin_step`.*Received: begin_step=10"),
+        (lambda: Cubic(0.1, -1, 10), "`begin_step`.*at least 0.*Received: begin_step=-1"),
+        (lambda: Linear(0.1, 0, 10, frequency=0), "Received: frequency=0"),
+        (lambda: Polynomial(0.1, 0, 10, power=0), "`power` must be positive.*Received: power=0"),
+        (lambda: OneShot(0.1, 2.5), "Received: begin_step=2.5"),
+        (lambda: as_schedule("cubic"), "must be a number.*Received: density='cubic'"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+    assert issubclass(DensityError, ValueError)
+
+
+def test_the_base_cannot_be_made():
+    with pytest.raises(TypeError):
+        Schedule(0.1, 0, None, 1)
