@@ -443,3 +443,58 @@ def test_data_parallel(kind):
         results.append(model.get_weights())
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+class Pieces(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        x, y = data()
+        return x[4 * index :][:4], y[4 * index :][:4]
+
+
+def tf_dataset():
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(data()).batch(4)
+
+
+def torch_loader():
+    import torch
+
+    dataset = torch.utils.data.TensorDataset(*(torch.from_numpy(part) for part in data()))
+    return torch.utils.data.DataLoader(dataset, batch_size=4)
+
+
+@pytest.mark.core
+def test_rigl_takes_its_batches_from_any_kind_of_data():
+    pieces = Pieces()
+    kinds = [pieces, tf_dataset(), torch_loader(), [pieces[k] for k in range(4)]]
+    kinds.append(lambda: (pieces[k] for k in range(4)))
+    x, y = data()
+    results = []
+    for source in kinds:
+        keras.utils.set_random_seed(3)
+        model = compiled(mlp())
+        rigl = RigL(source, frequency=1, end_step=100)
+        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[rigl])
+        results.append(model.get_weights())
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    model = compiled(mlp())
+    before = live_counts(model)
+    x, y = data()
+    rigl = RigL((x, y), frequency=1, end_step=100)
+    history = model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[rigl]).history
+    assert np.isfinite(history["loss"]).all()
+    assert min(history["moved"]) > 0
+    assert live_counts(model) == before
+    check_masks(model)
