@@ -1,11 +1,14 @@
-"""Time of a training step with fixed masks against the dense model, in one interleaved run.
+"""Time of a training step of every parametrization against the dense model, interleaved.
 
     KERAS_BACKEND=tensorflow python benchmarks/bench_step.py
     KERAS_BACKEND=jax        python benchmarks/bench_step.py
 
-Writes `results/step_<backend>.md`. Rivals are the dense model, the same model with masks of
-density 0.1, and a second dense model, whose ratio to the first is the noise of the measurement.
-
+Writes `results/step_<backend>.md`. Rivals are the dense model, the same model with fixed masks of
+density 0.1, with soft thresholds, with scheduled masks and with straight-through top-k, and a
+second dense model, whose ratio to the first is the noise of the measurement. Masks on a schedule
+are renewed every 100 steps; the time of a renewal is measured apart and spread over them. The time
+of the selects, one for each kernel forward and one backward, is measured apart as well: it is what
+a mask adds to the work of a step.
 """
 
 import argparse
@@ -20,7 +23,8 @@ from timing import interleaved, machine, markdown, write
 import keras_sparse_ortho as kso
 
 L = keras.layers
-STEPS = 10  # train_on_batch calls in one sample
+STEPS = 10  # training steps in one sample
+PERIOD = 100  # steps between two renewals of a mask
 
 
 def mlp() -> keras.Model:
@@ -66,9 +70,59 @@ def stepper(model: keras.Model, jit: bool, batch: int):
     return run
 
 
+def renewal(model: keras.Model, rounds: int) -> float:
+    """Seconds that `UpdateMasks` takes to renew all masks, once in every `PERIOD` steps."""
+    callback = kso.callbacks.UpdateMasks()
+    callback.set_model(model)
+    callback.on_train_begin()
+    return interleaved({"renewal": lambda: callback.on_step(0, 1)}, rounds)["renewal"]
+
+
+def selects(model: keras.Model, rounds: int) -> float:
+    """Seconds of `where(mask, kernel, 0)` for all kernels, twice: forward and backward."""
+    ops = keras.ops
+    weights = kso.prunable_weights(model, flops=False)
+    masks = [ops.convert_to_tensor(w.parametrization.mask_value()) for w in weights]
+    kernels = [ops.convert_to_tensor(w.raw_value()) for w in weights]
+
+    def select(kernels: list, masks: list) -> list:
+        return [
+            ops.where(m, k, ops.zeros((), k.dtype)) for k, m in zip(kernels, masks, strict=False)
+        ]
+
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        compiled = tf.function(select, jit_compile=True)
+    else:
+        import jax
+
+        compiled = jax.jit(select)
+
+    def run() -> None:
+        for _ in range(2 * STEPS):
+            last = compiled(kernels, masks)
+        np.asarray(last[0])
+
+    return interleaved({"selects": run}, rounds, warm_up=2)["selects"] / STEPS
+
+
+def parametrized(dense: keras.Model) -> dict[str, keras.Model]:
+    """The rivals of the dense model."""
+    kinds = kso.parametrizations
+    return {
+        "fixed mask": kso.sparsify(dense, 0.1, seed=0),
+        "soft threshold": kso.parametrize(dense, kinds.SoftThreshold(s_init=-5.0)),
+        "magnitude mask": kso.parametrize(dense, kinds.MagnitudeMask(0.1, frequency=PERIOD)),
+        "straight-through top-k": kso.parametrize(
+            dense, kinds.StraightThroughTopK(0.1, frequency=PERIOD)
+        ),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--rounds", type=int, default=21)
     rounds = parser.parse_args().rounds
     backend = keras.backend.backend()
     settings = {"tensorflow": (True, False), "jax": (True,), "torch": (False,)}[backend]
@@ -76,31 +130,38 @@ def main() -> None:
     for name, build, batch in (("MLP 4 x 1024", mlp, 128), ("CNN", cnn, 64)):
         for jit in settings:
             dense = build()
-            rivals = {
-                "dense": dense,
-                "fixed mask": kso.sparsify(dense, 0.1, seed=0),
-                "dense again": keras.models.clone_model(dense),
-            }
+            rivals = {"dense": dense, **parametrized(dense)}
+            # What is measured outside of training comes first: on JAX `fit` holds the variables.
+            renewals = {key: renewal(rivals[key], 5) for key in list(rivals)[-2:]}
+            masking = selects(rivals["fixed mask"], 11) if backend != "torch" else float("nan")
+            rivals["dense again"] = keras.models.clone_model(dense)
             steps = {key: stepper(model, jit, batch) for key, model in rivals.items()}
             times = interleaved(steps, rounds, warm_up=3)
-            rows.append(
-                [
-                    name,
-                    f"{batch}",
-                    "XLA" if jit else "no XLA",
-                    f"{1e3 * times['dense'] / STEPS:.2f}",
-                    f"{1e3 * times['fixed mask'] / STEPS:.2f}",
-                    f"{times['fixed mask'] / times['dense']:.3f}",
-                    f"{times['dense again'] / times['dense']:.3f}",
-                ]
-            )
-            print(rows[-1], flush=True)
+            base = times["dense"] / STEPS
+            for key in list(rivals)[1:]:
+                step = times[key] / STEPS
+                spread = step + renewals.get(key, 0.0) / PERIOD
+                rows.append(
+                    [
+                        f"{name}, batch {batch}, {'XLA' if jit else 'no XLA'}",
+                        key,
+                        f"{1e3 * base:.2f}",
+                        f"{1e3 * step:.2f}",
+                        f"{step / base:.3f}",
+                        f"{1e3 * renewals[key]:.1f}" if key in renewals else "",
+                        f"{spread / base:.3f}" if key in renewals else "",
+                        f"{1e3 * masking:.2f}" if key == "fixed mask" else "",
+                    ]
+                )
+                print(rows[-1], flush=True)
     text = (
-        f"# Training step on {backend}: fixed masks of density 0.1 against dense\n\n{machine()}, "
+        f"# Training step on {backend}: parametrizations against the dense model\n\n{machine()}, "
     )
     text += f"Keras {keras.__version__}. Adam, float32. Medians of {rounds} interleaved samples "
-    text += f"of {STEPS} steps; the last column is the dense model against itself.\n\n"
-    header = ["model", "batch", "compiled", "dense [ms]", "fixed mask [ms]", "ratio", "noise"]
+    text += f'of {STEPS} steps. "dense again" is the dense model against itself: the noise. '
+    text += f"Renewals of masks are spread over {PERIOD} steps.\n\n"
+    header = ["model", "rival", "dense [ms]", "step [ms]", "ratio"]
+    header += ["renewal [ms]", "ratio with renewals", "selects alone [ms]"]
     write(f"step_{backend}", text + markdown(header, rows))
 
 

@@ -30,6 +30,7 @@ class _State:
         self.template = template
         self.selection = selection
         self.parametrized: dict[str, Parametrization] = {}
+        self.shared: dict[str, Any] = {}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -131,8 +132,12 @@ class PrunableLayer(keras.layers.Wrapper):
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
         prefix = weight.path.replace("/", "_")
 
-        def add_weight(name: str, **kwargs: Any) -> Any:
-            return self.add_weight(name=f"{prefix}_{name}", **kwargs)
+        def add_weight(name: str, shared: bool = False, **kwargs: Any) -> Any:
+            if not shared:
+                return self.add_weight(name=f"{prefix}_{name}", **kwargs)
+            if name not in self._state.shared:
+                self._state.shared[name] = self.add_weight(name=name, **kwargs)
+            return self._state.shared[name]
 
         full_path = f"{self.layer.name}/{weight.path}"
         parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)

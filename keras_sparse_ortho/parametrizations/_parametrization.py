@@ -25,7 +25,11 @@ class Parametrization(abc.ABC):
 
     @abc.abstractmethod
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates the state for `weight` with the wrapper's `add_weight`."""
+        """Creates the state for `weight` with the wrapper's `add_weight`.
+
+        That is Keras' own, with names that are unique to the weight; with `shared=True` all
+        weights of the wrapper get one variable of that name.
+        """
 
     @abc.abstractmethod
     def effective(self, value: Any) -> Any:

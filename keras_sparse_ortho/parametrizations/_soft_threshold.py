@@ -31,7 +31,9 @@ class SoftThreshold(Parametrization):
     asked for.
 
     Args:
-        granularity: `"layer"`: one `s` for the weight; or `"channel"`: one for each output.
+        granularity: `"layer"`: one `s` for the weight; `"channel"`: one for each output; or
+            `"global"`: one for all weights of the wrapper. To share it in a whole model, wrap the
+            model: `PrunableLayer(model, SoftThreshold("global"))` is a layer for another model.
         g: `"sigmoid"` (the paper's), `"exp"`, `"softplus"`, or a `ThresholdFunction`.
         s_init: What `s` starts from. The more negative, the later thresholds rise; the paper
             takes -3200 and less for ResNet-50, where `g` is 0 in float32 and L2 alone moves `s`.
@@ -72,9 +74,10 @@ class SoftThreshold(Parametrization):
         s_init: float = -8.0,
         weight_decay: float = 0.0,
     ) -> None:
-        if granularity not in ("layer", "channel"):
+        if granularity not in ("layer", "channel", "global"):
             raise ValueError(
-                f"`granularity` must be 'layer' or 'channel'. Received: granularity={granularity!r}"
+                "`granularity` must be 'layer', 'channel' or 'global'. "
+                f"Received: granularity={granularity!r}"
             )
         if isinstance(g, dict):  # from a configuration
             g = keras.saving.deserialize_keras_object(g)
@@ -107,6 +110,7 @@ class SoftThreshold(Parametrization):
         self._weight = weight
         self.s = add_weight(
             name="s",
+            shared=self.granularity == "global",
             shape=self._threshold_shape(weight),
             initializer=keras.initializers.Constant(self.s_init),
             trainable=True,
@@ -116,7 +120,8 @@ class SoftThreshold(Parametrization):
         self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)
-            add_weight_decay(self.s, self.weight_decay)
+            if self.s.regularizer is None:  # a shared one decays once
+                add_weight_decay(self.s, self.weight_decay)
 
     def effective(self, value: Any) -> Any:
         """`sign(w) * relu(|w| - t)`, exactly 0 where `|w| <= t`."""
@@ -181,7 +186,7 @@ class SoftThreshold(Parametrization):
         return keras.ops.where(self.active.value > 0, t, keras.ops.zeros((), dtype=t.dtype))
 
     def _threshold_shape(self, weight: PrunableWeight) -> tuple[int, ...]:
-        if self.granularity == "layer":
+        if self.granularity != "channel":
             return ()
         rank = len(weight.shape)
         layout = weight.layout

@@ -44,6 +44,7 @@ def parametrize(
         NotPrunableError: A model that is not built, has no kernels or is wrapped already; a
             density for a parametrization that takes none.
         UnknownWeightError: An `include` or `exclude` that names nothing.
+        ValueError: A parametrization that shares variables between layers: wrap the whole model.
 
     Example:
 
@@ -67,9 +68,19 @@ def parametrize(
         )
     weights = choose(prunable_weights(model, flops=False), include, exclude)
     refuse_unfit(model, weights, "no kernel that could be pruned")
+    _refuse_global(model, parametrization)
     if density is None and budget is None:
         return wrap(model, weights, {weight.path: parametrization.twin() for weight in weights})
     plan = plan_for(model, density, budget or "erk", weights, orthogonal=False)
     return wrap(
         model, weights, {path: parametrization.for_density(share) for path, share in plan.items()}
     )
+
+
+def _refuse_global(model: keras.Model, parametrization: Parametrization) -> None:
+    if getattr(parametrization, "granularity", None) == "global":
+        raise ValueError(
+            "A threshold for the whole model needs one wrapper around it: "
+            "keras.Sequential([keras.Input(shape), PrunableLayer(model, SoftThreshold('global'))])"
+            f". Received: granularity='global' for the layers of model={model.name!r}"
+        )

@@ -131,15 +131,6 @@ def _rest(model, method, done):
     return model
 
 
-@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras refuses it on torch")
-@pytest.mark.parametrize("method", ["magnitude", "soft"])
-def test_steps_per_execution_ends_with_the_same_counts(method):
-    model = compiled(method, steps_per_execution=4)
-    fit(model, method, epochs=4)
-    weights = kso.prunable_weights(model, flops=False)
-    assert sum(w.live for w in weights) == round(0.2 * sum(w.size for w in weights))
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_mask_change_does_not_recompile(method):
     traced = []

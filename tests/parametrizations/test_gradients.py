@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.parametrizations import (
     FixedMask,
@@ -14,6 +15,7 @@ from keras_sparse_ortho.parametrizations import (
 from tests.helpers import array, gradients
 
 pytestmark = pytest.mark.core
+L = keras.layers
 
 COEFFICIENTS = np.random.default_rng(3).normal(size=(6, 5)).astype("float32")
 KERNEL = np.random.default_rng(4).normal(size=(6, 5)).astype("float32")
@@ -118,6 +120,34 @@ def test_gradients_of_the_soft_threshold_are_the_papers(granularity, g):
     assert_finite_differences(model, made.weight.variable, found["kernel"], step=1e-3)
     # Only where no entry crosses the threshold on the way.
     assert_finite_differences(model, made.s, found["kernel_s"], step=1e-3)
+
+
+def test_one_threshold_for_a_whole_model(tmp_path):
+    inner = keras.Sequential([keras.Input((6,)), L.Dense(5, name="a"), L.Dense(4, name="b")])
+    wrapper = PrunableLayer(inner, SoftThreshold("global", s_init=-1.0, weight_decay=0.1))
+    model = keras.Sequential([keras.Input((6,)), wrapper])
+    first, second = wrapper.parametrizations.values()
+    assert first.s is second.s
+    assert [v.name for v in model.trainable_variables].count("s") == 1
+    kernels = sum((w.raw_value() ** 2).sum() for w in wrapper.prunable_weights)
+    decay = sum(float(array(value)) for value in model.losses)
+    assert decay == pytest.approx(0.05 * (kernels + 1), rel=1e-5)
+
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 6)), np.ones((4, 4)), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    for twin in (loaded, clone):
+        a, b = twin.layers[0].parametrizations.values()
+        assert a.s is b.s
+        np.testing.assert_array_equal(array(a.s), array(first.s))
+    plain = kso.strip(model)
+    x = np.random.default_rng(0).normal(size=(3, 6))
+    np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-6)
+    with pytest.raises(ValueError, match=r"one wrapper around it.*Received: granularity='global'"):
+        kso.parametrize(inner, SoftThreshold("global"))
 
 
 def test_a_threshold_that_underflows_still_moves_by_its_weight_decay():

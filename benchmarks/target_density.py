@@ -1,0 +1,153 @@
+"""Asked and reached densities of soft thresholds under `TargetDensity`.
+
+    python benchmarks/target_density.py [--backends tensorflow jax]
+
+Sparsities of 50, 90, 95, 98 and 99% x MLP and CNN x SGD and Adam x 3 seeds x backends, under XLA,
+on the embedded digits of scikit-learn: 120 runs, one process for each backend. Every finished run
+is a line of `results/target_density.jsonl`, and is not repeated when the script is started again.
+Writes `results/target_density.md`.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+LINES = pathlib.Path(__file__).parent / "results" / "target_density.jsonl"
+DENSITIES = (0.5, 0.1, 0.05, 0.02, 0.01)
+NETS = ("MLP", "CNN")
+OPTIMIZERS = ("SGD", "Adam")
+SEEDS = (0, 1, 2)
+
+
+def finished() -> list[dict]:
+    """The runs so far."""
+    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.exists() else []
+
+
+def key(run: dict) -> tuple:
+    """What tells runs apart."""
+    return tuple(run[name] for name in ("backend", "net", "optimizer", "density", "seed"))
+
+
+def train(net: str, optimizer: str, density: float, seed: int) -> dict:
+    """One run, on the backend of this process."""
+    import keras
+    from sklearn.datasets import load_digits
+
+    import keras_sparse_ortho as kso
+
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    x, y = load_digits(return_X_y=True)
+    x = x.astype("float32") / 16
+    if net == "MLP":
+        body = [keras.Input((64,))]
+        body += [layers.Dense(256, activation="relu", name=f"hidden_{k}") for k in range(2)]
+    else:
+        x = x.reshape(-1, 8, 8, 1)
+        body = [keras.Input((8, 8, 1))]
+        for k, (filters, strides) in enumerate(((32, 1), (64, 2), (64, 1))):
+            body += [
+                layers.Conv2D(filters, 3, strides, "same", use_bias=False, name=f"conv_{k}"),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+            ]
+        body.append(layers.GlobalAveragePooling2D())
+    model = keras.Sequential([*body, layers.Dense(10, name="head")])
+    model = kso.parametrize(model, kso.parametrizations.SoftThreshold())
+    algorithm = {
+        "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        "Adam": lambda: keras.optimizers.Adam(2e-3),
+    }[optimizer]()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(algorithm, loss, metrics=["accuracy"], jit_compile=True)
+    steering = kso.callbacks.TargetDensity(density, frequency=20)
+    model.fit(x[:1440], y[:1440], batch_size=32, epochs=20, verbose=0, callbacks=[steering])
+    budget = kso.Budget.from_model(model)
+    accuracy = model.evaluate(x[1440:], y[1440:], verbose=0)[1]
+    return {
+        "backend": keras.backend.backend(),
+        "net": net,
+        "optimizer": optimizer,
+        "density": density,
+        "seed": seed,
+        "size": budget.size,
+        "live": budget.live,
+        "accuracy": float(accuracy),
+    }
+
+
+def run_missing(backend: str) -> None:
+    """All runs of this process' backend that are not there yet."""
+    there = {key(run) for run in finished()}
+    for net, optimizer, density, seed in itertools.product(NETS, OPTIMIZERS, DENSITIES, SEEDS):
+        if (backend, net, optimizer, density, seed) in there:
+            continue
+        run = train(net, optimizer, density, seed)
+        with LINES.open("a") as file:
+            file.write(json.dumps(run) + "\n")
+        print(run, flush=True)
+
+
+def miss(run: dict) -> float:
+    """Relative distance of the reached density from the one asked for."""
+    return abs(run["live"] / run["size"] - run["density"]) / run["density"]
+
+
+def summarize() -> None:
+    """The table."""
+    from timing import markdown, write
+
+    runs = finished()
+    rows = []
+    for net, optimizer, density, backend in itertools.product(
+        NETS, OPTIMIZERS, DENSITIES, sorted({run["backend"] for run in runs})
+    ):
+        mine = [run for run in runs if key(run)[:4] == (backend, net, optimizer, density)]
+        if not mine:
+            continue
+        reached = [run["live"] / run["size"] for run in mine]
+        rows.append(
+            [
+                net,
+                optimizer,
+                backend,
+                f"{density}",
+                f"{min(reached):.5f} to {max(reached):.5f}",
+                f"{100 * max(map(miss, mine)):.3f}%",
+                f"{100 * sum(run['accuracy'] for run in mine) / len(mine):.1f}%",
+                f"{len(mine)}",
+            ]
+        )
+    text = "# Soft thresholds under TargetDensity: asked and reached densities\n\n"
+    text += (
+        f"{len(runs)} runs of 20 epochs on scikit-learn's digits, XLA. MLP 64-256-256-10, CNN of "
+    )
+    text += "three convolutions. The largest relative miss of all runs is "
+    text += f"{100 * max(map(miss, runs)):.3f}%.\n\n"
+    header = ["net", "optimizer", "backend", "asked", "reached", "largest miss", "accuracy", "runs"]
+    write("target_density", text + markdown(header, rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backends", nargs="+", default=["tensorflow", "jax"])
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        run_missing(os.environ["KERAS_BACKEND"])
+        return
+    for backend in options.backends:
+        command = [sys.executable, __file__, "--worker"]
+        subprocess.run(command, env=os.environ | {"KERAS_BACKEND": backend}, check=True)
+    summarize()
+
+
+if __name__ == "__main__":
+    main()
