@@ -51,6 +51,14 @@ class TfmotSchedule(Schedule):
     def due(self, step: int, executed: int = 1) -> bool:
         """Whether the TFMOT schedule prunes at `step`, or at one of the steps before it."""
         steps = range(max(step - executed + 1, 0), step + 1)
+        if all(hasattr(self.schedule, name) for name in ("begin_step", "end_step", "frequency")):
+            # The rule of TFMOT's `_should_prune_in_step`, without a TensorFlow call in every step.
+            # Unlike our schedules, it prunes at the end only if the frequency gets there.
+            last = step if self.end_step is None else self.end_step
+            return any(
+                self.begin_step <= at <= last and (at - self.begin_step) % self.frequency == 0
+                for at in steps
+            )
         return any(bool(self._answer(at)[0]) for at in steps)
 
     def with_final(self, density: float) -> "TfmotSchedule":
