@@ -15,29 +15,36 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.export._registry import route_for
+from keras_sparse_ortho.export._registry import route_named
 from keras_sparse_ortho.export._trace import write_saved_model
 
 
 def main(job_file: str) -> None:
-    """Do the job; an expected failure is written to the job's `error` file, not raised."""
+    """Do the job; an expected failure is written to an `error` file, not raised."""
     job = json.loads(Path(job_file).read_text())
     try:
         if job["keras_file"] is not None:
             try:
                 model = _load(job["keras_file"], job["modules"])
             except Exception as error:
-                _fail(job, "load", error)
+                _fail(job["error"], "load", error)
                 return
             write_saved_model(
                 model, job["inputs"], job["skeleton"], job["output_names"], job["saved_model"]
             )
         batches = (lambda: _batches(job)) if job["representative"] else None
-        content = route_for(job["quantization"]).convert(job["saved_model"], batches)
     except Exception as error:
-        _fail(job, "convert", error)
+        _fail(job["error"], "convert", error)
         return
-    Path(job["result"]).write_bytes(content)
+    for route in job["routes"]:
+        try:
+            content = route_named(route["name"]).convert(job["saved_model"], batches)
+        except Exception as error:
+            _fail(route["error"], "convert", error)
+            continue
+        part = Path(route["result"] + ".part")  # a crash while writing must not look like a file
+        part.write_bytes(content)
+        part.rename(route["result"])
 
 
 def _load(keras_file: str, modules: list[str]) -> Any:
@@ -62,10 +69,10 @@ def _batches(job: dict[str, Any]) -> Iterator[dict[str, np.ndarray]]:
         }
 
 
-def _fail(job: dict[str, Any], stage: str, error: Exception) -> None:
+def _fail(file: str, stage: str, error: Exception) -> None:
     text = str(error)
     missing = re.findall(r"(?:TF Select|Custom) ops: (.+)", text)
-    Path(job["error"]).write_text(
+    Path(file).write_text(
         json.dumps(
             {
                 "stage": stage,

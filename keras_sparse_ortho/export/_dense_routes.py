@@ -1,6 +1,6 @@
 """The routes that store every weight, zeros included: float32, float16 and int8."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 
@@ -21,7 +21,7 @@ class Float32(Route):
 
 
 class _Optimized(Route):
-    measure: ClassVar[str] = "rms"
+    measure = "rms"
 
     def configure(self, converter: Any, batches: Batches | None) -> None:
         import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What can go wrong on the way to a LiteRT file that is no fault of the arguments."""
+"""What can go wrong on the way to a LiteRT file, and from one."""
 
 
 class ExportConversionError(RuntimeError):
@@ -7,3 +7,15 @@ class ExportConversionError(RuntimeError):
 
 class ExportVerificationError(RuntimeError):
     """The LiteRT file crashed, disagreed with Keras, or lost zeros, and was not handed over."""
+
+
+class ExportRouteError(ValueError):
+    """A route that cannot work on this model, or on any, with the reason and the alternative."""
+
+
+class LiteRTFileError(ValueError):
+    """A file that is no LiteRT file, or not the one that was written, or not of this model."""
+
+
+class ExportFallbackWarning(UserWarning):
+    """The dense route was taken instead of the one asked for, with the reason."""

@@ -51,8 +51,13 @@ def litert_outputs(
     sample: list[np.ndarray],
     folder: Path,
     timeout: float,
-) -> list[np.ndarray]:
+    xnnpack: bool = True,
+) -> tuple[list[np.ndarray], int | None]:
     """The outputs of a LiteRT file on all rows, run by ai-edge-litert in a subprocess.
+
+    Returns:
+        The outputs, and the bytes by which loading the file raised the peak of the memory (None
+        where the system does not tell).
 
     Raises:
         ExportVerificationError: if the interpreter refuses the file or dies on it.
@@ -65,6 +70,8 @@ def litert_outputs(
         "batch_size": signature.batch_size,
         "sample": str(folder / "sample.npz"),
         "result": str(folder / "outputs.npz"),
+        "memory": str(folder / "memory.txt"),
+        "xnnpack": xnnpack,
     }
     np.savez(job["sample"], *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])
     job_file = folder / "run.json"
@@ -72,11 +79,13 @@ def litert_outputs(
     ending = run_python([_run_worker.__file__, str(job_file)], timeout)
     if ending.crash is not None:
         raise ExportVerificationError(
-            "The file must run in ai-edge-litert's interpreter, in a subprocess. "
-            f"Received: {ending.crash}"
+            "The file must run in ai-edge-litert's interpreter, in a subprocess. Received: "
+            f"{ending.crash} ({'with' if xnnpack else 'without'} XNNPACK)"
         )
     with np.load(job["result"]) as data:
-        return [data[f"arr_{i}"][: len(sample[0])] for i in range(len(names))]
+        outputs = [data[f"arr_{i}"][: len(sample[0])] for i in range(len(names))]
+    memory = Path(job["memory"])
+    return outputs, int(memory.read_text()) if memory.exists() else None
 
 
 def _full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:

@@ -1,8 +1,10 @@
 """A Keras model to a LiteRT file that was run and compared before it is handed over."""
 
+import dataclasses
 import os
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +12,38 @@ import keras
 import numpy as np
 from rich.console import Console
 
-from keras_sparse_ortho.export._comparison import Comparison, compare
-from keras_sparse_ortho.export._conversion import convert
-from keras_sparse_ortho.export._errors import ExportVerificationError
-from keras_sparse_ortho.export._execution import keras_outputs, litert_outputs
+from keras_sparse_ortho.export._candidates import Candidate, Task, candidates, timed
+from keras_sparse_ortho.export._errors import (
+    ExportFallbackWarning,
+    ExportRouteError,
+    ExportVerificationError,
+)
+from keras_sparse_ortho.export._execution import keras_outputs
+from keras_sparse_ortho.export._make_report import report_on
+from keras_sparse_ortho.export._modes import MODES, choose, routes_of
 from keras_sparse_ortho.export._plain import plain_model
 from keras_sparse_ortho.export._registry import route_for
 from keras_sparse_ortho.export._report import ExportReport
-from keras_sparse_ortho.export._requirements import require_litert, versions
+from keras_sparse_ortho.export._requirements import require_litert
 from keras_sparse_ortho.export._route import Route
+from keras_sparse_ortho.export._sidecar import check_sidecar, write_sidecar
 from keras_sparse_ortho.export._signature import Signature, signature_of
 from keras_sparse_ortho.export._sizes import gzip_size, zstd_size
 from keras_sparse_ortho.export._twin import float32_twin
-from keras_sparse_ortho.export._weights import lost_zeros, read_weights, sparse_kernels
 
 
 def export_litert(
     model: keras.Model,
     path: str | os.PathLike[str],
     *,
+    mode: str | None = None,
     quantization: str | None = None,
     representative_data: Any = None,
     batch_size: int = 1,
     sample: Any = None,
     tolerance: float | None = None,
+    sidecar: str | None = None,
+    threads: int = 1,
     seed: int = 0,
     timeout: float = 600.0,
     verbose: int = 0,
@@ -41,9 +51,15 @@ def export_litert(
     """Export a model as a LiteRT (TFLite) file, verified.
 
     The model is stripped (its effective weights baked into a plain Keras model), converted with a
-    static batch, and the file is run by ai-edge-litert's interpreter with its default settings
-    (XNNPACK) and compared with Keras on sample data. The file appears at `path` only if it
+    static batch, and the file is run by ai-edge-litert's interpreter with and without XNNPACK,
+    its default, and compared with Keras on sample data. The file appears at `path` only if it
     agrees and no zero of a kernel was lost; otherwise what stood there before stays as it was.
+
+    A route is a storage (float32, float16, dynamic_int8, int8), by itself dense, or with one of
+    these sparse encodings: `+csr` (float32) and `+1x4` (float32), `+1x16` (both int8) hand the
+    sparse weights of Dense layers to LiteRT's kernel, where they save time; `+sp` is what the
+    converter's own EXPERIMENTAL_SPARSITY makes, which mostly saves bytes of the file only. A
+    block of 1x16 is `Block(16, 1)` of a Keras kernel `(in, out)`.
 
     Conversion and run happen in subprocesses, on CPU, because both are known to crash. The
     conversion rebuilds the model on the TensorFlow backend, whatever backend is in use.
@@ -52,10 +68,18 @@ def export_litert(
         model: A built functional, Sequential or subclassed Keras model, with or without our
             wrappers. Every dimension of its inputs but the batch must be known.
         path: Where to write the file, by custom ending in `.tflite`; its folder must exist.
-        quantization: How the weights are stored. `None`: float32. `"float16"`: half the size.
+        mode: `None`: dense, as `quantization` says. `"small"`: the verified route of the fewest
+            bytes (under the sidecar's compression, if one is asked for). `"fast"`: of the least
+            latency on this machine, measured. `"sparse"`: the smallest sparse encoding of the
+            given `quantization`. `"auto"`: the smallest of those within 10% of the fastest.
+            Or the name of a route, such as `"dynamic_int8+1x16"`.
+        quantization: With a mode, only routes of this storage are tried (`"float32"` by name);
+            `None` is no restriction, and means float32 for `"sparse"`. Without one, how the
+            weights are stored. `None`: float32. `"float16"`: half the size.
             `"dynamic_int8"`: weights of 1024 and more entries as int8, activations quantized on
             the fly. `"int8"`: weights and activations as int8, with float32 inputs and outputs.
-        representative_data: For `"int8"` only, and needed there: arrays of shape
+        representative_data: For `"int8"` only, and needed there (modes that choose the storage
+            try static int8 only with it): arrays of shape
             `(rows, *input shape)`, nested like the inputs or a dict by input name, to calibrate
             the activations on. 100 to 500 rows of real data are usual. Rows that do not fill a
             last batch are left out.
@@ -69,30 +93,37 @@ def export_litert(
             default 5e-3 for float16, 0.1 for dynamic int8, 0.25 for int8. On MLPs, CNNs,
             LSTMs and transformers at density 0.1 we measured at most 6e-4, 0.014 and 0.12; a
             wrong file has 1 or more.
+        sidecar: `"zstd"` or `"gzip"`: also write the compressed file, at `path` with `.zst` or
+            `.gz` added, which `load_litert` opens as well.
+        threads: Threads of the interpreter where latency is measured.
         seed: Seed of the random sample.
         timeout: Seconds that the conversion, and then the run, may take.
         verbose: 0 is silent; 1 says each step and prints the report.
 
     Returns:
-        The `ExportReport`: sizes, zeros of each weight, differences, versions.
+        The `ExportReport`: sizes, zeros of each weight, differences, every route tried.
 
     Raises:
         ImportError: if TensorFlow or ai-edge-litert is missing.
+        ExportRouteError: if the named route cannot work, on this model or on any, with the reason.
         ValueError: if an argument does not fit the model, the model is not built or has dynamic
             dimensions, or the route is known to fail on it.
         ExportConversionError: if the converter refuses the model (with the operations that LiteRT
             lacks) or crashes.
-        ExportVerificationError: if the file crashes, disagrees, or lost zeros.
+        ExportVerificationError: if the dense file crashes, disagrees, or lost zeros. If the file
+            of a sparse route does, the dense route of the same storage is taken, with an
+            `ExportFallbackWarning` that says why.
 
     Limits: The whole model must run on LiteRT's built-in operations; there is no fallback to
     TensorFlow operations, since a plain interpreter cannot run those (`keras.Model.export` with
     `format="litert"` takes converter options for that). Models of mixed or half precision are
     exported, and compared, in float32. A model written as a class is to be stripped first, since
     that changes it in place. Full int8 needs recurrent layers with `unroll=True`.
-    Zeros are stored like other values: the file itself shrinks by quantization only, and
-    sparsity shows in its compressed size. On a GPU, Keras may compute in TF32 and so differ by
-    more than 1e-5; raise `tolerance` there. Custom layers must be importable in a new process,
-    except on the TensorFlow backend.
+    Sparse encodings save time in Dense layers only: LiteRT has no sparse convolutions on x86. In
+    a dense file zeros are stored like other values, and show in its compressed size. Latencies
+    are of this machine, while it does whatever else it does. On a GPU, Keras may compute in
+    TF32 and so differ by more than 1e-5; raise `tolerance` there. Custom layers must be
+    importable in a new process, except on the TensorFlow backend.
 
     Example:
     >>> import keras, tempfile, pathlib
@@ -109,12 +140,17 @@ def export_litert(
     """
     require_litert()
     target = _check_path(path)
-    route = route_for(quantization)
     batch_size = _check_positive("batch_size", batch_size)
-    allowed = route.tolerance if tolerance is None else _check_tolerance(tolerance)
+    threads = _check_positive("threads", threads)
+    check_sidecar(sidecar)
+    if tolerance is not None:
+        tolerance = _check_tolerance(tolerance)
+    routes = routes_of(mode, quantization, has_data=representative_data is not None)
     signature = signature_of(model, batch_size, sample)
-    route.check(model)
-    representative = _representative(route, representative_data, signature)
+    routes = _checked(routes, model, single=mode not in MODES)
+    fallback = route_for(routes[0].quantization)
+    uses_data = mode in ("small", "fast", "auto") and quantization is None
+    representative = _representative(routes[0], representative_data, signature, uses_data)
     compared = _sample(signature, sample, representative, seed)
     console = Console(quiet=not verbose)
 
@@ -126,38 +162,92 @@ def export_litert(
     # Aside, but on the same file system, so that the last step is one atomic rename.
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        console.print(f"Converting ({route.name})")
-        file = convert(plain, route, signature, names, representative, staging, timeout)
-        console.print("Running the file and comparing")
-        got = litert_outputs(file, signature, names, compared, staging, timeout)
-        result = _verify(names, want, got, route, allowed)
-        content = file.read_bytes()
-        weights = read_weights(content)
-        lost = lost_zeros(sparse_kernels(plain.weights), weights)
-        if lost is not None:
-            raise ExportVerificationError(f"The conversion must keep every zero. Received: {lost}")
-        report = ExportReport(
-            path=str(target),
-            quantization=quantization,
-            batch_size=batch_size,
-            bytes=len(content),
-            gzip_bytes=gzip_size(content),
-            zstd_bytes=zstd_size(content),
-            weights=weights,
-            max_abs_diff=result.max_abs_diff,
-            mean_abs_diff=result.mean_abs_diff,
-            argmax_agreement=result.argmax_agreement,
-            error=result.error,
-            tolerance=allowed,
-            measure=route.measure,
-            sample_rows=len(compared[0]),
-            versions=versions(),
+        task = Task(
+            plain, signature, names, want, compared, representative, tolerance, staging, timeout
         )
-        os.replace(file, target)
+        # With what a named sparse route falls back to, so that nothing is converted twice.
+        tried = [*routes, *([] if fallback in routes else [fallback])]
+        console.print(f"Converting ({', '.join(route.name for route in tried)})")
+        found = candidates(task, tried)
+        mine = [c for c in found if c.route in routes]
+        if mode in ("fast", "auto"):
+            console.print("Timing the files that agree with Keras")
+            mine = timed(task, mine, threads)
+        if mode == "small" and sidecar is not None:
+            mine = [_packed(c) for c in mine]
+        reason = None
+        if any(c.file is not None for c in mine):
+            taken = choose(mode or "", mine, sidecar)
+        else:
+            taken = _fall_back(mine, found, fallback)
+            reason = mine[0].outcome.reason
+        if taken.file is None or taken.comparison is None:
+            raise taken.failure or ExportVerificationError("There is no file.")
+        _warn(taken, reason, routes, mode)
+        outcomes = [c.outcome for c in (mine if taken in mine else [*mine, taken])]
+        report = report_on(
+            taken, outcomes, task, target, sidecar, mode=mode, fallback_reason=reason
+        )
+        write_sidecar(taken.file, target, sidecar)
+        os.replace(taken.file, target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     console.print(report)
     return report
+
+
+def _checked(routes: list[Route], model: keras.Model, single: bool) -> list[Route]:
+    """The routes that are not known to fail on the model; a single one must not be."""
+    passed = []
+    for route in routes:
+        try:
+            route.check(model)
+        except ValueError:
+            if single:
+                raise
+            continue
+        passed.append(route)
+    if not passed:
+        routes[0].check(model)
+    return passed
+
+
+def _packed(candidate: Candidate) -> Candidate:
+    if candidate.file is None:
+        return candidate
+    content = candidate.file.read_bytes()
+    outcome = dataclasses.replace(
+        candidate.outcome, gzip_bytes=gzip_size(content), zstd_bytes=zstd_size(content)
+    )
+    return dataclasses.replace(candidate, outcome=outcome)
+
+
+def _fall_back(mine: list[Candidate], found: list[Candidate], fallback: Route) -> Candidate:
+    """The dense file in place of the sparse one, unless the route can never work on the model."""
+    first = mine[0]
+    if isinstance(first.failure, ExportRouteError) and len(mine) == 1:
+        raise first.failure
+    (dense,) = [c for c in found if c.route is fallback]
+    return dense
+
+
+def _warn(taken: Candidate, reason: str | None, routes: list[Route], mode: str | None) -> None:
+    if reason is not None:
+        warnings.warn(
+            f"Route '{taken.route.name}' was taken in place of '{routes[0].name}'"
+            f"{f' (mode={mode!r})' if mode in MODES else ''}, whose file did not pass. "
+            f"Received: {reason}",
+            ExportFallbackWarning,
+            stacklevel=3,
+        )
+    elif not taken.outcome.xnnpack:
+        warnings.warn(
+            f"The file of route '{taken.route.name}' runs without XNNPACK only, and a default "
+            "interpreter crashes on it: open it with `load_litert`, which reads the setting from "
+            "the file.",
+            ExportFallbackWarning,
+            stacklevel=3,
+        )
 
 
 def _check_path(path: str | os.PathLike[str]) -> Path:
@@ -181,8 +271,11 @@ def _check_tolerance(tolerance: float) -> float:
     return float(tolerance)
 
 
-def _representative(route: Route, data: Any, signature: Signature) -> list[np.ndarray] | None:
-    if route.needs_representative_data != (data is not None):
+def _representative(
+    route: Route, data: Any, signature: Signature, optional: bool
+) -> list[np.ndarray] | None:
+    """The arrays to calibrate on; `optional` where static int8 is one route among others."""
+    if not optional and route.needs_representative_data != (data is not None):
         rule = "is needed" if route.needs_representative_data else "has no use"
         raise ValueError(
             f"`representative_data` {rule} with quantization={route.quantization!r}. "
@@ -207,19 +300,3 @@ def _sample(
     if representative is not None:
         return [array[: signature.default_rows] for array in representative]
     return signature.random_sample(seed)
-
-
-def _verify(
-    names: list[str], want: list[np.ndarray], got: list[np.ndarray], route: Route, allowed: float
-) -> Comparison:
-    try:
-        result = compare(names, want, got, route.measure)
-    except ValueError as error:
-        raise ExportVerificationError(str(error)) from error
-    if not result.error <= allowed:
-        raise ExportVerificationError(
-            f"The file must agree with Keras to {allowed:g} ({route.measure} error, see "
-            f"`tolerance`). Received: error={result.error:.3g} at output "
-            f"`{result.worst_output}`, maximal difference {result.max_abs_diff:.3g}"
-        )
-    return result

@@ -3,12 +3,36 @@
 import dataclasses
 import io
 import json
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 
+from keras_sparse_ortho.export._outcome import RouteOutcome
+from keras_sparse_ortho.export._picture import plot_routes
 from keras_sparse_ortho.export._weights import WeightZeros
+
+
+def routes_table(routes: Sequence[RouteOutcome]) -> Table:
+    """A table of routes: sizes, latency, memory, differences, or the reason of a failure."""
+    table = Table("route", title="Routes")
+    for column in ("bytes", "zstd", "ms", "load bytes", "max diff"):
+        table.add_column(column, justify="right")
+    table.add_column("note")
+    for one in routes:
+        note = one.reason or ("" if one.xnnpack else "runs without XNNPACK only")
+        table.add_row(
+            one.route,
+            "" if one.bytes is None else f"{one.bytes:,}",
+            "" if one.zstd_bytes is None else f"{one.zstd_bytes:,}",
+            "" if one.latency_ms is None else f"{one.latency_ms:.3g}",
+            "" if one.load_bytes is None else f"{one.load_bytes:,}",
+            "" if one.max_abs_diff is None else f"{one.max_abs_diff:.2g}",
+            note,
+        )
+    return table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +58,13 @@ class ExportReport:
         measure: "max": max|d| / max(1, max|y|); "rms": sqrt(mean d^2) / sqrt(mean y^2).
         sample_rows: Rows that were compared.
         versions: Versions of Keras, TensorFlow and ai-edge-litert.
+        route: Name of the route that was taken, such as "dynamic_int8+1x16".
+        mode: As asked for.
+        xnnpack: Whether the file runs with XNNPACK, as a default interpreter would run it.
+        load_bytes: By how much loading the file raised the peak of the process' memory.
+        sidecar: Path of the compressed file beside it, or None.
+        fallback_reason: Why the route asked for was not taken, or None.
+        routes: Every route that was tried, with its figures or the reason it failed.
     """
 
     path: str
@@ -51,6 +82,13 @@ class ExportReport:
     measure: str
     sample_rows: int
     versions: dict[str, str]
+    route: str = "float32"
+    mode: str | None = None
+    xnnpack: bool = True
+    load_bytes: int | None = None
+    sidecar: str | None = None
+    fallback_reason: str | None = None
+    routes: tuple[RouteOutcome, ...] = ()
 
     @property
     def total_weights(self) -> int:
@@ -80,9 +118,17 @@ class ExportReport:
         """The same as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the size, and the latency where measured, of every verified route.
+
+        Args:
+            path: Of the picture to write, `.png`, `.svg` or `.pdf`. Needs matplotlib.
+        """
+        plot_routes(self.routes, path, taken=self.route)
+
     def __rich__(self) -> Group:
-        """Two tables: the weights, and the totals."""
-        weights = Table("weight", "shape", "dtype", title=f"Exported to {self.path}")
+        """Tables: the weights, the totals, and the routes if there were several."""
+        weights = Table("weight", "shape", "dtype", "encoding", title=f"Exported to {self.path}")
         for column in ("entries", "zeros", "density"):
             weights.add_column(column, justify="right")
         for weight in self.weights:
@@ -90,18 +136,25 @@ class ExportReport:
                 weight.name,
                 " x ".join(map(str, weight.shape)),
                 weight.dtype,
+                weight.encoding,
                 f"{weight.size:,}",
                 f"{weight.zeros:,}",
                 f"{1 - weight.zeros / weight.size:.4f}",
             )
         weights.add_section()
         weights.add_row(
-            "all", "", "", f"{self.total_weights:,}", f"{self.total_zeros:,}", f"{self.density:.4f}"
+            "all",
+            "",
+            "",
+            "",
+            f"{self.total_weights:,}",
+            f"{self.total_zeros:,}",
+            f"{self.density:.4f}",
         )
         facts = Table.grid(padding=(0, 2))
         for label, value in self._facts().items():
             facts.add_row(label, value)
-        return Group(weights, facts)
+        return Group(weights, facts, *([routes_table(self.routes)] if len(self.routes) > 1 else []))
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -113,13 +166,23 @@ class ExportReport:
         if self.zstd_bytes is not None:
             zstd = f"{self.zstd_bytes:,} bytes"
         facts = {
-            "quantization": str(self.quantization),
+            "route": self.route + ("" if self.xnnpack else " (without XNNPACK only)"),
             "file": f"{self.bytes:,} bytes",
             "gzip": f"{self.gzip_bytes:,} bytes",
             "zstd": zstd,
             "largest difference": f"{self.max_abs_diff:.3g} (mean {self.mean_abs_diff:.3g})",
             "error": f"{self.error:.3g} ({self.measure}, allowed {self.tolerance:g})",
         }
+        if self.load_bytes is not None:
+            facts["memory at load"] = f"{self.load_bytes:,} bytes more at the peak"
+        for outcome in self.routes:
+            if outcome.route == self.route and outcome.latency_ms is not None:
+                facts["latency"] = (
+                    f"{outcome.latency_ms:.3g} ms a call, batch {outcome.batch_size}, "
+                    f"{outcome.threads} thread{'s' if outcome.threads > 1 else ''}"
+                )
+        if self.fallback_reason is not None:
+            facts["fell back, because"] = self.fallback_reason
         if self.argmax_agreement is not None:
             facts["same argmax"] = f"{self.argmax_agreement:.1%} of {self.sample_rows} rows"
         return facts

@@ -24,6 +24,20 @@ def require_litert() -> None:
             )
 
 
+def require_interpreter() -> None:
+    """Raise if ai-edge-litert is missing: opening a file needs no TensorFlow.
+
+    Raises:
+        ImportError: naming the package to install.
+    """
+    if not _is_installed("ai_edge_litert"):
+        raise ImportError(
+            "`load_litert` runs the file with ai-edge-litert. Install it with: pip install "
+            "ai-edge-litert. Received: no module named 'ai_edge_litert'",
+            name="ai_edge_litert",
+        )
+
+
 def versions() -> dict[str, str]:
     """The versions of the packages that made and ran the file."""
     found = {}

@@ -7,10 +7,12 @@ count, the report) is the same for all routes.
 
 import abc
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
+
+from keras_sparse_ortho.export._sparse_encoding import Encoded
 
 Batches = Callable[[], Iterator[dict[str, np.ndarray]]]
 
@@ -18,11 +20,25 @@ Batches = Callable[[], Iterator[dict[str, np.ndarray]]]
 class Route(abc.ABC):
     """How a SavedModel becomes the bytes of a LiteRT file, and how exact the file must be."""
 
-    name: ClassVar[str]
-    quantization: ClassVar[str | None]
-    needs_representative_data: ClassVar[bool] = False
-    measure: ClassVar[str]
-    tolerance: ClassVar[float]
+    name: str
+    quantization: str | None
+    encoding: str = "dense"
+    needs_representative_data: bool = False
+    measure: str
+    tolerance: float
+
+    @property
+    def converted_as(self) -> "Route":
+        """The route whose conversion `finish` starts from: itself, unless it rewrites another's."""
+        return self
+
+    def finish(self, content: bytes) -> Encoded:
+        """What is done to the converted file; routes that the converter writes do nothing.
+
+        Raises:
+            ExportRouteError: if the file has no weight that this route is for.
+        """
+        return Encoded(content, (), {})
 
     def check(self, model: keras.Model) -> None:  # noqa: B027 - most routes take every model
         """Refuse a model this route is known to fail on, before any time is spent.

@@ -1,6 +1,7 @@
 """The weights as they stand in a LiteRT file, and the promise that no zero was lost."""
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -21,6 +22,9 @@ class WeightZeros:
         dtype: How an entry is stored: "float32", "float16", "int8"...
         size: Number of entries.
         zeros: Entries whose value is exactly 0.0; in quantized tensors, those at the zero point.
+        encoding: "dense"; "csr", "1x4" or "1x16" where the kernel takes the sparse weight; with
+            "densify " before it where it is restored at load.
+        bytes: What values and indices take in the file.
     """
 
     name: str
@@ -28,13 +32,15 @@ class WeightZeros:
     dtype: str
     size: int
     zeros: int
+    encoding: str = "dense"
+    bytes: int = 0
 
 
 def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
     """Count the zeros of every weight in a LiteRT flatbuffer.
 
     Constants of rank 0 and 1 (biases, shapes) are no weights here, and neither are integers
-    without a scale (indices). Only dense storage is read; sparse encodings are not written yet.
+    without a scale (indices). In a sparse encoding, what is not stored is zero.
     """
     from ai_edge_litert import schema_py_generated as schema
 
@@ -43,6 +49,7 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
     found, seen = [], set()
     for g in range(model.SubgraphsLength()):
         graph = model.Subgraphs(g)
+        densified = _densified(schema, model, graph)
         for t in range(graph.TensorsLength()):
             tensor = graph.Tensors(t)
             buffer = model.Buffers(tensor.Buffer())
@@ -51,18 +58,26 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
                 continue
             if tensor.Buffer() in seen:  # the bodies of loops share constants with the main graph
                 continue
-            values = buffer.DataAsNumpy().view(stored).reshape(tensor.ShapeAsNumpy())
-            zero = _zero_point(tensor) if values.dtype.kind in "iu" else 0
+            values = buffer.DataAsNumpy().view(stored)
+            shape = tuple(int(size) for size in tensor.ShapeAsNumpy())
+            sparsity = tensor.Sparsity()
+            if sparsity is None:
+                values = values.reshape(shape)
+            zero = _zero_point(tensor, values.ndim) if values.dtype.kind in "iu" else 0
             if zero is None:
                 continue
             seen.add(tensor.Buffer())
+            size = math.prod(shape)
+            encoding, index_bytes = _encoding(schema, sparsity)
             found.append(
                 WeightZeros(
                     name=tensor.Name().decode(),
-                    shape=tuple(int(size) for size in values.shape),
+                    shape=shape,
                     dtype=values.dtype.name,
-                    size=int(values.size),
-                    zeros=int(np.count_nonzero(values == zero)),
+                    size=size,
+                    zeros=size - int(np.count_nonzero(values != zero)),
+                    encoding=f"densify {encoding}" if t in densified else encoding,
+                    bytes=values.nbytes + index_bytes,
                 )
             )
     return tuple(found)
@@ -123,7 +138,37 @@ def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndar
     return found
 
 
-def _zero_point(tensor: Any) -> Any:
+def _densified(schema: Any, model: Any, graph: Any) -> set[int]:
+    """Positions of the tensors that a DENSIFY operation restores."""
+    found = set()
+    for k in range(graph.OperatorsLength()):
+        operator = graph.Operators(k)
+        code = model.OperatorCodes(operator.OpcodeIndex()).BuiltinCode()
+        if code == schema.BuiltinOperator.DENSIFY:
+            found.add(int(operator.Inputs(0)))
+    return found
+
+
+def _encoding(schema: Any, sparsity: Any) -> tuple[str, int]:
+    """The name of a tensor's encoding, and the bytes of its indices."""
+    if sparsity is None:
+        return "dense", 0
+    parameters = schema.SparsityParametersT.InitFromObj(sparsity)
+    vectors = [
+        vector
+        for dimension in parameters.dimMetadata
+        for vector in (dimension.arraySegments, dimension.arrayIndices)
+        if vector is not None
+    ]
+    index_bytes = sum(np.asarray(vector.values).nbytes for vector in vectors)
+    blocked = parameters.blockMap
+    if blocked is None or len(blocked) == 0:
+        return "csr", index_bytes
+    inner = parameters.dimMetadata[len(parameters.traversalOrder) - len(blocked) :]
+    return "x".join(["1"] * (2 - len(inner)) + [str(d.denseSize) for d in inner]), index_bytes
+
+
+def _zero_point(tensor: Any, rank: int) -> Any:
     """The integer that stands for 0.0, for each entry; None if the integers are no weights.
 
     It is 0 for kernels, but not for the embedding tables of the int8 route.
@@ -136,6 +181,8 @@ def _zero_point(tensor: Any) -> Any:
         return 0
     if len(points) == 1:
         return points[0]
-    shape = [1] * tensor.ShapeLength()
+    if rank != tensor.ShapeLength():  # sparse values stand in one row; kernels have zero point 0
+        return 0 if not np.any(points) else None
+    shape = [1] * rank
     shape[quantization.QuantizedDimension()] = -1
     return points.reshape(shape)

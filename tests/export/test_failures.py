@@ -10,9 +10,9 @@ import pytest
 from keras_sparse_ortho.export import (
     ExportConversionError,
     ExportVerificationError,
+    _candidates,
     _conversion,
     _execution,
-    _export_litert,
     export_litert,
 )
 from tests.export.models import interpret, layers, mlp, tiny
@@ -42,11 +42,11 @@ def target(tmp_path):
 
 
 def convert_to(monkeypatch, content):
-    def convert(model, route, signature, output_names, representative, folder, timeout):
+    def convert(model, routes, signature, output_names, representative, folder, timeout):
         (folder / "model.tflite").write_bytes(content)
-        return folder / "model.tflite"
+        return {route.name: folder / "model.tflite" for route in routes}
 
-    monkeypatch.setattr(_export_litert, "convert", convert)
+    monkeypatch.setattr(_candidates, "convert", convert)
 
 
 def test_file_of_another_model_of_equal_shape(monkeypatch, target, good_file):

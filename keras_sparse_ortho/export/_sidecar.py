@@ -1,0 +1,77 @@
+"""The compressed copy of a file beside it."""
+
+import gzip
+import os
+from pathlib import Path
+
+from keras_sparse_ortho.export._errors import LiteRTFileError
+
+_ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
+
+
+def check_sidecar(sidecar: str | None) -> None:
+    """Refuse an unknown compression, or zstd without its package.
+
+    Raises:
+        ValueError: for an unknown one.
+        ImportError: if `zstandard` is missing.
+    """
+    if sidecar is not None and sidecar not in _ENDINGS:
+        raise ValueError(
+            f"`sidecar` must be None or one of {sorted(_ENDINGS)}. Received: sidecar={sidecar!r}"
+        )
+    if sidecar == "zstd":
+        _zstandard()
+
+
+def sidecar_path(target: Path, sidecar: str) -> Path:
+    """Where the compressed copy of a file stands."""
+    return target.with_name(target.name + _ENDINGS[sidecar])
+
+
+def write_sidecar(file: Path, target: Path, sidecar: str | None) -> None:
+    """Write the compressed copy of `file` beside `target`: aside first, then renamed."""
+    if sidecar is None:
+        return
+    content = file.read_bytes()
+    if sidecar == "gzip":
+        packed = gzip.compress(content, compresslevel=9, mtime=0)
+    else:
+        packed = _zstandard().ZstdCompressor(level=19).compress(content)
+    aside = file.with_name(file.name + _ENDINGS[sidecar])
+    aside.write_bytes(packed)
+    os.replace(aside, sidecar_path(target, sidecar))
+
+
+def read_packed(path: Path) -> bytes:
+    """The content of a file, unpacked if its name ends as that of a compressed one.
+
+    Raises:
+        LiteRTFileError: if it cannot be unpacked.
+    """
+    content = path.read_bytes()
+    try:
+        if path.suffix == _ENDINGS["gzip"]:
+            return gzip.decompress(content)
+        if path.suffix == _ENDINGS["zstd"]:
+            return bytes(_zstandard().ZstdDecompressor().decompress(content))
+    except ImportError:
+        raise
+    except Exception as error:  # gzip, zlib and zstandard have errors of their own
+        raise LiteRTFileError(
+            f"The file must be one that {path.suffix[1:]} can unpack: it is corrupted or "
+            f"truncated. Received: {str(path)!r}, {type(error).__name__}: {error}"
+        ) from error
+    return content
+
+
+def _zstandard():  # type: ignore[no-untyped-def]
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ImportError(
+            "zstd needs the package zstandard. Install it with: "
+            "pip install \"keras-sparse-ortho[litert]\". Received: no module named 'zstandard'",
+            name="zstandard",
+        ) from error
+    return zstandard

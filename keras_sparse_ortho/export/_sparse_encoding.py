@@ -1,0 +1,207 @@
+"""Rewrites the FULLY_CONNECTED weights of a dense LiteRT file in a sparse encoding.
+
+The converter's own option (`EXPERIMENTAL_SPARSITY`) hides most sparse weights behind a `DENSIFY`
+operation, which restores them at load, and writes blocks in ways that crash XNNPACK. The built-in
+kernel of FULLY_CONNECTED takes sparse weights directly. An operator of **version 8** is the one
+that XNNPACK leaves to that kernel, so such a file is right and fast in every interpreter, with
+and without XNNPACK (measured with ai-edge-litert 2.3: with versions 9 to 14 XNNPACK reads the
+sparse data as dense, and crashes or answers wrongly).
+"""
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho.export._flatbuffer import read_model, write_model
+
+_SPARSE_VERSION = 8
+_LEAST_ZEROS = 0.3  # as the converter: below this the indices cost more than the zeros
+_LEDGER_LIMIT = 255  # the int8 kernel keeps block counts and columns in one byte each
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """How a weight `(out, in)` is stored: live blocks of `1 x block`, row by row.
+
+    `tensor_type` is the type that the kernel takes in this encoding. With any other it refuses
+    the file (float32 in 1x16, int8 in CSR) or misreads it (dynamic int8 in 1x4 and CSR).
+    """
+
+    name: str
+    block: int
+    tensor_type: str
+
+
+CSR = Encoding("csr", 1, "FLOAT32")
+BLOCK_1X4 = Encoding("1x4", 4, "FLOAT32")
+BLOCK_1X16 = Encoding("1x16", 16, "INT8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """A rewritten file.
+
+    Attributes:
+        content: The flatbuffer.
+        encoded: Names of the tensors that are stored sparsely now.
+        kept: Names of the other weights of FULLY_CONNECTED, each with the reason.
+    """
+
+    content: bytes
+    encoded: tuple[str, ...]
+    kept: dict[str, str]
+
+
+def encode(content: bytes, encoding: Encoding) -> Encoded:
+    """Encode every weight that gains by it; the others stay dense, their operators with XNNPACK.
+
+    Args:
+        content: A LiteRT flatbuffer with dense weights.
+        encoding: `CSR`, `BLOCK_1X4` or `BLOCK_1X16`.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = read_model(content)
+    stored = {"FLOAT32": "<f4", "INT8": "i1"}[encoding.tensor_type]
+    wanted_type = getattr(schema.TensorType, encoding.tensor_type)
+    encoded: list[str] = []
+    kept: dict[str, str] = {}
+    for graph in model.subgraphs:
+        for position, operators in _weights(schema, model, graph):
+            tensor = graph.tensors[position]
+            data = model.buffers[tensor.buffer].data
+            name = _text(tensor.name)
+            if tensor.sparsity is not None or data is None or len(data) == 0:
+                kept[name] = "it is not a dense constant"
+                continue
+            if tensor.type != wanted_type:
+                kept[name] = f"it is not stored as {encoding.tensor_type.lower()}"
+                continue
+            weight = np.asarray(data).view(stored).reshape(tensor.shape)
+            reason = _why_not(weight, encoding, operators, graph, position, tensor)
+            if reason is not None:
+                kept[name] = reason
+                continue
+            tensor.sparsity, values = _compress(schema, weight, encoding.block)
+            tensor.buffer = len(model.buffers)  # another tensor may share the dense buffer
+            buffer = schema.BufferT()
+            buffer.data = np.frombuffer(values.tobytes(), np.uint8)
+            model.buffers.append(buffer)
+            for operator in operators:
+                operator.opcodeIndex = _sparse_opcode(model, operator.opcodeIndex)
+            encoded.append(name)
+    _drop_unused(model)
+    return Encoded(write_model(model) if encoded else content, tuple(encoded), kept)
+
+
+def _weights(schema: Any, model: Any, graph: Any) -> Iterator[tuple[int, list[Any]]]:
+    """Each weight tensor of FULLY_CONNECTED by its position, with the operators that use it."""
+    users: dict[int, list[Any]] = {}
+    for operator in graph.operators or []:
+        code = model.operatorCodes[operator.opcodeIndex].builtinCode
+        if code == schema.BuiltinOperator.FULLY_CONNECTED:
+            users.setdefault(int(operator.inputs[1]), []).append(operator)
+    yield from users.items()
+
+
+def _why_not(
+    weight: np.ndarray,
+    encoding: Encoding,
+    operators: list[Any],
+    graph: Any,
+    position: int,
+    tensor: Any,
+) -> str | None:
+    """The reason to leave a weight dense, or None."""
+    columns, block = weight.shape[1], encoding.block
+    if columns % block:
+        return (
+            f"its {columns} inputs are not divisible by {block}, and the kernel, which does not "
+            "check that, would answer wrongly"
+        )
+    points = tensor.quantization.zeroPoint if tensor.quantization is not None else None
+    if points is not None and np.any(np.asarray(points)):
+        return "its zero point is not 0"
+    if any(
+        position in np.asarray(operator.inputs)[[0, *range(2, len(operator.inputs))]]
+        for operator in operators
+    ) or _used_elsewhere(graph, position, operators):
+        return "other operations use it, too"
+    live = weight.reshape(len(weight), -1, block).any(axis=2)
+    if 1.0 - live.mean() < _LEAST_ZEROS:
+        what = "entries" if block == 1 else f"blocks of 1x{block}"
+        return f"only {1.0 - live.mean():.0%} of its {what} are zero"
+    if block == 16 and (live.shape[1] > _LEDGER_LIMIT + 1 or live.sum(1).max() > _LEDGER_LIMIT):
+        return f"the kernel takes at most {_LEDGER_LIMIT} live blocks in a row, of 256"
+    return None
+
+
+def _used_elsewhere(graph: Any, position: int, operators: list[Any]) -> bool:
+    mine = {id(operator) for operator in operators}
+    return any(
+        id(operator) not in mine and operator.inputs is not None and position in operator.inputs
+        for operator in graph.operators
+    ) or position in np.asarray(graph.outputs)
+
+
+def _compress(schema: Any, weight: np.ndarray, block: int) -> tuple[Any, np.ndarray]:
+    """The index structure of a weight, and its live blocks in one row."""
+    tiles = weight.reshape(len(weight), -1, block)
+    live = tiles.any(axis=2)
+    segments = np.concatenate([[0], np.cumsum(live.sum(axis=1))])
+    rows, columns = schema.DimensionMetadataT(), schema.DimensionMetadataT()
+    rows.format, rows.denseSize = schema.DimensionType.DENSE, len(weight)
+    columns.format, columns.denseSize = schema.DimensionType.SPARSE_CSR, 0
+    columns.arraySegmentsType, columns.arraySegments = _index_vector(schema, segments)
+    columns.arrayIndicesType, columns.arrayIndices = _index_vector(schema, np.nonzero(live)[1])
+    sparsity = schema.SparsityParametersT()
+    sparsity.dimMetadata = [rows, columns]
+    if block > 1:
+        inner = schema.DimensionMetadataT()
+        inner.format, inner.denseSize = schema.DimensionType.DENSE, block
+        sparsity.dimMetadata.append(inner)
+        sparsity.blockMap = np.array([1], np.int32)
+    sparsity.traversalOrder = np.arange(len(sparsity.dimMetadata), dtype=np.int32)
+    return sparsity, tiles[live].ravel()
+
+
+def _index_vector(schema: Any, values: np.ndarray) -> tuple[int, Any]:
+    """The narrowest vector of the schema that holds the values, with its type."""
+    largest = int(values.max(initial=0))
+    name, dtype = "Int32", np.dtype(np.int32)
+    if largest < 1 << 8:
+        name, dtype = "Uint8", np.dtype(np.uint8)
+    elif largest < 1 << 16:
+        name, dtype = "Uint16", np.dtype(np.uint16)
+    vector = getattr(schema, f"{name}VectorT")()
+    vector.values = values.astype(dtype)
+    return int(getattr(schema.SparseIndexVector, f"{name}Vector")), vector
+
+
+def _sparse_opcode(model: Any, index: int) -> int:
+    """The operator code like `index` but of the version with sparse weights; added if missing."""
+    wanted = copy.copy(model.operatorCodes[index])
+    if wanted.version == _SPARSE_VERSION:
+        return index
+    wanted.version = _SPARSE_VERSION
+    for k, code in enumerate(model.operatorCodes):
+        if code.builtinCode == wanted.builtinCode and code.version == _SPARSE_VERSION:
+            return k
+    model.operatorCodes.append(wanted)
+    return len(model.operatorCodes) - 1
+
+
+def _drop_unused(model: Any) -> None:
+    """Empty the buffers that no tensor and no metadata refers to any more."""
+    used = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
+    used |= {entry.buffer for entry in model.metadata or []}
+    for k, buffer in enumerate(model.buffers):
+        if k not in used:
+            buffer.data = None
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
