@@ -1,0 +1,221 @@
+"""Accuracy, time and FLOPs of sparse training methods on Fashion-MNIST.
+
+    python benchmarks/methods.py                                  # the small CNN, the whole grid
+    python benchmarks/methods.py --net resnet20 --methods dense eoi_erk rigl
+    python benchmarks/methods.py --summary                        # the table of what is there
+
+Settings stand in `methods.toml`. Every finished run is a line of `results/methods.jsonl`; runs that
+are there are not repeated, so the script can be killed, started again, and run in parts. The table
+goes to `results/methods.md`.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import statistics
+import time
+import tomllib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+from example_data import Dataset, load
+from methods_table import METHODS
+from networks import NETWORKS
+from timing import machine, markdown
+
+import keras_sparse_ortho as kso
+
+HERE = pathlib.Path(__file__).parent
+Run = dict
+
+
+class EpochTimes(keras.callbacks.Callback):
+    """Seconds of every epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Starts the clock."""
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Notes the time."""
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+def train(net: str, method: str, density: float, seed: int, data: Dataset, options: dict) -> Run:
+    """One run: a fresh network, the method, training, the test set."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(seed)
+    steps = len(data.x_train) // options["batch_size"] * options["epochs"]
+    dense = NETWORKS[net](data.x_train.shape[1:], data.classes, options["filters"])
+    plan = {"density": density, "seed": seed, "steps": steps, "frequency": options["frequency"]}
+    plan |= {"data": (data.x_train, data.y_train), "batch_size": options["batch_size"]}
+    plan["budget_file"] = HERE / "results" / "budgets" / f"{net}_str_{density}_{seed}.csv"
+    model, callbacks = METHODS[method](dense, plan)
+    rate = keras.optimizers.schedules.CosineDecay(options["learning_rate"], steps)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=True)
+    times = EpochTimes()
+    kept = steps // options["epochs"] * options["batch_size"]  # whole batches: one compilation
+    model.fit(
+        data.x_train[:kept],
+        data.y_train[:kept],
+        batch_size=options["batch_size"],
+        epochs=options["epochs"],
+        verbose=0,
+        callbacks=[*callbacks, times],
+    )
+    accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
+    if method == "str":
+        plan["budget_file"].parent.mkdir(parents=True, exist_ok=True)
+        kso.Budget.from_model(model).save(plan["budget_file"])
+    weights = kso.prunable_weights(model)
+    return {
+        "net": net,
+        "method": method,
+        "density": density,
+        "seed": seed,
+        "accuracy": float(accuracy),
+        "live": sum(weight.live for weight in weights),
+        "size": sum(weight.size for weight in weights),
+        "flops": sum(weight.sparse_flops or 0 for weight in weights),
+        "epoch_seconds": statistics.median(times.seconds[1:] or times.seconds),
+        "backend": keras.backend.backend(),
+    }
+
+
+def finished(lines: pathlib.Path) -> list[Run]:
+    """The runs in a file of JSON lines; a line that was cut off by a kill is not one."""
+    runs = []
+    for line in lines.read_text().splitlines() if lines.exists() else []:
+        try:
+            runs.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return runs
+
+
+def identity(run: Run) -> tuple:
+    """What tells runs apart; a dense network has no density."""
+    density = None if run["method"] == "dense" else run["density"]
+    return run["net"], run["method"], density, run["seed"]
+
+
+def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, options: dict) -> None:
+    """Trains what is asked for and not there yet, `str` before what takes its budget."""
+    there = {identity(run) for run in finished(lines)}
+    order = sorted(grid["methods"], key=list(METHODS).index)
+    for seed, density, method in itertools.product(grid["seeds"], grid["densities"], order):
+        wanted = {"net": net, "method": method, "density": density, "seed": seed}
+        if identity(wanted) in there:
+            continue
+        run = train(net, method, density, seed, data, options)
+        there.add(identity(run))
+        lines.parent.mkdir(parents=True, exist_ok=True)
+        with lines.open("a") as file:
+            file.write(json.dumps(run) + "\n")
+        print(
+            f"{net} {method} density {density} seed {seed}: accuracy {run['accuracy']:.4f}, "
+            f"{run['epoch_seconds']:.1f} s an epoch",
+            flush=True,
+        )
+
+
+def _mean(values: list[float], scale: float = 1.0) -> str:
+    mean = scale * statistics.mean(values)
+    if len(values) == 1:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} +- {scale * statistics.stdev(values):.2f}"
+
+
+def table(runs: list[Run], net: str) -> str:
+    """Mean and standard deviation over the seeds, for each method and density."""
+    runs = [run for run in runs if run["net"] == net]
+    dense = [run for run in runs if run["method"] == "dense"]
+    densities = sorted({run["density"] for run in runs if run not in dense}, reverse=True)
+    rows = []
+    for density, method in itertools.product([None, *densities], METHODS):
+        mine = [run for run in runs if identity(run)[1:3] == (method, density)]
+        if not mine:
+            continue
+        ratio = "-"
+        if dense:
+            base = statistics.median(run["epoch_seconds"] for run in dense)
+            ratio = f"{statistics.median(run['epoch_seconds'] for run in mine) / base:.2f}"
+        flops = np.mean([run["flops"] for run in mine]) / 1e6
+        rows.append(
+            [
+                "1" if density is None else f"{density}",
+                method,
+                _mean([run["accuracy"] for run in mine], 100),
+                f"{len(mine)}",
+                f"{np.mean([run['live'] / run['size'] for run in mine]):.4f}",
+                f"{flops:.3f}",
+                ratio,
+            ]
+        )
+    header = ["density", "method", "test accuracy [%]", "seeds", "reached", "MFLOPs", "time ratio"]
+    return markdown(header, rows)
+
+
+def summarize(lines: pathlib.Path, settings: dict) -> str:
+    """The text of `results/methods.md`."""
+    runs = finished(lines)
+    text = f"# Methods on Fashion-MNIST\n\n{machine()}, Keras {keras.__version__} on "
+    text += f"{', '.join(sorted({run['backend'] for run in runs}))}, XLA. Adam, cosine decay. "
+    text += "Mean and standard deviation over seeds. `reached` is the live fraction in the end, "
+    text += "MFLOPs are multiply-adds of the live entries for one sample, and the time ratio is "
+    text += "the median epoch against the dense network's, compilation left out.\n"
+    for net in sorted({run["net"] for run in runs}):
+        options = {key: settings[net][key] for key in ("filters", "batch_size", "epochs")}
+        about = ", ".join(f"{key} {value}" for key, value in options.items())
+        text += f"\n## {net}\n\n{about}\n\n{table(runs, net)}"
+    return text
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    settings = tomllib.loads((HERE / "methods.toml").read_text())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--net", choices=settings, default="cnn")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--densities", nargs="+", type=float)
+    parser.add_argument("--seeds", nargs="+", type=int)
+    parser.add_argument("--samples", type=int, help="train on so many samples only")
+    parser.add_argument("--epochs", type=int, help="instead of those of methods.toml")
+    parser.add_argument("--out", type=pathlib.Path, default=HERE / "results" / "methods.jsonl")
+    parser.add_argument("--summary", action="store_true", help="only write the table")
+    given = parser.parse_args(arguments)
+    options = dict(settings[given.net])
+    if given.epochs:
+        options["epochs"] = given.epochs
+    if not given.summary:
+        data = load(options["dataset"])
+        if given.samples:
+            data = Dataset(
+                data.name,
+                data.x_train[: given.samples],
+                data.y_train[: given.samples],
+                data.x_test[: given.samples],
+                data.y_test[: given.samples],
+            )
+        grid = {
+            "methods": given.methods,
+            "densities": given.densities or options["densities"],
+            "seeds": given.seeds or options["seeds"],
+        }
+        run_missing(given.out, given.net, grid, data, options)
+    text = summarize(given.out, settings)
+    given.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
