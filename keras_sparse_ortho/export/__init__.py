@@ -12,6 +12,8 @@ from keras_sparse_ortho.export._errors import (
     LiteRTFileError,
 )
 from keras_sparse_ortho.export._export_litert import export_litert
+from keras_sparse_ortho.export._export_routes import export_routes
+from keras_sparse_ortho.export._latency import Rival, latencies
 from keras_sparse_ortho.export._litert_model import LiteRTModel
 from keras_sparse_ortho.export._load_litert import load_litert
 from keras_sparse_ortho.export._outcome import RouteOutcome
@@ -26,8 +28,11 @@ __all__ = [
     "ExportVerificationError",
     "LiteRTFileError",
     "LiteRTModel",
+    "Rival",
     "RouteOutcome",
     "WeightZeros",
     "export_litert",
+    "export_routes",
+    "latencies",
     "load_litert",
 ]

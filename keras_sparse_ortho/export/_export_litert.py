@@ -9,27 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 from rich.console import Console
 
-from keras_sparse_ortho.export._candidates import Candidate, Task, candidates, timed
+from keras_sparse_ortho.export._arguments import accepted, check_path, check_positive, make_task
+from keras_sparse_ortho.export._candidates import Candidate, candidates, timed
 from keras_sparse_ortho.export._errors import (
     ExportFallbackWarning,
     ExportRouteError,
     ExportVerificationError,
 )
-from keras_sparse_ortho.export._execution import keras_outputs
 from keras_sparse_ortho.export._make_report import report_on
 from keras_sparse_ortho.export._modes import MODES, choose, routes_of
-from keras_sparse_ortho.export._plain import plain_model
 from keras_sparse_ortho.export._registry import route_for
 from keras_sparse_ortho.export._report import ExportReport
 from keras_sparse_ortho.export._requirements import require_litert
 from keras_sparse_ortho.export._route import Route
 from keras_sparse_ortho.export._sidecar import check_sidecar, write_sidecar
-from keras_sparse_ortho.export._signature import Signature, signature_of
 from keras_sparse_ortho.export._sizes import gzip_size, zstd_size
-from keras_sparse_ortho.export._twin import float32_twin
 
 
 def export_litert(
@@ -139,32 +135,33 @@ def export_litert(
         https://ai.google.dev/edge/litert/models/post_training_quantization)
     """
     require_litert()
-    target = _check_path(path)
-    batch_size = _check_positive("batch_size", batch_size)
-    threads = _check_positive("threads", threads)
+    target = check_path(path)
+    batch_size = check_positive("batch_size", batch_size)
+    threads = check_positive("threads", threads)
     check_sidecar(sidecar)
-    if tolerance is not None:
-        tolerance = _check_tolerance(tolerance)
     routes = routes_of(mode, quantization, has_data=representative_data is not None)
-    signature = signature_of(model, batch_size, sample)
-    routes = _checked(routes, model, single=mode not in MODES)
-    fallback = route_for(routes[0].quantization)
-    uses_data = mode in ("small", "fast", "auto") and quantization is None
-    representative = _representative(routes[0], representative_data, signature, uses_data)
-    compared = _sample(signature, sample, representative, seed)
+    single = mode not in MODES
+    if single:
+        routes[0].check(model)
     console = Console(quiet=not verbose)
-
     console.print("Stripping, and asking Keras for the outputs to compare with")
-    stripped = plain_model(model)
-    plain = float32_twin(stripped)
-    names, want = keras_outputs(model if plain is stripped else plain, signature, compared)
+    task = make_task(
+        model,
+        batch_size,
+        sample,
+        representative_data,
+        data_for=routes[0] if single or quantization is not None else None,
+        tolerance=tolerance,
+        seed=seed,
+        timeout=timeout,
+    )
+    routes = routes if single else accepted(routes, model)
+    fallback = route_for(routes[0].quantization)
 
     # Aside, but on the same file system, so that the last step is one atomic rename.
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        task = Task(
-            plain, signature, names, want, compared, representative, tolerance, staging, timeout
-        )
+        task = dataclasses.replace(task, folder=staging)
         # With what a named sparse route falls back to, so that nothing is converted twice.
         tried = [*routes, *([] if fallback in routes else [fallback])]
         console.print(f"Converting ({', '.join(route.name for route in tried)})")
@@ -194,22 +191,6 @@ def export_litert(
         shutil.rmtree(staging, ignore_errors=True)
     console.print(report)
     return report
-
-
-def _checked(routes: list[Route], model: keras.Model, single: bool) -> list[Route]:
-    """The routes that are not known to fail on the model; a single one must not be."""
-    passed = []
-    for route in routes:
-        try:
-            route.check(model)
-        except ValueError:
-            if single:
-                raise
-            continue
-        passed.append(route)
-    if not passed:
-        routes[0].check(model)
-    return passed
 
 
 def _packed(candidate: Candidate) -> Candidate:
@@ -248,55 +229,3 @@ def _warn(taken: Candidate, reason: str | None, routes: list[Route], mode: str |
             ExportFallbackWarning,
             stacklevel=3,
         )
-
-
-def _check_path(path: str | os.PathLike[str]) -> Path:
-    target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        raise ValueError(
-            f"`path` must name a file in a folder that exists. Received: path={str(path)!r}"
-        )
-    return target
-
-
-def _check_positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
-    return int(value)
-
-
-def _check_tolerance(tolerance: float) -> float:
-    if not tolerance >= 0:  # also refuses NaN, with which every comparison would fail or pass
-        raise ValueError(f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}")
-    return float(tolerance)
-
-
-def _representative(
-    route: Route, data: Any, signature: Signature, optional: bool
-) -> list[np.ndarray] | None:
-    """The arrays to calibrate on; `optional` where static int8 is one route among others."""
-    if not optional and route.needs_representative_data != (data is not None):
-        rule = "is needed" if route.needs_representative_data else "has no use"
-        raise ValueError(
-            f"`representative_data` {rule} with quantization={route.quantization!r}. "
-            f"Received: representative_data={'None' if data is None else type(data).__name__}"
-        )
-    if data is None:
-        return None
-    arrays = signature.flatten(data, "representative_data")
-    if len(arrays[0]) < signature.batch_size:
-        raise ValueError(
-            "`representative_data` must fill at least one batch. Received: "
-            f"{len(arrays[0])} rows with batch_size={signature.batch_size}"
-        )
-    return arrays
-
-
-def _sample(
-    signature: Signature, sample: Any, representative: list[np.ndarray] | None, seed: int
-) -> list[np.ndarray]:
-    if sample is not None:
-        return signature.flatten(sample, "sample")
-    if representative is not None:
-        return [array[: signature.default_rows] for array in representative]
-    return signature.random_sample(seed)

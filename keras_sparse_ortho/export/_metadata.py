@@ -32,7 +32,8 @@ def attach(content: bytes, record: dict[str, Any]) -> bytes:
         if entry.name in (_NAME, _NAME.encode()):
             model.buffers[entry.buffer].data = None
     model.metadata = [e for e in model.metadata or [] if e.name not in (_NAME, _NAME.encode())]
-    text = json.dumps(record | {"xnnpack": None})[1:].encode()
+    ours = {key: value for key, value in record.items() if key not in ("format", "sha256")}
+    text = json.dumps(ours | {"xnnpack": None})[1:].encode()
     text = text.replace(b'"xnnpack": null', _XNNPACK[True])
     buffer, entry = schema.BufferT(), schema.MetadataT()
     buffer.data = np.frombuffer(_HEAD + _BLANK + b'", ' + text, np.uint8)

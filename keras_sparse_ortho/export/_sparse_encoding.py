@@ -69,6 +69,7 @@ def encode(content: bytes, encoding: Encoding) -> Encoded:
     wanted_type = getattr(schema.TensorType, encoding.tensor_type)
     encoded: list[str] = []
     kept: dict[str, str] = {}
+    moved: dict[int, int] = {}
     for graph in model.subgraphs:
         for position, operators in _weights(schema, model, graph):
             tensor = graph.tensors[position]
@@ -86,10 +87,14 @@ def encode(content: bytes, encoding: Encoding) -> Encoded:
                 kept[name] = reason
                 continue
             tensor.sparsity, values = _compress(schema, weight, encoding.block)
-            tensor.buffer = len(model.buffers)  # another tensor may share the dense buffer
-            buffer = schema.BufferT()
-            buffer.data = np.frombuffer(values.tobytes(), np.uint8)
-            model.buffers.append(buffer)
+            # Equal weights share a buffer, and may still do so; one that stays dense keeps the old.
+            dense = tensor.buffer
+            if dense not in moved:
+                moved[dense] = len(model.buffers)
+                buffer = schema.BufferT()
+                buffer.data = np.frombuffer(values.tobytes(), np.uint8)
+                model.buffers.append(buffer)
+            tensor.buffer = moved[dense]
             for operator in operators:
                 operator.opcodeIndex = _sparse_opcode(model, operator.opcodeIndex)
             encoded.append(name)
@@ -171,11 +176,11 @@ def _compress(schema: Any, weight: np.ndarray, block: int) -> tuple[Any, np.ndar
 def _index_vector(schema: Any, values: np.ndarray) -> tuple[int, Any]:
     """The narrowest vector of the schema that holds the values, with its type."""
     largest = int(values.max(initial=0))
-    name, dtype = "Int32", np.dtype(np.int32)
+    name, dtype = "Int32", "int32"
     if largest < 1 << 8:
-        name, dtype = "Uint8", np.dtype(np.uint8)
+        name, dtype = "Uint8", "uint8"
     elif largest < 1 << 16:
-        name, dtype = "Uint16", np.dtype(np.uint16)
+        name, dtype = "Uint16", "uint16"
     vector = getattr(schema, f"{name}VectorT")()
     vector.values = values.astype(dtype)
     return int(getattr(schema.SparseIndexVector, f"{name}Vector")), vector

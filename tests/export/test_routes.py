@@ -1,0 +1,425 @@
+"""Every route on one model, really run; the traps of LiteRT; modes."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.export import (
+    ExportFallbackWarning,
+    ExportReport,
+    ExportRouteError,
+    ExportVerificationError,
+    RouteOutcome,
+    _candidates,
+    _sparse_encoding,
+    export_litert,
+    load_litert,
+)
+from keras_sparse_ortho.export._candidates import Candidate
+from keras_sparse_ortho.export._flatbuffer import read_model, write_model
+from keras_sparse_ortho.export._modes import choose, routes_of
+from keras_sparse_ortho.export._registry import ROUTES, TRAPS, route_named
+from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, BLOCK_1X16, CSR, encode
+from keras_sparse_ortho.export._weights import read_weights
+from tests.export.conftest import block_model, blocks
+from tests.export.models import interpret, kernel_zeros, layers
+
+pytestmark = pytest.mark.tensorflow_only
+
+OURS = ["float32+csr", "float32+1x4", "dynamic_int8+1x16", "int8+1x16"]
+RIGHT_ANYWHERE = ["float32", "float16", "dynamic_int8", "int8", *OURS]
+
+
+def rms(got, want):
+    return np.sqrt(np.mean((got - want) ** 2)) / np.sqrt(np.mean(want**2))
+
+
+def test_all_routes_were_tried(all_routes):
+    assert list(all_routes[4]) == [route.name for route in ROUTES]
+
+
+@pytest.mark.parametrize("name", RIGHT_ANYWHERE)
+def test_any_interpreter_answers_as_keras(all_routes, name):
+    _, data, want, folder, found = all_routes
+    report = found[name]
+    assert isinstance(report, ExportReport)
+    assert report.xnnpack
+    assert report.routes[0].plain
+    got = np.concatenate([interpret(folder / f"{name}.tflite", x=x[None])["head"] for x in data])
+    if name.startswith("float32"):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+    assert rms(got, want) < 0.03
+    assert report.routes[0].error == pytest.approx(report.error)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_is_encoded_and_what_stays_dense(all_routes, name):
+    model, _, _, _, found = all_routes
+    weights = {w.shape: w for w in found[name].weights}
+    encoding = name.split("+")[1]
+    assert {shape: w.encoding for shape, w in weights.items()} == {
+        (64, 64): encoding,
+        (96, 64): encoding,
+        (10, 96): "dense",
+    }
+    assert found[name].total_zeros >= kernel_zeros(model) > 6000
+    dense = {w.shape: w for w in found[name.split("+")[0]].weights}
+    for shape, weight in weights.items():
+        assert weight.zeros == dense[shape].zeros
+        if weight.encoding != "dense":
+            assert weight.bytes < 0.6 * dense[shape].bytes
+    assert found[name].bytes < found[name.split("+")[0]].bytes
+    (outcome,) = found[name].routes
+    assert len(outcome.encoded) == (3 if name == "int8+1x16" else 2)  # two of them equal there
+    (reason,) = outcome.kept.values()
+    assert reason.endswith("are zero") or reason == "it is not stored as int8"
+
+
+@pytest.mark.parametrize("storage", ["dynamic_int8", "int8"])
+def test_blocks_of_int8_answer_exactly_as_dense_int8_without_xnnpack(all_routes, storage):
+    """The encoding is lossless: the sparse kernel and the dense one see the same numbers."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    _, data, _, folder, _ = all_routes
+    results = []
+    for name in (storage, f"{storage}+1x16"):
+        runner = Interpreter(
+            model_path=str(folder / f"{name}.tflite"),
+            experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        ).get_signature_runner()
+        results.append(np.concatenate([runner(x=x[None])["head"] for x in data]))
+    np.testing.assert_allclose(results[1], results[0], atol=1e-5)
+
+
+def test_converter_sparsity_on_dynamic_int8_needs_the_setting_in_the_file(all_routes):
+    _, data, want, folder, found = all_routes
+    report = found["dynamic_int8+sp"]
+    assert isinstance(report, ExportReport)
+    assert not report.xnnpack
+    file = folder / "dynamic_int8+sp.tflite"
+    opened = load_litert(file)
+    assert not opened.xnnpack
+    assert rms(opened.predict(data), want) < 0.03
+    script = "\n".join(
+        [
+            "import sys, numpy as np",
+            "from ai_edge_litert.interpreter import Interpreter",
+            "r = Interpreter(model_path=sys.argv[1]).get_signature_runner()",
+            "want = np.load(sys.argv[2])",
+            "got = r(x=want['x'])['head']",
+            "sys.exit(0 if np.abs(got - want['y']).max() < 0.2 else 3)",
+        ]
+    )
+    np.savez(folder / "row.npz", x=data[:1], y=want[:1])
+    done = subprocess.run(
+        [sys.executable, "-c", script, file, folder / "row.npz"], capture_output=True, check=False
+    )
+    assert done.returncode != 0, "XNNPACK can run this file now: drop the trap"
+
+
+@pytest.mark.parametrize("name", sorted(TRAPS))
+def test_route_that_cannot_work_is_refused_with_the_way_out(name, tmp_path):
+    with pytest.raises(ExportRouteError, match=r"cannot work: .*take '.*Received: ") as caught:
+        export_litert(block_model(), tmp_path / "m.tflite", mode=name)
+    for offered in str(caught.value).split("take ")[1].split("'")[1::2]:
+        assert offered in [name, *(route.name for route in ROUTES)]
+
+
+@pytest.mark.parametrize(
+    ("storage", "encoding"), [("float32", BLOCK_1X16), ("int8", CSR), ("dynamic_int8", BLOCK_1X4)]
+)
+def test_the_refused_encodings_really_fail(all_routes, storage, encoding, tmp_path):
+    """What `TRAPS` says of the kernel: it refuses the file, or answers wrongly."""
+    _, data, want, folder, _ = all_routes
+    layout = dataclasses.replace(
+        encoding, tensor_type="FLOAT32" if storage == "float32" else "INT8"
+    )
+    found = encode((folder / f"{storage}.tflite").read_bytes(), layout)
+    assert found.encoded
+    (tmp_path / "m.tflite").write_bytes(found.content)
+    if storage == "dynamic_int8":
+        got = interpret(tmp_path / "m.tflite", x=data[:1])["head"]
+        assert not np.abs(got - want[:1]).max() < 0.2
+    else:
+        with pytest.raises(RuntimeError, match="Unsupported sparse fully-connected weight format"):
+            interpret(tmp_path / "m.tflite", x=data[:1])
+
+
+def test_rewriting_keeps_the_file(all_routes):
+    _, data, want, folder, _ = all_routes
+    content = write_model(read_model((folder / "float32.tflite").read_bytes()))
+    model = read_model(content)
+    assert write_model(model) == content
+    file = folder / "again.tflite"
+    file.write_bytes(content)
+    np.testing.assert_allclose(interpret(file, x=data[:1])["head"], want[:1], atol=1e-5)
+
+
+def test_data_of_every_buffer_is_aligned(all_routes):
+    content = (all_routes[3] / "dynamic_int8+1x16.tflite").read_bytes()
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.Model.GetRootAs(content, 0)
+    whole = np.frombuffer(content, np.uint8)
+    for k in range(model.BuffersLength()):
+        if model.Buffers(k).DataLength():
+            data = model.Buffers(k).DataAsNumpy()
+            start = data.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+            assert start % 16 == 0
+
+
+def rewritten(content, change):
+    """The float32 file with the weight (96, 64) changed before it is encoded."""
+    model = read_model(content)
+    (tensor,) = [t for t in model.subgraphs[0].tensors if list(t.shape) == [96, 64]]
+    change(model, tensor)
+    return write_model(model)
+
+
+def test_weights_that_the_kernel_would_misread_stay_dense(all_routes):
+    content = (all_routes[3] / "float32.tflite").read_bytes()
+
+    def odd(model, tensor):  # 62 inputs; the file does not have to run
+        tensor.shape = np.array([96, 62], np.int32)
+        buffer = model.buffers[tensor.buffer]
+        buffer.data = buffer.data[: 96 * 62 * 4]
+
+    (reason,) = [
+        why for why in encode(rewritten(content, odd), BLOCK_1X4).kept.values() if "62" in why
+    ]
+    assert "not divisible by 4" in reason
+
+    def shared(model, tensor):
+        graph = model.subgraphs[0]
+        graph.outputs = np.array([graph.tensors.index(tensor)], np.int32)
+
+    kept = encode(rewritten(content, shared), CSR).kept.values()
+    assert "other operations use it, too" in kept
+
+
+@pytest.mark.parametrize(("blocks_in_a_row", "fits"), [(255, True), (256, False)])
+def test_limit_of_the_int8_kernel(all_routes, blocks_in_a_row, fits):
+    content = (all_routes[3] / "dynamic_int8.tflite").read_bytes()
+
+    def wide(model, tensor):
+        value = np.zeros((6, 256, 16), np.int8)
+        value[0, :blocks_in_a_row] = 1
+        tensor.shape = np.array([6, 4096], np.int32)
+        model.buffers[tensor.buffer].data = value.view(np.uint8).ravel()
+
+    found = encode(rewritten(content, wide), BLOCK_1X16)
+    assert any("255" in why for why in found.kept.values()) != fits
+    assert len(found.encoded) == 1 + fits
+
+
+def test_equal_weights_share_a_buffer_until_one_is_encoded(all_routes):
+    content = (all_routes[3] / "float32.tflite").read_bytes()
+
+    def same(model, tensor):
+        (other,) = [t for t in model.subgraphs[0].tensors if list(t.shape) == [64, 64]]
+        tensor.shape, tensor.buffer = other.shape, other.buffer
+
+    before = rewritten(content, same)
+    (one,) = [w for w in read_weights(before) if w.shape == (64, 64)]
+    after = [w for w in read_weights(encode(before, CSR).content) if w.shape == (64, 64)]
+    assert [(w.encoding, w.zeros) for w in after] == [("csr", one.zeros)]  # still one buffer
+    assert len(encode(before, CSR).encoded) == 2
+
+
+@pytest.mark.parametrize("count", [200, 300, 70_000])
+def test_indices_take_the_narrowest_type(count):
+    from ai_edge_litert import schema_py_generated as schema
+
+    code, vector = _sparse_encoding._index_vector(schema, np.array([0, count]))
+    assert list(vector.values) == [0, count]
+    assert vector.values.itemsize == {200: 1, 300: 2, 70_000: 4}[count]
+    assert code == getattr(schema.SparseIndexVector, type(vector).__name__[:-1])
+
+
+# --- what is taken, and the fallback -------------------------------------------------------------
+
+
+@pytest.fixture
+def converted(all_routes, monkeypatch):
+    """Exports of the model take the file that was converted for `all_routes`."""
+
+    def convert(model, routes, signature, output_names, representative, folder, timeout):
+        return {route.name: all_routes[3] / f"{route.name}.tflite" for route in routes}
+
+    monkeypatch.setattr(_candidates, "convert", convert)
+    return all_routes
+
+
+def test_wrong_sparse_file_falls_back_to_dense_and_says_why(converted, monkeypatch, tmp_path):
+    real = _sparse_encoding._compress
+
+    def wrong(schema, weight, block):
+        sparsity, values = real(schema, weight, block)
+        return sparsity, values[::-1]
+
+    monkeypatch.setattr(_sparse_encoding, "_compress", wrong)
+    model, data, want, _, _ = converted
+    with pytest.warns(ExportFallbackWarning, match=r"'float32' was taken .*'float32\+csr'.*agree"):
+        report = export_litert(model, tmp_path / "m.tflite", mode="float32+csr", sample=data)
+    assert report.route == "float32"
+    assert "must agree with Keras" in report.fallback_reason
+    got = interpret(tmp_path / "m.tflite", x=data[:1])["head"]
+    np.testing.assert_allclose(got, want[:1], atol=1e-5)
+
+
+def test_crash_of_a_sparse_file_falls_back_to_dense(converted, monkeypatch, tmp_path):
+    """With any version but 8, XNNPACK takes the sparse data for dense."""
+    model, data, _, _, _ = converted
+    real = _candidates.litert_outputs
+
+    def crash(file, *arguments):
+        if "+" in file.name:
+            raise ExportVerificationError("Received: it was ended by signal SIGSEGV")
+        return real(file, *arguments)
+
+    monkeypatch.setattr(_candidates, "litert_outputs", crash)
+    with pytest.warns(ExportFallbackWarning, match="SIGSEGV"):
+        report = export_litert(
+            model, tmp_path / "m.tflite", mode="dynamic_int8+1x16", sample=data[:1]
+        )
+    assert report.route == "dynamic_int8"
+
+
+def test_fast_takes_the_least_latency_that_it_measured(converted, tmp_path):
+    model, data, _, _, _ = converted
+    report = export_litert(
+        model, tmp_path / "m.tflite", mode="fast", quantization="dynamic_int8", sample=data[:2]
+    )
+    times = {one.route: one.latency_ms for one in report.routes if one.xnnpack}
+    assert set(times) == {"dynamic_int8", "dynamic_int8+1x16"}
+    assert report.route == min(times, key=times.get)
+    assert all(value > 0 for value in times.values())
+    assert report.load_bytes > 0
+    assert f"{times[report.route]:.3g} ms" in str(report)
+    assert json.loads(report.to_json())["routes"][0]["latency_ms"] > 0
+    report.plot(tmp_path / "routes.png")
+    assert (tmp_path / "routes.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("sidecar", ["gzip", "zstd"])
+def test_small_takes_the_fewest_bytes_and_writes_the_sidecar(converted, tmp_path, sidecar):
+    model, data, want, _, _ = converted
+    path = tmp_path / "m.tflite"
+    report = export_litert(
+        model, path, mode="small", quantization="dynamic_int8", sidecar=sidecar, sample=data
+    )
+    packed = {one.route: getattr(one, f"{sidecar}_bytes") for one in report.routes if one.xnnpack}
+    assert report.route == min(packed, key=packed.get)
+    ending = {"gzip": ".gz", "zstd": ".zst"}[sidecar]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.tflite", f"m.tflite{ending}"]
+    opened = load_litert(report.sidecar)
+    assert opened.route == report.route
+    assert rms(opened.predict(data), want) < 0.03
+
+
+def test_nothing_to_encode_is_refused_with_the_reason_of_each_kernel(converted, tmp_path):
+    model = converted[0]
+    for layer in model.layers[1:]:
+        layer.kernel.assign(keras.ops.ones_like(layer.kernel))
+    try:
+        dense = encode((converted[3] / "float32.tflite").read_bytes(), BLOCK_1X16)
+        assert not dense.encoded
+        assert all("float" in why or "int8" in why for why in dense.kept.values())
+    finally:
+        for mine, fresh in zip(model.weights, block_model().weights, strict=True):
+            mine.assign(fresh)
+
+
+def fake(name, size, ms, xnnpack=True, zstd=None, reason=None):
+    outcome = RouteOutcome(
+        name, 1, reason, bytes=size, zstd_bytes=zstd, latency_ms=ms, xnnpack=xnnpack
+    )
+    return Candidate(route_named(name), outcome, None if reason else "file")
+
+
+def test_choice_of_each_mode():
+    found = [
+        fake("float32", 100, 10.0, zstd=5),
+        fake("dynamic_int8", 50, 1.05, zstd=9),
+        fake("dynamic_int8+1x16", 70, 1.0, zstd=12),
+        fake("dynamic_int8+sp", 10, 0.1, xnnpack=False, zstd=1),
+        fake("float16", 1, 0.01, zstd=1, reason="it crashed"),
+    ]
+    assert choose("fast", found, None).route.name == "dynamic_int8+1x16"
+    assert choose("auto", found, None).route.name == "dynamic_int8"
+    assert choose("small", found, None).route.name == "dynamic_int8"
+    assert choose("small", found, "zstd").route.name == "float32"
+    assert choose("small", found[3:], None).route.name == "dynamic_int8+sp"
+
+
+def test_routes_of_each_mode():
+    def names(*arguments):
+        return [route.name for route in routes_of(*arguments)]
+
+    assert names(None, "int8", True) == ["int8"]
+    assert names("float32+csr", None, False) == ["float32+csr"]
+    assert names("sparse", None, False) == ["float32+sp", "float32+csr", "float32+1x4"]
+    assert names("sparse", "int8", True) == ["int8+sp", "int8+1x16"]
+    assert len(names("fast", None, True)) == len(ROUTES)
+    assert not [name for name in names("fast", None, False) if name.startswith("int8")]
+    assert names("small", "float16", False) == ["float16", "float16+sp"]
+    with pytest.raises(ValueError, match=r"`mode` must be one of .*Received: mode='quick'"):
+        routes_of("quick", None, False)
+    with pytest.raises(ValueError, match="leave `quantization` out"):
+        routes_of("float32+csr", "int8", False)
+
+
+def test_unknown_sidecar(tmp_path):
+    with pytest.raises(ValueError, match="Received: sidecar='zip'"):
+        export_litert(block_model(), tmp_path / "m.tflite", sidecar="zip")
+
+
+@pytest.mark.slow
+def test_named_routes_and_auto_end_to_end(tmp_path):
+    model = block_model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = export_litert(model, tmp_path / "a.tflite", mode="dynamic_int8+1x16")
+        best = export_litert(model, tmp_path / "b.tflite", mode="auto", batch_size=2, threads=2)
+        sparse = export_litert(model, tmp_path / "c.tflite", mode="sparse")
+    assert one.route == "dynamic_int8+1x16"
+    assert best.routes[0].threads == best.batch_size == 2
+    assert sparse.route in ("float32+csr", "float32+1x4", "float32+sp")
+    for report in (one, best, sparse):
+        assert load_litert(report.path, model=model).route == report.route
+
+
+@pytest.mark.slow
+def test_blocks_of_indivisible_inputs_are_found_out(tmp_path):
+    """The converter writes 1x4 blocks of 62 inputs, which the kernel answers wrongly in silence."""
+    rng = np.random.default_rng(0)
+    model = keras.Sequential([keras.Input((62,), name="x"), layers.Dense(64), layers.Dense(8)])
+    value = np.array(keras.ops.convert_to_numpy(model.layers[0].kernel))
+    live = np.repeat(rng.random((16, 64)) < 0.1, 4, axis=0)[:62]
+    model.layers[0].kernel.assign(value * live)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ExportFallbackWarning)
+        report = export_litert(model, tmp_path / "m.tflite", mode="float32+sp")
+    fell_back = [w for w in caught if w.category is ExportFallbackWarning]
+    assert (report.route == "float32") == bool(fell_back)
+    x = rng.standard_normal((1, 62)).astype("float32")
+    (got,) = interpret(tmp_path / "m.tflite", x=x).values()
+    np.testing.assert_allclose(got, keras.ops.convert_to_numpy(model(x)), atol=1e-5)
+    with pytest.raises(ExportRouteError, match="62 inputs are not divisible by 4"):
+        export_litert(model, tmp_path / "n.tflite", mode="float32+1x4")
+
+
+@pytest.mark.slow
+def test_float16_whose_blocks_crash_the_interpreter(tmp_path):
+    model = keras.Sequential([keras.Input((256,), name="x"), layers.Dense(256), layers.Dense(64)])
+    for layer in model.layers:
+        blocks(layer.kernel, np.random.default_rng(0), rows=4, density=0.1)
+    with pytest.warns(ExportFallbackWarning, match="'float16' was taken"):
+        report = export_litert(model, tmp_path / "m.tflite", mode="float16+sp")
+    assert report.route == "float16"
