@@ -5,6 +5,6 @@ import sys
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
 
-from data import Dataset, load  # noqa: E402
+from data import Dataset, load
 
 __all__ = ["Dataset", "load"]
