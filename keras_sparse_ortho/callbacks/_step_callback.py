@@ -4,19 +4,26 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._keras_internals import applied_batches
+
 
 class StepCallback(keras.callbacks.Callback):
     """Calls `on_step` before every step of training, with the number of steps before it.
 
     What happens at a step depends on that number and on the model alone, so that a run that is
     resumed from a checkpoint, which Keras saves at the end of a step, goes on as if it had not
-    stopped. The number is the optimizer's `iterations`, counted on from the start of the epoch: on
-    JAX the optimizer's variables are not up to date while `fit` runs.
+    stopped. A step is an update of the optimizer: with gradient accumulation, several batches. The
+    number is the optimizer's own, counted on from the start of the epoch: on JAX the optimizer's
+    variables are not up to date while `fit` runs.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        # On JAX `self.model` brings all variables up to date each time it is read.
+        self._watched: Any = None
         self._epoch_start = 0
+        self._accumulated = 1
+        self._must_read = False
 
     def on_step(self, step: int, executed: int) -> None:
         """To be implemented.
@@ -27,20 +34,39 @@ class StepCallback(keras.callbacks.Callback):
         """
         raise NotImplementedError
 
-    def synced_step(self) -> int:
-        """Brings the model's variables up to date; returns the optimizer's `iterations`."""
-        self.sync()
-        return int(self.model.optimizer.iterations)
+    def set_model(self, model: Any) -> None:
+        """Takes the model."""
+        super().set_model(model)
+        self._watched = model
 
     def sync(self) -> None:
         """Brings the model's variables up to date, which JAX keeps elsewhere during `fit`."""
         if keras.backend.backend() == "jax":
-            self.model.jax_state_sync()
+            self._watched.jax_state_sync()
+
+    def synced_step(self) -> int:
+        """Brings the model's variables up to date; returns the updates of the optimizer so far."""
+        self.sync()
+        seen, accumulated = applied_batches(self._watched.optimizer)
+        return seen // accumulated
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reads how many steps there were before the epoch."""
-        self._epoch_start = self.synced_step()
+        """Reads how many batches the optimizer has seen before the epoch."""
+        self.sync()
+        model = self._watched
+        self._epoch_start, self._accumulated = applied_batches(model.optimizer)
+        # Then an optimizer may make no step in a batch, or several.
+        self._must_read = hasattr(model.optimizer, "inner_optimizer") or (
+            type(model).train_step is not keras.Model.train_step
+        )
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Calls `on_step`."""
-        self.on_step(self._epoch_start + batch, self.model.steps_per_execution)
+        """Calls `on_step` if there is another update behind."""
+        seen = self._epoch_start + batch
+        if self._must_read:
+            self.sync()
+            seen, _ = applied_batches(self._watched.optimizer)
+        executed = self._watched.steps_per_execution
+        step, before = seen // self._accumulated, (seen - executed) // self._accumulated
+        if step > before:
+            self.on_step(step, step - before)

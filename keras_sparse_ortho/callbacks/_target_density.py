@@ -117,7 +117,7 @@ class TargetDensity(StepCallback):
         plan = self._plan
         assert plan is not None
         ended = plan.end_step is not None and step >= plan.end_step
-        if ended or plan.due(step, self.model.steps_per_execution):
+        if ended or plan.due(step, self._watched.steps_per_execution):
             self._set(plan.density(step), fix=ended and self.freeze)
 
     def _set(self, density: float, *, fix: bool) -> None:
@@ -136,7 +136,7 @@ class TargetDensity(StepCallback):
         masks = _exact_masks(critical, count)
         for t, mask in zip(weights, masks, strict=True):
             t.freeze(mask)
-            zero_slots(self.model.optimizer, t.weight.variable, ~mask)
+            zero_slots(self._watched.optimizer, t.weight.variable, ~mask)
         self._all_frozen = True
 
     def _warn_of_unreachable(self, unreachable: int, count: int) -> None:

@@ -60,8 +60,8 @@ class UpdateMasks(StepCallback):
             self.sync()
         for parametrization in due:
             forgotten = parametrization.renew(step)
-            zero_slots(self.model.optimizer, parametrization.weight.variable, forgotten)
+            zero_slots(self._watched.optimizer, parametrization.weight.variable, forgotten)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Renews the masks that are due at the last step."""
-        self.on_step(self.synced_step(), self.model.steps_per_execution)
+        self.on_step(self.synced_step(), self._watched.steps_per_execution)
