@@ -1,0 +1,5 @@
+"""The command line: `kso report`, `kso export`, `kso bench`."""
+
+from keras_sparse_ortho.cli._main import main
+
+__all__ = ["main"]

@@ -1,0 +1,122 @@
+"""`kso` as a shell runs it, in this process for speed."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.cli import main
+from keras_sparse_ortho.export import load_litert
+from tests.export.conftest import block_model
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    keras.utils.set_random_seed(0)
+    path = tmp_path_factory.mktemp("cli") / "m.keras"
+    dense = keras.Sequential([keras.Input((32,), name="x"), keras.layers.Dense(16, name="d")])
+    kso.sparsify(dense, 0.25, seed=0).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(model_file):
+    """A file that the command wrote, with what it printed as JSON."""
+    path = model_file.with_name("m.tflite")
+    done = subprocess.run(
+        [sys.executable, "-m", "keras_sparse_ortho", "export", model_file, path, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return path, json.loads(done.stdout)
+
+
+def test_report(model_file, capsys):
+    assert main(["report", str(model_file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["live"], found["size"]) == (128, 512)
+    assert main(["report", str(model_file)]) == 0
+    assert "d/kernel" in capsys.readouterr().out
+
+
+def test_export(exported, model_file):
+    path, report = exported
+    assert report["route"] == "float32"
+    assert report["total_zeros"] >= 512 - 128
+    x = np.ones((3, 32), "float32")
+    model = keras.saving.load_model(model_file)
+    np.testing.assert_allclose(
+        load_litert(path).predict(x), keras.ops.convert_to_numpy(model(x)), atol=1e-5
+    )
+
+
+def test_bench(exported, capsys):
+    path, _ = exported
+    arguments = ["bench", str(path), "--threads", "1", "2", "--seconds", "0.2"]
+    assert main([*arguments, "--json"]) == 0
+    one, two = json.loads(capsys.readouterr().out)
+    assert (one["threads"], two["threads"]) == (1, 2)
+    assert one["route"] == "float32"
+    assert min(one["latency_ms"], two["latency_ms"]) > 0
+    assert main(arguments) == 0
+    assert "ms a call" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "required"),
+        (["export", "m.keras"], 2, "output"),
+        (["report", "none.keras"], 3, "There must be such a file"),
+        (["report", "text.keras"], 3, "Keras must be able to load"),
+        (["bench", "text.keras"], 3, "TFL3"),
+        (["bench", "none.tflite"], 3, "Received: path="),
+        (["bench", "text.keras", "--threads", "0"], 2, "--threads"),
+        (["export", "MODEL", "out.tflite", "--mode", "quick"], 2, "mode='quick'"),
+        (["export", "MODEL", "out.tflite", "--mode", "float16+csr"], 2, "take 'float16+sp'"),
+        (["export", "MODEL", "out.tflite", "--sample", "text.keras"], 3, "Rows must stand"),
+        (["export", "MODEL", "none/out.tflite"], 2, "folder that exists"),
+    ],
+)
+def test_what_goes_wrong(model_file, tmp_path, monkeypatch, capsys, arguments, status, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.keras").write_text("no model at all")
+    arguments = [str(model_file) if one == "MODEL" else one for one in arguments]
+    assert main(arguments) == status
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+def test_missing_package_is_a_failure(model_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
+    assert main(["export", str(model_file), str(tmp_path / "m.tflite")]) == 1
+    assert "keras-sparse-ortho[litert]" in capsys.readouterr().err
+
+
+def test_help_names_the_exit_codes(capsys):
+    assert main(["--help"]) == 0
+    assert "exit status" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_fast_with_picture_data_and_sidecar(tmp_path, capsys):
+    model = block_model()
+    model.save(tmp_path / "m.keras")
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((40, 64)))
+    out = tmp_path / "m.tflite"
+    arguments = ["export", tmp_path / "m.keras", out, "--mode", "fast", "--sidecar", "zstd"]
+    more = ["--data", tmp_path / "x.npy", "--picture", tmp_path / "m.png", "--threads", "2"]
+    assert main([str(a) for a in (*arguments, *more, "--json")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["routes"]) == 12
+    assert load_litert(f"{out}.zst", model=model).route == report["route"]
+    assert (tmp_path / "m.png").stat().st_size > 5000
