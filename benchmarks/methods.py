@@ -55,13 +55,16 @@ def train(net: str, method: str, density: float, seed: int, data: Dataset, optio
     keras.utils.set_random_seed(seed)
     steps = len(data.x_train) // options["batch_size"] * options["epochs"]
     dense = NETWORKS[net](data.x_train.shape[1:], data.classes, options["filters"])
-    plan = {"density": density, "seed": seed, "steps": steps, "frequency": options["frequency"]}
+    frequency = min(options["frequency"], max(steps // 10, 1))
+    plan = {"density": density, "seed": seed, "steps": steps, "frequency": frequency}
     plan |= {"data": (data.x_train, data.y_train), "batch_size": options["batch_size"]}
-    plan["budget_file"] = HERE / "results" / "budgets" / f"{net}_str_{density}_{seed}.csv"
+    plan["budget_file"] = options["budgets"] / f"{net}_str_{density}_{seed}.csv"
     model, callbacks = METHODS[method](dense, plan)
     rate = keras.optimizers.schedules.CosineDecay(options["learning_rate"], steps)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=True)
+    model.compile(
+        keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=options["jit"]
+    )
     times = EpochTimes()
     kept = steps // options["epochs"] * options["batch_size"]  # whole batches: one compilation
     model.fit(
@@ -188,16 +191,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--densities", nargs="+", type=float)
     parser.add_argument("--seeds", nargs="+", type=int)
+    parser.add_argument("--dataset", choices=["digits", "fashion_mnist"])
     parser.add_argument("--samples", type=int, help="train on so many samples only")
     parser.add_argument("--epochs", type=int, help="instead of those of methods.toml")
+    parser.add_argument("--no-jit", action="store_true", help="without XLA")
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results" / "methods.jsonl")
     parser.add_argument("--summary", action="store_true", help="only write the table")
     given = parser.parse_args(arguments)
     options = dict(settings[given.net])
+    options["jit"] = not given.no_jit
+    options["budgets"] = given.out.parent / "budgets"
     if given.epochs:
         options["epochs"] = given.epochs
     if not given.summary:
-        data = load(options["dataset"])
+        data = load(given.dataset or options["dataset"])
         if given.samples:
             data = Dataset(
                 data.name,
