@@ -21,7 +21,7 @@ def methods(monkeypatch):
 def test_a_small_grid_in_parts_and_resumed(methods, tmp_path):
     some = ["dense", "str", "eoi_str", "gmp", "rigl"]  # one of each kind
     lines = tmp_path / "runs.jsonl"
-    small = ["--dataset", "digits", "--samples", "256", "--epochs", "1", "--densities", "0.1"]
+    small = ["--dataset", "digits", "--samples", "1024", "--epochs", "1", "--densities", "0.1"]
     small += ["--seeds", "0", "--no-jit", "--out", str(lines)]
     methods.main([*small, "--methods", "dense", "str"])
     assert (tmp_path / "budgets" / "cnn_str_0.1_0.csv").exists()
