@@ -93,5 +93,5 @@ def _time(options: argparse.Namespace, status: Any) -> list[Timing]:
                     Timing(name, opened.route, opened.xnnpack, threads, opened.batch_size, 0.0)
                 )
         status.update("Timing")
-        found = latencies(rivals, rounds=1000, seconds=options.seconds)
+        found = latencies(rivals, rounds=200, seconds=options.seconds)
     return [dataclasses.replace(one, latency_ms=ms) for one, ms in zip(timings, found, strict=True)]

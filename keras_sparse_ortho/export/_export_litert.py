@@ -167,7 +167,8 @@ def export_litert(
         console.print(f"Converting ({', '.join(route.name for route in tried)})")
         found = candidates(task, tried)
         mine = [c for c in found if c.route in routes]
-        if mode in ("fast", "auto"):
+        # The record of a sparse file says which setting of the interpreter is the faster one.
+        if mode in ("fast", "auto") or (single and mine[0].outcome.encoded):
             console.print("Timing the files that agree with Keras")
             mine = timed(task, mine, threads)
         if mode == "small" and sidecar is not None:

@@ -55,6 +55,7 @@ def report_on(
         route=taken.route.name,
         mode=mode,
         xnnpack=taken.outcome.xnnpack,
+        setting=taken.outcome.setting,
         load_bytes=taken.outcome.load_bytes,
         sidecar=None if sidecar is None else str(sidecar_path(target, sidecar)),
         fallback_reason=fallback_reason,

@@ -48,11 +48,14 @@ def seal(content: bytes, xnnpack: bool) -> bytes:
     start = _record_start(content)
     if start is None:
         raise LiteRTFileError("The file has no record of keras_sparse_ortho to seal.")
-    end = content.index(_XNNPACK[True], start)
-    content = content[:end] + _XNNPACK[xnnpack] + content[end + len(_XNNPACK[True]) :]
+    at = start + len(_HEAD)
+    content = content[:at] + _BLANK + content[at + len(_BLANK) :]
+    found = re.compile(b"|".join(_XNNPACK.values())).search(content, at)
+    if found is None:
+        raise LiteRTFileError("The record of the file does not say whether XNNPACK is used.")
+    content = content[: found.start()] + _XNNPACK[xnnpack] + content[found.end() :]
     digest = hashlib.sha256(content).hexdigest().encode()
-    start += len(_HEAD)
-    return content[:start] + digest + content[start + len(_BLANK) :]
+    return content[:at] + digest + content[at + len(_BLANK) :]
 
 
 def read_record(content: bytes, path: str) -> dict[str, Any] | None:

@@ -19,7 +19,10 @@ class RouteOutcome:
         xnnpack: Whether the file verified with XNNPACK, the interpreter's default.
         plain: Whether it verified without XNNPACK.
         load_bytes: By how much loading the file raised the peak of the process' memory.
-        latency_ms: Median time of one call; None where it was not measured.
+        setting: What the file's record says of XNNPACK, and `load_litert` does: the faster of the
+            two where both verified and were timed.
+        latency_ms: Median time of one call with that setting; None where it was not measured.
+        default_ms: The same with XNNPACK, as a default interpreter runs it.
         threads: Threads of the interpreter in that measurement.
         batch_size: Rows of one call.
         encoded: Tensors that this package encoded sparsely.
@@ -37,8 +40,10 @@ class RouteOutcome:
     mean_abs_diff: float | None = None
     xnnpack: bool = False
     plain: bool = False
+    setting: bool = True
     load_bytes: int | None = None
     latency_ms: float | None = None
+    default_ms: float | None = None
     threads: int = 1
     encoded: tuple[str, ...] = ()
     kept: dict[str, str] = dataclasses.field(default_factory=dict)

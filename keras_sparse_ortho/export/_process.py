@@ -22,18 +22,10 @@ def run_python(arguments: list[str], timeout: float) -> Ending:
         arguments: What follows `python` on the command line.
         timeout: Seconds until the worker is killed.
     """
-    environment = dict(
-        os.environ,
-        KERAS_BACKEND="tensorflow",
-        # A visible GPU would make Keras trace its recurrent layers to cuDNN, which LiteRT lacks.
-        CUDA_VISIBLE_DEVICES="-1",
-        TF_CPP_MIN_LOG_LEVEL="3",
-        PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path),
-    )
     try:
         done = subprocess.run(
             [sys.executable, *arguments],
-            env=environment,
+            env=worker_environment(),
             capture_output=True,
             text=True,
             errors="replace",
@@ -45,9 +37,28 @@ def run_python(arguments: list[str], timeout: float) -> Ending:
     if done.returncode == 0:
         return Ending(None, done.stderr)
     if done.returncode < 0:
-        return Ending(f"it was ended by {_signal_name(-done.returncode)}", done.stderr)
+        return Ending(ending_of(done.returncode), done.stderr)
     lines = done.stderr.strip().splitlines()
-    return Ending(lines[-1] if lines else f"exit status {done.returncode}", done.stderr)
+    return Ending(lines[-1] if lines else ending_of(done.returncode), done.stderr)
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment of a worker: on CPU, with the TensorFlow backend and our `sys.path`."""
+    return dict(
+        os.environ,
+        KERAS_BACKEND="tensorflow",
+        # A visible GPU would make Keras trace its recurrent layers to cuDNN, which LiteRT lacks.
+        CUDA_VISIBLE_DEVICES="-1",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path),
+    )
+
+
+def ending_of(status: int) -> str:
+    """An exit status in words."""
+    if status < 0:
+        return f"it was ended by {_signal_name(-status)}"
+    return f"exit status {status}"
 
 
 def _signal_name(number: int) -> str:

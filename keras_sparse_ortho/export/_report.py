@@ -23,6 +23,8 @@ def routes_table(routes: Sequence[RouteOutcome]) -> Table:
     table.add_column("note")
     for one in routes:
         note = one.reason or ("" if one.xnnpack else "runs without XNNPACK only")
+        if one.verified and one.xnnpack and not one.setting and one.default_ms is not None:
+            note = f"XNNPACK off; with it {one.default_ms:.3g} ms"
         table.add_row(
             one.route,
             "" if one.bytes is None else f"{one.bytes:,}",
@@ -61,6 +63,8 @@ class ExportReport:
         route: Name of the route that was taken, such as "dynamic_int8+1x16".
         mode: As asked for.
         xnnpack: Whether the file runs with XNNPACK, as a default interpreter would run it.
+        setting: Whether `load_litert` runs it with XNNPACK: as the file's record says, the faster
+            of the settings that verified, where they were timed.
         load_bytes: By how much loading the file raised the peak of the process' memory.
         sidecar: Path of the compressed file beside it, or None.
         fallback_reason: Why the route asked for was not taken, or None.
@@ -85,6 +89,7 @@ class ExportReport:
     route: str = "float32"
     mode: str | None = None
     xnnpack: bool = True
+    setting: bool = True
     load_bytes: int | None = None
     sidecar: str | None = None
     fallback_reason: str | None = None
