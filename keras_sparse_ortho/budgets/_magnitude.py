@@ -1,0 +1,47 @@
+"""Magnitude as a saliency."""
+
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho.budgets._saliency import Saliency, scored_weights
+from keras_sparse_ortho.orthogonal import check_density
+from keras_sparse_ortho.parametrizations import Selection
+
+
+def magnitude(
+    model: Any,
+    density: float,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+    on_collapse: str = "error",
+) -> Saliency:
+    """Score `|w|`, compared over all kernels together.
+
+    Args:
+        model: A built Keras model.
+        density: Global live fraction over the selected weights, in (0, 1].
+        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
+        exclude: Which weights not.
+        on_collapse: `"error"` or `"warn"` if a weight is left without live entries.
+
+    Raises:
+        BudgetError: Layer collapse, if `on_collapse="error"`.
+        NotPrunableError: Weights that are wrapped or not finite.
+
+    Limits: of a freshly initialized network this is the scale of its initializer: layers of large
+    fan-in, whose weights are small, are pruned most. `erk` has no such bias.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a")])
+    >>> magnitude(model, 0.1)
+    <Saliency by magnitude, density 0.1
+      a/kernel  20 of 200>
+    """
+    check_density(density)
+    weights = scored_weights(model, include, exclude, on_collapse)
+    scores = [np.abs(weight.raw_value()) for weight in weights]
+    return Saliency("magnitude", density, weights, scores, on_collapse)

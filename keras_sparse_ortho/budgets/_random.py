@@ -1,0 +1,50 @@
+"""Random scores: the control that every saliency is to be compared with."""
+
+import random as python_random
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho.budgets._saliency import Saliency, scored_weights
+from keras_sparse_ortho.orthogonal import check_density
+from keras_sparse_ortho.parametrizations import Selection
+
+
+def random(
+    model: Any,
+    density: float,
+    *,
+    seed: int | None = None,
+    include: Selection = None,
+    exclude: Selection = None,
+    on_collapse: str = "error",
+) -> Saliency:
+    """Scores drawn uniformly from [0, 1): a uniformly random global mask of exact count.
+
+    Args:
+        model: A built Keras model.
+        density: Global live fraction over the selected weights, in (0, 1].
+        seed: Integer; the same one gives the same mask on every backend and machine. `None` draws
+            one from Python's `random`.
+        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
+        exclude: Which weights not.
+        on_collapse: `"error"` or `"warn"` if a weight is left without live entries.
+
+    Raises:
+        BudgetError: Layer collapse, if `on_collapse="error"`.
+
+    Limits: small layers scatter about the density; `uniform` gives each exactly its share.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a")])
+    >>> random(model, 0.1, seed=0)
+    <Saliency by random, density 0.1
+      a/kernel  20 of 200>
+    """
+    check_density(density)
+    weights = scored_weights(model, include, exclude, on_collapse)
+    rng = np.random.default_rng(python_random.randrange(2**31) if seed is None else seed)
+    scores = [rng.random(weight.shape) for weight in weights]
+    return Saliency("random", density, weights, scores, on_collapse)

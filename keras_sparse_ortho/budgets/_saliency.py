@@ -1,0 +1,177 @@
+"""`Saliency`: what a saliency criterion says of a model: scores, masks and a budget."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho.budgets._allocation import allocate
+from keras_sparse_ortho.budgets._budget import Budget
+from keras_sparse_ortho.budgets._weights import weights_of
+from keras_sparse_ortho.errors import BudgetError, NotPrunableError
+from keras_sparse_ortho.orthogonal import check_density, largest_mask, live_count
+from keras_sparse_ortho.parametrizations import PrunableWeight, Selection
+from keras_sparse_ortho.parametrizations._selection import choose
+
+# What is left of a weight whose share is nothing, so that it can be scaled.
+_ALMOST_NOTHING = 1e-9
+
+
+class Saliency:
+    """Scores of all entries of a model's kernels, and what follows from them.
+
+    The `round(density * size)` entries of highest score over all kernels together are live; ties
+    go to the kernel that is listed first, and in it to the lower flat index.
+
+    Made by `snip`, `grasp`, `synflow`, `magnitude` and `random`. There are three ways on:
+
+    - *base*: `keras_sparse_ortho.pruning.apply_masks(model, saliency.masks)`, the criterion's own
+      masks on the given weights;
+    - `keras_sparse_ortho.sparsify(model, budget=saliency.orthogonal_budget)`: only how much of each
+      kernel, with an exactly orthogonal one drawn for it (EOI);
+    - the same with `budget=saliency.budget` and another initializer.
+
+    Args:
+        method: Name of the criterion.
+        density: Global live fraction, in (0, 1].
+        weights: The weights.
+        scores: An array for each, of its shape; higher is kept.
+        on_collapse: What to do if a weight is left without a live entry: `"error"` or `"warn"`.
+        masks: Which entries are live, if it does not follow from the scores alone.
+
+    Raises:
+        BudgetError: A weight without live entries (layer collapse), if `on_collapse="error"`.
+        NotPrunableError: Scores that are not finite.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"),
+    ...                           keras.layers.Dense(2, name="b")])
+    >>> saliency = kso.budgets.magnitude(model, 0.25)
+    >>> saliency.budget.live, sum(int(mask.sum()) for mask in saliency.masks.values())
+    (10, 10)
+    """
+
+    def __init__(
+        self,
+        method: str,
+        density: float,
+        weights: Sequence[PrunableWeight],
+        scores: Sequence[np.ndarray],
+        on_collapse: str = "error",
+        masks: Sequence[np.ndarray] | None = None,
+    ) -> None:
+        self.method = method
+        self.density = check_density(density)
+        self._weights = tuple(weights)
+        paths = [weight.path for weight in weights]
+        for path, score in zip(paths, scores, strict=True):
+            wrong = np.count_nonzero(~np.isfinite(score))
+            if wrong:
+                raise NotPrunableError(
+                    f"The {method} scores of '{path}' are not finite. "
+                    f"Received: {wrong} infinite or NaN scores"
+                )
+        if masks is None:
+            masks = highest(scores, live_count(density, sum(score.size for score in scores)))
+        self.scores = dict(zip(paths, scores, strict=True))
+        self.masks = dict(zip(paths, masks, strict=True))
+        if self.collapsed:
+            self._report_collapse(on_collapse)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Live entries of every weight."""
+        return {path: int(np.count_nonzero(mask)) for path, mask in self.masks.items()}
+
+    @property
+    def collapsed(self) -> list[str]:
+        """Paths of the weights without any live entry."""
+        return [path for path, count in self.counts.items() if count == 0]
+
+    @property
+    def budget(self) -> Budget:
+        """How much of every weight is live, to the entry.
+
+        Raises:
+            BudgetError: If a weight has no live entry.
+        """
+        if self.collapsed:
+            self._report_collapse("error")
+        sizes = {path: mask.size for path, mask in self.masks.items()}
+        return Budget({path: n / sizes[path] for path, n in self.counts.items()}, sizes)
+
+    @property
+    def orthogonal_budget(self) -> Budget:
+        """The budget with every weight lifted to the least density of an orthogonal kernel.
+
+        The total is the same: the other weights pay for it, in proportion. Weights that collapsed
+        are lifted as well; `lifted` of the budget names them.
+
+        Raises:
+            BudgetError: A density too small for exactly orthogonal kernels.
+        """
+        relative = [max(self.counts[w.path], _ALMOST_NOTHING) / w.size for w in self._weights]
+        return allocate(self._weights, self.density, relative, orthogonal=True)
+
+    def _report_collapse(self, how: str) -> None:
+        text = (
+            f"Layer collapse: {self.method} at the density {self.density:.6g} leaves these weights "
+            "without any live entry, so that nothing passes them. Use a higher density, `exclude` "
+            "them, another method, or on_collapse='warn' and `orthogonal_budget`. "
+            f"Received: {self.collapsed}"
+        )
+        if how == "error":
+            raise BudgetError(text)
+        warnings.warn(text, stacklevel=4)
+
+    def __repr__(self) -> str:
+        lines = [f"<Saliency by {self.method}, density {self.density:.6g}"]
+        counts = self.counts
+        lines += [f"  {p}  {counts[p]} of {mask.size}" for p, mask in self.masks.items()]
+        return "\n".join(lines) + ">"
+
+
+def highest(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
+    """Masks of the `count` highest scores over all arrays, ties to the earlier entry.
+
+    Earlier is the array that stands first, then the lower flat index. Scores must be finite.
+    """
+    joined = np.concatenate([score.reshape(-1) for score in scores])
+    mask = largest_mask(joined, count)
+    ends = np.cumsum([score.size for score in scores])
+    parts = np.split(mask, ends[:-1])
+    return [part.reshape(score.shape) for part, score in zip(parts, scores, strict=True)]
+
+
+def scored_weights(
+    model: Any, include: Selection, exclude: Selection, on_collapse: str
+) -> list[PrunableWeight]:
+    """The weights that are to be scored.
+
+    Raises:
+        NotPrunableError: No such weights; weights that are wrapped, or not finite.
+        ValueError: An `on_collapse` that is not known.
+    """
+    if on_collapse not in ("error", "warn"):
+        raise ValueError(
+            f'`on_collapse` must be "error" or "warn". Received: on_collapse={on_collapse!r}'
+        )
+    weights = choose(weights_of(model), include, exclude)
+    if not weights:
+        raise NotPrunableError(
+            "The model has no kernel that could be scored. "
+            f"Received: model={getattr(model, 'name', model)!r}"
+        )
+    wrapped = [weight.path for weight in weights if weight.parametrization is not None]
+    if wrapped:
+        raise NotPrunableError(
+            "These weights are wrapped already; strip the model first, or `exclude` them. "
+            f"Received: {wrapped}"
+        )
+    for weight in weights:
+        weight.finite_raw_value()
+    return weights

@@ -1,0 +1,81 @@
+"""`str_resnet50`: the layer densities that STR learnt for ResNet-50 on ImageNet."""
+
+import csv
+import importlib.resources
+import re
+
+from keras_sparse_ortho.budgets._budget import Budget
+from keras_sparse_ortho.errors import BudgetError
+from keras_sparse_ortho.orthogonal import check_density
+
+_TABLE = "str_resnet50.csv"
+
+
+def str_resnet50(density: float = 0.0977) -> Budget:
+    """The published budget of STR for ResNet-50, for `keras.applications.ResNet50`.
+
+    Density of a layer is `1 - sparsity / 100` with the sparsity that the authors print. There are
+    16 budgets, of global densities from 0.2045 to 0.009; `density` chooses one of them. Layers of
+    the authors' PyTorch model (`layer2.0.conv1`) are mapped onto those of Keras
+    (`conv3_block1_1_conv`): stage, block and convolution in order; `downsample` is the projection
+    `0_conv`, and `fc` is `predictions`.
+
+    FLOPs: Keras has ResNet-50 "v1", with the stride in the first 1x1 convolution of a stage, where
+    PyTorch ("v1.5") has it in the 3x3 one. So the first 1x1 convolution of stages 3, 4 and 5 costs
+    a quarter in Keras. All other layers agree exactly.
+
+    Args:
+        density: Global live fraction of one of the published budgets, as printed (two digits of
+            the sparsity in percent), e.g. 0.0977 for the network of 90.23% sparsity and 74.31%
+            top-1.
+
+    Raises:
+        BudgetError: Another density; the message lists those there are.
+
+    Limits: 16 densities of one network. Some layers are sparser than an exactly orthogonal kernel
+    can be: `lift` raises these.
+
+    Example:
+
+    >>> budget = str_resnet50(0.0977)
+    >>> len(budget), round(budget["conv1_conv/kernel"], 4)
+    (54, 0.402)
+    >>> round(1 - budget.density, 4)
+    0.9023
+
+    Reference:
+
+    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
+      2020), arXiv 2002.03231; the table is that of the authors' repository, RAIVNLab/STR
+    """
+    density = check_density(density)
+    resource = importlib.resources.files(__package__).joinpath("data", _TABLE)
+    with resource.open(encoding="utf-8", newline="") as stream:
+        overall, *layers = csv.DictReader(stream)
+    columns = [name for name in overall if name.startswith("sparsity_")]
+    published = {_density(overall[name]): name for name in columns}
+    if density not in published:
+        raise BudgetError(
+            f"STR's published densities for ResNet-50 are {sorted(published, reverse=True)}. "
+            f"Received: density={density!r}"
+        )
+    column = published[density]
+    paths = {_keras_name(row["layer"]): row for row in layers}
+    return Budget(
+        {path: _density(row[column]) for path, row in paths.items()},
+        {path: int(row["size"]) for path, row in paths.items()},
+    )
+
+
+def _density(sparsity: str) -> float:
+    """Of a printed sparsity in percent; rounded, as 100 - 90.23 is not 9.77 in binary."""
+    return round(1 - float(sparsity) / 100, 6)
+
+
+def _keras_name(name: str) -> str:
+    if name in ("conv1", "fc"):
+        return {"conv1": "conv1_conv/kernel", "fc": "predictions/kernel"}[name]
+    found = re.fullmatch(r"layer(\d)\.(\d)\.(?:conv(\d)|downsample)", name)
+    assert found is not None, name
+    stage, block, convolution = found.groups(default="0")
+    return f"conv{int(stage) + 1}_block{int(block) + 1}_{convolution}_conv/kernel"

@@ -1,0 +1,142 @@
+"""`R = 1^T f_|w|(1)` and its gradient, for SynFlow."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho.budgets._linearized import linearized, statistics_of
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.models import value_and_gradients
+from keras_sparse_ortho.models._flops import _input_specs
+
+
+class SynapticFlow(contextlib.AbstractContextManager["SynapticFlow"]):
+    """The gradient of the sum of outputs of a linearized model for an input of ones.
+
+    To be used as a context, inside which the layers of the model are linearized (`linearized`).
+    All float variables are their absolute values; moving means are zero, so that all stays
+    positive.
+
+    Args:
+        model: A built model.
+        variables: Those to differentiate for; their values are given.
+        dtype: What is computed in.
+        input_shape: Shape of one sample, or a structure of them, where the model does not know it.
+        jit_compile: Whether TensorFlow uses XLA.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        variables: Sequence[Any],
+        dtype: str,
+        input_shape: Any = None,
+        jit_compile: bool = False,
+    ) -> None:
+        self._model = model
+        self._variables = list(variables)
+        self._dtype = dtype
+        self._jit = jit_compile
+        self._stack = contextlib.ExitStack()
+        self._ones = _ones(model, input_shape)
+        self._step: Any = None
+
+    def __enter__(self) -> "SynapticFlow":
+        with contextlib.ExitStack() as stack:
+            if keras.backend.backend() == "jax" and self._dtype == "float64":
+                stack.enter_context(_x64())
+            stack.enter_context(linearized(self._model, self._dtype))
+            given = {id(variable) for variable in self._variables}
+            means = statistics_of(self._model)
+            self._others = [
+                (v, np.abs(_wide(v)) * (0.0 if id(v) in means else 1.0))
+                for v in self._model.variables
+                if id(v) not in given and keras.backend.is_float_dtype(v.dtype)
+            ]
+            self._rest = [self._tensor(value) for _, value in self._others]
+            self._step = self._compiled()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._step = None
+        self._stack.close()
+
+    def gradient(self, values: Sequence[np.ndarray]) -> tuple[float, list[np.ndarray]]:
+        """`R` and `dR/dv` for positive values of the variables."""
+        total, found = self._step([self._tensor(value) for value in values], self._rest)
+        to_numpy = keras.ops.convert_to_numpy
+        return float(to_numpy(total)), [to_numpy(gradient) for gradient in found]
+
+    def _tensor(self, value: np.ndarray) -> Any:
+        return keras.ops.convert_to_tensor(value, dtype=self._dtype)
+
+    def _compiled(self) -> Any:
+        def pure(values: list[Any], rest: list[Any]) -> Any:
+            def flow(inner: list[Any]) -> Any:
+                pairs = [
+                    *zip(self._variables, inner, strict=True),
+                    *zip((v for v, _ in self._others), rest, strict=True),
+                ]
+                # The outer scope takes updates, of seed states for instance, and forgets them.
+                with keras.StatelessScope(), VariableOverrides(pairs):
+                    outputs = keras.tree.flatten(self._model(self._ones, training=False))
+                    sums = [keras.ops.sum(keras.ops.cast(o, self._dtype)) for o in outputs]
+                return sum(sums[1:], sums[0])
+
+            return value_and_gradients(flow, values)
+
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            return tf.function(pure, jit_compile=self._jit, autograph=False)
+        if keras.backend.backend() == "jax":
+            import jax
+
+            return jax.jit(pure)
+        return pure
+
+
+def _wide(variable: Any) -> np.ndarray:
+    tensor = keras.ops.convert_to_tensor(variable)
+    if keras.backend.standardize_dtype(variable.dtype) == "bfloat16":
+        tensor = keras.ops.cast(tensor, "float32")  # torch cannot hand bfloat16 to NumPy
+    return keras.ops.convert_to_numpy(tensor)
+
+
+def _x64() -> Any:
+    """JAX's context for float64, which has moved out of `jax.experimental`."""
+    import jax
+
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64
+
+    return enable_x64()
+
+
+def _ones(model: Any, input_shape: Any) -> Any:
+    """Ones for a batch of one, in the structure of the model's inputs."""
+    if input_shape is None:
+        specs = _input_specs(model)
+        if specs is None:
+            raise NotPrunableError(
+                "The shape of a sample is not known, or not fixed: give `input_shape`. "
+                f"Received: the model '{model.name}', input_shape=None"
+            )
+        return keras.tree.map_structure(
+            lambda spec: np.ones(spec.shape, dtype=_numpy_type(spec.dtype)), specs
+        )
+    if isinstance(input_shape, dict):
+        return {key: _ones(model, shape) for key, shape in input_shape.items()}
+    if input_shape and isinstance(input_shape[0], tuple | list):
+        return [_ones(model, shape) for shape in input_shape]
+    return np.ones((1, *input_shape), dtype="float32")
+
+
+def _numpy_type(dtype: str) -> str:
+    return "float32" if keras.backend.is_float_dtype(dtype) else str(dtype)
