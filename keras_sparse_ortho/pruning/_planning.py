@@ -5,7 +5,7 @@ from typing import Any
 
 from keras_sparse_ortho.budgets import Budget, er, erk, uniform
 from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.orthogonal import check_density, live_count
+from keras_sparse_ortho.orthogonal import check_density, least_count, live_count
 from keras_sparse_ortho.parametrizations import PrunableWeight
 
 _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
@@ -27,6 +27,8 @@ def plan_for(
                 f"The budget has the global density {plan.density:.6g}; leave `density` out. "
                 f"Received: density={density!r}"
             )
+        if orthogonal:
+            _refuse_too_sparse(plan, weights)
         return plan
     if budget not in _BUDGETS:
         raise BudgetError(
@@ -36,3 +38,16 @@ def plan_for(
     return _BUDGETS[budget](
         model, check_density(density), include=lambda w: w.path in paths, orthogonal=orthogonal
     )
+
+
+def _refuse_too_sparse(plan: Budget, weights: list[PrunableWeight]) -> None:
+    """A budget of another method may ask for less than an orthogonal kernel needs."""
+    least = {weight.path: least_count(weight.shape, weight.layout) for weight in weights}
+    short = [path for path, count in plan.counts.items() if count < least[path]]
+    if short:
+        path = short[0]
+        raise BudgetError(
+            f"The budget leaves {len(short)} weights too few entries for an exactly orthogonal "
+            f"kernel; keras_sparse_ortho.budgets.lift(model, budget) gives them the least, which "
+            f"for '{path}' is {least[path]}. Received: {plan.counts[path]} for '{path}'"
+        )

@@ -1,0 +1,110 @@
+"""Budgets that move between methods: STR's published ones, and those lifted for EOI."""
+
+import csv
+import importlib.resources
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho import budgets
+from keras_sparse_ortho.errors import BudgetError
+from keras_sparse_ortho.orthogonal import least_count
+
+L = keras.layers
+
+
+@pytest.fixture(scope="module")
+def resnet50():
+    keras.backend.clear_session()
+    return kso.prunable_weights(keras.applications.ResNet50(weights=None))
+
+
+def table():
+    path = importlib.resources.files(budgets).joinpath("data", "str_resnet50.csv")
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_layers_are_those_of_keras_in_name_shape_and_flops(resnet50):
+    """Sizes agree in every layer; FLOPs too, but where v1 and v1.5 have their stride elsewhere."""
+    budget = budgets.str_resnet50(0.0977)
+    assert set(budget) == {weight.path for weight in resnet50}
+    fitted = budget.for_weights(resnet50)
+    assert fitted.size == 25502912
+    published = {name: int(row["flops"]) for name, row in zip(budget, table()[1:], strict=True)}
+    elsewhere = {f"conv{stage}_block1_1_conv/kernel" for stage in (3, 4, 5)}
+    for weight in resnet50:
+        if weight.path in elsewhere:
+            assert 4 * weight.flops == published[weight.path]
+        else:
+            assert weight.flops == published[weight.path], weight.path
+    # The total of the table counts the average pooling before the head as well.
+    assert sum(published.values()) + 100352 == int(table()[0]["flops"])
+
+
+@pytest.mark.parametrize("column", range(1, 17))
+def test_parameter_totals_are_the_printed_ones(resnet50, column):
+    printed = table()[0][f"sparsity_{column}"]
+    budget = budgets.str_resnet50(round(1 - float(printed) / 100, 6)).for_weights(resnet50)
+    if printed == "95.03":  # whose printed layers add up to 95.024
+        assert 100 * (1 - budget.density) == pytest.approx(95.03, abs=0.01)
+    else:
+        assert f"{100 * (1 - budget.density):.2f}" == f"{float(printed):.2f}"
+    assert budget.live == sum(round(d * budget.sizes[path]) for path, d in budget.items())
+
+
+def test_flops_of_the_network_of_the_abstract(resnet50):
+    """343 million at 90.23%: PyTorch's 3 layers at the larger resolution are the difference."""
+    budget = budgets.str_resnet50(0.0977)
+    rows = dict(zip(budget, table()[1:], strict=True))
+    theirs = sum(int(rows[path]["flops"]) * density for path, density in budget.items())
+    assert theirs / 1e6 == pytest.approx(343, rel=0.01)
+    ours = sum(weight.flops * budget[weight.path] for weight in resnet50)
+    moved = [f"conv{stage}_block1_1_conv/kernel" for stage in (3, 4, 5)]
+    saved = sum(0.75 * int(rows[path]["flops"]) * budget[path] for path in moved)
+    assert ours == pytest.approx(theirs - saved, rel=1e-9)
+
+
+def test_unpublished_densities_are_refused():
+    with pytest.raises(BudgetError, match=r"are \[0.2045, .*0.009\]. Received: density=0.1"):
+        budgets.str_resnet50(0.1)
+
+
+def test_lifting_for_orthogonal_kernels_keeps_the_global_count(resnet50):
+    sparse = budgets.str_resnet50(0.009).for_weights(resnet50)
+    lifted = budgets.lift(resnet50, sparse)
+    assert lifted.live == sparse.live
+    assert lifted.lifted
+    for weight in resnet50:
+        count, least = lifted.counts[weight.path], least_count(weight.shape, weight.layout)
+        assert count >= least
+        assert (count == least) == (weight.path in lifted.lifted)
+    rest = [path for path in sparse if path not in lifted.lifted]
+    ratios = [lifted.counts[path] / sparse.counts[path] for path in rest]
+    assert max(ratios) <= 1
+    np.testing.assert_allclose(ratios, np.mean(ratios), rtol=0.02)
+
+
+def test_a_learnt_budget_becomes_exactly_orthogonal_kernels(tmp_path):
+    model = keras.Sequential([keras.Input((32,)), L.Dense(64, name="a"), L.Dense(8, name="b")])
+    learnt = kso.parametrize(model, kso.parametrizations.SoftThreshold())
+    first, second = (w.parametrization for w in kso.prunable_weights(learnt))
+    for parametrization, share in ((first, 0.999), (second, 0.7)):
+        value = np.abs(parametrization.weight.raw_value())
+        threshold = np.quantile(value, share)
+        parametrization.s.assign(np.log(threshold / (1 - threshold)))
+    budget = kso.Budget.from_model(learnt)
+    budget.save(tmp_path / "learnt.csv")
+    assert kso.Budget.from_model(kso.strip(learnt)) == budget
+    loaded = kso.Budget.load(tmp_path / "learnt.csv")
+    assert loaded == budget
+    with pytest.raises(BudgetError, match=r"budgets\.lift.*is 32. Received: 3 for 'a/kernel'"):
+        kso.sparsify(model, budget=loaded, seed=0)
+    lifted = budgets.lift(model, loaded)
+    assert lifted.lifted == ("a/kernel",)
+    sparse = kso.sparsify(model, budget=lifted, seed=0)
+    weights = kso.prunable_weights(sparse)
+    assert sum(w.live for w in weights) == budget.live
+    assert all(kso.analysis.orthogonality_error(w.value()) < 1e-6 for w in weights)
