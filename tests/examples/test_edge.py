@@ -1,0 +1,76 @@
+"""`examples/edge.py` and `examples/blocks.py`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import blocks
+    import edge
+
+    return blocks, edge
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(128, 64), (64, 128), (96, 96)])
+def test_block_kernel_is_orthogonal_and_live_in_whole_blocks(modules, inputs, outputs):
+    blocks, _ = modules
+    kernel, mask = blocks.block_kernel(inputs, outputs, 0.25, seed=1)
+    gram = kernel.T @ kernel if inputs >= outputs else kernel @ kernel.T
+    np.testing.assert_allclose(gram, np.eye(len(gram)), atol=1e-5)
+    tiles = mask.reshape(inputs // 16, 16, outputs)
+    assert (tiles.all(axis=1) == tiles.any(axis=1)).all()
+    assert mask.sum() == 256 * round(0.25 * inputs * outputs / 256)
+    with pytest.raises(ValueError, match="Received: 20 x 32"):
+        blocks.block_kernel(20, 32, 0.5, seed=0)
+
+
+def test_masks_hold_in_training(modules):
+    blocks, _ = modules
+    layer = blocks.block_dense(32, 32, 0.5, seed=0, name="d")
+    model = keras.Sequential([keras.Input((32,)), layer])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 32)), np.zeros((4, 32)), verbose=0)
+    _, mask = blocks.block_kernel(32, 32, 0.5, seed=0)
+    kernel = keras.ops.convert_to_numpy(layer.layer.kernel)
+    assert not kernel[~mask].any()
+
+
+def test_spectrograms_are_repeatable_and_balanced(modules):
+    _, edge = modules
+    x, y = edge.spectrograms(600, seed=4)
+    again, _ = edge.spectrograms(600, seed=4)
+    np.testing.assert_array_equal(x, again)
+    assert x.shape == (600, edge.FRAMES, edge.BANDS)
+    assert np.bincount(y).min() > 20
+    assert len(np.bincount(y)) == edge.KEYWORDS
+
+
+@pytest.mark.slow
+def test_example_end_to_end(tmp_path):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "edge.py", "--epochs", "1", "--only", "speech"]
+        + ["--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ, KERAS_BACKEND="tensorflow"),
+    )
+    assert done.returncode == 0, done.stderr
+    line = json.loads((tmp_path / "edge.json").read_text())["speech"]
+    assert line["test_accuracy"] > 0.6
+    assert abs(line["file_accuracy"] - line["keras_accuracy"]) < 0.02
+    assert (tmp_path / "speech.png").stat().st_size > 5000
+    assert "dynamic_int8+1x16" in line["latency_ms"]
