@@ -1,7 +1,15 @@
 """What came out: density, parameters, FLOPs and orthogonality of every kernel."""
 
+from keras_sparse_ortho.analysis._critical_gain import CriticalPoint as CriticalPoint
+from keras_sparse_ortho.analysis._critical_gain import critical_gain as critical_gain
+from keras_sparse_ortho.analysis._critical_gain import critical_point as critical_point
+from keras_sparse_ortho.analysis._jacobian import (
+    jacobian_singular_values as jacobian_singular_values,
+)
+from keras_sparse_ortho.analysis._jacobian_spectrum import JacobianSpectrum as JacobianSpectrum
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error as orthogonality_error
+from keras_sparse_ortho.analysis._plot_history import plot_history as plot_history
 from keras_sparse_ortho.analysis._report import report as report
 from keras_sparse_ortho.analysis._sparsity_report import SparsityReport as SparsityReport
 
-__all__ = ["SparsityReport", "orthogonality_error", "report"]
+__all__ = ["SparsityReport", "orthogonality_error", "plot_history", "report"]

@@ -48,7 +48,7 @@ class SynapticFlow(contextlib.AbstractContextManager["SynapticFlow"]):
     def __enter__(self) -> "SynapticFlow":
         with contextlib.ExitStack() as stack:
             if keras.backend.backend() == "jax" and self._dtype == "float64":
-                stack.enter_context(_x64())
+                stack.enter_context(float64_on_jax())
             stack.enter_context(linearized(self._model, self._dtype))
             given = {id(variable) for variable in self._variables}
             means = statistics_of(self._model)
@@ -108,15 +108,15 @@ def _wide(variable: Any) -> np.ndarray:
     return keras.ops.convert_to_numpy(tensor)
 
 
-def _x64() -> Any:
-    """JAX's context for float64, which has moved out of `jax.experimental`."""
+def float64_on_jax() -> Any:
+    """JAX's context for float64, which has moved out of `jax.experimental` since 0.5."""
     import jax
 
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
     from jax.experimental import enable_x64
 
-    return enable_x64()
+    return enablefloat64_on_jax()
 
 
 def _ones(model: Any, input_shape: Any) -> Any:

@@ -1,0 +1,180 @@
+"""Singular values of Jacobians, and critical gains."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.analysis import (
+    critical_gain,
+    critical_point,
+    jacobian_singular_values,
+)
+from keras_sparse_ortho.analysis._bidiagonalization import bidiagonalize
+from keras_sparse_ortho.errors import NotPrunableError
+from tests.helpers import array
+
+L = keras.layers
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("inputs", "outputs"), [(7, 5), (4, 9)])
+@pytest.mark.parametrize("method", ["exact", "lanczos"])
+def test_of_a_tanh_layer_after_a_linear_one(inputs, outputs, method):
+    model = keras.Sequential([keras.Input((inputs,)), L.Dense(6), L.Dense(outputs, "tanh")])
+    x = rng().normal(size=(3, inputs)).astype("float32")
+    first, second = (layer.get_weights()[0] for layer in model.layers)
+    found = jacobian_singular_values(model, x, method=method)
+    for sample, values in enumerate(found.values):
+        slope = 1 - np.tanh(x[sample] @ first @ second) ** 2
+        expected = np.linalg.svd((first @ second * slope).T, compute_uv=False)
+        np.testing.assert_allclose(values, expected, atol=2e-6 if method == "exact" else 1e-4)
+    assert found.shape == (outputs, inputs)
+    assert found.exact == (method == "exact")
+
+
+@pytest.mark.core
+def test_of_an_orthogonal_network_with_masks():
+    layers = [L.Dense(32, use_bias=False) for _ in range(3)]
+    dense = keras.Sequential([keras.Input((32,)), *layers])
+    model = kso.sparsify(dense, 0.1, seed=0)
+    found = jacobian_singular_values(model, rng().normal(size=(2, 32)))
+    np.testing.assert_allclose(found.values, 1, atol=2e-6)
+    assert found.mean == pytest.approx(1)
+    assert (found.min, found.max) == pytest.approx((1, 1), abs=2e-6)
+
+
+def test_of_convolutions_with_normalization_and_dropout():
+    model = keras.Sequential(
+        [
+            keras.Input((4, 4, 2)),
+            L.Conv2D(3, 3, activation="relu"),
+            L.BatchNormalization(),
+            L.Dropout(0.5),
+            L.MaxPooling2D(),
+        ]
+    )
+    x = rng().normal(size=(2, 4, 4, 2)).astype("float32")
+    before = [array(v) for v in model.variables]
+    exact = jacobian_singular_values(model, x, method="exact")
+    lanczos = jacobian_singular_values(model, x, method="lanczos")
+    assert exact.shape == (3, 32)
+    np.testing.assert_allclose(lanczos.values, exact.values, atol=1e-4)
+    # Differences along each input of the first sample.
+    step = 1e-2
+    moved = x[0] + step * np.eye(32).reshape(32, 4, 4, 2)
+    back = x[0] - step * np.eye(32).reshape(32, 4, 4, 2)
+    slope = (array(model(moved)) - array(model(back))).reshape(32, 3) / (2 * step)
+    np.testing.assert_allclose(
+        np.linalg.svd(slope, compute_uv=False), exact.values[0], rtol=2e-3, atol=1e-4
+    )
+    for a, b in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(a, array(b))
+
+
+def test_lanczos_estimates_a_large_spectrum():
+    model = keras.Sequential([keras.Input((400,)), L.Dense(300, kernel_initializer="he_normal")])
+    x = rng().normal(size=(6, 400))
+    exact = jacobian_singular_values(model, x[:1])
+    found = jacobian_singular_values(model, x, method="lanczos", steps=40)
+    assert found.values.shape == (6, 40)
+    assert found.max == pytest.approx(exact.max, rel=1e-3)
+    assert found.mean == pytest.approx(exact.mean, rel=0.05)
+    # A quantile is one of 40 nodes, between which the distribution is not resolved.
+    width = exact.max / 20
+    np.testing.assert_allclose(
+        found.quantiles([0.25, 0.5, 0.75]), exact.quantiles([0.25, 0.5, 0.75]), atol=width
+    )
+    again = jacobian_singular_values(model, x, method="lanczos", steps=40)
+    np.testing.assert_array_equal(again.values, found.values)
+
+
+@pytest.mark.numpy_only
+def test_bidiagonalization_is_a_quadrature():
+    a = rng().normal(size=(12, 9))
+    start = rng().normal(size=(1, 9))
+    values, weights = bidiagonalize(lambda v: v @ a.T, lambda u: u @ a, start, 12, 4)
+    unit = start[0] / np.linalg.norm(start)
+    gram = a.T @ a
+    for power in range(8):  # exact up to degree 2 steps - 1 in the squares
+        expected = unit @ np.linalg.matrix_power(gram, power) @ unit
+        assert (weights[0] * values[0] ** (2 * power)).sum() == pytest.approx(expected)
+
+
+@pytest.mark.numpy_only
+def test_bidiagonalization_of_a_low_rank_matrix():
+    a = np.outer(rng().normal(size=6), rng().normal(size=5))
+    values, weights = bidiagonalize(lambda v: v @ a.T, lambda u: u @ a, np.ones((1, 5)), 6, 5)
+    assert values[0, 0] == pytest.approx(np.linalg.norm(a))
+    np.testing.assert_allclose(values[0, 1:], 0, atol=1e-12)
+    assert weights.sum() == pytest.approx(1)
+
+
+def test_quantiles_and_plot():
+    model = keras.Sequential([keras.Input((4,)), L.Dense(4, use_bias=False)])
+    model.set_weights([np.diag([1.0, 2.0, 3.0, 4.0])])
+    found = jacobian_singular_values(model, np.ones((2, 4)))
+    assert found.quantiles([0, 0.25, 0.5, 1]).tolist() == [1, 1, 2, 4]
+    assert (found.mean, found.min, found.max) == (2.5, 1, 4)
+    axes = found.plot(bins=4)
+    assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(1)
+    with pytest.raises(ValueError, match=r"fractions in \[0, 1\]. Received: q=2"):
+        found.quantiles(2)
+
+
+def test_jacobian_refusals():
+    model = keras.Sequential([keras.Input((4,)), L.Dense(4)])
+    with pytest.raises(ValueError, match=r"float inputs.*int64"):
+        jacobian_singular_values(model, np.ones((2, 4), dtype="int64"))
+    with pytest.raises(ValueError, match=r"method='power'"):
+        jacobian_singular_values(model, np.ones((2, 4)), method="power")
+    with pytest.raises(ValueError, match=r"steps=0"):
+        jacobian_singular_values(model, np.ones((2, 4)), steps=0)
+    with pytest.raises(NotPrunableError, match=r"one input. Received: 2"):
+        jacobian_singular_values(model, [np.ones((2, 4)), np.ones((2, 4))])
+    inputs = keras.Input((4,))
+    twin = keras.Model(inputs, [L.Dense(2)(inputs), L.Dense(2)(inputs)])
+    with pytest.raises(NotPrunableError, match=r"one output. Received: 2"):
+        jacobian_singular_values(twin, np.ones((2, 4)))
+    with pytest.raises(NotPrunableError, match="must be built"):
+        jacobian_singular_values(keras.Sequential([L.Dense(4)]), np.ones((2, 4)))
+
+
+@pytest.mark.core
+def test_critical_gain_of_tanh_is_the_published_one():
+    # Nowak et al. name the gain 1.0247 with 0.00448: the standard deviation of the biases.
+    assert critical_gain("tanh", 0.00448) == pytest.approx(1.0247, abs=5e-5)
+    point = critical_point("tanh", 0.00448)
+    z, weights = np.polynomial.hermite_e.hermegauss(120)
+    weights = weights / weights.sum()
+    value = np.tanh(np.sqrt(point.q) * z)
+    assert point.gain**2 * weights @ (1 - value**2) ** 2 == pytest.approx(1, rel=1e-9)
+    fixed = point.gain**2 * weights @ value**2 + point.bias_std**2
+    assert fixed == pytest.approx(point.q, rel=1e-9)
+
+
+def test_critical_gains_in_closed_form():
+    assert critical_gain("linear") == pytest.approx(1, rel=1e-9)
+    assert critical_gain("relu") == pytest.approx(np.sqrt(2), rel=1e-9)
+    leaky = critical_gain(keras.layers.LeakyReLU(negative_slope=0.5))
+    assert leaky == pytest.approx(np.sqrt(2 / (1 + 0.25)), rel=1e-9)
+    assert critical_gain("tanh") == pytest.approx(1, abs=1e-6)
+
+
+def test_critical_gain_of_hard_tanh():
+    from scipy.stats import norm
+
+    point = critical_point("hard_tanh", 0.1)
+    inside = 1 - 2 * norm.sf(1 / np.sqrt(point.q))  # E[phi'^2] = P(|sqrt(q) z| < 1)
+    assert point.gain == pytest.approx(inside**-0.5, rel=1e-9)
+
+
+def test_critical_gain_refusals():
+    with pytest.raises(ValueError, match=r"no critical point.*relu.*bias_std=0.1"):
+        critical_gain("relu", 0.1)
+    with pytest.raises(ValueError, match=r"at least 0. Received: bias_std=-1"):
+        critical_gain("tanh", -1)
