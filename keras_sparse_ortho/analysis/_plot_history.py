@@ -1,6 +1,7 @@
 """`plot_history`: densities and thresholds of every layer over time."""
 
 import csv
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,10 @@ def _series(history: Any) -> Mapping[str, Sequence[float]]:
     if isinstance(history, str | os.PathLike):
         with pathlib.Path(history).open(newline="", encoding="utf-8") as stream:
             rows = list(csv.DictReader(stream))
-        return {key: [float(row[key]) for row in rows] for key in (rows[0] if rows else {})}
+        # CSVLogger writes NA where there is no value, as for metrics of validation.
+        return {
+            key: [math.nan if row[key] == "NA" else float(row[key]) for row in rows]
+            for key in (rows[0] if rows else {})
+        }
     table: Mapping[str, Sequence[float]] = getattr(history, "history", history)
     return table

@@ -1,20 +1,24 @@
-"""`DensityLogger`: the live fraction as a metric."""
+"""`DensityLogger`: live fractions and thresholds as metrics."""
 
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.parametrizations import PrunableWeight
 
 
 class DensityLogger(keras.callbacks.Callback):
-    """Adds the global density of the kernels to the logs of every epoch.
+    """Adds density and thresholds of the kernels to the logs of every epoch.
 
-    `density = sum(live) / sum(size)` over all kernels, so that it stands in the progress bar, in
-    `History`, and, for callbacks after this one in the list, in `CSVLogger` and `TensorBoard`.
+    `density = sum(live) / sum(size)` over all kernels, and, where there are learnt thresholds,
+    `threshold`, their mean over the kernels, so that they stand in the progress bar, in `History`,
+    and, for callbacks after this one in the list, in `CSVLogger` and `TensorBoard`.
+    `keras_sparse_ortho.analysis.plot_history` draws them.
 
     Args:
-        per_layer: Whether to add `density/<path>` for each kernel as well.
+        per_layer: Whether to add `density/<path>` and `threshold/<path>` (the mean over channels)
+            for each kernel as well.
         prefix: Put before the names, e.g. `"pruned_"`.
 
     Example:
@@ -45,3 +49,17 @@ class DensityLogger(keras.callbacks.Callback):
         if self.per_layer:
             for weight in weights:
                 logs[f"{self.prefix}density/{weight.path}"] = live[weight.path] / weight.size
+        self._add_thresholds(logs, weights)
+
+    def _add_thresholds(self, logs: dict[str, Any], weights: list[PrunableWeight]) -> None:
+        means = {}
+        for weight in weights:
+            made = weight.parametrization
+            if made is not None and (found := made.threshold_value()) is not None:
+                means[weight.path] = float(found.mean())
+        if not means:
+            return
+        logs[f"{self.prefix}threshold"] = sum(means.values()) / len(means)
+        if self.per_layer:
+            for path, mean in means.items():
+                logs[f"{self.prefix}threshold/{path}"] = mean

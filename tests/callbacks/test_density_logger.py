@@ -64,3 +64,60 @@ def test_callbacks_after_it_read_the_density(tmp_path):
     )
     with path.open(newline="") as stream:
         assert [float(row["density"]) for row in csv.DictReader(stream)] == [0.25, 0.25]
+
+
+def learnt():
+    return kso.parametrize(network(), kso.parametrizations.SoftThreshold("channel", s_init=-2.0))
+
+
+def test_learnt_thresholds_are_logged():
+    model = learnt()
+    history = fit(model, DensityLogger(per_layer=True), epochs=1)
+    assert set(history) == {
+        *("loss", "density", "threshold"),
+        *(f"{name}/{k}/kernel" for name in ("density", "threshold") for k in ("hidden", "head")),
+    }
+    for weight in kso.prunable_weights(model, flops=False):
+        mean = weight.parametrization.threshold_value().mean()
+        assert history[f"threshold/{weight.path}"] == [pytest.approx(mean, rel=1e-6)]
+    means = [history[f"threshold/{k}/kernel"][0] for k in ("hidden", "head")]
+    assert history["threshold"] == [pytest.approx(np.mean(means))]
+
+
+def test_the_progress_bar_shows_them(capsys):
+    model = learnt()
+    model.compile("sgd", "mse", jit_compile=jit())
+    keras.config.enable_interactive_logging()
+    model.fit(X, Y, verbose=2, callbacks=[DensityLogger()])
+    shown = capsys.readouterr().out
+    assert "density: " in shown
+    assert "threshold: 0.1" in shown  # sigmoid(-2) = 0.119
+
+
+@pytest.mark.tensorflow_only
+def test_tensorboard_gets_them(tmp_path):
+    from tensorflow.python.summary.summary_iterator import summary_iterator
+
+    fit(learnt(), DensityLogger(), keras.callbacks.TensorBoard(tmp_path, write_graph=False))
+    [file] = (tmp_path / "train").iterdir()
+    tags = {value.tag for event in summary_iterator(str(file)) for value in event.summary.value}
+    assert {"epoch_density", "epoch_threshold"} <= tags
+
+
+def test_a_picture_of_every_layer_over_time(tmp_path):
+    log = tmp_path / "log.csv"
+    model = learnt()
+    callbacks = [DensityLogger(per_layer=True), keras.callbacks.CSVLogger(str(log))]
+    model.compile("sgd", "mse", jit_compile=jit())
+    history = model.fit(X, Y, epochs=3, verbose=0, callbacks=callbacks)
+    for source in (history, history.history, log, str(log)):
+        figure = kso.analysis.plot_history(source)
+        densities, thresholds = figure.axes
+        drawn = {line.get_label(): line.get_ydata() for line in densities.lines}
+        assert set(drawn) == {"all kernels", "hidden/kernel", "head/kernel"}
+        np.testing.assert_allclose(drawn["all kernels"], history.history["density"])
+        assert len(thresholds.lines) == 3
+    figure.savefig(tmp_path / "history.png")
+    assert (tmp_path / "history.png").stat().st_size > 5000
+    with pytest.raises(ValueError, match=r"DensityLogger.*Received: \['loss'\]"):
+        kso.analysis.plot_history({"loss": [1.0]})
