@@ -50,8 +50,7 @@ def str_resnet50(density: float = 0.0977) -> Budget:
     """
     density = check_density(density)
     resource = importlib.resources.files(__package__).joinpath("data", _TABLE)
-    with resource.open(encoding="utf-8", newline="") as stream:
-        overall, *layers = csv.DictReader(stream)
+    overall, *layers = csv.DictReader(resource.read_text(encoding="utf-8").splitlines())
     columns = [name for name in overall if name.startswith("sparsity_")]
     published = {_density(overall[name]): name for name in columns}
     if density not in published:
