@@ -6,6 +6,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 import keras_sparse_ortho as kso
 
 Method = Callable[[Any, dict[str, Any]], tuple[Any, list[Any]]]
@@ -25,6 +27,26 @@ def learnt_thresholds(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]
 def eoi_erk(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Exactly orthogonal, fixed masks, ERK."""
     return kso.sparsify(model, plan["density"], "erk", seed=plan["seed"]), []
+
+
+def eoi_center(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """As `eoi_erk`, with the reference's denser centre taps (`more_nonzeros`)."""
+    pattern = kso.initializers.ExactOrthogonal(1.0, center_density="more_nonzeros")
+    return kso.sparsify(model, plan["density"], "erk", pattern, seed=plan["seed"]), []
+
+
+def snip(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """SNIP's own mask, of ten batches, on the usual initializer."""
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = plan["data"]
+    options = {"batch_size": plan["batch_size"], "batches": 10, "seed": plan["seed"]}
+    scored = kso.budgets.snip(model, plan["density"], x, y, **options, on_collapse="warn")
+    return kso.pruning.apply_masks(model, scored), []
+
+
+def synflow(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """SynFlow's own mask, of 100 rounds, on the usual initializer."""
+    return kso.pruning.apply_masks(model, kso.budgets.synflow(model, plan["density"])), []
 
 
 def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -72,8 +94,11 @@ METHODS: dict[str, Method] = {
     "dense": dense,
     "str": learnt_thresholds,
     "eoi_erk": eoi_erk,
+    "eoi_center": eoi_center,
     "eoi_str": eoi_str,
     "base_erk": base_erk,
+    "snip": snip,
+    "synflow": synflow,
     "gmp": magnitude,
     "dnw": straight_through,
     "set": evolutionary,
