@@ -9,7 +9,7 @@ from keras_sparse_ortho.callbacks import SET, RigL
 from tests.helpers import array, classifier_loss, jit
 
 L = keras.layers
-STEPS, FREQUENCY, BATCH = 10, 3, 4
+STEPS, FREQUENCY, BATCH = 8, 3, 4
 
 
 def network():
@@ -76,7 +76,8 @@ def test_at_any_step(whole):
     kind, folder, expected = whole
     model = network()
     train(model, kind, STEPS - 1)  # makes the variables of the optimizer
-    for killed in range(1, STEPS):
+    # RigL compiles its gradient in each fit; the steps left out are those of the test above.
+    for killed in range(1, STEPS) if kind == "SET" else (1, 5, 6, 7):
         model.load_weights(folder / f"{killed}.keras")
         assert int(array(model.optimizer.iterations)) == killed
         train(model, kind, killed)
