@@ -61,8 +61,10 @@ def test_spectrograms_are_repeatable_and_balanced(modules):
 @pytest.mark.slow
 def test_example_end_to_end(tmp_path):
     done = subprocess.run(
-        [sys.executable, EXAMPLES / "edge.py", "--epochs", "1", "--only", "speech"]
-        + ["--output", str(tmp_path)],
+        [
+            *(sys.executable, EXAMPLES / "edge.py"),
+            *("--epochs", "1", "--only", "speech", "--output", tmp_path),
+        ],
         capture_output=True,
         text=True,
         check=False,

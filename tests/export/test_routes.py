@@ -384,7 +384,7 @@ def test_unknown_sidecar(tmp_path):
 def test_named_routes_and_auto_end_to_end(tmp_path):
     model = block_model()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", ExportFallbackWarning)
         one = export_litert(model, tmp_path / "a.tflite", mode="dynamic_int8+1x16")
         best = export_litert(model, tmp_path / "b.tflite", mode="auto", batch_size=2, threads=2)
         sparse = export_litert(model, tmp_path / "c.tflite", mode="sparse")
