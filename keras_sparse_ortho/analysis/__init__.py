@@ -12,4 +12,14 @@ from keras_sparse_ortho.analysis._plot_history import plot_history as plot_histo
 from keras_sparse_ortho.analysis._report import report as report
 from keras_sparse_ortho.analysis._sparsity_report import SparsityReport as SparsityReport
 
-__all__ = ["SparsityReport", "orthogonality_error", "plot_history", "report"]
+__all__ = [
+    "CriticalPoint",
+    "JacobianSpectrum",
+    "SparsityReport",
+    "critical_gain",
+    "critical_point",
+    "jacobian_singular_values",
+    "orthogonality_error",
+    "plot_history",
+    "report",
+]

@@ -38,13 +38,14 @@ def gaussian_means(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     low, high = edges[:-1], edges[1:]
     whole = panel_means(low, high)
     total = np.zeros(whole.shape[:-1])
+    # What the tolerance is relative to, or rounding alone would split panels without end.
+    size = np.maximum(np.abs(whole).sum(axis=-1, keepdims=True), np.finfo(float).tiny)
     for _ in range(_DEPTH):
         middle = (low + high) / 2
         left, right = panel_means(low, middle), panel_means(middle, high)
         halves = left + right
-        error = np.abs(halves - whole).reshape(-1, len(low)).max(axis=0)
-        scale = max(1.0, float(np.abs(total).max(initial=0.0)))
-        split = error > _TOLERANCE * scale
+        error = (np.abs(halves - whole) / size).reshape(-1, len(low)).max(axis=0)
+        split = error > _TOLERANCE
         total = total + halves[..., ~split].sum(axis=-1)
         if not split.any():
             return total
