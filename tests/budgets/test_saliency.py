@@ -1,0 +1,272 @@
+"""Saliencies against finite differences and formulas; counts, data, collapse, structures."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho import budgets
+from keras_sparse_ortho.errors import BudgetError, NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.pruning import apply_masks
+from tests.helpers import array, classifier_loss
+from tests.models.networks import MODELS
+
+L = keras.layers
+
+
+def network():
+    layers = [L.Dense(4, "tanh", name="a"), L.Dense(3, name="b", kernel_regularizer="l2")]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile(loss=classifier_loss(), jit_compile=False)
+    return model
+
+
+def data(count=12):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 3)).astype("float32"), rng.integers(0, 3, count)
+
+
+def loss_of(flat, x, y, temperature=1.0):
+    """The loss of `network()` without biases (they are 0) and weight decay, in float64."""
+    first, second = flat[:12].reshape(3, 4), flat[12:].reshape(4, 3)
+    logits = np.tanh(x.astype("float64") @ first) @ second / temperature
+    logits = logits - logits.max(axis=1, keepdims=True)
+    return np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y])
+
+
+def difference(f, w, step=1e-5):
+    moves = step * np.eye(len(w))
+    return np.array([(f(w + move) - f(w - move)) / (2 * step) for move in moves])
+
+
+def flat(model):
+    return np.concatenate([layer.get_weights()[0].reshape(-1) for layer in model.layers]).astype(
+        "float64"
+    )
+
+
+def joined(saliency):
+    return np.concatenate([score.reshape(-1) for score in saliency.scores.values()])
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("batch_size", [12, 5])
+def test_snip_against_differences(batch_size):
+    model = network()
+    x, y = data()
+    found = budgets.snip(model, 0.5, x, y, batch_size=batch_size, batches=None)
+    w = flat(model)
+    close(joined(found), np.abs(w * difference(lambda v: loss_of(v, x, y), w)))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("temperature", [None, 1.0])
+@pytest.mark.parametrize("batch_size", [12, 5])
+def test_grasp_against_differences(temperature, batch_size):
+    model = network()
+    x, y = data()
+    w = flat(model)
+    t = 200.0 if temperature is None else temperature
+
+    def gradient(v):
+        return difference(lambda u: loss_of(u, x, y, t), v, 1e-4)
+
+    # H g is the derivative of the gradient along g.
+    g = gradient(w)
+    step = 1e-3 / np.linalg.norm(g)
+    expected = w * (gradient(w + step * g) - gradient(w - step * g)) / (2 * step)
+    options = {"temperature": temperature, "batch_size": batch_size, "batches": None}
+    close(joined(budgets.grasp(model, 0.5, x, y, **options)), expected)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_synflow_against_its_formula(dtype):
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            L.Dense(6, "tanh", name="a"),
+            L.BatchNormalization(name="n"),
+            L.Dense(3, "softmax", name="b"),
+        ]
+    )
+    rng = np.random.default_rng(0)
+    for variable in model.variables:
+        variable.assign(rng.normal(size=variable.shape))
+    model.get_layer("n").moving_variance.assign(rng.random(6) + 0.5)
+    before = [array(v) for v in model.variables]
+    found = budgets.synflow(model, 0.3, rounds=7, dtype=dtype)
+    a, bias = (np.abs(v) for v in model.get_layer("a").get_weights())
+    gamma, beta, _, variance = (np.abs(v) for v in model.get_layer("n").get_weights())
+    b, _ = (np.abs(v) for v in model.get_layer("b").get_weights())
+    scale = gamma / np.sqrt(variance + model.get_layer("n").epsilon)
+    mask = [np.ones((5, 6), bool), np.ones((6, 3), bool)]
+    for number in range(1, 8):
+        first, second = a * mask[0], b * mask[1]
+        hidden = (first.sum(axis=0) + bias) * scale + beta
+        scores = [first * scale * second.sum(axis=1), second * hidden[:, None]]
+        keep = round(0.3 ** (number / 7) * 48)
+        both = np.concatenate([s.reshape(-1) for s in scores])
+        chosen = np.isin(np.arange(48), np.argsort(-both)[:keep])
+        last, mask = scores, [chosen[:30].reshape(5, 6), chosen[30:].reshape(6, 3)]
+    for path, expected, live in zip(("a/kernel", "b/kernel"), last, mask, strict=True):
+        np.testing.assert_array_equal(found.masks[path], live)
+        score = found.scores[path]
+        np.testing.assert_allclose(score[score >= 0], expected[score >= 0], rtol=1e-5)
+    # The model is as it was.
+    for value, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(value, array(variable))
+    assert {layer.dtype_policy.name for layer in model.layers} == {"float32"}
+    assert model.get_layer("b").activation is keras.activations.softmax
+
+
+def test_synflow_says_when_float32_does_not_do():
+    layers = [L.Dense(8, kernel_initializer=keras.initializers.Constant(1e9)) for _ in range(5)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    with pytest.raises(NotPrunableError, match=r'dtype="float64"'):
+        budgets.synflow(model, 1.0, rounds=1, dtype="float32")
+    assert np.isfinite(joined(budgets.synflow(model, 1.0, rounds=1))).all()
+
+
+@pytest.mark.filterwarnings("ignore:Layer collapse")  # of query and key kernels, by SNIP
+@pytest.mark.parametrize("structure", list(MODELS))
+def test_every_structure(structure):
+    model = MODELS[structure]()
+    model.compile(loss=classifier_loss(), jit_compile=False)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 8, 8, 3)).astype("float32")
+    y = rng.integers(0, 4, 4)
+    size = sum(w.size for w in kso.prunable_weights(model, flops=False))
+    found = [budgets.snip(model, 0.3, x, y, on_collapse="warn")]
+    found.append(budgets.grasp(model, 0.6, x, y, on_collapse="warn"))
+    options = {"exclude": ".*(query|key)/kernel"} if "attention" in structure else {}
+    if "recurrent" not in structure:
+        found.append(budgets.synflow(model, 0.3, rounds=3, **options))
+    for saliency in found:
+        assert sum(saliency.counts.values()) == round(saliency.density * size)
+
+
+def test_counts_ties_and_seeds():
+    model = network()
+    for layer in model.layers:
+        layer.kernel.assign(np.ones(layer.kernel.shape))
+    tied = budgets.magnitude(model, 0.6)  # 14 of 24: the first 12, and two more
+    assert tied.counts == {"a/kernel": 12, "b/kernel": 2}
+    assert tied.masks["b/kernel"].reshape(-1)[:2].all()
+    one, same, other = (budgets.random(model, 0.5, seed=seed) for seed in (1, 1, 2))
+    assert sum(one.counts.values()) == 12
+    for path in one.masks:
+        np.testing.assert_array_equal(one.masks[path], same.masks[path])
+    assert any((one.masks[path] != other.masks[path]).any() for path in one.masks)
+
+
+def test_data_of_every_kind_and_order():
+    model = network()
+    x, y = data()
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return x[4 * index : 4 * index + 4], y[4 * index : 4 * index + 4]
+
+    batches = [(x[k : k + 4], y[k : k + 4]) for k in (0, 4, 8)]
+    expected = joined(budgets.snip(model, 0.5, x, y))  # all of it, in another order
+    for source in (Batches(), (batch for batch in batches)):
+        np.testing.assert_allclose(
+            joined(budgets.snip(model, 0.5, source, batches=None)), expected, atol=1e-6
+        )
+    first = budgets.snip(model, 0.5, iter(batches))
+    np.testing.assert_allclose(joined(first), joined(budgets.snip(model, 0.5, *batches[0])), 1e-4)
+    drawn = [budgets.snip(model, 0.5, x, y, batch_size=4, seed=seed) for seed in (3, 3, 4)]
+    np.testing.assert_array_equal(joined(drawn[0]), joined(drawn[1]))
+    assert (joined(drawn[0]) != joined(drawn[2])).any()
+    weights = np.array([1.0] * 4 + [0.0] * 8)
+    one = budgets.snip(model, 0.5, x, y, weights)
+    np.testing.assert_allclose(joined(one), joined(first) / 3, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.tensorflow_only
+def test_tf_data():
+    import tensorflow as tf
+
+    model = network()
+    x, y = data()
+    source = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    found = budgets.snip(model, 0.5, source, batches=None)
+    np.testing.assert_allclose(joined(found), joined(budgets.snip(model, 0.5, x, y)), atol=1e-6)
+
+
+def test_probabilities_give_the_scores_of_their_logits():
+    model, twin = network(), network()
+    twin.layers[1].activation = keras.activations.softmax
+    twin.compile(loss="sparse_categorical_crossentropy", jit_compile=False)
+    twin.set_weights(model.get_weights())
+    x, y = data()
+    expected = joined(budgets.grasp(model, 0.5, x, y))
+    found = joined(budgets.grasp(twin, 0.5, x, y))
+    np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
+    twin.compile(loss="mse")
+    with pytest.raises(ValueError, match=r"must be a cross-entropy.*temperature=200"):
+        budgets.grasp(twin, 0.5, x, np.eye(3)[y], temperature=200)
+
+
+def test_collapse_is_reported():
+    model = network()
+    model.layers[1].kernel.assign(model.layers[1].kernel * 1e-6)
+    with pytest.raises(BudgetError, match=r"Layer collapse.*magnitude.*\['b/kernel'\]"):
+        budgets.magnitude(model, 0.2)
+    with pytest.warns(UserWarning, match=r"Layer collapse.*\['b/kernel'\]"):
+        found = budgets.magnitude(model, 0.2, on_collapse="warn")
+    assert found.collapsed == ["b/kernel"]
+    with pytest.raises(BudgetError, match="Layer collapse"):
+        _ = found.budget
+    with pytest.raises(NotPrunableError, match=r"'b/kernel'.*at least one live entry.*0 live"):
+        apply_masks(model, found)
+    with pytest.raises(BudgetError, match="exactly orthogonal"):
+        _ = found.orthogonal_budget
+    with pytest.warns(UserWarning, match="Layer collapse"):
+        found = budgets.magnitude(model, 0.5, on_collapse="warn")
+    assert found.orthogonal_budget.lifted == ("b/kernel",)
+    assert found.orthogonal_budget.live == 12
+
+
+def test_the_ways_on_from_a_saliency():
+    model = network()
+    x, y = data()
+    saliency = budgets.snip(model, 0.6, x, y)
+    base = apply_masks(model, saliency)
+    for weight in kso.prunable_weights(base, flops=False):
+        mask = saliency.masks[weight.path]
+        np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
+        layer = model.get_layer(weight.path.split("/")[0])
+        np.testing.assert_array_equal(weight.value(), array(layer.kernel) * mask)
+    exact = kso.sparsify(model, budget=saliency.orthogonal_budget, seed=0)
+    assert {w.path: w.live for w in kso.prunable_weights(exact, flops=False)} == (
+        saliency.orthogonal_budget.counts
+    )
+    assert kso.report(exact).rows[0].orthogonality_error < 1e-6
+    with pytest.raises(UnknownWeightError, match="'c/kernel'"):
+        apply_masks(model, {"c/kernel": np.ones((2, 2), bool)})
+
+
+def test_refusals():
+    model = network()
+    x, y = data()
+    with pytest.raises(NotPrunableError, match="wrapped already"):
+        budgets.magnitude(kso.sparsify(model, 0.5, seed=0), 0.5)
+    with pytest.raises(ValueError, match="before the model is compiled"):
+        budgets.snip(keras.Sequential([keras.Input((3,)), L.Dense(3)]), 0.5, x, y)
+    with pytest.raises(ValueError, match=r"same number of samples.*\[3, 12\]"):
+        budgets.snip(model, 0.5, x, y[:3])
+    with pytest.raises(ValueError, match="leave `y`"):
+        budgets.snip(model, 0.5, iter([(x, y)]), y)
+    with pytest.raises(ValueError, match="rounds=0"):
+        budgets.synflow(model, 0.5, rounds=0)
+    with pytest.raises(ValueError, match="on_collapse='ignore'"):
+        budgets.random(model, 0.5, on_collapse="ignore")
