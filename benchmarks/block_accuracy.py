@@ -101,7 +101,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--density", type=float, default=0.1)
     parser.add_argument("--rate", type=float, default=2e-3, help="of Adam, at the start")
     options = parser.parse_args()

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flatbuffers  # type: ignore[import-untyped]
 import numpy as np
 
 _IDENTIFIER = b"TFL3"
@@ -19,19 +18,22 @@ def read_model(content: bytes) -> Any:
 def write_model(model: Any) -> bytes:
     """The flatbuffer of a `ModelT`."""
     size = sum(0 if buffer.data is None else len(buffer.data) for buffer in model.buffers)
-    builder = _AligningBuilder(size + (1 << 16))
+    builder = _aligning_builder(size + (1 << 16))
     builder.Finish(model.Pack(builder), _IDENTIFIER)
     return bytes(builder.Output())
 
 
-class _AligningBuilder(flatbuffers.Builder):
-    """Aligns byte vectors as the schema asks, which the generated Python code does not."""
+def _aligning_builder(size: int) -> Any:
+    """A builder that aligns byte vectors as the schema asks; the generated Python code does not."""
+    import flatbuffers  # type: ignore[import-untyped]  # comes with TensorFlow and ai-edge-litert
 
-    def CreateNumpyVector(self, x: np.ndarray) -> int:
-        """Write a vector; those of bytes hold weights and start at a multiple of 16."""
-        if x.dtype != np.uint8:
-            return int(super().CreateNumpyVector(x))
-        self.StartVector(1, x.size, _ALIGNMENT)
-        self.head -= x.size
-        self.Bytes[self.head : self.head + x.size] = x.tobytes()
-        return int(self.EndVector())
+    class AligningBuilder(flatbuffers.Builder):
+        def CreateNumpyVector(self, x: np.ndarray) -> int:
+            if x.dtype != np.uint8:
+                return int(super().CreateNumpyVector(x))
+            self.StartVector(1, x.size, _ALIGNMENT)
+            self.head -= x.size
+            self.Bytes[self.head : self.head + x.size] = x.tobytes()
+            return int(self.EndVector())
+
+    return AligningBuilder(size)
