@@ -72,9 +72,6 @@ class DynamicSparseTraining(StepCallback):
         self.seed = int(seed)
         self._weights: list[PrunableWeight] = []
         self._until = self.end_step or 0
-        self._watched: Any = None
-        self._must_read = False
-        self._accumulated = 1
         self._moved = 0
 
     @abc.abstractmethod
@@ -92,13 +89,7 @@ class DynamicSparseTraining(StepCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the weights, and refuses a model without any."""
-        # `self.model` brings all of JAX's state up to date each time it is read.
-        self._watched = model = self.model
-        self._weights = self._find(model)
-        # Then an optimizer may make no step in a batch, or several.
-        self._must_read = hasattr(model.optimizer, "inner_optimizer") or (
-            type(model).train_step is not keras.Model.train_step
-        )
+        self._weights = self._find(self._watched)
         self._until = self._default_end() if self.end_step is None else self.end_step
         if self._until <= self.frequency:
             warnings.warn(
@@ -109,20 +100,8 @@ class DynamicSparseTraining(StepCallback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Reads how many batches the optimizer has seen before the epoch."""
-        self.sync()
-        self._epoch_start, self._accumulated = applied_batches(self._watched.optimizer)
+        super().on_epoch_begin(epoch, logs)
         self._moved = 0
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Updates the masks if a multiple of `frequency` steps is reached, or was just passed."""
-        seen = self._epoch_start + batch
-        if self._must_read:
-            self.sync()
-            seen, _ = applied_batches(self._watched.optimizer)
-        step = seen // self._accumulated
-        before = (seen - self._watched.steps_per_execution) // self._accumulated
-        if step > before:
-            self.on_step(step, step - before)
 
     def on_step(self, step: int, executed: int) -> None:
         """Updates the masks if it is time to."""
@@ -171,7 +150,7 @@ class DynamicSparseTraining(StepCallback):
         zero = keras.ops.zeros((), dtype=variable.dtype)
         variable.assign(keras.ops.where(before & mask, variable.value, zero))
         parametrization.assign_mask(mask)
-        zero_slots(self.model.optimizer, variable, changed)
+        zero_slots(self._watched.optimizer, variable, changed)
         return int(np.count_nonzero(mask & changed))
 
     def _find(self, model: Any) -> list[PrunableWeight]:
