@@ -17,8 +17,8 @@ def bidiagonalize(
 
     With `A V = U B`, `A^T U = V B^T + ...`, `B` upper bidiagonal, `V` from `start`, and
     `B = P diag(s) Q^T`: the values are `s`, and the weights `w_i = Q[0, i]^2`. So
-    `sum_i w_i f(s_i)` is the estimate of `v^T f(sqrt(A^T A)) v` for `v = start / |start|`, exact for polynomials in
-    `s^2` of degree `2 steps - 1`.
+    `sum_i w_i f(s_i)` is the estimate of `v^T f(sqrt(A^T A)) v` for `v = start / |start|`, exact
+    for polynomials in `s^2` of degree `2 steps - 1`.
 
     Args:
         forward: `A v` for vectors `(operators, columns)`.

@@ -12,12 +12,13 @@ from tests.helpers import array, classifier_loss
 from tests.models.networks import MODELS
 
 L = keras.layers
+JIT = keras.backend.backend() == "jax"  # eager JAX is slow; XLA on TensorFlow compiles for long
 
 
 def network():
     layers = [L.Dense(4, "tanh", name="a"), L.Dense(3, name="b", kernel_regularizer="l2")]
     model = keras.Sequential([keras.Input((3,)), *layers])
-    model.compile(loss=classifier_loss(), jit_compile=False)
+    model.compile(loss=classifier_loss(), jit_compile=JIT)
     return model
 
 
@@ -136,7 +137,7 @@ def test_synflow_says_when_float32_does_not_do():
 @pytest.mark.parametrize("structure", list(MODELS))
 def test_every_structure(structure):
     model = MODELS[structure]()
-    model.compile(loss=classifier_loss(), jit_compile=False)
+    model.compile(loss=classifier_loss(), jit_compile=JIT)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4, 8, 8, 3)).astype("float32")
     y = rng.integers(0, 4, 4)
@@ -205,7 +206,7 @@ def test_tf_data():
 def test_probabilities_give_the_scores_of_their_logits():
     model, twin = network(), network()
     twin.layers[1].activation = keras.activations.softmax
-    twin.compile(loss="sparse_categorical_crossentropy", jit_compile=False)
+    twin.compile(loss="sparse_categorical_crossentropy", jit_compile=JIT)
     twin.set_weights(model.get_weights())
     x, y = data()
     expected = joined(budgets.grasp(model, 0.5, x, y))
