@@ -116,7 +116,7 @@ def float64_on_jax() -> Any:
         return jax.enable_x64(True)
     from jax.experimental import enable_x64
 
-    return enablefloat64_on_jax()
+    return enable_x64()
 
 
 def _ones(model: Any, input_shape: Any) -> Any:
