@@ -13,11 +13,19 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
 )
 from keras_sparse_ortho.orthogonal import (
     AngleLaw,
+    Block,
+    ConstantFan,
     KernelLayout,
+    NByM,
     Rotations,
+    Structure,
     check_density,
     exact_orthogonal,
 )
+
+# Here, as the room below does not know Keras.
+for _structure in (Block, NByM, ConstantFan):
+    keras.saving.register_keras_serializable(package="keras_sparse_ortho")(_structure)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -50,10 +58,13 @@ class ExactOrthogonal(SparseInitializer):
         rotations: Explicit `(i, j, angle)` triples, in place of random ones.
         center_density: Density of a convolution's centre tap: `None` (that of the kernel),
             `"more_nonzeros"`, or a number; see `keras_sparse_ortho.orthogonal.exact_orthogonal`.
+        structure: Pattern of the live entries: `Block(rows, cols)`, `NByM(n, m)`,
+            `ConstantFan(side)`, or `None`. The live count is the nearest that it can have.
 
     Raises:
         DensityError: At a call, for a density less than the least one of the shape, `1 / max(in,
-            out)` for matrices. The message names it.
+            out)` for matrices, or one that the structure cannot have. The message names the bound.
+        LayoutError: At a call, for a shape that does not fit the layout or the structure.
 
     Limits: float16 and bfloat16 kernels are orthogonal to those types' rounding. A strided or
     zero-padded convolution is no exact isometry. For dense orthogonal kernels
@@ -83,6 +94,7 @@ class ExactOrthogonal(SparseInitializer):
         angles: AngleLaw = None,
         rotations: Sequence[tuple[int, int, float]] | None = None,
         center_density: float | str | None = None,
+        structure: Structure | None = None,
     ) -> None:
         super().__init__(seed, layout)
         if density is not None or rotations is None:
@@ -94,6 +106,19 @@ class ExactOrthogonal(SparseInitializer):
         self.angles = tuple(angles) if isinstance(angles, list) else angles
         self.rotations = None if rotations is None else [(i, j, angle) for i, j, angle in rotations]
         self.center_density = center_density
+        if isinstance(structure, dict):
+            structure = keras.saving.deserialize_keras_object(structure)
+        if structure is not None and not isinstance(structure, Structure):
+            raise ValueError(
+                "`structure` must be a Block, NByM, ConstantFan or None. "
+                f"Received: structure={structure!r}"
+            )
+        if structure is not None and rotations is not None:
+            raise ValueError(
+                "A `structure` draws its own rotations; give one of the two. "
+                f"Received: structure={structure}, rotations={rotations!r}"
+            )
+        self.structure = structure
 
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
@@ -110,6 +135,7 @@ class ExactOrthogonal(SparseInitializer):
             angles=self.angles,
             rotations=None if self.rotations is None else Rotations.from_angles(self.rotations),
             center_density=self.center_density,
+            structure=self.structure,
             dtype=np.float64 if target == np.float64 else np.float32,
         )
         return kernel.astype(target, copy=False), mask
@@ -126,4 +152,5 @@ class ExactOrthogonal(SparseInitializer):
             "angles": angles,
             "rotations": self.rotations,
             "center_density": self.center_density,
+            "structure": keras.saving.serialize_keras_object(self.structure),
         }

@@ -1,5 +1,7 @@
 """Pure NumPy: exactly orthogonal sparse kernels, their layouts, counts and density law."""
 
+from keras_sparse_ortho.orthogonal._block import Block as Block
+from keras_sparse_ortho.orthogonal._constant_fan import ConstantFan as ConstantFan
 from keras_sparse_ortho.orthogonal._counts import apportion as apportion
 from keras_sparse_ortho.orthogonal._counts import check_density as check_density
 from keras_sparse_ortho.orthogonal._counts import largest_mask as largest_mask
@@ -13,13 +15,19 @@ from keras_sparse_ortho.orthogonal._kernel import exact_orthogonal as exact_orth
 from keras_sparse_ortho.orthogonal._kernel import least_count as least_count
 from keras_sparse_ortho.orthogonal._kernel import least_density as least_density
 from keras_sparse_ortho.orthogonal._layout import KernelLayout as KernelLayout
+from keras_sparse_ortho.orthogonal._n_by_m import NByM as NByM
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw as AngleLaw
 from keras_sparse_ortho.orthogonal._rotations import Rotations as Rotations
+from keras_sparse_ortho.orthogonal._structure import Structure as Structure
 
 __all__ = [
     "AngleLaw",
+    "Block",
+    "ConstantFan",
     "KernelLayout",
+    "NByM",
     "Rotations",
+    "Structure",
     "apportion",
     "check_density",
     "exact_orthogonal",

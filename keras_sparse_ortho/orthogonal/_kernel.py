@@ -15,6 +15,7 @@ from keras_sparse_ortho.orthogonal._counts import (
 from keras_sparse_ortho.orthogonal._eoi import write_orthogonal
 from keras_sparse_ortho.orthogonal._layout import KernelLayout
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, check_angles
+from keras_sparse_ortho.orthogonal._structure import Structure
 
 
 def exact_orthogonal(
@@ -27,6 +28,7 @@ def exact_orthogonal(
     angles: AngleLaw = None,
     rotations: Rotations | Iterable[tuple[int, int, float]] | None = None,
     center_density: float | str | None = None,
+    structure: Structure | None = None,
     dtype: type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws a sparse kernel that is exactly orthogonal, and its mask (EOI).
@@ -60,6 +62,9 @@ def exact_orthogonal(
             `"more_nonzeros"` (`min(density * taps, 1, sqrt(density))`), or a number. It is
             lowered where the centre alone would exceed the kernel's count, and lifted to the
             least density that an orthogonal matrix has.
+        structure: Pattern of the live entries, kept by all matrices and taps: `Block(rows, cols)`,
+            `NByM(n, m)`, `ConstantFan(side)`; default: none. The number of live entries is then
+            the nearest that the structure can have. Not with `rotations`.
         dtype: Floating type of the kernel. All arithmetic is in float64.
 
     Returns:
@@ -67,7 +72,8 @@ def exact_orthogonal(
 
     Raises:
         DensityError: A density outside (0, 1], or less than `least_density(shape, layout)`.
-        LayoutError: A shape that does not fit the layout.
+            With a structure, less than its least or more than its largest density.
+        LayoutError: A shape that does not fit the layout or the structure.
 
     Limits: orthogonality holds at initialization; training does not keep it. With strides or
     zero padding a convolution is no longer an exact isometry.
@@ -91,6 +97,20 @@ def exact_orthogonal(
         raise ValueError(f"`gain` must be finite. Received: gain={gain!r}")
     canonical_shape = layout.canonical_shape(shape)
     matrices = layout.matrices(shape)
+    if structure is not None:
+        if rotations is not None or density is None:
+            raise ValueError(
+                "A `structure` needs a `density` and draws its own rotations. "
+                f"Received: structure={structure}, density={density!r}, rotations={rotations!r}"
+            )
+        structure.check(canonical_shape)
+        count = structure.live_count(canonical_shape, density)
+        taps = math.prod(canonical_shape[2:-2])
+        centre_density = _centre_density(float(density), taps, center_density)
+        rng = np.random.default_rng(seed)
+        drawn = structure.draw(canonical_shape, count, centre_density, gain, rng, angles)
+        values, live = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in drawn)
+        return values.astype(dtype, copy=False), live
     sequence = _as_rotations(rotations, matrices, shape)
     size = math.prod(shape)
     rng = np.random.default_rng(seed)
@@ -171,20 +191,24 @@ def _centre_counts(
     matrices = layout.matrices(shape)
     rows, columns = layout.matrix_shape(shape)
     taps = math.prod(shape) // (matrices * rows * columns)
+    target = _centre_density(density, taps, center_density)
+    total = min(live_count(target, matrices * rows * columns), count)
+    total = max(total, matrices * min(rows, columns))
+    return apportion(total, [1.0] * matrices)
+
+
+def _centre_density(density: float, taps: int, center_density: float | str | None) -> float:
+    """The density that the matrix at the centre tap is meant to have."""
     if center_density is None:
-        target = density
-    elif center_density == "more_nonzeros":
-        target = min(density * taps, 1.0, math.sqrt(density))
-    elif isinstance(center_density, str):
+        return density
+    if center_density == "more_nonzeros":
+        return min(density * taps, 1.0, math.sqrt(density))
+    if isinstance(center_density, str):
         raise ValueError(
             '`center_density` must be None, "more_nonzeros", or a number in (0, 1]. '
             f"Received: center_density={center_density!r}"
         )
-    else:
-        target = check_density(center_density, "center_density")
-    total = min(live_count(target, matrices * rows * columns), count)
-    total = max(total, matrices * min(rows, columns))
-    return apportion(total, [1.0] * matrices)
+    return check_density(center_density, "center_density")
 
 
 def _as_rotations(

@@ -79,12 +79,17 @@ class Rotations:
         first = (rng.random(count) * width).astype(np.int64)
         second = (rng.random(count) * (width - 1)).astype(np.int64)
         second += second >= first
-        if angles is None:
-            cos, sin = _uniform_on_circle(count, rng)
-        else:
-            theta = _draw_angles(angles, count, rng)
-            cos, sin = np.cos(theta), np.sin(theta)
-        return cls(first, second, cos, sin)
+        return cls(first, second, *cos_sin(angles, count, rng))
+
+
+def cos_sin(
+    angles: AngleLaw, count: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines of `count` angles of a law."""
+    if angles is None:
+        return _uniform_on_circle(count, rng)
+    theta = _draw_angles(angles, count, rng)
+    return np.cos(theta), np.sin(theta)
 
 
 def _uniform_on_circle(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

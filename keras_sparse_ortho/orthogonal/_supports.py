@@ -15,6 +15,13 @@ class Supports:
     def __init__(self, rows: int, width: int) -> None:
         self._bits = [1 << k if k < rows else 0 for k in range(width)]
 
+    @classmethod
+    def of(cls, bits: list[int]) -> "Supports":
+        """Supports given as one bitset a column."""
+        supports = cls(0, 0)
+        supports._bits = list(bits)
+        return supports
+
     @property
     def live(self) -> int:
         """Live entries in all columns."""
@@ -22,9 +29,7 @@ class Supports:
 
     def copy(self) -> "Supports":
         """An independent copy; the bitsets are immutable and shared."""
-        twin = Supports(0, 0)
-        twin._bits = list(self._bits)
-        return twin
+        return Supports.of(self._bits)
 
     def apply(self, rotations: Rotations) -> None:
         """Applies all rotations without counting, at about a third of the counted cost."""

@@ -13,6 +13,7 @@ from keras_sparse_ortho.initializers import (
     KernelLayout,
     RandomSparse,
 )
+from keras_sparse_ortho.orthogonal import Block, ConstantFan, NByM
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
@@ -29,6 +30,9 @@ INITIALIZERS = {
     "range": lambda: ExactOrthogonal(0.2, seed=3, angles=(0.5, 1.5)),
     "law": lambda: ExactOrthogonal(0.2, seed=3, angles=narrow),
     "layout": lambda: ExactOrthogonal(0.2, seed=3, layout=KernelLayout.recurrent(4)),
+    "block": lambda: ExactOrthogonal(0.25, seed=3, structure=Block(4, 1)),
+    "n_by_m": lambda: ExactOrthogonal(0.2, seed=3, structure=NByM(2, 4)),
+    "fan": lambda: ExactOrthogonal(0.25, seed=3, structure=ConstantFan("in")),
     "sequence": lambda: ExactOrthogonal(
         None, rotations=[(i, i + 1, 0.3 + 0.01 * i) for i in range(40)]
     ),
@@ -45,7 +49,7 @@ def test_counts_calls_and_repetition(name):
     initializer = INITIALIZERS[name]()
     kernel, mask = initializer.sample(SHAPE)
     if name != "sequence":
-        assert mask.sum() == round(0.2 * mask.size)
+        assert mask.sum() == round(initializer.density * mask.size)
     assert mask.shape == kernel.shape == SHAPE
     assert not kernel[~mask].any()
     assert kernel.any()

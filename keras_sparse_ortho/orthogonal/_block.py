@@ -1,0 +1,175 @@
+"""`Block`: live entries in whole blocks."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_sparse_ortho.errors import LayoutError
+from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
+from keras_sparse_ortho.orthogonal._dense_blocks import random_orthogonal
+from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin
+from keras_sparse_ortho.orthogonal._structure import (
+    Structure,
+    centre_of,
+    describe,
+    positive_integers,
+)
+from keras_sparse_ortho.orthogonal._supports import Supports
+
+
+@dataclasses.dataclass(frozen=True)
+class Block(Structure):
+    """Blocks of `rows` consecutive inputs by `cols` consecutive outputs, live or dead as a whole.
+
+    `Block(16, 1)` is 16 inputs of one output, `Block(1, 16)` one input of 16 outputs,
+    `Block(4, 4)` a square. Inputs and outputs are the axes of the flattened `(in, out)` kernel;
+    of a convolution the blocks lie over the channels at each tap.
+
+    Construction: dense orthogonal blocks on the diagonal; then random pairs of block lines across
+    the longer side are rotated, entry by entry with an angle each, so that both get the union of
+    their blocks. Blocks that are missing to the count are unmasked at random, with zeros.
+
+    Args:
+        rows: Inputs in a block.
+        cols: Outputs in a block. One of `rows` and `cols` divides the other.
+
+    Raises:
+        LayoutError: At a draw, for inputs that `rows`, or outputs that `cols`, do not divide.
+
+    Example:
+
+    >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
+    >>> kernel, mask = exact_orthogonal((64, 128), 0.125, seed=0, structure=Block(16, 1))
+    >>> blocks = mask.reshape(4, 16, 128).sum(axis=1)
+    >>> sorted({int(live) for live in blocks.flat}), int(mask.sum())
+    ([0, 16], 1024)
+    """
+
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        positive_integers(self)
+        if max(self.rows, self.cols) % min(self.rows, self.cols):
+            raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
+
+    def check(self, canonical_shape: Sequence[int]) -> None:
+        """Refuses inputs or outputs that do not divide into blocks."""
+        *_, inputs, outputs = canonical_shape
+        if inputs % self.rows or outputs % self.cols:
+            raise LayoutError(
+                f"{self} needs inputs divisible by {self.rows} and outputs divisible by "
+                f"{self.cols}; give the layer such sizes, another structure, or `exclude` it. "
+                f"Received: a kernel of {describe(canonical_shape)}"
+            )
+
+    def unit(self, canonical_shape: Sequence[int]) -> int:
+        """Entries of a block."""
+        return self.rows * self.cols
+
+    def least(self, canonical_shape: Sequence[int]) -> int:
+        """A block row of `a` orthonormal rows needs blocks of `a` columns together."""
+        batch, parts, *_, inputs, outputs = canonical_shape
+        blocks = min(inputs, outputs) // min(self.rows, self.cols)
+        return batch * parts * blocks * self.unit(canonical_shape)
+
+    def most(self, canonical_shape: Sequence[int]) -> int:
+        """All entries."""
+        return math.prod(canonical_shape)
+
+    def draw(
+        self,
+        canonical_shape: Sequence[int],
+        count: int,
+        centre_density: float,
+        gain: float,
+        rng: np.random.Generator,
+        angles: AngleLaw = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `Structure.draw`."""
+        batch, parts, *taps, inputs, outputs = canonical_shape
+        unit = self.rows * self.cols
+        matrices = batch * parts
+        at_centre = live_count(centre_density, matrices * inputs * outputs // unit)
+        at_centre = max(min(at_centre, count // unit), self.least(canonical_shape) // unit)
+        shares = apportion(at_centre, [1.0] * matrices)
+
+        grid = (inputs // self.rows, outputs // self.cols)
+        kernel = np.zeros(canonical_shape)
+        live = np.zeros((batch, parts, *taps, *grid), dtype=bool)
+        centre = centre_of(canonical_shape)
+        for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
+            part = _block_orthogonal(inputs, outputs, self.rows, self.cols, share, rng, angles)
+            kernel[(*matrix, *centre)] = gain * part
+            blocks = part.reshape(grid[0], self.rows, grid[1], self.cols)
+            live[(*matrix, *centre)] = (blocks != 0).any(axis=(1, 3))
+        unmask_at_random(live, count // unit, rng)
+        return kernel, live.repeat(self.rows, axis=-2).repeat(self.cols, axis=-1)
+
+
+def _block_orthogonal(
+    inputs: int,
+    outputs: int,
+    rows: int,
+    cols: int,
+    limit: int,
+    rng: np.random.Generator,
+    angles: AngleLaw,
+) -> np.ndarray:
+    """An orthogonal `(inputs, outputs)` matrix of at most `limit` live blocks.
+
+    `n` is the shorter side with blocks of `a`, `m` the longer one, whose lines of `b` are rotated.
+    Of a square matrix the side with the finer blocks is rotated.
+    """
+    wide = outputs > inputs or (outputs == inputs and cols <= rows)
+    (n, a), (m, b) = (
+        ((inputs, rows), (outputs, cols)) if wide else ((outputs, cols), (inputs, rows))
+    )
+    groups, lines = n // a, m // b
+    matrix = np.zeros((lines, b, n))
+    bits = [0] * lines
+    if a <= b:
+        # A line holds up to b / a groups; they are dealt out so that as many lines as can be live.
+        dense = random_orthogonal(min(groups, lines), b, rng, angles)
+        for group in range(groups):
+            slot, line = divmod(group, lines)
+            part = dense[line][:, slot * a : (slot + 1) * a]
+            matrix[line, :, group * a : (group + 1) * a] = part
+            bits[line] |= 1 << group
+    else:
+        each = a // b
+        for group, part in enumerate(random_orthogonal(groups, a, rng, angles)):
+            part = part.reshape(each, b, a)
+            matrix[group * each : (group + 1) * each, :, group * a : (group + 1) * a] = part
+            bits[group * each : (group + 1) * each] = [1 << group] * each
+    if lines > 1:
+        _rotate_lines(matrix, _rotations_within(Supports.of(bits), lines, limit, rng), rng, angles)
+    matrix = matrix.reshape(m, n)
+    return matrix.T if wide else matrix
+
+
+def _rotations_within(
+    supports: Supports, lines: int, limit: int, rng: np.random.Generator
+) -> list[tuple[int, int]]:
+    """Random pairs of lines up to the first that takes the support over `limit` blocks."""
+    pairs: list[tuple[int, int]] = []
+    done = False
+    while not done:
+        drawn = Rotations.draw(lines, max(3 * lines, 64), rng)
+        applied, done = supports.apply_while_fits(drawn, limit)
+        part = drawn[:applied]
+        pairs += zip(part.first.tolist(), part.second.tolist(), strict=True)
+    return pairs
+
+
+def _rotate_lines(
+    matrix: np.ndarray, pairs: list[tuple[int, int]], rng: np.random.Generator, angles: AngleLaw
+) -> None:
+    """Rotates pairs of lines `(b, n)`, entry `k` of one with entry `k` of the other, in place."""
+    b = matrix.shape[1]
+    cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(angles, len(pairs) * b, rng))
+    for (i, j), c, s in zip(pairs, cos, sin, strict=True):
+        x, y = matrix[i], matrix[j]
+        matrix[i], matrix[j] = c * x + s * y, c * y - s * x

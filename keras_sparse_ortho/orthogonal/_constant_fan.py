@@ -1,0 +1,181 @@
+"""`ConstantFan`: every output has the same number of live inputs."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_sparse_ortho.orthogonal._counts import live_count
+from keras_sparse_ortho.orthogonal._product import rotate_rows
+from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin
+from keras_sparse_ortho.orthogonal._structure import Structure, centre_of
+
+# Matchings in a row that add nothing before the search for fitting pairs ends.
+_PATIENCE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantFan(Structure):
+    """Every output has the same number of live inputs, or every input of live outputs.
+
+    With `side="in"` each output of each matrix has exactly `round(density * taps * inputs)` live
+    entries; with `side="out"` each input has `round(density * taps * outputs)`.
+
+    Construction (for `side="in"`): outputs begin with single inputs (wide kernels share them,
+    tall ones begin with several to each); then matchings of disjoint pairs of outputs are
+    rotated. A matching about doubles every fan; the sizes within a level differ by one at most,
+    such that the last level arrives at the fan wanted. What overlaps of supports leave missing
+    is unmasked at random, with zeros.
+
+    Args:
+        side: `"in"` or `"out"`.
+
+    Example:
+
+    >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
+    >>> kernel, mask = exact_orthogonal((64, 100), 0.1, seed=0, structure=ConstantFan())
+    >>> {int(fan) for fan in mask.sum(axis=0)}
+    {6}
+    """
+
+    side: str = "in"
+
+    def __post_init__(self) -> None:
+        if self.side not in ("in", "out"):
+            raise ValueError(f'`side` must be "in" or "out". Received: side={self.side!r}')
+
+    def check(self, canonical_shape: Sequence[int]) -> None:
+        """Fits every shape."""
+
+    def unit(self, canonical_shape: Sequence[int]) -> int:
+        """One entry for each output (input) of each matrix."""
+        batch, parts, *_, inputs, outputs = canonical_shape
+        return batch * parts * (outputs if self.side == "in" else inputs)
+
+    def least(self, canonical_shape: Sequence[int]) -> int:
+        """A fan of one."""
+        return self.unit(canonical_shape)
+
+    def most(self, canonical_shape: Sequence[int]) -> int:
+        """All entries."""
+        return math.prod(canonical_shape)
+
+    def draw(
+        self,
+        canonical_shape: Sequence[int],
+        count: int,
+        centre_density: float,
+        gain: float,
+        rng: np.random.Generator,
+        angles: AngleLaw = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `Structure.draw`."""
+        batch, parts, *_, inputs, outputs = canonical_shape
+        fan = count // self.unit(canonical_shape)
+        from_, to = (inputs, outputs) if self.side == "in" else (outputs, inputs)
+        centre_fan = max(1, min(live_count(centre_density, from_), fan))
+
+        kernel = np.zeros(canonical_shape)
+        centre = centre_of(canonical_shape)
+        for matrix in np.ndindex(batch, parts):
+            rows = gain * _fan_orthogonal(to, from_, centre_fan, rng, angles)
+            kernel[(*matrix, *centre)] = rows.T if self.side == "in" else rows
+        # Lines whose live entries are counted come first, their entries last.
+        by_line = np.moveaxis(kernel, -1 if self.side == "in" else -2, 2)
+        live = by_line.reshape(batch * parts * to, -1) != 0
+        keys = rng.random(live.shape)
+        keys[live] = -1.0
+        chosen = np.argpartition(keys, fan - 1, axis=1)[:, :fan]
+        np.put_along_axis(live, chosen, True, axis=1)
+        mask = np.moveaxis(live.reshape(by_line.shape), 2, -1 if self.side == "in" else -2)
+        return kernel, np.ascontiguousarray(mask)
+
+
+def _fan_orthogonal(
+    lines: int, width: int, fan: int, rng: np.random.Generator, angles: AngleLaw
+) -> np.ndarray:
+    """A (semi-)orthogonal `(lines, width)` matrix with at most `fan` entries in each row.
+
+    Rotating pairs of rows keeps it orthogonal whichever side is the longer one.
+    """
+    share = width // lines  # columns that a row can begin with alone
+    levels = fan.bit_length() - 1
+    if share > 1:
+        levels = 0
+        while -(-fan // 2**levels) > share:
+            levels += 1
+    size = fan / 2**levels
+    if share > 1:
+        larger = round((size - math.floor(size)) * lines)
+        sizes = np.full(lines, math.floor(size))
+        sizes[rng.random(lines).argsort()[:larger]] += 1
+        start = _disjoint_rows(sizes, width, rng)
+    elif lines <= width:
+        start = _disjoint_rows(np.ones(lines, dtype=np.int64), width, rng)
+    else:
+        # The columns begin with rows of their own, at least one each.
+        owners = np.arange(lines) % width
+        start = _unit_columns(owners[rng.random(lines).argsort()], width, rng)
+    bits = [0] * lines
+    for line, column in zip(*(index.tolist() for index in np.nonzero(start)), strict=True):
+        bits[line] |= 1 << column
+    pairs: list[tuple[int, int]] = []
+    if share <= 1 and lines > 1:
+        # From sizes of one to a mean of `fan / 2**levels`: so many are paired ahead.
+        ahead = rng.random(lines).argsort()[: 2 * round((size - 1) * lines / 2)].tolist()
+        _join(bits, zip(ahead[::2], ahead[1::2], strict=True), fan, pairs)
+    for _ in range(levels):
+        _join(bits, _even_matching(bits, rng), fan, pairs)
+    idle = 0
+    while idle < _PATIENCE and lines > 1:
+        order = rng.random(lines).argsort().tolist()
+        gained = _join(bits, zip(order[::2], order[1::2], strict=False), fan, pairs)
+        idle = 0 if gained else idle + 1
+    table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    rotate_rows(start, Rotations(table[:, 0], table[:, 1], *cos_sin(angles, len(table), rng)))
+    return start
+
+
+def _disjoint_rows(sizes: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Unit rows with so many entries each, in columns of their own."""
+    columns = rng.random(width).argsort()[: sizes.sum()]
+    lines = np.repeat(np.arange(len(sizes)), sizes)
+    values = _values(len(columns), rng)
+    norms = np.sqrt(np.bincount(lines, values**2, minlength=len(sizes)))
+    matrix = np.zeros((len(sizes), width))
+    matrix[lines, columns] = values / norms[lines]
+    return matrix
+
+
+def _unit_columns(owners: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Unit columns with one entry in each row, that of its owner."""
+    values = _values(len(owners), rng)
+    norms = np.sqrt(np.bincount(owners, values**2, minlength=width))
+    matrix = np.zeros((len(owners), width))
+    matrix[np.arange(len(owners)), owners] = values / norms[owners]
+    return matrix
+
+
+def _values(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Random signs, magnitudes in [0.5, 1)."""
+    return np.where(rng.random(count) < 0.5, -0.5, 0.5) * (1.0 + rng.random(count))
+
+
+def _even_matching(bits: list[int], rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Disjoint pairs of small with large supports, at random among equals."""
+    order = sorted(rng.random(len(bits)).argsort().tolist(), key=lambda k: bits[k].bit_count())
+    half = len(order) // 2
+    return list(zip(order[:half], order[: -half - 1 : -1], strict=True)) if half else []
+
+
+def _join(bits: list[int], candidates, fan: int, pairs: list[tuple[int, int]]) -> bool:  # type: ignore[no-untyped-def]
+    """Rotates the pairs whose union fits `fan` and is new to one; tells whether any was."""
+    gained = False
+    for i, j in candidates:
+        union = bits[i] | bits[j]
+        if bits[i] != bits[j] and union.bit_count() <= fan:
+            bits[i] = bits[j] = union
+            pairs.append((i, j))
+            gained = True
+    return gained

@@ -1,0 +1,140 @@
+"""`NByM`: at most n live of every m consecutive inputs."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_sparse_ortho.errors import LayoutError
+from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
+from keras_sparse_ortho.orthogonal._eoi import write_orthogonal
+from keras_sparse_ortho.orthogonal._rotations import AngleLaw
+from keras_sparse_ortho.orthogonal._structure import (
+    Structure,
+    centre_of,
+    describe,
+    positive_integers,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class NByM(Structure):
+    """At most `n` live entries among every `m` consecutive inputs, for each output.
+
+    `NByM(2, 4)` is the 2:4 pattern of sparse tensor cores. At density `n / m` every group has
+    exactly `n`; a lower density is sparser within the pattern.
+
+    Construction: the inputs of each group of `m` fall at random into `m / n` classes of `n`, the
+    outputs into as many shares; each class and its share of the outputs get a sparse orthogonal
+    matrix of their own. At the other taps of a convolution the `n` inputs are drawn at random for
+    each output, and their entries are zeros.
+
+    Args:
+        n: Live entries of a group at most. Divides `m`.
+        m: Consecutive inputs of a group.
+
+    Raises:
+        LayoutError: At a draw, for inputs that `m` does not divide.
+
+    Example:
+
+    >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
+    >>> kernel, mask = exact_orthogonal((64, 128), 0.5, seed=0, structure=NByM(2, 4))
+    >>> {int(live) for live in mask.reshape(16, 4, 128).sum(axis=1).flat}
+    {2}
+    """
+
+    n: int
+    m: int
+
+    def __post_init__(self) -> None:
+        positive_integers(self)
+        if self.m % self.n:
+            raise ValueError(f"`n` must divide `m`. Received: {self}")
+
+    def check(self, canonical_shape: Sequence[int]) -> None:
+        """Refuses inputs that do not divide into groups."""
+        inputs = canonical_shape[-2]
+        if inputs % self.m:
+            raise LayoutError(
+                f"{self} needs inputs divisible by {self.m}; give the layer such a size, another "
+                f"structure, or `exclude` it. Received: a kernel of {describe(canonical_shape)}"
+            )
+
+    def unit(self, canonical_shape: Sequence[int]) -> int:
+        """Single entries."""
+        return 1
+
+    def least(self, canonical_shape: Sequence[int]) -> int:
+        """As without a structure, the shorter side of each matrix."""
+        batch, parts, *_, inputs, outputs = canonical_shape
+        return batch * parts * min(inputs, outputs)
+
+    def most(self, canonical_shape: Sequence[int]) -> int:
+        """`n` of every `m` entries."""
+        return math.prod(canonical_shape) * self.n // self.m
+
+    def draw(
+        self,
+        canonical_shape: Sequence[int],
+        count: int,
+        centre_density: float,
+        gain: float,
+        rng: np.random.Generator,
+        angles: AngleLaw = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `Structure.draw`."""
+        batch, parts, *taps, inputs, outputs = canonical_shape
+        matrices = batch * parts
+        at_centre = live_count(centre_density, matrices * inputs * outputs)
+        at_centre = min(at_centre, count, matrices * inputs * outputs * self.n // self.m)
+        at_centre = max(at_centre, self.least(canonical_shape))
+
+        kernel = np.zeros(canonical_shape)
+        allowed = np.zeros(canonical_shape, dtype=bool)
+        if taps:
+            keys = rng.random((batch, parts, *taps, inputs // self.m, self.m, outputs))
+            ranks = keys.argsort(axis=-2).argsort(axis=-2)
+            allowed[...] = (ranks < self.n).reshape(canonical_shape)
+        centre = centre_of(canonical_shape)
+        shares = apportion(at_centre, [1.0] * matrices)
+        for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
+            index = (*matrix, *centre)
+            self._write(kernel[index], allowed[index], share, gain, rng, angles)
+        mask = kernel != 0
+        within = mask[allowed]
+        unmask_at_random(within, count, rng)
+        mask[allowed] = within
+        return kernel, mask
+
+    def _write(
+        self,
+        kernel: np.ndarray,
+        allowed: np.ndarray,
+        count: int,
+        gain: float,
+        rng: np.random.Generator,
+        angles: AngleLaw,
+    ) -> None:
+        """Fills one zeroed matrix and the mask of the entries that its classes allow."""
+        inputs, outputs = kernel.shape
+        classes = self.m // self.n
+        allowed[...] = False
+        # An input's place within its group, shuffled, says its class.
+        places = rng.random((inputs // self.m, self.m)).argsort(axis=1)
+        places += np.arange(0, inputs, self.m)[:, None]
+        order = rng.random(outputs).argsort()
+        shares = np.array_split(order, classes)
+        rows = inputs // classes
+        least = [min(rows, len(share)) for share in shares]
+        free = [rows * len(share) - few for share, few in zip(shares, least, strict=True)]
+        more = apportion(count - sum(least), free) if any(free) else [0] * classes
+        for k, share in enumerate(shares):
+            if not len(share):
+                continue
+            part = np.zeros((rows, len(share)))
+            write_orthogonal(part, least[k] + more[k], gain, rng, angles)
+            index = np.ix_(places[:, k * self.n : (k + 1) * self.n].reshape(-1), share)
+            kernel[index] = part
+            allowed[index] = True

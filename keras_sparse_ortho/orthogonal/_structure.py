@@ -1,0 +1,100 @@
+"""What every structure of live entries can say about a kernel, and the kernel drawn with it."""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho.errors import DensityError
+from keras_sparse_ortho.orthogonal._counts import check_density
+from keras_sparse_ortho.orthogonal._rotations import AngleLaw
+
+
+class Structure(abc.ABC):
+    """Base of the value types `Block`, `NByM` and `ConstantFan`.
+
+    All shapes here are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`.
+    Live entries come in multiples of `unit`, from `least` to `most` of them.
+    """
+
+    @abc.abstractmethod
+    def check(self, canonical_shape: Sequence[int]) -> None:
+        """Refuses a shape that the structure does not fit, with a `LayoutError`."""
+
+    @abc.abstractmethod
+    def unit(self, canonical_shape: Sequence[int]) -> int:
+        """The number of live entries is a multiple of this."""
+
+    @abc.abstractmethod
+    def least(self, canonical_shape: Sequence[int]) -> int:
+        """Fewest live entries of an exactly orthogonal kernel with this structure."""
+
+    @abc.abstractmethod
+    def most(self, canonical_shape: Sequence[int]) -> int:
+        """Most live entries that the structure allows."""
+
+    @abc.abstractmethod
+    def draw(
+        self,
+        canonical_shape: Sequence[int],
+        count: int,
+        centre_density: float,
+        gain: float,
+        rng: np.random.Generator,
+        angles: AngleLaw = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A float64 kernel and its mask with `count` live entries, both of the canonical shape."""
+
+    def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
+        """Live entries at `density`: the nearest multiple of `unit`, ties to even.
+
+        Raises:
+            DensityError: Fewer than `least` or more than `most`; the message names the bound.
+        """
+        value = check_density(density)
+        size = math.prod(canonical_shape)
+        unit = self.unit(canonical_shape)
+        count = round(value * size / unit) * unit
+        least, most = self.least(canonical_shape), self.most(canonical_shape)
+        if count < least or count > most:
+            bound = ("least", least) if count < least else ("largest", most)
+            raise DensityError(
+                f"An exactly orthogonal kernel of {describe(canonical_shape)} with the structure "
+                f"{self} has from {least} to {most} live entries: the {bound[0]} density is "
+                f"{bound[1] / size:.6g}. Received: density={density!r} ({count} entries)"
+            )
+        return count
+
+    def get_config(self) -> dict[str, Any]:
+        """The fields; `from_config` is the reverse."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Structure":
+        """The reverse of `get_config`."""
+        return cls(**config)
+
+
+def describe(canonical_shape: Sequence[int]) -> str:
+    """`64 inputs x 128 outputs`, and taps or matrices if there are more."""
+    batch, parts, *taps, inputs, outputs = canonical_shape
+    text = f"{inputs} inputs x {outputs} outputs"
+    if taps:
+        text += f" at {math.prod(taps)} taps"
+    return text + (f" in {batch * parts} matrices" if batch * parts > 1 else "")
+
+
+def centre_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
+    """Index of the centre tap, `(k - 1) // 2` along each spatial axis."""
+    return tuple((taps - 1) // 2 for taps in canonical_shape[2:-2])
+
+
+def positive_integers(structure: Structure) -> None:
+    """Refuses fields of a structure that are not positive integers."""
+    for name, value in structure.get_config().items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+        object.__setattr__(structure, name, int(value))

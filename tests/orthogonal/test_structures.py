@@ -1,0 +1,143 @@
+"""Structured kernels: exactly orthogonal, exact counts, and every group counted."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.orthogonal import Block, ConstantFan, KernelLayout, NByM, exact_orthogonal
+
+pytestmark = pytest.mark.numpy_only
+
+BLOCKS = [(1, 1), (4, 1), (16, 1), (1, 3), (1, 16), (3, 3), (4, 4), (2, 6), (6, 2)]
+TAPS = st.sampled_from([(), (), (3,), (2, 3)])
+
+
+def check(kernel, mask, taps, gain):
+    assert mask.shape == kernel.shape
+    assert not kernel[~mask].any()
+    matrix = kernel[tuple((size - 1) // 2 for size in taps)].astype(np.float64)
+    assert np.count_nonzero(matrix) == np.count_nonzero(kernel)
+    matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    assert np.abs(matrix.T @ matrix - gain**2 * np.eye(matrix.shape[1])).max() <= 1e-6
+
+
+def draw_or_refused(shape, density, structure, unit, **kwargs):
+    count = round(density * math.prod(shape) / unit) * unit
+    if structure.least((1, 1, *shape)) <= count <= structure.most((1, 1, *shape)):
+        return exact_orthogonal(shape, density, structure=structure, **kwargs)
+    with pytest.raises(DensityError, match="density is"):
+        exact_orthogonal(shape, density, structure=structure, **kwargs)
+    return None
+
+
+@given(
+    block=st.sampled_from(BLOCKS),
+    grid=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    taps=TAPS,
+    density=st.floats(0.02, 1.0),
+    gain=st.sampled_from([1.0, math.sqrt(2)]),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=300, deadline=None)
+def test_blocks(block, grid, taps, density, gain, seed):
+    rows, cols = block
+    shape = (*taps, grid[0] * rows, grid[1] * cols)
+    drawn = draw_or_refused(shape, density, Block(rows, cols), rows * cols, gain=gain, seed=seed)
+    if drawn is None:
+        return
+    kernel, mask = drawn
+    check(kernel, mask, taps, gain)
+    live = mask.reshape(-1, grid[0], rows, grid[1], cols).sum(axis=(2, 4))
+    assert set(live.reshape(-1).tolist()) <= {0, rows * cols}
+    assert (live > 0).sum() == round(density * live.size)
+
+
+@given(
+    pattern=st.sampled_from([(2, 4), (1, 4), (4, 8), (1, 2), (3, 3)]),
+    groups=st.integers(1, 6),
+    outputs=st.integers(1, 30),
+    taps=TAPS,
+    share=st.floats(0.02, 1.0),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=200, deadline=None)
+def test_n_by_m(pattern, groups, outputs, taps, share, seed):
+    n, m = pattern
+    shape = (*taps, groups * m, outputs)
+    drawn = draw_or_refused(shape, share * n / m, NByM(n, m), 1, seed=seed)
+    if drawn is None:
+        return
+    kernel, mask = drawn
+    check(kernel, mask, taps, 1.0)
+    live = mask.reshape(-1, groups, m, outputs).sum(axis=2)
+    assert live.max() <= n
+    assert live.sum() == round(share * n / m * mask.size)
+    if share == 1.0:
+        assert (live == n).all()
+
+
+@given(
+    inputs=st.integers(1, 40),
+    outputs=st.integers(1, 40),
+    taps=TAPS,
+    density=st.floats(0.02, 1.0),
+    side=st.sampled_from(["in", "out"]),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=200, deadline=None)
+def test_constant_fan(inputs, outputs, taps, density, side, seed):
+    shape = (*taps, inputs, outputs)
+    lines = outputs if side == "in" else inputs
+    drawn = draw_or_refused(shape, density, ConstantFan(side), lines, seed=seed)
+    if drawn is None:
+        return
+    kernel, mask = drawn
+    check(kernel, mask, taps, 1.0)
+    axis = -1 if side == "in" else -2
+    fans = np.moveaxis(mask, axis, 0).reshape(lines, -1).sum(axis=1)
+    assert set(fans.tolist()) == {round(density * mask.size / lines)}
+
+
+def test_full_patterns_hold_exactly_n_of_m():
+    for n, m in [(2, 4), (1, 4), (4, 8)]:
+        kernel, mask = exact_orthogonal((64, 96), n / m, seed=1, structure=NByM(n, m))
+        np.testing.assert_array_equal(mask.reshape(-1, m, 96).sum(axis=1), n)
+        np.testing.assert_array_equal(mask, kernel != 0)
+
+
+@pytest.mark.parametrize("structure", [Block(4, 1), NByM(1, 2), ConstantFan("in")])
+def test_groups_and_gates(structure):
+    for layout, shape in [
+        (KernelLayout.convolution(groups=2), (3, 8, 16)),
+        (KernelLayout.recurrent(4), (8, 32)),
+    ]:
+        kernel, mask = exact_orthogonal(shape, 0.5, seed=0, layout=layout, structure=structure)
+        centre = kernel[1] if len(shape) == 3 else kernel
+        for matrix in np.split(centre.astype(np.float64), layout.parts, axis=1):
+            np.testing.assert_allclose(matrix @ matrix.T, np.eye(8), atol=1e-6)
+        assert mask.sum() % structure.unit(layout.canonical_shape(shape)) == 0
+
+
+def test_refusals():
+    with pytest.raises(LayoutError, match=r"outputs divisible by 16.*`exclude`.*x 10 outputs"):
+        exact_orthogonal((64, 10), 0.5, structure=Block(1, 16))
+    with pytest.raises(LayoutError, match=r"inputs divisible by 4"):
+        exact_orthogonal((6, 8), 0.5, structure=NByM(2, 4))
+    with pytest.raises(DensityError, match=r"largest density is 0.5"):
+        exact_orthogonal((8, 8), 0.6, structure=NByM(2, 4))
+    with pytest.raises(DensityError, match=r"least density is 0.25"):
+        exact_orthogonal((64, 64), 0.1, structure=Block(16, 1))
+    with pytest.raises(ValueError, match=r"must divide the other"):
+        Block(4, 3)
+    with pytest.raises(ValueError, match=r"positive integer"):
+        NByM(0, 4)
+    with pytest.raises(ValueError, match=r"`n` must divide `m`"):
+        NByM(3, 4)
+    with pytest.raises(ValueError, match=r'"in" or "out"'):
+        ConstantFan("both")
+    with pytest.raises(ValueError, match=r"draws its own rotations"):
+        exact_orthogonal((8, 8), 0.5, structure=ConstantFan(), rotations=[(0, 1, 0.5)])
