@@ -119,7 +119,7 @@ def _compiled(forward: Callable[..., Any]) -> tuple[Any, Any, Any]:
             zero = tf.UnconnectedGradients.ZERO
             return tape.gradient(pulled, v, output_gradients=u, unconnected_gradients=zero)
 
-        return tuple(tf.function(f, autograph=False) for f in (forward, pull, push))  # type: ignore[return-value]
+        return tuple(tf.function(f, autograph=False) for f in (forward, pull, push))
     if backend == "torch":
         import torch
 
@@ -127,7 +127,7 @@ def _compiled(forward: Callable[..., Any]) -> tuple[Any, Any, Any]:
             with torch.no_grad():
                 return forward(states, x)
 
-        def pull(states: Any, x: Any, v: Any, create_graph: bool = False) -> Any:
+        def pull_back(states: Any, x: Any, v: Any, create_graph: bool = False) -> Any:
             with torch.enable_grad():
                 x = x.detach().requires_grad_()
                 outputs = forward([state.detach() for state in states], x)
@@ -140,13 +140,13 @@ def _compiled(forward: Callable[..., Any]) -> tuple[Any, Any, Any]:
         def push(states: Any, x: Any, u: Any) -> Any:
             with torch.enable_grad():
                 v = torch.zeros_like(apply(states, x)).requires_grad_()
-                pulled = pull(states, x, v, create_graph=True)
+                pulled = pull_back(states, x, v, create_graph=True)
                 if not pulled.requires_grad:
                     return torch.zeros_like(v)
                 (found,) = torch.autograd.grad(pulled, v, u, allow_unused=True)
             return torch.zeros_like(v) if found is None else found
 
-        return apply, pull, push
+        return apply, pull_back, push
     raise NotImplementedError(
         f"Jacobians need TensorFlow, JAX or torch. Received: Keras backend {backend!r}"
     )

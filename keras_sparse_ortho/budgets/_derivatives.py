@@ -19,7 +19,7 @@ class Derivatives:
     Args:
         model: The model.
         variables: The variables to differentiate for.
-        objective: The loss.
+        objective: The loss; `None` for that of `compile`.
         batches: The batches.
         training: Whether dropout and batch statistics are those of training.
         progress: A bar that advances by one for every batch and derivative.
@@ -29,7 +29,7 @@ class Derivatives:
         self,
         model: Any,
         variables: list[Any],
-        objective: Objective,
+        objective: Objective | None,
         batches: list[Batch],
         training: bool,
         progress: Any,
