@@ -193,9 +193,7 @@ class PruneWithMask(EffectiveWeightWrapper):
         return state
 
     def _named(self, masks: Mapping[str, np.ndarray], input_shape: Any) -> list[int]:
-        if not self.layer.built:
-            self.layer.build(input_shape)
-            self.layer.built = True
+        self._build_layer(input_shape)
         prefix = f"{self.layer.name}/"
         names = [w.path.removeprefix(prefix) for w in find_kernels(self.layer, self.layer.name)]
         unknown = [name for name in masks if name not in names]
@@ -209,4 +207,3 @@ class PruneWithMask(EffectiveWeightWrapper):
 
 def _relative(state: WeightState, layer: Any) -> str:
     return state.weight.path.removeprefix(f"{layer.name}/")
-

@@ -1,7 +1,8 @@
 """Every private name of tf_keras and TFMOT that the wing uses, in one place.
 
-Private are: `Layer._flatten_layers`, `Layer._call_spec`, `Layer._autocast`, the two attributes in
-which a layer remembers how it was called for SavedModel, and the modules of TFMOT under `python`.
+Private are: `Layer._flatten_layers`, `Layer._call_spec`, `Layer._autocast`, the lists of nodes, the
+two attributes in which a layer remembers how it was called for SavedModel, what
+MultiHeadAttention calls its projections, and the modules of TFMOT under `python`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,10 +15,15 @@ from tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper im
     PruneLowMagnitude,
 )
 
+from keras_sparse_ortho.tfmot._imports import tf_keras
+
 __all__ = [
     "PruneLowMagnitude",
     "PruneRegistry",
     "attribute_overrides",
+    "build_attention",
+    "build_by_calling",
+    "every_layer_is_built",
     "forget_calls",
     "keep_inputs_uncast",
     "smart_cond",
@@ -29,6 +35,42 @@ __all__ = [
 def sublayers(layer: Any) -> list[Any]:
     """The layers that a tf_keras layer or model itself holds, in the order of their creation."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def every_layer_is_built(layer: Any) -> bool:
+    """Whether a layer and all layers inside it have their weights."""
+    return all(inner.built for inner in layer._flatten_layers())
+
+
+def build_attention(layer: Any) -> None:
+    """Builds the projections of a MultiHeadAttention, whose own `build` makes no weights.
+
+    Only one that has been called, or made from the configuration of one that has, knows how.
+    """
+    if not isinstance(layer, tf_keras.layers.MultiHeadAttention) or layer._query_shape is None:
+        return
+    heads = [*layer._query_shape[:-1], layer._num_heads, layer._value_dim]
+    for projection, shape in (
+        (layer._query_dense, layer._query_shape),
+        (layer._key_dense, layer._key_shape),
+        (layer._value_dense, layer._value_shape),
+        (layer._output_dense, heads),
+    ):
+        if not projection.built:
+            projection.build(shape)
+            projection.built = True
+
+
+def build_by_calling(layer: Any, args: Any, kwargs: Any) -> None:
+    """Builds a layer whose sublayers get their weights when it is first called."""
+    before = len(layer._inbound_nodes)
+    layer(*args, **kwargs)
+    for node in layer._inbound_nodes[before:]:  # of a call on symbolic inputs: it never was
+        layer._inbound_nodes.remove(node)
+        for tensor in node.keras_inputs:
+            outbound = tensor._keras_history.layer._outbound_nodes
+            if node in outbound:
+                outbound.remove(node)
 
 
 def takes(layer: Any, argument: str) -> bool:

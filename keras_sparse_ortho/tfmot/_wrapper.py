@@ -12,6 +12,9 @@ from keras_sparse_ortho.tfmot._imports import tf_keras, tfmot
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
     attribute_overrides,
+    build_attention,
+    build_by_calling,
+    every_layer_is_built,
     forget_calls,
     keep_inputs_uncast,
     smart_cond,
@@ -108,9 +111,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     def build(self, input_shape: Any) -> None:
         """Builds the layer, if need be; adds TFMOT's variables and the states of the weights."""
-        if not self.layer.built:
-            self.layer.build(input_shape)
-            self.layer.built = True
+        self._build_layer(input_shape)
         found = find_kernels(self.layer, self.layer.name)
         if not found:
             raise NotPrunableError(
@@ -120,11 +121,53 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             )
         chosen = range(len(found)) if self._selected is None else self._selected
         self._hidden.weights = [found[k] for k in chosen]
-        super().build(input_shape)
+        super(PruneLowMagnitude, self).build(input_shape)
+        self.prunable_weights = self.layer.get_prunable_weights()
+        self.pruning_vars = []
         for index, weight in enumerate(self._hidden.weights):
-            variable, mask, threshold = self.pruning_vars[index]
+            variable = weight.variable
+            # As TFMOT makes them, but under names of their own, which `.h5` files need.
+            common = {"dtype": getattr(variable, "true_dtype", variable.dtype), "trainable": False}
+            common["aggregation"] = tf.VariableAggregation.MEAN
+            suffix = f"_{index}" if index else ""
+            mask = self.add_weight(
+                f"mask{suffix}", shape=variable.shape, initializer="ones", **common
+            )
+            threshold = self.add_weight(
+                f"threshold{suffix}", shape=[], initializer="zeros", **common
+            )
+            self.pruning_vars.append((variable, mask, threshold))
             self._hidden.states.append(self._new_state(index, weight, variable, mask, threshold))
+        self.pruning_step = self.add_weight(
+            "pruning_step",
+            shape=[],
+            initializer=tf_keras.initializers.Constant(-1),
+            dtype=tf.int64,
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
         self.pruning_obj = _PruningObject(self._hidden.states, self.pruning_vars)
+
+    def _build_layer(self, input_shape: Any) -> None:
+        if not self.layer.built:
+            self.layer.build(input_shape)
+            self.layer.built = True
+        build_attention(self.layer)
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds the layer while loading, unless only a call can."""
+        shape = config.get("input_shape")
+        if shape is not None:
+            shape = tf.TensorShape(shape)  # a list where it comes from a file
+            self._build_layer(shape)
+            if find_kernels(self.layer, self.layer.name):
+                self.build(shape)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer; the first time, builds it before itself."""
+        if not self._hidden.states and not every_layer_is_built(self.layer):
+            build_by_calling(self.layer, args, kwargs)
+        return super().__call__(*args, **kwargs)
 
     @abc.abstractmethod
     def _new_state(
