@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho.budgets import Budget
+from keras_sparse_ortho.budgets._structured import fit_structure
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import largest_mask
@@ -102,6 +103,9 @@ def sparsify(
     if isinstance(base_seed, bool) or not isinstance(base_seed, int | np.integer):
         raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
     plan = plan_for(model, density, budget, weights, orthogonal=is_orthogonal(initializer))
+    structure = getattr(initializer, "structure", None)
+    if structure is not None:
+        plan = fit_structure(plan, weights, structure)
     table = {
         weight.path: FixedMask(
             initializer=initializer_for(
