@@ -1,0 +1,40 @@
+"""Masks of exact orthogonal kernels inside TFMOT: zeros, moments, stripping."""
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_zeros_and_moments_stay_and_stripping_keeps_them(jit):
+    import keras_sparse_ortho as kso
+
+    tf_keras = kso.tfmot.register_initializers()
+    import tensorflow_model_optimization as tfmot
+
+    layers = tf_keras.layers
+    dense = tf_keras.Sequential(
+        [
+            tf_keras.Input((16,)),
+            layers.Dense(32, activation="relu", name="a"),
+            layers.Dense(10, name="head"),
+        ]
+    )
+    model = kso.tfmot.prune_exact_orthogonal(dense, 0.3, seed=0)
+    weights = kso.tfmot.prunable_weights(model)
+    assert sum(w.live for w in weights) == round(0.3 * sum(w.size for w in weights))
+    model.compile(tf_keras.optimizers.Adam(1e-2), "mse", jit_compile=jit)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 16)), rng.normal(size=(64, 10))
+    model.fit(x, y, epochs=2, verbose=0, callbacks=[tfmot.sparsity.keras.UpdatePruningStep()])
+    optimizer = model.optimizer
+    for weight in weights:
+        mask = weight.state.mask()
+        slot = optimizer._index_dict[optimizer._var_key(weight.variable)]
+        for values in (weight.variable, optimizer._momentums[slot], optimizer._velocities[slot]):
+            assert not values.numpy()[~mask].any()
+            assert values.numpy()[mask].any()
+    plain = tfmot.sparsity.keras.strip_pruning(model)
+    np.testing.assert_allclose(plain.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    assert not any(isinstance(layer, kso.tfmot.PruneWithMask) for layer in plain.layers)
