@@ -3,6 +3,9 @@
 from keras_sparse_ortho.initializers._attention_layout import AttentionLayout as AttentionLayout
 from keras_sparse_ortho.initializers._exact_orthogonal import ExactOrthogonal as ExactOrthogonal
 from keras_sparse_ortho.initializers._kernel_layouts import kernel_layouts as kernel_layouts
+from keras_sparse_ortho.initializers._ramanujan_orthogonal import (
+    RamanujanOrthogonal as RamanujanOrthogonal,
+)
 from keras_sparse_ortho.initializers._random_sparse import RandomSparse as RandomSparse
 from keras_sparse_ortho.initializers._sparse_initializer import (
     SparseInitializer as SparseInitializer,
@@ -13,6 +16,7 @@ __all__ = [
     "AttentionLayout",
     "ExactOrthogonal",
     "KernelLayout",
+    "RamanujanOrthogonal",
     "RandomSparse",
     "SparseInitializer",
     "kernel_layouts",

@@ -1,0 +1,119 @@
+"""`RamanujanOrthogonal`: permuted dense orthogonal blocks (SAO)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.errors import LayoutError
+from keras_sparse_ortho.initializers._sparse_initializer import (
+    LayoutLike,
+    SparseInitializer,
+    numpy_dtype,
+)
+from keras_sparse_ortho.orthogonal import KernelLayout
+from keras_sparse_ortho.orthogonal._dense_blocks import random_orthogonal
+from keras_sparse_ortho.orthogonal._structure import centre_of
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class RamanujanOrthogonal(SparseInitializer):
+    """Square kernels of permuted dense orthogonal blocks: the sparsity-aware orthogonal rival.
+
+    `K = gain P diag(Q_1, ..., Q_{width / degree}) R`, with dense orthogonal `Q_k` of size
+    `degree` and random permutations `P`, `R`: exactly orthogonal, of density `degree / width`.
+    With `relu=True`, `K = gain / sqrt(2) [[M, -M], [-M, M]]` with such an `M` of half the width
+    and degree: `K^T K = gain^2 [[I, -I], [-I, I]]` has half the rank, so `K` is no orthogonal
+    matrix; it scales vectors `(x, -x)` by `sqrt(2) gain` and drops vectors `(x, x)`.
+    Convolutions have the matrix at their centre tap, and only its block entries are live.
+
+    Args:
+        degree: Live inputs of every output, and live outputs of every input. Divides the width.
+        gain: Scale of the kernel.
+        seed: Integer or `None` (drawn now).
+        relu: Whether to lay the kernel out for ReLU; degree and width are then even.
+        layout: Meaning of the axes; see `ExactOrthogonal`.
+
+    Raises:
+        LayoutError: At a call, for a kernel that is not square, or a width that the degree does
+            not divide; the message names the nearest degrees that do.
+
+    Limits: the name is that of the paper, whose supports are to be Ramanujan graphs. Its
+    construction, and this one, gives disjoint complete bipartite graphs: the second singular
+    value of the support equals the first, `degree`, for every degree less than the width, so it
+    is no expander. `ExactOrthogonal` connects all of a layer, at any density and shape.
+
+    Example:
+
+    >>> kernel, mask = RamanujanOrthogonal(4, seed=0).sample((16, 16))
+    >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-6))
+    (64, True)
+
+    Reference:
+
+    - Esguerra et al., "Sparsity-Aware Orthogonal Initialization of Deep Neural Networks" (IEEE
+      Access 2023)
+    """
+
+    def __init__(
+        self,
+        degree: int,
+        gain: float = 1.0,
+        seed: int | None = None,
+        *,
+        relu: bool = False,
+        layout: LayoutLike = None,
+    ) -> None:
+        super().__init__(seed, layout)
+        if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 1:
+            raise ValueError(f"`degree` must be a positive integer. Received: degree={degree!r}")
+        self.degree = int(degree)
+        self.gain = float(gain)
+        self.relu = bool(relu)
+
+    def sample(
+        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draws the kernel and its mask; see the base class."""
+        shape = tuple(int(size) for size in shape)
+        target = numpy_dtype(dtype)
+        layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
+        canonical = layout.canonical_shape(shape)
+        inputs, width = canonical[-2:]
+        step = 2 if self.relu else 1
+        if inputs != width:
+            raise LayoutError(
+                "Only square kernels have this construction; ExactOrthogonal takes every shape. "
+                f"Received: {inputs} inputs x {width} outputs"
+            )
+        fit = [d for d in range(step, width + 1, step) if width % step == 0 and width % d == 0]
+        if self.degree not in fit:
+            near = sorted(fit, key=lambda d: abs(d - self.degree))[:2]
+            raise LayoutError(
+                f"`degree` must divide the width {width}"
+                f"{', both even' if self.relu else ''}; the nearest that do are {sorted(near)}. "
+                f"Received: degree={self.degree}"
+            )
+        rng = np.random.default_rng(self._draw_seed)
+        values = np.zeros(canonical)
+        size, degree = width // step, self.degree // step
+        for matrix in np.ndindex(canonical[:2]):
+            part = np.zeros((size, size))
+            rows, columns = (rng.random(size).argsort().reshape(-1, degree) for _ in range(2))
+            blocks = random_orthogonal(size // degree, degree, rng)
+            part[rows[:, :, None], columns[:, None, :]] = blocks
+            if self.relu:
+                part = np.block([[part, -part], [-part, part]]) / np.sqrt(2.0)
+            values[(*matrix, *centre_of(canonical))] = self.gain * part
+        kernel = np.ascontiguousarray(layout.from_canonical(values, shape))
+        return kernel.astype(target), kernel != 0
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything needed to make the initializer anew."""
+        return {
+            **super().get_config(),
+            "degree": self.degree,
+            "gain": self.gain,
+            "relu": self.relu,
+        }
