@@ -146,8 +146,8 @@ def _block_orthogonal(
             bits[group * each : (group + 1) * each] = [1 << group] * each
     if lines > 1:
         _rotate_lines(matrix, _rotations_within(Supports.of(bits), lines, limit, rng), rng, angles)
-    matrix = matrix.reshape(m, n)
-    return matrix.T if wide else matrix
+    flat = matrix.reshape(m, n)
+    return flat.T if wide else flat
 
 
 def _rotations_within(

@@ -94,7 +94,7 @@ class NByM(Structure):
         kernel = np.zeros(canonical_shape)
         allowed = np.zeros(canonical_shape, dtype=bool)
         if taps:
-            keys = rng.random((batch, parts, *taps, inputs // self.m, self.m, outputs))
+            keys: np.ndarray = rng.random((batch, parts, *taps, inputs // self.m, self.m, outputs))
             ranks = keys.argsort(axis=-2).argsort(axis=-2)
             allowed[...] = (ranks < self.n).reshape(canonical_shape)
         centre = centre_of(canonical_shape)
@@ -122,7 +122,7 @@ class NByM(Structure):
         classes = self.m // self.n
         allowed[...] = False
         # An input's place within its group, shuffled, says its class.
-        places = rng.random((inputs // self.m, self.m)).argsort(axis=1)
+        places = np.argsort(rng.random((inputs // self.m, self.m)), axis=1)
         places += np.arange(0, inputs, self.m)[:, None]
         order = rng.random(outputs).argsort()
         shares = np.array_split(order, classes)
