@@ -41,7 +41,7 @@ GAIN = 2**0.5
 def hidden(kind: str, k: int, density: float, seed: int) -> keras.Layer:
     inputs, outputs = SIZES[k]
     if kind == "blocks 16x1":
-        return block_dense(inputs, outputs, density, seed, GAIN, activation="relu", name=f"h{k}")
+        return block_dense(outputs, density, seed, GAIN, activation="relu", name=f"h{k}")
     if kind == "dense":
         start = keras.initializers.Orthogonal(GAIN, seed=seed)
         return L.Dense(outputs, activation="relu", kernel_initializer=start, name=f"h{k}")

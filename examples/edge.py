@@ -63,10 +63,9 @@ def spectrograms(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mlp(shape: tuple[int, ...], classes: int, density: float, seed: int) -> keras.Model:
-    inputs = int(np.prod(shape))
     hidden = [
-        block_dense(a, b, density, seed + k, activation="relu", name=f"hidden_{k}")
-        for k, (a, b) in enumerate(((inputs, 1024), (1024, 1024), (1024, 512)))
+        block_dense(width, density, seed + k, activation="relu", name=f"hidden_{k}")
+        for k, width in enumerate((1024, 1024, 512))
     ]
     return keras.Sequential(
         [keras.Input(shape, name="x"), layers.Flatten(), *hidden, layers.Dense(classes)], name="mlp"
@@ -80,10 +79,10 @@ def speech(shape: tuple[int, ...], classes: int, density: float, seed: int) -> k
         [
             keras.Input(shape, name="x"),
             layers.Reshape((windows, size)),
-            block_dense(size, 256, density, seed, activation="relu", name="frame"),
+            block_dense(256, density, seed, activation="relu", name="frame"),
             layers.Flatten(),
-            block_dense(windows * 256, 256, density, seed + 1, activation="relu", name="word"),
-            block_dense(256, 256, density, seed + 2, activation="relu", name="mix"),
+            block_dense(256, density, seed + 1, activation="relu", name="word"),
+            block_dense(256, density, seed + 2, activation="relu", name="mix"),
             layers.Dense(classes),
         ],
         name="speech",

@@ -25,27 +25,24 @@ def modules(monkeypatch):
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(128, 64), (64, 128), (96, 96)])
-def test_block_kernel_is_orthogonal_and_live_in_whole_blocks(modules, inputs, outputs):
+def test_blocks_are_orthogonal_and_hold_in_training(modules, inputs, outputs):
     blocks, _ = modules
-    kernel, mask = blocks.block_kernel(inputs, outputs, 0.25, seed=1)
+    layer = blocks.block_dense(outputs, 0.25, seed=1, gain=1.0, name="d")
+    model = keras.Sequential([keras.Input((inputs,)), layer])
+    kernel = keras.ops.convert_to_numpy(layer.layer.kernel)
     gram = kernel.T @ kernel if inputs >= outputs else kernel @ kernel.T
     np.testing.assert_allclose(gram, np.eye(len(gram)), atol=1e-5)
+    mask = layer.parametrizations["kernel"].mask_value()
     tiles = mask.reshape(inputs // 16, 16, outputs)
     assert (tiles.all(axis=1) == tiles.any(axis=1)).all()
-    assert mask.sum() == 256 * round(0.25 * inputs * outputs / 256)
-    with pytest.raises(ValueError, match="Received: 20 x 32"):
-        blocks.block_kernel(20, 32, 0.5, seed=0)
-
-
-def test_masks_hold_in_training(modules):
-    blocks, _ = modules
-    layer = blocks.block_dense(32, 32, 0.5, seed=0, name="d")
-    model = keras.Sequential([keras.Input((32,)), layer])
+    assert mask.sum() == 16 * round(0.25 * inputs * outputs / 16)
     model.compile("sgd", "mse")
-    model.fit(np.ones((4, 32)), np.zeros((4, 32)), verbose=0)
-    _, mask = blocks.block_kernel(32, 32, 0.5, seed=0)
-    kernel = keras.ops.convert_to_numpy(layer.layer.kernel)
-    assert not kernel[~mask].any()
+    model.fit(np.ones((4, inputs)), np.zeros((4, outputs)), verbose=0)
+    trained = keras.ops.convert_to_numpy(layer.layer.kernel)
+    assert (trained != kernel).any()
+    assert not trained[~mask].any()
+    with pytest.raises(ValueError, match="Received"):
+        blocks.block_dense(32, 0.5, seed=0).build((None, 20))
 
 
 def test_spectrograms_are_repeatable_and_balanced(modules):
