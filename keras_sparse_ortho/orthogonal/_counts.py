@@ -107,7 +107,9 @@ def largest_mask(scores: np.ndarray, count: int) -> np.ndarray:
         raise ValueError("Scores must be finite to be compared.")
     if count in (0, flat.size):
         return np.full(scores.shape, count > 0)
-    least = np.partition(flat, flat.size - count)[flat.size - count]
+    # Selection is slow among equal values, and pruned weights are equal: leave the zeros out.
+    ranked = positive if (positive := flat[flat > 0]).size >= count else flat
+    least = np.partition(ranked, ranked.size - count)[ranked.size - count]
     mask = flat > least
     ties = np.flatnonzero(flat == least)
     mask[ties[: count - np.count_nonzero(mask)]] = True
