@@ -14,7 +14,9 @@ from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.orthogonal import Structure
 from keras_sparse_ortho.parametrizations import FixedMask, PrunableWeight, Selection
 from keras_sparse_ortho.parametrizations._selection import choose
 from keras_sparse_ortho.pruning._seeding import derived_seed
@@ -165,6 +167,14 @@ class DynamicSparseTraining(StepCallback):
                 )
         chosen = choose(wrapped, self.include, self.exclude) if wrapped else []
         chosen = [weight for weight in chosen if weight.variable.trainable]
+        for weight in chosen:
+            structure = _structure(weight)
+            if structure is not None:
+                raise NotPrunableError(
+                    f"{name} moves single entries, which would destroy the structure of a mask; "
+                    "`exclude` the weight, or draw its mask without a structure. "
+                    f"Received: '{weight.path}' with structure={structure}"
+                )
         if not chosen:
             raise NotPrunableError(
                 f"{rule}make the model sparse first, with keras_sparse_ortho.sparsify. Received: "
@@ -187,6 +197,12 @@ def fixed_mask(weight: PrunableWeight) -> FixedMask:
     """The FixedMask of a weight that has one."""
     assert isinstance(weight.parametrization, FixedMask)
     return weight.parametrization
+
+
+def _structure(weight: PrunableWeight) -> Structure | None:
+    """The structure that the weight's mask was drawn with."""
+    drawn_by = fixed_mask(weight).initializer or weight.initializer
+    return drawn_by.structure if isinstance(drawn_by, ExactOrthogonal) else None
 
 
 def _is_whole(value: Any) -> bool:

@@ -43,13 +43,15 @@ class RigL(DynamicSparseTraining):
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or none has one.
+            `FixedMask`, or none has one; or if an initializer with a `structure` drew the mask.
         ValueError: Data of another kind, such as a generator, which cannot start again; an
             argument out of range; no `end_step` where an epoch's length is not known.
 
-    Limits: those of `SET`. A data set that shuffles itself gives other batches when a run is
-    resumed; then the masks differ. `class_weight` of `fit` is not known here: give sample weights.
-    A gradient that is not finite makes the update be left out, with a warning.
+    Limits: those of `SET`, but an update that is made again after a step skipped for an overflow
+    may move entries once more: its gradients are those of other masks. A data set that shuffles
+    itself gives other batches when a run is resumed; then the masks differ. `class_weight` of
+    `fit` is not known here: give sample weights. A gradient that is not finite makes the update be
+    left out, with a warning.
 
     Example:
 

@@ -38,7 +38,7 @@ class SET(DynamicSparseTraining):
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or none has one.
+            `FixedMask`, or none has one; or if an initializer with a `structure` drew the mask.
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
     Limits: ranking is done on the host with NumPy, so an update copies the kernels there. With

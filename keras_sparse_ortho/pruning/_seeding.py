@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse, SparseInitializer
+from keras_sparse_ortho.orthogonal import Structure
 from keras_sparse_ortho.parametrizations import PrunableWeight
 
 
@@ -20,19 +21,30 @@ def is_orthogonal(initializer: Any) -> bool:
     return initializer == "exact_orthogonal" or isinstance(initializer, ExactOrthogonal)
 
 
+def structure_for(pattern: str | SparseInitializer, weight: PrunableWeight) -> Structure | None:
+    """The structure that the mask of one weight is to have.
+
+    That of the pattern; if kernels are drawn anew by name, that of the weight's own initializer.
+    """
+    if pattern == "exact_orthogonal":
+        pattern = weight.initializer
+    return pattern.structure if isinstance(pattern, ExactOrthogonal) else None
+
+
 def initializer_for(
     pattern: str | SparseInitializer, weight: PrunableWeight, density: float, seed: int
 ) -> SparseInitializer:
     """The initializer of one weight.
 
     Args:
-        pattern: `"exact_orthogonal"`, `"random_sparse"`, or an instance to take settings from.
+        pattern: `"exact_orthogonal"` (with the structure of the weight's own initializer, if it
+            has one), `"random_sparse"`, or an instance to take settings from.
         weight: The weight.
         density: Its live fraction.
         seed: Its seed, which a dense initializer inside the sparse one gets as well.
     """
     if pattern == "exact_orthogonal":
-        return ExactOrthogonal(density, seed=seed)
+        return ExactOrthogonal(density, seed=seed, structure=structure_for(pattern, weight))
     if pattern == "random_sparse":
         dense = weight.initializer
         if dense is None or isinstance(dense, SparseInitializer):
@@ -43,7 +55,14 @@ def initializer_for(
             '`initializer` must be "exact_orthogonal", "random_sparse", an initializer that '
             f"draws a mask, or None to keep the weights. Received: initializer={pattern!r}"
         )
-    config = {**pattern.get_config(), "density": density, "seed": seed}
+    config = pattern.get_config()
+    if "density" not in config:
+        raise ValueError(
+            f"A {type(pattern).__name__} has no density that a budget could set; its own arguments "
+            "say how sparse it is. Give it to the layers as their initializer, and call "
+            f"sparsify(model) without a density. Received: initializer={pattern!r}"
+        )
+    config.update(density=density, seed=seed)
     dense = config.get("initializer")
     if isinstance(dense, dict) and "seed" in dense.get("config", {}):
         config["initializer"] = {**dense, "config": {**dense["config"], "seed": seed}}

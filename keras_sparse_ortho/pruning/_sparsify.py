@@ -13,7 +13,12 @@ from keras_sparse_ortho.orthogonal import largest_mask
 from keras_sparse_ortho.parametrizations import FixedMask, Selection, adopt_mask
 from keras_sparse_ortho.parametrizations._selection import choose
 from keras_sparse_ortho.pruning._planning import plan_for
-from keras_sparse_ortho.pruning._seeding import derived_seed, initializer_for, is_orthogonal
+from keras_sparse_ortho.pruning._seeding import (
+    derived_seed,
+    initializer_for,
+    is_orthogonal,
+    structure_for,
+)
 from keras_sparse_ortho.pruning._wrapping import refuse_unfit, wrap
 
 
@@ -43,9 +48,10 @@ def sparsify(
         density: Global live fraction over the selected kernels, in (0, 1]. `None` for mode 3, or
             if `budget` is a `Budget`.
         budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
-        initializer: `"exact_orthogonal"` (default); `"random_sparse"` (the layer's own
-            initializer times a random mask); an instance of a sparse initializer as a pattern, of
-            which density and seed are replaced; or `None` to keep the weights.
+        initializer: `"exact_orthogonal"` (default; a layer whose own initializer is an
+            `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
+            layer's own initializer times a random mask); an instance of a sparse initializer as a
+            pattern, of which density and seed are replaced; or `None` to keep the weights.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras
             does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name
             the layers, or a second model gets `dense_1` where the first had `dense`, and other
@@ -62,6 +68,7 @@ def sparsify(
         DensityError: A density outside (0, 1].
         BudgetError: A density or budget that does not fit the model, e.g. one too small for
             exactly orthogonal kernels; the message names the least one.
+        LayoutError: A kernel that the structure of its initializer does not fit.
         NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
             quantized already; weights that are not finite.
         UnknownWeightError: An `include` or `exclude` that names nothing.
@@ -103,9 +110,9 @@ def sparsify(
     if isinstance(base_seed, bool) or not isinstance(base_seed, int | np.integer):
         raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
     plan = plan_for(model, density, budget, weights, orthogonal=is_orthogonal(initializer))
-    structure = getattr(initializer, "structure", None)
-    if structure is not None:
-        plan = fit_structure(plan, weights, structure)
+    structures = {weight.path: structure_for(initializer, weight) for weight in weights}
+    if any(structures.values()):
+        plan = fit_structure(plan, weights, structures)
     table = {
         weight.path: FixedMask(
             initializer=initializer_for(

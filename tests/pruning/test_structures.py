@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import LayoutError
-from keras_sparse_ortho.initializers import ExactOrthogonal
-from keras_sparse_ortho.orthogonal import Block
+from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
+from keras_sparse_ortho.initializers import ExactOrthogonal, RamanujanOrthogonal
+from keras_sparse_ortho.orthogonal import Block, NByM
 from tests.helpers import classifier_loss, data
 
 pytestmark = pytest.mark.core
@@ -45,3 +45,78 @@ def test_a_head_that_does_not_fit_is_named():
     pattern = ExactOrthogonal(0.1, structure=Block(1, 16))
     with pytest.raises(LayoutError, match=r"'head/kernel'.*outputs divisible by 16.*`exclude`"):
         kso.sparsify(network(), 0.3, initializer=pattern)
+
+
+def own_structures():
+    """A layer without a structure between two that have their own; `head` fits neither."""
+    block = ExactOrthogonal(0.3, seed=1, structure=Block(16, 1))
+    pairs = ExactOrthogonal(0.25, seed=2, structure=NByM(2, 4))
+    return keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(48, kernel_initializer=block, name="a"),
+            keras.layers.Dense(32, kernel_initializer=pairs, name="b"),
+            keras.layers.Dense(10, name="head"),
+        ]
+    )
+
+
+def assert_structured(model):
+    masks = {
+        weight.path: weight.parametrization.mask_value()
+        for weight in kso.prunable_weights(model, flops=False)
+        if weight.parametrization is not None
+    }
+    assert set(np.unique(masks["a/kernel"].reshape(4, 16, 48).sum(axis=1))) == {0, 16}
+    assert masks["b/kernel"].reshape(12, 4, 32).sum(axis=1).max() <= 2
+    return masks
+
+
+@pytest.mark.parametrize("density", [0.2, 0.25, 0.4])
+def test_the_layers_own_structures_hold_where_kernels_are_drawn_anew(density):
+    sparse = kso.sparsify(own_structures(), density, seed=1)
+    masks = assert_structured(sparse)
+    size = sum(mask.size for mask in masks.values())
+    assert sum(mask.sum() for mask in masks.values()) == round(density * size)
+    for weight in kso.prunable_weights(sparse, flops=False):
+        kernel = weight.value().astype(np.float64)
+        if kernel.shape[0] < kernel.shape[1]:
+            kernel = kernel.T
+        assert np.abs(kernel.T @ kernel - np.eye(kernel.shape[1])).max() < 1e-6
+
+
+def test_adopting_keeps_structures_and_kernels():
+    model = own_structures()
+    kernel = model.get_layer("b").get_weights()[0]
+    sparse = kso.sparsify(model)
+    masks = assert_structured(sparse)
+    assert set(masks) == {"a/kernel", "b/kernel"}
+    assert masks["b/kernel"].sum() == round(0.25 * kernel.size)
+    np.testing.assert_array_equal(kso.prunable_weights(sparse, flops=False)[1].value(), kernel)
+
+
+def test_densities_that_the_structures_do_not_allow():
+    with pytest.raises(BudgetError, match=r"Block\(rows=16, cols=1\), NByM\(n=2, m=4\) allow"):
+        kso.sparsify(own_structures(), 0.9, exclude="head")
+
+
+def test_an_initializer_without_a_density_is_refused():
+    with pytest.raises(ValueError, match=r"RamanujanOrthogonal has no density .*Give it to the"):
+        kso.sparsify(network(), 0.1, initializer=RamanujanOrthogonal(4))
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_dynamic_sparse_training_refuses_structures(adopt):
+    model = kso.sparsify(own_structures(), None if adopt else 0.3, seed=1)
+    model.compile("sgd", classifier_loss(), jit_compile=False)
+    x, y = data(model, 10, count=8)
+    for callback in (
+        kso.callbacks.SET(frequency=1, end_step=9),
+        kso.callbacks.RigL((x, y), 8, frequency=1, end_step=9),
+    ):
+        with pytest.raises(NotPrunableError, match=r"'a/kernel' with structure=Block\(rows=16"):
+            model.fit(x, y, batch_size=8, verbose=0, callbacks=[callback])
+    if not adopt:
+        callback = kso.callbacks.SET(frequency=1, end_step=9, exclude=["a", "b"])
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=[callback])
+        assert_structured(model)
