@@ -1,5 +1,8 @@
 """Keras initializers that draw a kernel together with its mask."""
 
+from keras_sparse_ortho.initializers._approximate_isometry import (
+    ApproximateIsometry as ApproximateIsometry,
+)
 from keras_sparse_ortho.initializers._attention_layout import AttentionLayout as AttentionLayout
 from keras_sparse_ortho.initializers._exact_orthogonal import ExactOrthogonal as ExactOrthogonal
 from keras_sparse_ortho.initializers._kernel_layouts import kernel_layouts as kernel_layouts
@@ -13,6 +16,7 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
 from keras_sparse_ortho.orthogonal import KernelLayout as KernelLayout
 
 __all__ = [
+    "ApproximateIsometry",
     "AttentionLayout",
     "ExactOrthogonal",
     "KernelLayout",

@@ -11,6 +11,7 @@ from keras_sparse_ortho.orthogonal._density_law import expected_density as expec
 from keras_sparse_ortho.orthogonal._density_law import (
     rotations_for_density as rotations_for_density,
 )
+from keras_sparse_ortho.orthogonal._isometry import approximate_isometry as approximate_isometry
 from keras_sparse_ortho.orthogonal._kernel import exact_orthogonal as exact_orthogonal
 from keras_sparse_ortho.orthogonal._kernel import least_count as least_count
 from keras_sparse_ortho.orthogonal._kernel import least_density as least_density
@@ -29,6 +30,7 @@ __all__ = [
     "Rotations",
     "Structure",
     "apportion",
+    "approximate_isometry",
     "check_density",
     "exact_orthogonal",
     "expected_density",

@@ -8,6 +8,7 @@ import pytest
 
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.initializers import (
+    ApproximateIsometry,
     AttentionLayout,
     ExactOrthogonal,
     KernelLayout,
@@ -36,6 +37,7 @@ INITIALIZERS = {
     "sequence": lambda: ExactOrthogonal(
         None, rotations=[(i, i + 1, 0.3 + 0.01 * i) for i in range(40)]
     ),
+    "ai": lambda: ApproximateIsometry(0.2, seed=3, max_iterations=5),
     "random": lambda: RandomSparse(0.2, "glorot_uniform", seed=3),
     "rescaled": lambda: RandomSparse(
         0.2, keras.initializers.HeNormal(seed=4), seed=3, rescale=True

@@ -1,0 +1,160 @@
+"""`ApproximateIsometry`: any mask, and the live entries that come nearest to an isometry (AI)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.errors import DensityError
+from keras_sparse_ortho.initializers._sparse_initializer import (
+    LayoutLike,
+    SparseInitializer,
+    numpy_dtype,
+)
+from keras_sparse_ortho.orthogonal import (
+    KernelLayout,
+    approximate_isometry,
+    check_density,
+    live_count,
+    unmask_at_random,
+)
+from keras_sparse_ortho.orthogonal._isometry import check_stops
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class ApproximateIsometry(SparseInitializer):
+    """Kernels on a random or given mask, made as orthogonal as the mask allows (AI).
+
+    Draws a mask of exactly `round(density * size)` live entries, and normal values on it; then
+    minimises `||W W^T - gain^2 I||_F^2` (the smaller Gram matrix) over the live entries by L-BFGS;
+    see `keras_sparse_ortho.orthogonal.approximate_isometry`. Convolutions are flattened to
+    `outputs x (taps * inputs)`, one matrix for each group.
+
+    Args:
+        density: Live fraction, in (0, 1]. `None` with `mask`.
+        gain: Scale of the kernel, positive.
+        seed: Integer or `None` (drawn now), for mask and start.
+        mask: Bool array: the mask to use, for kernels of its shape; `None` draws one.
+        max_iterations: Most iterations of L-BFGS.
+        tolerance: Relative error of the Gram matrix to stop at.
+        min_decrease: Stops when an iteration lowers the squared error by less than this fraction.
+        verbose: 1 shows a progress bar with the error. It is not a part of the config.
+        layout: Meaning of the axes; see `ExactOrthogonal`.
+
+    Raises:
+        DensityError: A density outside (0, 1]; one together with `mask`, or neither.
+        ValueError: At a call, for a shape that is not that of the mask.
+
+    Limits: slow and, at low density, far from an isometry: see `approximate_isometry`, and
+    `ExactOrthogonal` for exact kernels in milliseconds. The mask of a seed is the same
+    everywhere; values agree between machines only as far as their BLAS does. Every draw runs the
+    minimisation: as a layer's own initializer it runs once in `build`, and again where its mask is
+    adopted; `sparsify(model, density, initializer=ApproximateIsometry(1.0))` runs it once. A
+    given mask is in the config entry by entry.
+
+    Example:
+
+    >>> kernel, mask = ApproximateIsometry(0.5, seed=1).sample((16, 32))
+    >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-3))
+    (256, True)
+
+    Reference:
+
+    - Lee et al., "A Signal Propagation Perspective for Pruning Neural Networks at Initialization"
+      (ICLR 2020), arXiv 1906.06307
+    """
+
+    def __init__(
+        self,
+        density: float | None,
+        gain: float = 1.0,
+        seed: int | None = None,
+        *,
+        mask: np.ndarray | None = None,
+        max_iterations: int = 1000,
+        tolerance: float = 1e-5,
+        min_decrease: float = 1e-6,
+        verbose: int = 0,
+        layout: LayoutLike = None,
+    ) -> None:
+        super().__init__(seed, layout)
+        if isinstance(mask, dict):
+            mask = keras.saving.deserialize_keras_object(mask)
+        if mask is not None:
+            mask = np.array(mask)
+            if mask.dtype != bool or not mask.any():
+                raise ValueError(
+                    "`mask` must be a bool array with at least one live entry. "
+                    f"Received: mask of dtype {mask.dtype} with {np.count_nonzero(mask)} live"
+                )
+            if density is not None:
+                raise DensityError(
+                    "A `mask` has its own density; give None for `density`. "
+                    f"Received: density={density!r}"
+                )
+        else:
+            density = check_density(density)
+        if not gain > 0:
+            raise ValueError(f"`gain` must be positive. Received: {gain=}")
+        check_stops(max_iterations, tolerance, min_decrease)
+        self.density = density
+        self.gain = float(gain)
+        self.mask = mask
+        self.max_iterations = int(max_iterations)
+        self.tolerance = float(tolerance)
+        self.min_decrease = float(min_decrease)
+        self.verbose = verbose
+
+    def sample(
+        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draws the kernel and its mask; see the base class."""
+        shape = tuple(int(size) for size in shape)
+        target = numpy_dtype(dtype)
+        layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
+        batch, parts, *rows, columns = layout.canonical_shape(shape)
+        rng = np.random.default_rng(self._draw_seed)
+        mask = self._mask_for(shape, rng)
+        # About `gain` long: the vectors of the shorter side, which are to become orthonormal.
+        vectors = batch * parts * min(int(np.prod(rows)), columns)
+        start = rng.normal(size=shape, scale=self.gain * np.sqrt(vectors / mask.sum()))
+        kernel = approximate_isometry(
+            start,
+            mask,
+            gain=self.gain,
+            layout=layout,
+            max_iterations=self.max_iterations,
+            tolerance=self.tolerance,
+            min_decrease=self.min_decrease,
+            callback=self._progress() if self.verbose else None,
+        )
+        return kernel.astype(target), mask
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything needed to make the initializer anew."""
+        return {
+            **super().get_config(),
+            "density": self.density,
+            "gain": self.gain,
+            "mask": keras.saving.serialize_keras_object(self.mask),
+            "max_iterations": self.max_iterations,
+            "tolerance": self.tolerance,
+            "min_decrease": self.min_decrease,
+        }
+
+    def _mask_for(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+        if self.mask is None:
+            assert self.density is not None
+            mask = np.zeros(shape, dtype=bool)
+            unmask_at_random(mask, live_count(self.density, mask.size), rng)
+            return mask
+        if self.mask.shape != shape:
+            raise ValueError(
+                f"The `mask` is one for kernels of shape {self.mask.shape}. Received: shape={shape}"
+            )
+        return self.mask.copy()
+
+    def _progress(self) -> Any:
+        bar = keras.utils.Progbar(self.max_iterations, stateful_metrics=["error"], unit_name="step")
+        return lambda iteration, error: bar.update(iteration, [("error", error)])

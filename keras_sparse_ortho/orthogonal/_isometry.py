@@ -1,0 +1,169 @@
+"""Approximate isometry: live entries that make a masked matrix as orthogonal as they can."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.optimize import OptimizeResult, minimize
+
+from keras_sparse_ortho.orthogonal._layout import KernelLayout
+
+# Pairs of steps and gradients that L-BFGS keeps.
+_MEMORY = 10
+
+
+def approximate_isometry(
+    kernel: np.ndarray,
+    mask: np.ndarray,
+    *,
+    gain: float = 1.0,
+    layout: KernelLayout | None = None,
+    max_iterations: int = 1000,
+    tolerance: float = 1e-5,
+    min_decrease: float = 1e-6,
+    compute_dtype: Any = np.float64,
+    callback: Callable[[int, float], None] | None = None,
+) -> np.ndarray:
+    """Moves the live entries of a kernel towards an isometry (AI).
+
+    Minimises, summed over the matrices `W` of the kernel, over its live entries,
+
+        f(W) = ||W W^T - gain^2 I||_F^2
+
+    with the smaller Gram matrix, from the given kernel on, by L-BFGS. A convolution's matrix is
+    `outputs x (taps * inputs)`, one for each group. `f` never rises from one iteration to the
+    next. It ends at whichever comes first: an error of at most `tolerance`, a decrease of less
+    than the fraction `min_decrease` in one iteration, or `max_iterations`.
+
+    Args:
+        kernel: Start, of any Keras shape; entries outside the mask do not count.
+        mask: Bool array of the same shape.
+        gain: Scale of the kernel, positive.
+        layout: Meaning of the axes. Default: `(*spatial, in, out)`.
+        max_iterations: Most iterations of L-BFGS, each one or two evaluations of `f`.
+        tolerance: The error to stop at: `sqrt(f / (matrices * n)) / gain^2` with `n` the shorter
+            side, 1 for a kernel of zeros.
+        min_decrease: For the early stop; 0 switches it off.
+        compute_dtype: `float64`, or `float32` for twice the speed and errors of about 1e-6 at best.
+        callback: Called as `callback(iteration, error)` after each iteration, for progress.
+
+    Returns:
+        The kernel in float64; entries outside the mask are 0.
+
+    Raises:
+        ValueError: A mask of another shape or without a live entry, a kernel that is not finite,
+            or an argument out of range.
+
+    Limits: a local minimum, which need not be an isometry. With far fewer live entries than the
+    `n (n + 1) / 2` equations, most live entries shrink towards 0, and some singular values end
+    near 0. `exact_orthogonal` draws its mask so that an exact solution is known. An iteration
+    costs two dense matrix products; small ones are faster with one BLAS thread, many times so on
+    a busy machine (`OPENBLAS_NUM_THREADS=1`).
+
+    Example:
+
+    >>> rng = np.random.default_rng(0)
+    >>> mask = rng.random((16, 32)) < 0.5
+    >>> kernel = approximate_isometry(rng.normal(size=(16, 32)), mask)
+    >>> bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-3)), bool(kernel[~mask].any())
+    (True, False)
+
+    Reference:
+
+    - Lee et al., "A Signal Propagation Perspective for Pruning Neural Networks at Initialization"
+      (ICLR 2020), arXiv 1906.06307. (There: 1000 to 10000 steps of SGD or Adam.)
+    """
+    kernel, mask = np.asarray(kernel), np.asarray(mask)
+    _check(kernel, mask, gain, max_iterations, tolerance, min_decrease)
+    dtype = np.dtype(compute_dtype)
+    if dtype not in (np.float32, np.float64):
+        raise ValueError(f"`compute_dtype` must be float32 or float64. Received: {compute_dtype!r}")
+    layout = KernelLayout.convolution() if layout is None else layout
+    batch, parts, *_, outputs = canonical = layout.canonical_shape(kernel.shape)
+
+    tall = math.prod(canonical[2:-1]) > outputs
+
+    def matrices(values: np.ndarray) -> np.ndarray:
+        """`(count, shorter side, longer side)`."""
+        flat = layout.to_canonical(values).reshape(batch * parts, -1, outputs)
+        return np.ascontiguousarray(flat.swapaxes(1, 2) if tall else flat)
+
+    live = np.flatnonzero(matrices(mask))
+    values = matrices(np.where(mask, kernel, 0)).astype(dtype)
+    scale = math.prod(values.shape[:2]) * gain**4  # of f: that of a kernel of zeros
+    diagonal = np.arange(values.shape[1])
+
+    def objective(entries: np.ndarray) -> tuple[float, np.ndarray]:
+        values.reshape(-1)[live] = entries
+        rest = values @ values.swapaxes(1, 2)
+        rest[:, diagonal, diagonal] -= gain**2
+        slope = (rest @ values).reshape(-1)[live].astype(np.float64)
+        # Summed in float64 by NumPy's pairwise sums whatever the type of the products is.
+        return float(np.square(rest).sum(dtype=np.float64)) / scale, slope * (4.0 / scale)
+
+    start = values.reshape(-1)[live].astype(np.float64)
+    before = objective(start)[0]
+    done = 0
+
+    def after(intermediate_result: OptimizeResult) -> None:
+        nonlocal before, done
+        now, done = float(intermediate_result.fun), done + 1
+        if callback is not None:
+            callback(done, math.sqrt(now))
+        enough = math.sqrt(now) <= tolerance or before - now < min_decrease * before
+        before = now
+        if enough:
+            raise StopIteration
+
+    if math.sqrt(before) > tolerance:
+        options = {
+            "maxiter": max_iterations,
+            "maxfun": 20 * max_iterations,
+            "maxcor": _MEMORY,
+            "ftol": 0.0,
+            "gtol": 0.0,
+        }
+        found = minimize(
+            objective, start, jac=True, method="L-BFGS-B", callback=after, options=options
+        )
+        start = found.x
+    result = np.zeros(values.shape)
+    result.reshape(-1)[live] = start
+    if tall:
+        result = result.swapaxes(1, 2)
+    return np.ascontiguousarray(layout.from_canonical(result.reshape(canonical), kernel.shape))
+
+
+def _check(
+    kernel: np.ndarray,
+    mask: np.ndarray,
+    gain: float,
+    max_iterations: int,
+    tolerance: float,
+    min_decrease: float,
+) -> None:
+    if mask.dtype != bool or mask.shape != kernel.shape or not mask.any():
+        raise ValueError(
+            "`mask` must be a bool array of the kernel's shape with a live entry. "
+            f"Received: mask of dtype {mask.dtype} and shape {mask.shape} for a kernel of shape "
+            f"{kernel.shape}"
+        )
+    if not np.isfinite(kernel).all():
+        raise ValueError("`kernel` must be finite. Received: infinite or NaN entries")
+    if not (math.isfinite(gain) and gain > 0):
+        raise ValueError(f"`gain` must be positive. Received: {gain=}")
+    check_stops(max_iterations, tolerance, min_decrease)
+
+
+def check_stops(max_iterations: int, tolerance: float, min_decrease: float) -> None:
+    """Refuses stopping rules that are out of range."""
+    whole = isinstance(max_iterations, int | np.integer) and not isinstance(max_iterations, bool)
+    if not whole or max_iterations < 1:
+        raise ValueError(
+            f"`max_iterations` must be an integer of at least 1. Received: {max_iterations=}"
+        )
+    if not tolerance >= 0:
+        raise ValueError(f"`tolerance` must not be negative. Received: {tolerance=}")
+    if not 0 <= min_decrease < 1:
+        raise ValueError(f"`min_decrease` must be in [0, 1). Received: {min_decrease=}")

@@ -1,0 +1,139 @@
+"""Approximate isometry: never upwards, to the optimum of a long run, and what is refused."""
+
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.orthogonal import KernelLayout, approximate_isometry
+
+pytestmark = pytest.mark.numpy_only
+
+
+def problem(shape, density, seed=0):
+    rng = np.random.default_rng(seed)
+    mask = rng.random(shape) < density
+    return rng.normal(size=shape, scale=1 / np.sqrt(density * max(shape))), mask
+
+
+def error(matrix, gain=1.0):
+    """Of one matrix, in its own terms: the Frobenius error for each of its shorter side."""
+    short = min(matrix.shape)
+    gram = matrix @ matrix.T if matrix.shape[0] == short else matrix.T @ matrix
+    return np.linalg.norm(gram / gain**2 - np.eye(short)) / np.sqrt(short)
+
+
+def descent(start, mask, steps):
+    """Plain gradient descent with a step that shrinks until the objective falls."""
+    kernel, rate = start * mask, 0.1
+    value = np.square(kernel @ kernel.T - np.eye(len(kernel))).sum()
+    for _ in range(steps):
+        slope = 4 * ((kernel @ kernel.T - np.eye(len(kernel))) @ kernel) * mask
+        while True:
+            trial = kernel - rate * slope
+            lower = np.square(trial @ trial.T - np.eye(len(kernel))).sum()
+            if lower <= value or rate < 1e-12:
+                break
+            rate /= 2
+        kernel, value, rate = trial, lower, rate * 1.5
+    return np.sqrt(value / len(kernel))
+
+
+@pytest.mark.parametrize(("shape", "density"), [((12, 12), 0.3), ((8, 30), 0.2), ((30, 8), 0.5)])
+def test_the_error_never_rises_and_is_the_one_reported(shape, density):
+    start, mask = problem(shape, density)
+    history = []
+    kernel = approximate_isometry(
+        2.0 * start, mask, gain=2.0, callback=lambda k, e: history.append((k, e))
+    )
+    steps, errors = zip(*history, strict=True)
+    assert steps == tuple(range(1, len(steps) + 1))
+    assert len(errors) > 5
+    assert np.diff(errors).max() <= 0
+    assert errors[0] < error(2.0 * start * mask, 2.0)
+    np.testing.assert_allclose(error(kernel, 2.0), errors[-1], rtol=1e-9)
+    assert not kernel[~mask].any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("density", [0.2, 0.6])
+def test_it_arrives_where_a_long_descent_does(density, seed):
+    start, mask = problem((6, 8), density, seed)
+    mask[np.arange(6), np.arange(6)] = True  # so that there is an isometry
+    start[np.arange(6), np.arange(6)] += 1.0  # and both go to the same one of the optima
+    settings = {"tolerance": 0.0, "min_decrease": 0.0}
+    kernel = approximate_isometry(start, mask, max_iterations=2000, **settings)
+    assert error(kernel) <= descent(start, mask, 4000) + 1e-4
+
+
+def test_the_optimum_of_masks_without_an_isometry():
+    # Two of five rows share their only input a: min of (a^2 + b^2 - 1)^2 as one row, so that
+    # of the two squared singular values one is 1 and one 0.
+    mask = np.eye(5, dtype=bool)
+    mask[1] = mask[0]
+    kernel = approximate_isometry(problem((5, 5), 1.0)[0], mask, min_decrease=0.0, tolerance=0.0)
+    np.testing.assert_allclose(error(kernel) ** 2 * 5, 1.0, rtol=1e-9)
+    np.testing.assert_allclose(np.linalg.svd(kernel, compute_uv=False), [1, 1, 1, 1, 0], atol=1e-6)
+
+
+def test_stops():
+    start, mask = problem((16, 24), 0.5)
+    history = []
+
+    def run(**settings):
+        history.clear()
+        return approximate_isometry(
+            start, mask, callback=lambda _, e: history.append(e), **settings
+        )
+
+    assert error(run(tolerance=0.01)) <= 0.01
+    assert history[-2] > 0.01
+    run(max_iterations=7)
+    assert len(history) == 7
+    run(min_decrease=0.2)
+    ratios = np.square(history) / np.square([error(start * mask), *history[:-1]])
+    assert ratios[-1] > 0.8 >= ratios[:-1].max()
+    kernel = run(tolerance=1e-3)
+    history.clear()
+    same = approximate_isometry(
+        kernel, mask, tolerance=1e-3, callback=lambda _, e: history.append(e)
+    )
+    assert not history
+    np.testing.assert_array_equal(same, kernel)
+
+
+def test_float32_reaches_its_rounding():
+    start, mask = problem((16, 24), 0.5)
+    kernel = approximate_isometry(start, mask, compute_dtype=np.float32)
+    assert error(kernel) < 3e-5
+
+
+def test_matrices_of_layouts():
+    start, mask = problem((3, 3, 4, 12), 0.4)
+    groups = KernelLayout.convolution(groups=3)
+    kernel = approximate_isometry(start, mask, layout=groups)
+    for k in range(3):
+        assert error(kernel[..., 4 * k : 4 * k + 4].reshape(36, 4)) < 1e-4
+    start, mask = problem((3, 3, 6, 1), 0.6)
+    kernel = approximate_isometry(start, mask, layout=KernelLayout.depthwise())
+    np.testing.assert_allclose(np.linalg.norm(kernel.reshape(9, 6), axis=0), 1.0, atol=1e-4)
+    start, mask = problem((10, 40), 0.6)
+    kernel = approximate_isometry(start, mask, layout=KernelLayout.recurrent(4))
+    for k in range(4):
+        assert error(kernel[:, 10 * k : 10 * k + 10]) < 0.5
+
+
+def test_refusals():
+    start, mask = problem((4, 4), 0.5)
+    cases = [
+        ({"mask": mask.astype(float)}, "bool array of the kernel's shape"),
+        ({"mask": mask[:3]}, r"shape \(3, 4\)"),
+        ({"mask": np.zeros((4, 4), bool)}, "with a live entry"),
+        ({"kernel": start * np.inf}, "must be finite"),
+        ({"gain": 0.0}, "Received: gain=0.0"),
+        ({"max_iterations": 0}, "Received: max_iterations=0"),
+        ({"tolerance": -1.0}, "Received: tolerance=-1.0"),
+        ({"min_decrease": 1.0}, "Received: min_decrease=1.0"),
+        ({"compute_dtype": "float16"}, "Received: 'float16'"),
+    ]
+    for change, message in cases:
+        with pytest.raises(ValueError, match=message), np.errstate(invalid="ignore"):
+            approximate_isometry(**{"kernel": start, "mask": mask, **change})
