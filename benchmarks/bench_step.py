@@ -72,6 +72,8 @@ def stepper(model: keras.Model, jit: bool, batch: int):
 
 def renewal(model: keras.Model, rounds: int) -> float:
     """Seconds that `UpdateMasks` takes to renew all masks, once in every `PERIOD` steps."""
+    model.compile(keras.optimizers.Adam(1e-4), "mse")
+    model.optimizer.build(model.trainable_variables)  # its slots are reset with the masks
     callback = kso.callbacks.UpdateMasks()
     callback.set_model(model)
     callback.on_train_begin()

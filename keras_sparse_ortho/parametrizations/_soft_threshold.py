@@ -9,6 +9,7 @@ import numpy as np
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
+from keras_sparse_ortho.parametrizations._shrink import shrink
 from keras_sparse_ortho.parametrizations._threshold_functions import (
     ThresholdFunction,
     threshold_function,
@@ -125,11 +126,7 @@ class SoftThreshold(Parametrization):
 
     def effective(self, value: Any) -> Any:
         """`sign(w) * relu(|w| - t)`, exactly 0 where `|w| <= t`."""
-        ops = keras.ops
-        threshold = ops.cast(self._threshold(), value.dtype)
-        # By `where`, not `relu`: with a threshold of 0 a weight that is 0 gets no gradient.
-        shrunk = value - ops.sign(value) * threshold
-        return ops.where(ops.abs(value) > threshold, shrunk, ops.zeros((), dtype=value.dtype))
+        return shrink(value, keras.ops.cast(self._threshold(), value.dtype))
 
     def mask_value(self) -> np.ndarray:
         """Which entries are not 0 at the moment."""
