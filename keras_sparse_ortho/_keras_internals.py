@@ -4,14 +4,16 @@ Tested against the oldest and the newest Keras that pyproject.toml allows (`make
 Private are: `Layer._call_signature` and its kin, `_maybe_build`, `_open_name_scope`,
 `_flatten_layers`, `_tracker`, `Variable._direct_assign`, `StatelessScope.original_scope`, the
 predicate `in_stateless_scope`, the class of ConvLSTM's cell, `Trainer._compile_loss`, the lists
-in which optimizers keep their slots, with `Optimizer._get_variable_index`, and
-`Optimizer._iterations`.
+in which optimizers keep their slots, with `Optimizer._get_variable_index`,
+`Optimizer._iterations`, and the table `BIT64_TO_BIT32_DTYPE` of the rules for types.
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+from keras.src.backend.common import dtypes
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
 
@@ -21,6 +23,7 @@ __all__ = [
     "adopt_call_interface",
     "applied_batches",
     "compiled_loss_waits",
+    "float64_operations",
     "in_stateless_scope",
     "maybe_build",
     "optimizer_slots",
@@ -150,6 +153,33 @@ def compiled_loss_waits(model: Any) -> bool:
     """Whether the loss of `compile` makes its variables only at its first call, yet to come."""
     loss = getattr(model, "_compile_loss", None)
     return loss is not None and not loss.built
+
+
+@contextlib.contextmanager
+def float64_operations() -> Iterator[None]:
+    """Lets `keras.ops` compute in float64, as it does by itself on TensorFlow.
+
+    Elsewhere Keras casts float64 arguments of most operations to float32; JAX has, in addition, a
+    switch of its own. Not for use in several threads.
+    """
+    with contextlib.ExitStack() as stack:
+        if keras.backend.backend() == "jax":
+            stack.enter_context(_float64_on_jax())
+        narrowed = dtypes.BIT64_TO_BIT32_DTYPE["float64"]
+        dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
+        stack.callback(dtypes.BIT64_TO_BIT32_DTYPE.__setitem__, "float64", narrowed)
+        yield
+
+
+def _float64_on_jax() -> Any:
+    """JAX's context for float64, which has moved out of `jax.experimental` since 0.5."""
+    import jax
+
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64
+
+    return enable_x64()
 
 
 def replace_sublayers(

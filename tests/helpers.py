@@ -1,7 +1,23 @@
 """What several test folders share."""
 
+import functools
+
 import keras
 import numpy as np
+
+
+@functools.cache
+def two_device_strategy():
+    """TensorFlow's MirroredStrategy over the two halves of the CPU.
+
+    One for the whole run: the numbers by which a second one tells its reductions apart start anew
+    and clash with those of the first.
+    """
+    import tensorflow as tf
+
+    devices = tf.config.list_logical_devices("CPU")
+    assert len(devices) == 2
+    return tf.distribute.MirroredStrategy([device.name for device in devices])
 
 
 def array(value):

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import scipy.optimize
 
+from keras_sparse_ortho._keras_internals import float64_operations
 from keras_sparse_ortho.analysis._gaussian_mean import gaussian_means
-from keras_sparse_ortho.budgets._synaptic_flow import float64_on_jax
 
 # Variances of pre-activations among which the fixed point is looked for.
 _VARIANCES = np.geomspace(1e-6, 1e3, 73)
@@ -78,6 +78,8 @@ def critical_point(activation: Any, bias_std: float = 0.0) -> CriticalPoint:
             f"`bias_std` must be a number of at least 0. Received: bias_std={bias_std!r}"
         )
     function = keras.activations.get(activation)
+    if isinstance(function, keras.layers.Layer):  # one of float32 would round its input
+        function = type(function).from_config({**function.get_config(), "dtype": "float64"})
     moments = _moments(function)
 
     def excess(q: float) -> float:
@@ -125,7 +127,7 @@ def _with_slope(function: Callable[..., Any], x: np.ndarray) -> tuple[np.ndarray
     if backend == "jax":
         import jax
 
-        with float64_on_jax():
+        with float64_operations():
             value, slope = jax.jvp(function, (jax.numpy.asarray(x),), (jax.numpy.ones(x.shape),))
             return np.asarray(value), np.asarray(slope)
     if backend == "tensorflow":
@@ -140,6 +142,7 @@ def _with_slope(function: Callable[..., Any], x: np.ndarray) -> tuple[np.ndarray
     import torch
 
     tensor = torch.tensor(x, requires_grad=True)
-    value = function(tensor)
+    with float64_operations():
+        value = function(tensor)
     (slope,) = torch.autograd.grad(value.sum(), tensor)
     return value.detach().numpy(), slope.numpy()

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho._keras_internals import VariableOverrides, float64_operations
 from keras_sparse_ortho.budgets._linearized import linearized, statistics_of
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import value_and_gradients
@@ -47,8 +47,8 @@ class SynapticFlow(contextlib.AbstractContextManager["SynapticFlow"]):
 
     def __enter__(self) -> "SynapticFlow":
         with contextlib.ExitStack() as stack:
-            if keras.backend.backend() == "jax" and self._dtype == "float64":
-                stack.enter_context(float64_on_jax())
+            if self._dtype == "float64":
+                stack.enter_context(float64_operations())
             stack.enter_context(linearized(self._model, self._dtype))
             given = {id(variable) for variable in self._variables}
             means = statistics_of(self._model)
@@ -106,17 +106,6 @@ def _wide(variable: Any) -> np.ndarray:
     if keras.backend.standardize_dtype(variable.dtype) == "bfloat16":
         tensor = keras.ops.cast(tensor, "float32")  # torch cannot hand bfloat16 to NumPy
     return keras.ops.convert_to_numpy(tensor)
-
-
-def float64_on_jax() -> Any:
-    """JAX's context for float64, which has moved out of `jax.experimental` since 0.5."""
-    import jax
-
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64
-
-    return enable_x64()
 
 
 def _ones(model: Any, input_shape: Any) -> Any:

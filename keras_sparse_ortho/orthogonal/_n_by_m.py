@@ -124,7 +124,7 @@ class NByM(Structure):
         # An input's place within its group, shuffled, says its class.
         places = np.argsort(rng.random((inputs // self.m, self.m)), axis=1)
         places += np.arange(0, inputs, self.m)[:, None]
-        order = rng.random(outputs).argsort()
+        order = np.argsort(rng.random(outputs))
         shares = np.array_split(order, classes)
         rows = inputs // classes
         least = [min(rows, len(share)) for share in shares]

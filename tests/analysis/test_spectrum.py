@@ -178,3 +178,13 @@ def test_critical_gain_refusals():
         critical_gain("relu", 0.1)
     with pytest.raises(ValueError, match=r"at least 0. Received: bias_std=-1"):
         critical_gain("tanh", -1)
+
+
+def test_critical_gain_of_a_function_of_lower_precision():
+    def rounded(x):
+        return keras.ops.tanh(keras.ops.cast(x, "float32"))
+
+    assert critical_gain(rounded, 0.00448) == pytest.approx(1.0247, abs=1e-4)
+    assert critical_gain(lambda x: keras.ops.cast(rounded(x), "float64"), 0.05) == pytest.approx(
+        critical_gain("tanh", 0.05), rel=1e-5
+    )

@@ -1,5 +1,7 @@
 """SET and RigL: exact counts, zero slots, where entries grow, when updates happen, refusals."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from keras_sparse_ortho._keras_internals import optimizer_slots
 from keras_sparse_ortho.callbacks import SET, RigL
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.parametrizations import FixedMask, MagnitudeMask
-from tests.helpers import array, classifier_loss, gradients, jit
+from tests.helpers import array, classifier_loss, gradients, jit, two_device_strategy
 
 L = keras.layers
 
@@ -405,13 +407,11 @@ def test_masks_that_were_given():
 
 @pytest.mark.tensorflow_only
 def test_mirrored_strategy():
-    import tensorflow as tf
-
     results = []
-    for devices in (["CPU:0"], ["CPU:0", "CPU:1"]):
+    for scope in (contextlib.nullcontext(), two_device_strategy().scope()):
         keras.utils.clear_session()
         keras.utils.set_random_seed(3)
-        with tf.distribute.MirroredStrategy(devices).scope():
+        with scope:
             model = compiled(mlp(), keras.optimizers.SGD(0.1, momentum=0.9))
         x, y = data(32)
         rigl = RigL((x, y), 8, frequency=2, end_step=100)

@@ -9,7 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
-from tests.helpers import array, classifier_loss, data, jit
+from tests.helpers import array, classifier_loss, data, jit, two_device_strategy
 
 L = keras.layers
 
@@ -183,15 +183,11 @@ def compare_devices(one, two):
 
 @pytest.mark.tensorflow_only
 def test_mirrored_strategy_on_two_devices_agrees_with_one():
-    import tensorflow as tf
-
-    devices = tf.config.list_logical_devices("CPU")
-    assert len(devices) == 2
     keras.utils.set_random_seed(3)
     one = train_for_devices(two_device_network())
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
-    with tf.distribute.MirroredStrategy([d.name for d in devices]).scope():
+    with two_device_strategy().scope():
         model = two_device_network()
         two = train_for_devices(model)
     compare_devices(one, two)
