@@ -131,6 +131,23 @@ class ApproximateIsometry(SparseInitializer):
         )
         return kernel.astype(target), mask
 
+    def at_density(
+        self,
+        density: float,
+        seed: int,
+        shape: Sequence[int],
+        layout: KernelLayout | None = None,
+    ) -> "ApproximateIsometry":
+        """Refuses where a mask was given; see the base class."""
+        if self.mask is not None:
+            raise DensityError(
+                "The `mask` of an ApproximateIsometry says how sparse it is, which no budget can "
+                "change. Give it to the layer as its initializer, and call sparsify(model) without "
+                f"a density. Received: density={density:.6g}, mask of shape {self.mask.shape}"
+            )
+        config = {**self.get_config(), "density": density, "seed": seed, "verbose": self.verbose}
+        return self.from_config(config)
+
     def get_config(self) -> dict[str, Any]:
         """Everything needed to make the initializer anew."""
         return {

@@ -1,5 +1,6 @@
 """`RamanujanOrthogonal`: permuted dense orthogonal blocks (SAO)."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ class RamanujanOrthogonal(SparseInitializer):
 
     Args:
         degree: Live inputs of every output, and live outputs of every input. Divides the width.
+            As a pattern in `sparsify(model, density, "uniform", RamanujanOrthogonal(...))` it is
+            replaced by the one that the density of each kernel says.
         gain: Scale of the kernel.
         seed: Integer or `None` (drawn now).
         relu: Whether to lay the kernel out for ReLU; degree and width are then even.
@@ -37,7 +40,8 @@ class RamanujanOrthogonal(SparseInitializer):
 
     Raises:
         LayoutError: At a call, for a kernel that is not square, or a width that the degree does
-            not divide; the message names the nearest degrees that do.
+            not divide; the message names the nearest degrees that do. In `sparsify`, the nearest
+            densities.
 
     Limits: the name is that of the paper, whose supports are to be Ramanujan graphs. Its
     construction, and this one, gives disjoint complete bipartite graphs: the second singular
@@ -80,20 +84,12 @@ class RamanujanOrthogonal(SparseInitializer):
         target = numpy_dtype(dtype)
         layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
         canonical = layout.canonical_shape(shape)
-        inputs, width = canonical[-2:]
-        step = 2 if self.relu else 1
-        if inputs != width:
-            raise LayoutError(
-                "Only square kernels have this construction; ExactOrthogonal takes every shape. "
-                f"Received: {inputs} inputs x {width} outputs"
-            )
-        fit = [d for d in range(step, width + 1, step) if width % step == 0 and width % d == 0]
+        width, step = canonical[-1], self._step
+        fit = self._admissible(canonical)
         if self.degree not in fit:
-            near = sorted(fit, key=lambda d: abs(d - self.degree))[:2]
             raise LayoutError(
-                f"`degree` must divide the width {width}"
-                f"{', both even' if self.relu else ''}; the nearest that do are {sorted(near)}. "
-                f"Received: degree={self.degree}"
+                f"{self._rule(width)}; the nearest degrees that do are {_nearest(fit, self.degree)}"
+                f". Received: degree={self.degree}"
             )
         rng = np.random.default_rng(self._draw_seed)
         values = np.zeros(canonical)
@@ -109,6 +105,33 @@ class RamanujanOrthogonal(SparseInitializer):
         kernel = np.ascontiguousarray(layout.from_canonical(values, shape))
         return kernel.astype(target), kernel != 0
 
+    def at_density(
+        self,
+        density: float,
+        seed: int,
+        shape: Sequence[int],
+        layout: KernelLayout | None = None,
+    ) -> "RamanujanOrthogonal":
+        """The same with the degree `density * taps * width`; see the base class.
+
+        Raises:
+            LayoutError: A kernel that is not square, or a density that no degree has; the message
+                names the nearest densities that one has.
+        """
+        layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
+        canonical = layout.canonical_shape(tuple(shape))
+        width = canonical[-1]
+        fit = self._admissible(canonical)
+        per_degree = width / math.prod(canonical[2:])  # density of degree 1
+        degree = density / per_degree
+        if round(degree) not in fit or abs(degree - round(degree)) * width > 0.5:
+            near = [f"{d * per_degree:.9g} (degree {d})" for d in _nearest(fit, degree)]
+            raise LayoutError(
+                f"{self._rule(width)}; the nearest densities of this kernel that allow it are "
+                f"{' and '.join(near)}. Received: density={density:.6g}, a degree of {degree:.6g}"
+            )
+        return type(self).from_config({**self.get_config(), "degree": round(degree), "seed": seed})
+
     def get_config(self) -> dict[str, Any]:
         """Everything needed to make the initializer anew."""
         return {
@@ -117,3 +140,29 @@ class RamanujanOrthogonal(SparseInitializer):
             "gain": self.gain,
             "relu": self.relu,
         }
+
+    @property
+    def _step(self) -> int:
+        """What degree and width are multiples of."""
+        return 2 if self.relu else 1
+
+    def _rule(self, width: int) -> str:
+        even = ", both even (`relu=True`)" if self.relu else ""
+        return f"`degree` must divide the width {width}{even}"
+
+    def _admissible(self, canonical_shape: Sequence[int]) -> list[int]:
+        """The degrees that a kernel can have."""
+        inputs, width = canonical_shape[-2:]
+        if inputs != width or width % self._step:
+            even = "square kernels of even width" if self.relu else "square kernels"
+            raise LayoutError(
+                f"Only {even} have this construction; ExactOrthogonal takes every shape. "
+                f"Received: {inputs} inputs x {width} outputs"
+            )
+        return [d for d in range(self._step, width + 1, self._step) if width % d == 0]
+
+
+def _nearest(fit: list[int], degree: float) -> list[int]:
+    """The next admissible degrees below and above, as far as there are any."""
+    below, above = [d for d in fit if d < degree], [d for d in fit if d > degree]
+    return below[-1:] + above[:1]

@@ -80,6 +80,20 @@ class RandomSparse(SparseInitializer):
             kernel = kernel * _fan_in_scale(mask, self.resolve_layout(shape, layout))
         return kernel.astype(target), mask
 
+    def at_density(
+        self,
+        density: float,
+        seed: int,
+        shape: Sequence[int],
+        layout: KernelLayout | None = None,
+    ) -> "RandomSparse":
+        """The dense initializer gets the seed as well; see the base class."""
+        config = self.get_config()
+        dense = config["initializer"]
+        if "seed" in dense["config"]:
+            dense = {**dense, "config": {**dense["config"], "seed": seed}}
+        return self.from_config({**config, "density": density, "seed": seed, "initializer": dense})
+
     def get_config(self) -> dict[str, Any]:
         """Everything needed to make the initializer anew."""
         return {

@@ -63,6 +63,33 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
             return kernel
         return keras.ops.convert_to_tensor(kernel)
 
+    def at_density(
+        self,
+        density: float,
+        seed: int,
+        shape: Sequence[int],
+        layout: KernelLayout | None = None,
+    ) -> "SparseInitializer":
+        """The same pattern with another density and seed, for one kernel of a whole model.
+
+        Args:
+            density: Live fraction of the kernel.
+            seed: Integer.
+            shape: Shape of the kernel, for initializers whose arguments depend on it.
+            layout: What its axes mean, where the initializer itself does not say it.
+
+        Raises:
+            ValueError: An initializer that has no density which could be set.
+        """
+        config = self.get_config()
+        if "density" not in config:
+            raise ValueError(
+                f"A {type(self).__name__} has no density that a budget could set; its own "
+                "arguments say how sparse it is. Give it to the layers as their initializer, and "
+                f"call sparsify(model) without a density. Received: initializer={self!r}"
+            )
+        return type(self).from_config({**config, "density": density, "seed": seed})
+
     def resolve_layout(
         self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> KernelLayout | None:

@@ -5,7 +5,13 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse, SparseInitializer
+from keras_sparse_ortho.errors import LayoutError
+from keras_sparse_ortho.initializers import (
+    ExactOrthogonal,
+    RamanujanOrthogonal,
+    RandomSparse,
+    SparseInitializer,
+)
 from keras_sparse_ortho.orthogonal import Structure
 from keras_sparse_ortho.parametrizations import PrunableWeight
 
@@ -18,7 +24,8 @@ def derived_seed(seed: int, path: str) -> int:
 
 def is_orthogonal(initializer: Any) -> bool:
     """Whether kernels of this initializer have a least density."""
-    return initializer == "exact_orthogonal" or isinstance(initializer, ExactOrthogonal)
+    exact = ExactOrthogonal | RamanujanOrthogonal
+    return initializer == "exact_orthogonal" or isinstance(initializer, exact)
 
 
 def structure_for(pattern: str | SparseInitializer, weight: PrunableWeight) -> Structure | None:
@@ -42,6 +49,9 @@ def initializer_for(
         weight: The weight.
         density: Its live fraction.
         seed: Its seed, which a dense initializer inside the sparse one gets as well.
+
+    Raises:
+        LayoutError: A shape or density that the pattern does not fit; the message names the weight.
     """
     if pattern == "exact_orthogonal":
         return ExactOrthogonal(density, seed=seed, structure=structure_for(pattern, weight))
@@ -55,15 +65,7 @@ def initializer_for(
             '`initializer` must be "exact_orthogonal", "random_sparse", an initializer that '
             f"draws a mask, or None to keep the weights. Received: initializer={pattern!r}"
         )
-    config = pattern.get_config()
-    if "density" not in config:
-        raise ValueError(
-            f"A {type(pattern).__name__} has no density that a budget could set; its own arguments "
-            "say how sparse it is. Give it to the layers as their initializer, and call "
-            f"sparsify(model) without a density. Received: initializer={pattern!r}"
-        )
-    config.update(density=density, seed=seed)
-    dense = config.get("initializer")
-    if isinstance(dense, dict) and "seed" in dense.get("config", {}):
-        config["initializer"] = {**dense, "config": {**dense["config"], "seed": seed}}
-    return type(pattern).from_config(config)
+    try:
+        return pattern.at_density(density, seed, weight.shape, weight.layout)
+    except LayoutError as error:
+        raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None

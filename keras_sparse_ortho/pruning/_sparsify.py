@@ -51,7 +51,8 @@ def sparsify(
         initializer: `"exact_orthogonal"` (default; a layer whose own initializer is an
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
             layer's own initializer times a random mask); an instance of a sparse initializer as a
-            pattern, of which density and seed are replaced; or `None` to keep the weights.
+            pattern, of which density (degree, of a `RamanujanOrthogonal`) and seed are replaced;
+            or `None` to keep the weights.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras
             does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name
             the layers, or a second model gets `dense_1` where the first had `dense`, and other
@@ -68,7 +69,7 @@ def sparsify(
         DensityError: A density outside (0, 1].
         BudgetError: A density or budget that does not fit the model, e.g. one too small for
             exactly orthogonal kernels; the message names the least one.
-        LayoutError: A kernel that the structure of its initializer does not fit.
+        LayoutError: A kernel that its initializer's structure or degree does not fit.
         NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
             quantized already; weights that are not finite.
         UnknownWeightError: An `include` or `exclude` that names nothing.

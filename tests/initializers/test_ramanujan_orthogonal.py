@@ -27,7 +27,7 @@ def test_relu_form():
 
 
 def test_refusals_and_configuration():
-    with pytest.raises(LayoutError, match=r"the nearest that do are \[4, 6\]. Received: degree=5"):
+    with pytest.raises(LayoutError, match=r"degrees that do are \[4, 6\]. Received: degree=5"):
         RamanujanOrthogonal(5)((12, 12))
     with pytest.raises(LayoutError, match=r"Only square kernels"):
         RamanujanOrthogonal(4)((12, 16))

@@ -6,7 +6,12 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
-from keras_sparse_ortho.initializers import ExactOrthogonal, RamanujanOrthogonal
+from keras_sparse_ortho.initializers import (
+    ApproximateIsometry,
+    ExactOrthogonal,
+    RamanujanOrthogonal,
+    SparseInitializer,
+)
 from keras_sparse_ortho.orthogonal import Block, NByM
 from tests.helpers import classifier_loss, data
 
@@ -100,9 +105,57 @@ def test_densities_that_the_structures_do_not_allow():
         kso.sparsify(own_structures(), 0.9, exclude="head")
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Diagonal(SparseInitializer):
+    def sample(self, shape, dtype=None, layout=None):
+        return np.eye(*shape, dtype="float32"), np.eye(*shape, dtype=bool)
+
+
 def test_an_initializer_without_a_density_is_refused():
-    with pytest.raises(ValueError, match=r"RamanujanOrthogonal has no density .*Give it to the"):
-        kso.sparsify(network(), 0.1, initializer=RamanujanOrthogonal(4))
+    with pytest.raises(ValueError, match=r"A Diagonal has no density .*Give it to the layers"):
+        kso.sparsify(network(), 0.1, initializer=Diagonal())
+    given = ApproximateIsometry(None, mask=np.eye(4, dtype=bool))
+    with pytest.raises(ValueError, match=r"`mask` of an ApproximateIsometry .*Give it to the"):
+        kso.sparsify(network(), 0.1, initializer=given)
+
+
+def square(width, *more):
+    layers = [keras.layers.Dense(width, name=name) for name in ("a", "b")]
+    return keras.Sequential([keras.Input((width,)), *layers, *more])
+
+
+@pytest.mark.parametrize("budget", ["uniform", "erk"])
+@pytest.mark.parametrize("relu", [False, True])
+def test_the_degree_follows_from_the_density(budget, relu):
+    pattern = RamanujanOrthogonal(2, 1.5, relu=relu)
+    sparse = kso.sparsify(square(24), 0.25, budget, pattern, seed=1)
+    first, second = (weight.parametrization.mask_value() for weight in kernels_of(sparse))
+    for mask in (first, second):
+        assert set(mask.sum(axis=0)) == set(mask.sum(axis=1)) == {6}
+    assert (first != second).any()
+    largest = np.linalg.norm(kernels_of(sparse)[0].value(), 2)
+    np.testing.assert_allclose(largest, 1.5 * (np.sqrt(2) if relu else 1), rtol=1e-6)
+
+
+def kernels_of(model):
+    return kso.prunable_weights(model, flops=False)
+
+
+def test_inadmissible_degrees_are_refused_with_their_neighbours():
+    pattern = RamanujanOrthogonal(2)
+    near = r"'a/kernel'.* 0.166666667 \(degree 4\) and 0.25 \(degree 6\). Received: density=0.199"
+    with pytest.raises(LayoutError, match=near):
+        kso.sparsify(square(24), 0.2, "uniform", pattern)
+    with pytest.raises(LayoutError, match=r"'head/kernel' does not fit: Only square kernels"):
+        kso.sparsify(square(24, keras.layers.Dense(9, name="head")), 0.25, "uniform", pattern)
+    with pytest.raises(LayoutError, match=r"square kernels of even width.*25 inputs x 25"):
+        kso.sparsify(square(25), 0.2, "uniform", RamanujanOrthogonal(2, relu=True))
+    conv = keras.layers.Conv2D(8, 3, name="conv", padding="same")
+    model = keras.Sequential([keras.Input((6, 6, 8)), conv])
+    (weight,) = kernels_of(kso.sparsify(model, 4 / 72, "uniform", pattern))
+    assert weight.live == 32
+    with pytest.raises(LayoutError, match=r"kernel that allow it are 0.111111111 \(degree 8\)\. "):
+        kso.sparsify(model, 0.3, "uniform", pattern)
 
 
 @pytest.mark.parametrize("adopt", [False, True])
