@@ -21,6 +21,9 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "keras_sparse_ortho"
+# Most of a test's time is tracing, on one core. Stealing keeps neighbours, which share fixtures,
+# with one worker until the other has nothing left.
+TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 
 
 @dataclass
@@ -81,12 +84,12 @@ def docs(_: list[str]) -> Result:
 
 def tensorflow(options: list[str]) -> Result:
     """The whole suite."""
-    return pytest("tensorflow", "tests", *options)
+    return pytest("tensorflow", "tests", *TWO_AT_A_TIME, *options)
 
 
 def jax(options: list[str]) -> Result:
     """The backend-neutral part of the suite."""
-    return pytest("jax", "tests", *options)
+    return pytest("jax", "tests", *TWO_AT_A_TIME, *options)
 
 
 def torch(options: list[str]) -> Result:
