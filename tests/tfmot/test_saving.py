@@ -1,0 +1,209 @@
+"""Saving at every stage: masks are intact in a new process, and stripped files need no package."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow_only,
+    pytest.mark.filterwarnings("ignore:.*HDF5 file.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*initializer.*:UserWarning"),
+]
+
+FORMS = {"keras": "model.keras", "h5": "model.h5", "tf": "model"}
+STAGES = ("wrapped", "fitted", "stripped")
+KINDS = ("sequential", "functional", "nested")
+# All but the one that takes longest, and is as the fitted one.
+SAVED = [
+    (kind, stage, form)
+    for kind in KINDS
+    for stage in STAGES
+    for form in FORMS
+    if (kind, stage, form) != ("functional", "wrapped", "tf")
+]
+
+
+def sequential(tf_keras):
+    L = tf_keras.layers
+    return tf_keras.Sequential(
+        [
+            tf_keras.Input((6, 6, 4)),
+            L.Conv2D(8, 3, activation="relu", name="conv"),
+            L.DepthwiseConv2D(3, name="depth"),
+            L.Flatten(),
+            L.Dense(5, name="head"),
+        ]
+    )
+
+
+def functional(tf_keras):
+    L = tf_keras.layers
+    inputs = tf_keras.Input((6, 6, 4))
+    x = L.Reshape((6, 24))(inputs)
+    x = L.GRU(8, return_sequences=True, name="gru")(x)
+    x = L.MultiHeadAttention(2, 4, name="attention")(x, x)
+    x = L.BatchNormalization()(L.Flatten()(x))
+    return tf_keras.Model(inputs, L.Dense(5, name="head")(x))
+
+
+def nested(tf_keras):
+    L = tf_keras.layers
+    inner = tf_keras.Sequential(
+        [tf_keras.Input((24,)), L.Dense(24, activation="relu", name="a")], name="inner"
+    )
+    inputs = tf_keras.Input((6, 6, 4))
+    x = L.Dense(24, name="b")(L.GlobalAveragePooling2D()(inputs))
+    x = L.Add()([x, inner(x)])
+    x = inner(x)  # shared
+    return tf_keras.Model(inputs, L.Dense(5, name="head")(x))
+
+
+BUILDERS = {"sequential": sequential, "functional": functional, "nested": nested}
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    """Every stage of every kind of model, saved in every form; what each answered."""
+    import tensorflow as tf
+
+    import keras_sparse_ortho as kso
+
+    tf_keras = kso.tfmot.register_initializers()
+    from tensorflow_model_optimization.sparsity.keras import UpdatePruningStep, strip_pruning
+
+    folder = tmp_path_factory.mktemp("stages")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(16, 6, 6, 4)).astype("float32")
+    y = rng.normal(size=(16, 5)).astype("float32")
+    np.save(folder / "x.npy", x)
+    table = {}
+    for kind, build in BUILDERS.items():
+        tf.random.set_seed(0)
+        model = kso.tfmot.prune_exact_orthogonal(build(tf_keras), 0.4, seed=1)
+        for stage in STAGES:
+            if stage == "fitted":
+                model.compile(tf_keras.optimizers.Adam(1e-2), "mse")
+                model.fit(x, y, epochs=2, verbose=0, callbacks=[UpdatePruningStep()])
+            if stage == "stripped":
+                model = strip_pruning(model)
+            table[kind, stage] = model
+            place = folder / f"{kind}_{stage}"
+            place.mkdir()
+            for form, name in FORMS.items():
+                if (kind, stage, form) in SAVED:
+                    model.save(place / name, save_format=form)
+            np.save(place / "y.npy", model(x).numpy())
+            for index, weight in enumerate(kso.tfmot.prunable_weights(model)):
+                np.save(place / f"{index}.npy", weight.value())
+                if weight.state is not None:  # a live entry may be 0: away from a 3 x 3's centre
+                    np.save(place / f"{index}_mask.npy", weight.state.mask())
+    return folder, table
+
+
+IN_A_NEW_PROCESS = f"""
+import sys
+import numpy as np
+import tf_keras
+
+x = np.load("x.npy")
+
+
+def load(place, name):
+    model = tf_keras.models.load_model(f"{{place}}/{{name}}")
+    y = np.load(f"{{place}}/y.npy")
+    assert np.abs(model(x).numpy() - y).max() < 1e-5, (place, name)
+    print(place, name)
+    return model
+
+
+for kind, stage, form in {SAVED}:
+    if stage == "stripped":
+        load(f"{{kind}}_stripped", {FORMS}[form])
+assert "keras_sparse_ortho" not in sys.modules
+assert "tensorflow_model_optimization" not in sys.modules
+
+import keras_sparse_ortho as kso
+kso.tfmot
+
+for kind, stage, form in {SAVED}:
+    if stage == "stripped":
+        continue
+    name = {FORMS}[form]
+    place = f"{{kind}}_{{stage}}"
+    key = f"{{place}}/{{name}}"
+    model = load(place, name)
+    weights = kso.tfmot.prunable_weights(model)
+    assert len(weights) == {{"sequential": 3, "functional": 7, "nested": 3}}[kind], key
+    for index, weight in enumerate(weights):
+        value = np.load(f"{{place}}/{{index}}.npy")
+        assert weight.wrapped, (key, weight)
+        assert (weight.value() == value).all(), (key, weight)
+        assert (weight.raw_value() == value).all(), (key, weight)
+        mask = np.load(f"{{place}}/{{index}}_mask.npy")
+        assert (weight.state.mask() == mask).all(), (key, weight)
+        assert not value[~mask].any(), (key, weight)
+    if stage == "fitted" and kind == "nested":  # the masks hold when training goes on
+        model.fit(x, np.ones((16, 5)), verbose=0)
+        for index, weight in enumerate(weights):
+            mask = weight.state.mask()
+            assert not weight.variable.numpy()[~mask].any(), (key, weight)
+            assert (weight.value() != np.load(f"{{place}}/{{index}}.npy")).any()
+        if name != "model":  # of a SavedModel tf_keras restores no optimizer
+            assert int(model.optimizer.iterations) == 3, key
+"""
+
+
+def test_every_stage_in_a_new_process(stages):
+    """Stripped files load without this package and TFMOT; in the others the masks are intact."""
+    folder, _ = stages
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IN_A_NEW_PROCESS],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(SAVED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clones(stages, kind):
+    """A clone draws the same kernels and masks anew; weights carry over, and stripping works."""
+    import keras_sparse_ortho as kso
+
+    tf_keras = kso.tfmot.register_initializers()
+    from tensorflow_model_optimization.sparsity.keras import strip_pruning
+
+    _, table = stages
+    model = table[kind, "fitted"]
+    clone = tf_keras.models.clone_model(model)
+    for old, new in zip(
+        kso.tfmot.prunable_weights(model), kso.tfmot.prunable_weights(clone), strict=True
+    ):
+        assert new.wrapped
+        np.testing.assert_array_equal(new.state.mask(), old.state.mask())
+        assert (new.value() != old.value()).any()
+    clone.set_weights(model.get_weights())
+    x = np.random.default_rng(1).normal(size=(4, 6, 6, 4)).astype("float32")
+    np.testing.assert_allclose(clone(x), model(x), atol=1e-6)
+    np.testing.assert_allclose(strip_pruning(clone)(x), model(x), atol=1e-6)
+
+
+def test_weights_alone(stages, tmp_path):
+    import keras_sparse_ortho as kso
+
+    tf_keras = kso.tfmot.register_initializers()
+    _, table = stages
+    model = table["sequential", "fitted"]
+    x = np.random.default_rng(1).normal(size=(4, 6, 6, 4)).astype("float32")
+    for name in ("model.weights.h5", "old.h5", "checkpoint"):
+        other = kso.tfmot.prune_exact_orthogonal(sequential(tf_keras), 0.4, seed=2)
+        model.save_weights(tmp_path / name)
+        other.load_weights(tmp_path / name)
+        np.testing.assert_allclose(other(x), model(x), atol=1e-6)
+        for old, new in zip(
+            kso.tfmot.prunable_weights(model), kso.tfmot.prunable_weights(other), strict=True
+        ):
+            np.testing.assert_array_equal(new.state.mask(), old.state.mask())
