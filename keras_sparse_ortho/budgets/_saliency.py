@@ -10,7 +10,8 @@ from keras_sparse_ortho.budgets._allocation import allocate
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.budgets._weights import weights_of
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
-from keras_sparse_ortho.orthogonal import check_density, largest_mask, live_count
+from keras_sparse_ortho.orthogonal import check_density, live_count
+from keras_sparse_ortho.orthogonal._selection import largest_masks
 from keras_sparse_ortho.parametrizations import PrunableWeight, Selection
 from keras_sparse_ortho.parametrizations._selection import choose
 
@@ -76,7 +77,7 @@ class Saliency:
                     f"Received: {wrong} infinite or NaN scores"
                 )
         if masks is None:
-            masks = highest(scores, live_count(density, sum(score.size for score in scores)))
+            masks = largest_masks(scores, live_count(density, sum(score.size for score in scores)))
         self.scores = dict(zip(paths, scores, strict=True))
         self.masks = dict(zip(paths, masks, strict=True))
         if self.collapsed:
@@ -133,18 +134,6 @@ class Saliency:
         counts = self.counts
         lines += [f"  {p}  {counts[p]} of {mask.size}" for p, mask in self.masks.items()]
         return "\n".join(lines) + ">"
-
-
-def highest(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
-    """Masks of the `count` highest scores over all arrays, ties to the earlier entry.
-
-    Earlier is the array that stands first, then the lower flat index. Scores must be finite.
-    """
-    joined = np.concatenate([score.reshape(-1) for score in scores])
-    mask = largest_mask(joined, count)
-    ends = np.cumsum([score.size for score in scores])
-    parts = np.split(mask, ends[:-1])
-    return [part.reshape(score.shape) for part, score in zip(parts, scores, strict=True)]
 
 
 def scored_weights(

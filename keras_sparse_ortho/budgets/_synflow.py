@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 
 from keras_sparse_ortho.budgets._derivatives import progress_bar
-from keras_sparse_ortho.budgets._saliency import Saliency, highest, scored_weights
+from keras_sparse_ortho.budgets._saliency import Saliency, scored_weights
 from keras_sparse_ortho.budgets._synaptic_flow import SynapticFlow
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.orthogonal import check_density, live_count
+from keras_sparse_ortho.orthogonal._selection import largest_masks
 from keras_sparse_ortho.parametrizations import Selection
 
 # Below every score: entries that are dead never come back.
@@ -104,7 +105,7 @@ def synflow(
                 for mask, value, gradient in zip(masks, values, gradients, strict=True)
             ]
             count = live_count(density ** (number / rounds), size)
-            masks = highest(scores, count)
+            masks = largest_masks(scores, count)
             values = [value * mask for value, mask in zip(values, masks, strict=True)]
             progress.add(1)
     return Saliency("SynFlow", density, weights, scores, on_collapse, masks)

@@ -4,7 +4,6 @@ from keras_sparse_ortho.orthogonal._block import Block as Block
 from keras_sparse_ortho.orthogonal._constant_fan import ConstantFan as ConstantFan
 from keras_sparse_ortho.orthogonal._counts import apportion as apportion
 from keras_sparse_ortho.orthogonal._counts import check_density as check_density
-from keras_sparse_ortho.orthogonal._counts import largest_mask as largest_mask
 from keras_sparse_ortho.orthogonal._counts import live_count as live_count
 from keras_sparse_ortho.orthogonal._counts import unmask_at_random as unmask_at_random
 from keras_sparse_ortho.orthogonal._density_law import expected_density as expected_density
@@ -19,6 +18,7 @@ from keras_sparse_ortho.orthogonal._layout import KernelLayout as KernelLayout
 from keras_sparse_ortho.orthogonal._n_by_m import NByM as NByM
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw as AngleLaw
 from keras_sparse_ortho.orthogonal._rotations import Rotations as Rotations
+from keras_sparse_ortho.orthogonal._selection import largest_mask as largest_mask
 from keras_sparse_ortho.orthogonal._structure import Structure as Structure
 
 __all__ = [

@@ -90,27 +90,3 @@ def unmask_at_random(mask: np.ndarray, count: int, rng: np.random.Generator) -> 
             drawn = np.unique(drawn[~flat[drawn]])
             flat[drawn] = True
             missing -= drawn.size
-
-
-def largest_mask(scores: np.ndarray, count: int) -> np.ndarray:
-    """A bool mask of the `count` largest entries, ties to the lower flat index.
-
-    Example:
-
-    >>> largest_mask(np.array([0.1, 3.0, 3.0, 2.0]), 1).tolist()
-    [False, True, False, False]
-    """
-    flat = scores.reshape(-1)
-    if not 0 <= count <= flat.size:
-        raise ValueError(f"`count` must be in [0, {flat.size}]. Received: count={count}")
-    if not np.isfinite(flat).all():
-        raise ValueError("Scores must be finite to be compared.")
-    if count in (0, flat.size):
-        return np.full(scores.shape, count > 0)
-    # Selection is slow among equal values, and pruned weights are equal: leave the zeros out.
-    ranked = positive if (positive := flat[flat > 0]).size >= count else flat
-    least = np.partition(ranked, ranked.size - count)[ranked.size - count]
-    mask = flat > least
-    ties = np.flatnonzero(flat == least)
-    mask[ties[: count - np.count_nonzero(mask)]] = True
-    return mask.reshape(scores.shape)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_sparse_ortho.orthogonal import apportion, largest_mask, live_count, unmask_at_random
+from keras_sparse_ortho.orthogonal import apportion, live_count, unmask_at_random
 
 pytestmark = pytest.mark.numpy_only
 
@@ -20,24 +20,6 @@ def test_apportioned_parts_sum_up_and_lie_within_one_of_their_share(total, weigh
 
 def test_live_count_rounds_half_to_even():
     assert [live_count(0.5, size) for size in (1, 3, 5, 7)] == [0, 2, 2, 4]
-
-
-@given(st.integers(1, 300), st.data())
-def test_largest_mask_is_exact_and_breaks_ties_to_the_left(size, data):
-    count = data.draw(st.integers(0, size))
-    values = np.array(data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size)), float)
-    mask = largest_mask(values, count)
-    order = np.argsort(-values, kind="stable")
-    expected = np.zeros(size, dtype=bool)
-    expected[order[:count]] = True
-    np.testing.assert_array_equal(mask, expected)
-
-
-def test_largest_mask_refuses():
-    with pytest.raises(ValueError, match=r"in \[0, 3\]. Received: count=4"):
-        largest_mask(np.ones(3), 4)
-    with pytest.raises(ValueError, match="finite"):
-        largest_mask(np.array([1.0, np.nan]), 1)
 
 
 @pytest.mark.parametrize("live", [0, 10, 700, 950])

@@ -1,0 +1,83 @@
+"""Masks of the largest entries, of one array or of several together."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+# Sorting is fast enough up to here.
+_SMALL = 1 << 18
+# Entries drawn to bracket the threshold, and the bracket in standard deviations of their rank.
+_SAMPLE = 1 << 15
+_DEVIATIONS = 5.0
+
+
+def largest_mask(scores: np.ndarray, count: int) -> np.ndarray:
+    """A bool mask of the `count` largest entries, ties to the lower flat index.
+
+    Example:
+
+    >>> largest_mask(np.array([0.1, 3.0, 3.0, 2.0]), 1).tolist()
+    [False, True, False, False]
+    """
+    return largest_masks([scores], count)[0]
+
+
+def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
+    """Masks of the `count` largest entries of all arrays together.
+
+    Ties go to the array that stands first, then to the lower flat index.
+
+    Example:
+
+    >>> masks = largest_masks([np.array([1.0, 3.0]), np.array([2.0, 3.0])], 3)
+    >>> [mask.tolist() for mask in masks]
+    [[False, True], [True, True]]
+    """
+    flat = [score.reshape(-1) for score in scores]
+    size = sum(part.size for part in flat)
+    if not 0 <= count <= size:
+        raise ValueError(f"`count` must be in [0, {size}]. Received: count={count}")
+    if not all(np.isfinite(part).all() for part in flat):
+        raise ValueError("Scores must be finite to be compared.")
+    if count in (0, size):
+        return [np.full(score.shape, count > 0) for score in scores]
+    # Selection is slow among equal values, and pruned weights are equal: leave the zeros out.
+    ranked = np.concatenate([part[part > 0] for part in flat])
+    if ranked.size < count:
+        ranked = np.concatenate(flat)
+    least = _nth_largest(ranked, count)
+    masks = [part > least for part in flat]
+    missing = count - sum(int(np.count_nonzero(mask)) for mask in masks)
+    for part, mask in zip(flat, masks, strict=True):
+        ties = np.flatnonzero(part == least)[:missing]
+        mask[ties] = True
+        missing -= ties.size
+        if missing == 0:
+            break
+    return [mask.reshape(score.shape) for mask, score in zip(masks, scores, strict=True)]
+
+
+def _nth_largest(values: np.ndarray, n: int) -> np.floating:
+    """The value of rank `n`, counted from the largest, which has rank 1.
+
+    Of many values a sample says between which two of them it lies, so that only those between are
+    selected among: the idea of Floyd and Rivest. Where the sample errs, all are.
+    """
+    if values.size > _SMALL:
+        # Drawn always alike; the result does not depend on it.
+        drawn = np.random.default_rng(0).integers(0, values.size, _SAMPLE)
+        sample = np.sort(values[drawn])
+        share = 1 - n / values.size
+        spread = _DEVIATIONS * np.sqrt(max(share * (1 - share), 1 / _SAMPLE) / _SAMPLE)
+        first, last = int((share - spread) * _SAMPLE), int((share + spread) * _SAMPLE)
+        low = sample[first] if first > 0 else values.min()
+        high = sample[last] if last < _SAMPLE else values.max()
+        over = values > high
+        between = values >= low
+        between &= ~over
+        above, inside = int(np.count_nonzero(over)), int(np.count_nonzero(between))
+        if above < n <= above + inside:
+            if low == high:
+                return low
+            values, n = values[between], n - above
+    return np.partition(values, values.size - n)[values.size - n]
