@@ -20,6 +20,7 @@ from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
 from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
+from keras_sparse_ortho.models import remove_channels as remove_channels
 from keras_sparse_ortho.models import strip as strip
 from keras_sparse_ortho.pruning import parametrize as parametrize
 from keras_sparse_ortho.pruning import sparsify as sparsify
@@ -47,6 +48,7 @@ __all__ = [
     "parametrizations",
     "parametrize",
     "prunable_weights",
+    "remove_channels",
     "report",
     "schedules",
     "sparsify",

@@ -5,10 +5,12 @@ Private are: `Layer._call_signature` and its kin, `_maybe_build`, `_open_name_sc
 `_flatten_layers`, `_tracker`, `Variable._direct_assign`, `StatelessScope.original_scope`, the
 predicate `in_stateless_scope`, the class of ConvLSTM's cell, `Trainer._compile_loss`, the lists
 in which optimizers keep their slots, with `Optimizer._get_variable_index`,
-`Optimizer._iterations`, and the table `BIT64_TO_BIT32_DTYPE` of the rules for types.
+`Optimizer._iterations`, `Function._nodes_by_depth` with the nodes, `Sequential._functional`, and
+the table `BIT64_TO_BIT32_DTYPE` of the rules for types.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -19,12 +21,15 @@ from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
 
 __all__ = [
     "ConvLSTMCell",
+    "GraphCall",
     "VariableOverrides",
     "adopt_call_interface",
     "applied_batches",
     "compiled_loss_waits",
     "float64_operations",
+    "graph_calls",
     "in_stateless_scope",
+    "is_graph",
     "maybe_build",
     "optimizer_slots",
     "replace_sublayers",
@@ -110,6 +115,42 @@ def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     if isinstance(layer, keras.Model):
         return list(layer.layers)
     return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def _graph(model: keras.Model) -> Any:
+    # A Sequential model that knows its input holds a functional one.
+    inner = model._functional if isinstance(model, keras.Sequential) else model
+    return inner if hasattr(inner, "_nodes_by_depth") else None
+
+
+def is_graph(model: keras.Model) -> bool:
+    """Whether a model is a graph of calls: functional, or Sequential with a known input."""
+    return _graph(model) is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphCall:
+    """A call in a graph: layer or operation, tensors, and the other arguments that were given."""
+
+    operation: Any
+    inputs: list[Any]
+    outputs: list[Any]
+    settings: list[Any]
+
+
+def graph_calls(model: keras.Model) -> list[GraphCall]:
+    """The calls of a model that `is_graph`, each after those that it depends on."""
+    nodes = _graph(model)._nodes_by_depth
+    return [
+        GraphCall(
+            node.operation,
+            list(node.input_tensors),
+            list(node.output_tensors),
+            [*node.arguments.args[1:], *node.arguments.kwargs.values()],
+        )
+        for depth in sorted(nodes, reverse=True)
+        for node in nodes[depth]
+    ]
 
 
 def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:

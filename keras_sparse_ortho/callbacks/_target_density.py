@@ -10,7 +10,7 @@ from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import check_density, live_count
-from keras_sparse_ortho.parametrizations import SoftThreshold
+from keras_sparse_ortho.parametrizations import LearntThreshold
 from keras_sparse_ortho.schedules import Cubic, Schedule
 
 # Of a run's steps, where no schedule is given.
@@ -18,7 +18,7 @@ _RAMP = 0.7
 
 
 class TargetDensity(StepCallback):
-    """Steers the thresholds of all `SoftThreshold` weights to a global density.
+    """Steers the thresholds of all weights that have learnt ones to a global density.
 
     All layers share an offset `o`: their thresholds are `t_l = g(s_l + o)`. Layers go on learning
     their relative thresholds `s_l`; the offset says how many entries are live in all. An entry `w`
@@ -42,10 +42,12 @@ class TargetDensity(StepCallback):
 
     Raises:
         DensityError: A density outside (0, 1].
-        NotPrunableError: When training begins, if no weight has a `SoftThreshold`.
+        NotPrunableError: When training begins, if no weight has a `SoftThreshold` or
+            `ChannelSoftThreshold`, or one has a `LowRankSoftThreshold`.
         ValueError: When training begins without a schedule on data whose length is not known.
 
-    Limits: between two settings the count drifts by what the weights move. With
+    Limits: between two settings the count drifts by what the weights move. Channels die as a whole,
+    so with `ChannelSoftThreshold` the count is exact to within one of them. With
     `g="sigmoid"` entries of magnitude 1 and more cannot die; a warning says so if they are too
     many. Ranking is done on the host, with NumPy, and costs about as much as copying and sorting
     the weights every `frequency` steps.
@@ -83,19 +85,21 @@ class TargetDensity(StepCallback):
         self.frequency = frequency
         self.freeze = freeze
         self._plan: Schedule | None = None
-        self._thresholds: list[SoftThreshold] = []
+        self._thresholds: list[LearntThreshold] = []
         self._all_frozen = False
         self._warned = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a model without soft thresholds; lays out the schedule."""
         found = [w.parametrization for w in prunable_weights(self.model, flops=False)]
-        self._thresholds = [p for p in found if isinstance(p, SoftThreshold)]
+        self._thresholds = [p for p in found if isinstance(p, LearntThreshold)]
         if not self._thresholds:
             raise NotPrunableError(
                 "TargetDensity needs weights with SoftThreshold, see keras_sparse_ortho.parametrize"
                 f". Received: model={self.model.name!r} without any"
             )
+        for t in self._thresholds:
+            t.critical_offsets()  # refuses what cannot be steered
         self._all_frozen = all(t.frozen for t in self._thresholds)
         self._plan = self.schedule or self._default_schedule()
 
@@ -135,8 +139,8 @@ class TargetDensity(StepCallback):
             return
         masks = _exact_masks(critical, count)
         for t, mask in zip(weights, masks, strict=True):
-            t.freeze(mask)
-            zero_slots(self._watched.optimizer, t.weight.variable, ~mask)
+            live = t.freeze(mask)
+            zero_slots(self._watched.optimizer, t.weight.variable, ~live)
         self._all_frozen = True
 
     def _warn_of_unreachable(self, unreachable: int, count: int) -> None:

@@ -7,6 +7,7 @@ from keras_sparse_ortho.models._autodiff import value_and_gradients as value_and
 from keras_sparse_ortho.models._flops import kernel_positions as kernel_positions
 from keras_sparse_ortho.models._prunable_weights import check_built as check_built
 from keras_sparse_ortho.models._prunable_weights import prunable_weights as prunable_weights
+from keras_sparse_ortho.models._remove_channels import remove_channels as remove_channels
 from keras_sparse_ortho.models._rewrite import Replacement as Replacement
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._stateless_loss import Objective as Objective
@@ -21,6 +22,7 @@ __all__ = [
     "hessian_vector_product",
     "kernel_positions",
     "prunable_weights",
+    "remove_channels",
     "rewrite",
     "strip",
     "value_and_gradients",

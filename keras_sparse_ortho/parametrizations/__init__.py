@@ -1,7 +1,13 @@
 """How a raw variable becomes the effective weight of its layer."""
 
 from keras_sparse_ortho.parametrizations._adoption import adopt_mask as adopt_mask
+from keras_sparse_ortho.parametrizations._channel_soft_threshold import (
+    ChannelSoftThreshold as ChannelSoftThreshold,
+)
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask as FixedMask
+from keras_sparse_ortho.parametrizations._learnt_threshold import (
+    LearntThreshold as LearntThreshold,
+)
 from keras_sparse_ortho.parametrizations._magnitude_mask import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations._parametrization import (
     Parametrization as Parametrization,
@@ -18,7 +24,9 @@ from keras_sparse_ortho.parametrizations._threshold_functions import (
 )
 
 __all__ = [
+    "ChannelSoftThreshold",
     "FixedMask",
+    "LearntThreshold",
     "MagnitudeMask",
     "Parametrization",
     "PrunableWeight",

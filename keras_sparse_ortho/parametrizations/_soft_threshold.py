@@ -6,18 +6,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.parametrizations._parametrization import Parametrization
+from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
+from keras_sparse_ortho.parametrizations._outputs import outputs_shape
 from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
 from keras_sparse_ortho.parametrizations._shrink import shrink
-from keras_sparse_ortho.parametrizations._threshold_functions import (
-    ThresholdFunction,
-    threshold_function,
-)
+from keras_sparse_ortho.parametrizations._threshold_functions import ThresholdFunction
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class SoftThreshold(Parametrization):
+class SoftThreshold(LearntThreshold):
     """Effective weight `w_e = sign(w) * relu(|w| - t)` with the learnt threshold `t = g(s)`.
 
     Soft threshold reparameterization (STR): `s` is trained with the weights, so that each layer
@@ -80,49 +78,15 @@ class SoftThreshold(Parametrization):
                 "`granularity` must be 'layer', 'channel' or 'global'. "
                 f"Received: granularity={granularity!r}"
             )
-        if isinstance(g, dict):  # from a configuration
-            g = keras.saving.deserialize_keras_object(g)
-        if not np.isfinite(s_init):
-            raise ValueError(f"`s_init` must be finite. Received: s_init={s_init!r}")
-        if not weight_decay >= 0:
-            raise ValueError(
-                f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
-            )
+        super().__init__(g, s_init, weight_decay)
         self.granularity = granularity
-        self.g = g
-        self.s_init = float(s_init)
-        self.weight_decay = float(weight_decay)
-        self._function = threshold_function(g)
-        self._weight: PrunableWeight | None = None
-        self.s: Any = None
-        self.offset: Any = None
-        self.active: Any = None
-
-    @property
-    def weight(self) -> PrunableWeight:
-        """The weight it was built for."""
-        if self._weight is None:
-            raise ValueError("This SoftThreshold is not built: wrap a layer with it and build that")
-        return self._weight
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
-        weight.finite_raw_value()
-        self._weight = weight
-        self.s = add_weight(
-            name="s",
-            shared=self.granularity == "global",
-            shape=self._threshold_shape(weight),
-            initializer=keras.initializers.Constant(self.s_init),
-            trainable=True,
-        )
-        # Non-trainable: t = g(s + offset) while active, and 0 once frozen.
-        self.offset = add_weight(name="s_offset", shape=(), initializer="zeros", trainable=False)
-        self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
+        shape = outputs_shape(weight) if self.granularity == "channel" else ()
+        self._build_threshold(weight, add_weight, shape, shared=self.granularity == "global")
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)
-            if self.s.regularizer is None:  # a shared one decays once
-                add_weight_decay(self.s, self.weight_decay)
 
     def effective(self, value: Any) -> Any:
         """`sign(w) * relu(|w| - t)`, exactly 0 where `|w| <= t`."""
@@ -133,39 +97,16 @@ class SoftThreshold(Parametrization):
         value = self.effective(keras.ops.convert_to_tensor(self.weight.variable))
         return keras.ops.convert_to_numpy(value != 0)
 
-    def threshold_value(self) -> np.ndarray:
-        """The threshold `t`: one value, or one for each output."""
-        return np.ravel(keras.ops.convert_to_numpy(self._threshold()))
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments."""
-        g = self.g if isinstance(self.g, str) else keras.saving.serialize_keras_object(self.g)
-        return {
-            "granularity": self.granularity,
-            "g": g,
-            "s_init": self.s_init,
-            "weight_decay": self.weight_decay,
-        }
-
-    def twin(self) -> "SoftThreshold":
-        """An unbuilt SoftThreshold with the same settings, for another weight."""
-        return SoftThreshold(self.granularity, self.g, self.s_init, self.weight_decay)
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the threshold is 0 for good, and the live entries are fixed."""
-        return not float(keras.ops.convert_to_numpy(self.active))
+    def arguments(self) -> dict[str, Any]:
+        """Those of the constructor."""
+        return {"granularity": self.granularity, **super().arguments()}
 
     def critical_offsets(self) -> np.ndarray:
-        """For every entry the offset `g^-1(|w|) - s` at which it dies, as a NumPy array.
-
-        An entry is live while the offset is below its critical one. So the offset between the
-        k-th and the next largest, over all weights, leaves exactly k entries live.
-        """
+        """For every entry `g^-1(|w|) - s`."""
         magnitude = np.abs(self.weight.finite_raw_value())
         return self._function.inverse(magnitude) - keras.ops.convert_to_numpy(self.s)
 
-    def freeze(self, mask: np.ndarray) -> None:
+    def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which entries are live: `w` becomes `w_e` on the mask and 0 elsewhere, `t` 0.
 
         From here on `w_e = w`; entries that are 0 get no gradient and stay 0.
@@ -176,17 +117,4 @@ class SoftThreshold(Parametrization):
         least = np.finfo(np.float32).tiny * np.sign(self.weight.raw_value())
         raw.assign(np.where(mask, np.where(value == 0, least, value), 0).astype(value.dtype))
         self.active.assign(0.0)
-
-    def _threshold(self) -> Any:
-        t = self._function.forward(self.s.value + self.offset.value)
-        # Not a product: an inactive threshold is 0 even where g overflows.
-        return keras.ops.where(self.active.value > 0, t, keras.ops.zeros((), dtype=t.dtype))
-
-    def _threshold_shape(self, weight: PrunableWeight) -> tuple[int, ...]:
-        if self.granularity != "channel":
-            return ()
-        rank = len(weight.shape)
-        layout = weight.layout
-        axes = (-1,) if layout is None else (*layout.batch, *layout.outputs)
-        own = {axis % rank for axis in axes}
-        return tuple(size if k in own else 1 for k, size in enumerate(weight.shape))
+        return mask

@@ -1,0 +1,89 @@
+"""`remove_channels`: a plain Keras model without the channels that do nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho._keras_internals import is_graph
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.models._channels import channel_plan
+from keras_sparse_ortho.models._prunable_weights import check_built
+from keras_sparse_ortho.models._rewrite import Replacement, is_clonable, rewrite
+from keras_sparse_ortho.models._strip import strip
+
+
+def remove_channels(model: keras.Model) -> keras.Model:
+    """Strips a model, and takes out every channel that does nothing: smaller layers, same outputs.
+
+    A channel whose kernel is 0 is not 0: behind bias, normalization and activation it is a
+    constant,
+
+        c = f(b),  or, normalized,  c = f(gamma (b - mean) / sqrt(variance + epsilon) + beta)
+
+    which the next layer multiplies by its kernel and adds up. So the sum goes into the bias of the
+    next layer, `b' = b + sum_i c_i sum_taps K_i`, and the channel goes. What goes as well is a
+    channel that nothing reads, and one that is computed from constants only; zeros of whichever
+    origin count, learnt by `parametrizations.ChannelSoftThreshold` or not.
+
+    Dense, Conv, DepthwiseConv and SeparableConv layers shrink, and with them what stands between:
+    BatchNormalization, elementwise activations, pooling, Dropout, padding, Flatten, Reshape that
+    leaves channels alone, Concatenate. Where tensors are added, a channel goes if it can go in all
+    of them. All channels of the inputs and outputs of the model stay, at least one of every layer,
+    and all that a layer of any other class (or a nested model, or a layer with weights that is
+    called twice) reads or returns.
+
+    Args:
+        model: A built functional or Sequential model, wrapped or plain.
+
+    Returns:
+        A new, uncompiled, plain Keras model. Its outputs in inference are those of `model`, but
+        for rounding; layers keep their names.
+
+    Raises:
+        NotPrunableError: A model that is written as a class, or not built.
+
+    Limits: a convolution with padding adds zeros at the border, where a channel has its constant;
+    so a constant that is not 0 cannot go into its bias, and the channel is kept. It is 0 where the
+    dead convolution has no bias and no normalization behind it, or with `ReLU` where the constant
+    is negative; put BatchNormalization before the convolution, or behind the addition, if channels
+    should go. In further training the means of BatchNormalization move, so constants in biases are
+    those of now. Channels must be the last axis.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> model = keras.Sequential([
+    ...     keras.Input((8,)), keras.layers.Dense(6, activation="relu"), keras.layers.Dense(2)])
+    >>> kernel, bias = model.layers[0].get_weights()
+    >>> kernel[:, :4], bias[:4] = 0, 1  # four channels are 1, whatever the input
+    >>> model.layers[0].set_weights([kernel, bias])
+    >>> small = remove_channels(model)
+    >>> [tuple(layer.kernel.shape) for layer in small.layers]
+    [(8, 2), (2, 2)]
+    >>> x = np.random.default_rng(0).normal(size=(5, 8))
+    >>> bool(np.allclose(small.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-5))
+    True
+
+    Reference:
+
+    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
+      2020), arXiv 2002.03231, for thresholds on channels
+    """
+    check_built(model)
+    if not is_clonable(model) or not is_graph(model):
+        raise NotPrunableError(
+            "Channels can be removed where Keras knows which layer reads which: from functional "
+            "models, and Sequential ones with an Input. "
+            f"Received: model={model.name!r} of type {type(model).__name__}"
+        )
+    plain = strip(model)
+    plan = channel_plan(plain)
+
+    def replace(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
+        if id(layer) not in plan:
+            return None
+        small = type(layer).from_config(plan[id(layer)].config)
+        return Replacement(small, lambda: small.set_weights(plan[id(layer)].weights))
+
+    return rewrite(plain, replace)

@@ -1,0 +1,136 @@
+"""`LearntThreshold`: the base of parametrizations with a trainable threshold."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.parametrizations._parametrization import Parametrization
+from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
+from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
+from keras_sparse_ortho.parametrizations._threshold_functions import (
+    ThresholdFunction,
+    threshold_function,
+)
+
+
+class LearntThreshold(Parametrization):
+    """A threshold `t = g(s)` with a trainable `s`, which `callbacks.TargetDensity` can steer.
+
+    While it is steered `t = g(s + offset)`, and 0 once it is frozen. Subclasses say what the
+    threshold is compared with, in `effective`, and, if they can be steered, in `critical_offsets`
+    and `freeze`.
+
+    Args:
+        g: `"sigmoid"`, `"exp"`, `"softplus"`, or a `ThresholdFunction`.
+        s_init: What `s` starts from.
+        weight_decay: Strength `lambda` of the L2 that is added to the loss for the trained
+            variables, `lambda / 2 * sum(v ** 2)` each.
+
+    Raises:
+        ValueError: An unknown function, a negative strength, an `s_init` that is not finite.
+    """
+
+    def __init__(self, g: str | ThresholdFunction, s_init: float, weight_decay: float) -> None:
+        if isinstance(g, dict):  # from a configuration
+            g = keras.saving.deserialize_keras_object(g)
+        if not np.isfinite(s_init):
+            raise ValueError(f"`s_init` must be finite. Received: s_init={s_init!r}")
+        if not weight_decay >= 0:
+            raise ValueError(
+                f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
+            )
+        self.g = g
+        self.s_init = float(s_init)
+        self.weight_decay = float(weight_decay)
+        self._function = threshold_function(g)
+        self._weight: PrunableWeight | None = None
+        self.s: Any = None
+        self.offset: Any = None
+        self.active: Any = None
+
+    @property
+    def weight(self) -> PrunableWeight:
+        """The weight it was built for."""
+        if self._weight is None:
+            raise ValueError(
+                f"This {type(self).__name__} is not built: wrap a layer with it and build that"
+            )
+        return self._weight
+
+    def _build_threshold(
+        self,
+        weight: PrunableWeight,
+        add_weight: Callable[..., Any],
+        shape: tuple[int, ...] = (),
+        shared: bool = False,
+    ) -> None:
+        """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
+        weight.finite_raw_value()
+        self._weight = weight
+        self.s = add_weight(
+            name="s",
+            shared=shared,
+            shape=shape,
+            initializer=keras.initializers.Constant(self.s_init),
+            trainable=True,
+        )
+        # Non-trainable: t = g(s + offset) while active, and 0 once frozen.
+        self.offset = add_weight(name="s_offset", shape=(), initializer="zeros", trainable=False)
+        self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
+        if self.weight_decay and self.s.regularizer is None:  # a shared one decays once
+            add_weight_decay(self.s, self.weight_decay)
+
+    def _threshold(self) -> Any:
+        t = self._function.forward(self.s.value + self.offset.value)
+        # Not a product: an inactive threshold is 0 even where g overflows.
+        return keras.ops.where(self.active.value > 0, t, keras.ops.zeros((), dtype=t.dtype))
+
+    def threshold_value(self) -> np.ndarray:
+        """The threshold `t`: one value, or one for each output."""
+        return np.ravel(keras.ops.convert_to_numpy(self._threshold()))
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the threshold is 0 for good, and the live entries are fixed."""
+        return not float(keras.ops.convert_to_numpy(self.active))
+
+    def critical_offsets(self) -> np.ndarray:
+        """For every entry the offset at which it dies, as a NumPy array.
+
+        An entry is live while the offset is below its critical one. So the offset between the
+        k-th and the next largest, over all weights, leaves exactly k entries live.
+
+        Raises:
+            NotPrunableError: A parametrization whose entries do not die one by one.
+        """
+        raise NotPrunableError(
+            f"{type(self).__name__} has no density of entries to be steered by TargetDensity. "
+            f"Received: the weight '{self.weight.path}'"
+        )
+
+    def freeze(self, mask: np.ndarray) -> np.ndarray:
+        """Fixes which entries are live: the threshold becomes 0, dead entries stay 0.
+
+        Args:
+            mask: Which entries are to be live.
+
+        Returns:
+            Which are.
+        """
+        raise NotImplementedError
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of the constructor."""
+        return {"g": self.g, "s_init": self.s_init, "weight_decay": self.weight_decay}
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, as JSON values."""
+        g = self.g if isinstance(self.g, str) else keras.saving.serialize_keras_object(self.g)
+        return {**self.arguments(), "g": g}
+
+    def twin(self) -> "LearntThreshold":
+        """An unbuilt one with the same settings, for another weight."""
+        return type(self)(**self.arguments())
