@@ -6,14 +6,24 @@ from keras_sparse_ortho.tfmot._prune_exact_orthogonal import (
 )
 from keras_sparse_ortho.tfmot._prune_with_mask import prune_with_mask as prune_with_mask
 from keras_sparse_ortho.tfmot._prune_with_mask_layer import PruneWithMask as PruneWithMask
+from keras_sparse_ortho.tfmot._prune_with_soft_threshold import (
+    prune_with_soft_threshold as prune_with_soft_threshold,
+)
+from keras_sparse_ortho.tfmot._prune_with_soft_threshold_layer import (
+    PruneWithSoftThreshold as PruneWithSoftThreshold,
+)
 from keras_sparse_ortho.tfmot._registration import register_initializers as register_initializers
+from keras_sparse_ortho.tfmot._target_density import TargetDensity as TargetDensity
 from keras_sparse_ortho.tfmot._weights import prunable_weights as prunable_weights
 
 __all__ = [
     "PruneWithMask",
+    "PruneWithSoftThreshold",
+    "TargetDensity",
     "prunable_weights",
     "prune_exact_orthogonal",
     "prune_with_mask",
+    "prune_with_soft_threshold",
     "register_initializers",
 ]
 

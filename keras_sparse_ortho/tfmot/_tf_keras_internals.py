@@ -2,13 +2,16 @@
 
 Private are: `Layer._flatten_layers`, `Layer._call_spec`, `Layer._autocast`, the lists of nodes, the
 two attributes in which a layer remembers how it was called for SavedModel, what
-MultiHeadAttention calls its projections, and the modules of TFMOT under `python`.
+MultiHeadAttention calls its projections, the index by which optimizers find their slots, and the
+modules of TFMOT under `python`.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
 from tensorflow_model_optimization.python.core.keras.utils import smart_cond
 from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import PruneRegistry
 from tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper import (
@@ -29,6 +32,7 @@ __all__ = [
     "smart_cond",
     "sublayers",
     "takes",
+    "zero_slots",
 ]
 
 
@@ -123,3 +127,31 @@ def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[N
     finally:
         for (owner, name, _), variable in zip(overrides, before, strict=True):
             vars(owner)[name] = variable
+
+
+def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
+    """Resets moments and averages of some entries of a weight to where they started.
+
+    Args:
+        optimizer: A tf_keras optimizer, new or legacy, or `None`.
+        variable: The weight.
+        entries: Bool array of its shape: which entries to forget.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if hasattr(optimizer, "get_slot_names"):  # legacy
+        slots = {name: optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()}
+    else:
+        index = getattr(optimizer, "_index_dict", {})
+        known = bool(index) and optimizer._var_key(variable) in index
+        lists = vars(optimizer).items() if known else ()
+        slots = {
+            name: value[index[optimizer._var_key(variable)]]
+            for name, value in lists
+            if isinstance(value, list) and len(value) == len(index) and name != "_variables"
+        }
+    for name, slot in slots.items():
+        if isinstance(slot, tf.Variable) and slot is not variable and slot.shape == variable.shape:
+            # Adagrad's sums of squares do not start from 0.
+            start = getattr(optimizer, "initial_accumulator_value", 0.0)
+            start = start if "accumulator" in name else 0.0
+            slot.assign(tf.where(entries, tf.cast(start, slot.dtype), slot))

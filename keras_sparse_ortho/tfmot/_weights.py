@@ -37,8 +37,16 @@ class TfKerasWeight(PrunableWeight):
     @property
     def initializer(self) -> Any:
         """The initializer that the owner has for the weight, `None` if it has none."""
+        return self._of_owner("initializer")
+
+    @property
+    def regularizer(self) -> Any:
+        """The regularizer that the owner has for the weight, `None` if it has none."""
+        return self._of_owner("regularizer")
+
+    def _of_owner(self, what: str) -> Any:
         stem = self.attribute.removesuffix("_kernel")
-        for name in (f"{self.attribute}_initializer", f"{stem}_initializer"):
+        for name in (f"{self.attribute}_{what}", f"{stem}_{what}"):
             if hasattr(self.owner, name):
                 return getattr(self.owner, name)
         return None

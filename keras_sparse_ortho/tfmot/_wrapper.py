@@ -122,8 +122,10 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         chosen = range(len(found)) if self._selected is None else self._selected
         self._hidden.weights = [found[k] for k in chosen]
         super(PruneLowMagnitude, self).build(input_shape)
-        self.prunable_weights = self.layer.get_prunable_weights()
-        self.pruning_vars = []
+        # Past `Layer.__setattr__`, for which they would be the wrapper's own, and saved twice.
+        self.__dict__["prunable_weights"] = self.layer.get_prunable_weights()
+        del self.pruning_vars
+        self.__dict__["pruning_vars"] = []
         for index, weight in enumerate(self._hidden.weights):
             variable = weight.variable
             # As TFMOT makes them, but under names of their own, which `.h5` files need.
@@ -203,6 +205,11 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     def _count_step(self) -> Any:
         with tf.control_dependencies([self.pruning_step.assign_add(1)]):
             return tf.no_op()
+
+    @property
+    def losses(self) -> list[Any]:
+        """Those of the layer and of the wrapper; TFMOT's leaves out what is added by functions."""
+        return list(super(PruneLowMagnitude, self).losses)
 
     def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
         """That of the layer; TFMOT's wrapper drops it."""

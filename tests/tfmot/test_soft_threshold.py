@@ -1,0 +1,303 @@
+"""Soft thresholds in tf_keras: against Keras 3, the kernel always effective, targets met."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import DensityError, NotPrunableError
+from keras_sparse_ortho.schedules import Constant, Cubic
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+@pytest.fixture(scope="module")
+def tf_keras():
+    return kso.tfmot.register_initializers()
+
+
+@pytest.fixture(scope="module")
+def sparsity(tf_keras):
+    from tensorflow_model_optimization.sparsity import keras as sparsity
+
+    return sparsity
+
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 16)).astype("float32")
+Y = RNG.normal(size=(64, 8)).astype("float32")
+
+
+def network(which, **options):
+    """The same two layers in Keras 3 and in tf_keras."""
+    L = which.layers
+    return which.Sequential(
+        [
+            which.Input((16,)),
+            L.Dense(32, activation="relu", name="hidden", **options),
+            L.Dense(8, name="head"),
+        ]
+    )
+
+
+def states(model):
+    return [weight.state for weight in kso.tfmot.prunable_weights(model)]
+
+
+def live(model):
+    return sum(weight.live for weight in kso.tfmot.prunable_weights(model))
+
+
+def assert_kernels_are_effective(model):
+    for state in states(model):
+        kernel = state.weight.variable.numpy()
+        # XLA rounds `g` otherwise.
+        np.testing.assert_allclose(kernel, state.effective().numpy(), atol=1e-7)
+        assert (kernel != state.raw.numpy()).any()
+
+
+@pytest.mark.parametrize(
+    ("g", "granularity"), [("sigmoid", "layer"), ("exp", "channel"), ("softplus", "layer")]
+)
+def test_training_is_that_of_keras_3(tf_keras, g, granularity):
+    settings = {"granularity": granularity, "g": g, "s_init": -3.0, "weight_decay": 1e-2}
+    options = {"kernel_regularizer": "l2"}
+    ours = network(keras, **options)
+    theirs = network(tf_keras, **options)
+    theirs.set_weights(ours.get_weights())
+    ours = kso.parametrize(ours, kso.parametrizations.SoftThreshold(**settings))
+    theirs = kso.tfmot.prune_with_soft_threshold(theirs, **settings)
+    losses = []
+    for which, model in ((keras, ours), (tf_keras, theirs)):
+        model.compile(which.optimizers.SGD(0.1, momentum=0.9), "mse")
+        past = model.fit(X, Y, batch_size=16, epochs=4, shuffle=False, verbose=0)
+        losses.append(past.history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    for mine, other in zip(
+        kso.prunable_weights(ours), kso.tfmot.prunable_weights(theirs), strict=True
+    ):
+        assert mine.path == other.path
+        assert 0 < mine.live < mine.size
+        np.testing.assert_allclose(mine.raw_value(), other.raw_value(), atol=1e-4)
+        np.testing.assert_allclose(mine.value(), other.value(), atol=1e-4)
+        made = mine.parametrization
+        np.testing.assert_allclose(
+            keras.ops.convert_to_numpy(made.s), other.state.s.numpy(), rtol=1e-4
+        )
+        np.testing.assert_allclose(made.threshold_value(), other.state.threshold_value(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["new", "xla", "legacy", "scaled"])
+def test_the_kernel_is_effective_after_every_step(tf_keras, sparsity, optimizer):
+    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), s_init=-3.0)
+    assert_kernels_are_effective(model)
+    assert [v.name.split("/")[-1] for v in model.trainable_variables] == [
+        *("raw:0", "bias:0", "s:0") * 2
+    ]
+    choices = {"legacy": tf_keras.optimizers.legacy.Adam, "scaled": loss_scaled(tf_keras)}
+    rule = choices.get(optimizer, tf_keras.optimizers.Adam)(1e-2)
+    model.compile(rule, "mse", jit_compile=optimizer == "xla")
+
+    class Watch(tf_keras.callbacks.Callback):
+        seen = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            assert_kernels_are_effective(self.model)
+            self.seen += 1
+
+    watch, before = Watch(), states(model)[0].raw.numpy()
+    model.fit(X, Y, batch_size=32, epochs=2, verbose=0, callbacks=[watch])
+    assert watch.seen == 4
+    assert (states(model)[0].raw.numpy() != before).any()
+    plain = sparsity.strip_pruning(model)
+    assert plain.layers[0].kernel.numpy()[~states(model)[0].mask()].size > 20
+    np.testing.assert_allclose(plain(X), model(X), atol=1e-6)
+    assert not any(isinstance(v, kso.tfmot.PruneWithSoftThreshold) for v in plain.layers)
+    assert len(plain.trainable_variables) == 4
+
+
+def loss_scaled(tf_keras):
+    scale = tf_keras.mixed_precision.LossScaleOptimizer
+    return lambda rate: scale(tf_keras.optimizers.Adam(rate))
+
+
+def test_a_loop_of_ones_own(tf_keras, sparsity):
+    import tensorflow as tf
+
+    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), s_init=-3.0)
+    optimizer = tf_keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        optimizer.minimize(loss, model.trainable_variables, tape)
+
+    for _ in range(3):
+        step(X, Y)
+        assert_kernels_are_effective(model)
+    for variable in model.trainable_variables:  # by hand: brought up to date on request
+        variable.assign(variable * 0.9)
+    callback = sparsity.UpdatePruningStep()
+    callback.set_model(model)
+    callback.on_train_begin()
+    callback.on_epoch_end(0)
+    assert_kernels_are_effective(model)
+    np.testing.assert_allclose(sparsity.strip_pruning(model)(X), model(X), atol=1e-6)
+
+
+def test_regularizers_and_constraints_act_on_raw_weights(tf_keras):
+    options = {"kernel_regularizer": tf_keras.regularizers.L1(0.1)}
+    options["kernel_constraint"] = tf_keras.constraints.NonNeg()
+    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras, **options), s_init=-2.0)
+    raw = states(model)[0].raw.numpy()
+    np.testing.assert_allclose(sum(model.losses), 0.1 * np.abs(raw).sum(), rtol=1e-5)
+    np.testing.assert_allclose(sum(model.layers[0].losses), 0.1 * np.abs(raw).sum(), rtol=1e-5)
+    model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+    model.fit(X, 0 * Y, verbose=0)
+    assert states(model)[0].raw.numpy().min() == 0
+    assert_kernels_are_effective(model)
+
+
+def kinds(L):
+    return {
+        "depthwise": (L.DepthwiseConv2D(3), (6, 6, 4)),
+        "gru": (L.GRU(8), (6, 8)),
+        "bidirectional": (L.Bidirectional(L.LSTM(8)), (6, 8)),
+        "einsum": (L.EinsumDense("abc,cd->abd", (None, 8)), (6, 8)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["depthwise", "gru", "bidirectional", "einsum"])
+def test_layers_that_tfmot_knows_or_not(tf_keras, sparsity, kind):
+    layer, shape = kinds(tf_keras.layers)[kind]
+    dense = tf_keras.Sequential([tf_keras.Input(shape), layer, tf_keras.layers.Flatten()])
+    model = kso.tfmot.prune_with_soft_threshold(dense, "channel", s_init=-3.0)
+    x = np.random.default_rng(0).normal(size=(4, *shape)).astype("float32")
+    model.compile(tf_keras.optimizers.Adam(1e-2), "mse")
+    y = np.zeros(model(x).shape, "float32")
+    model.fit(x, y, verbose=0, callbacks=[kso.tfmot.TargetDensity(0.3)])
+    size = sum(weight.size for weight in kso.tfmot.prunable_weights(model))
+    assert live(model) == round(0.3 * size)
+    np.testing.assert_allclose(sparsity.strip_pruning(model)(x), model(x), atol=1e-6)
+
+
+def test_mixed_precision(tf_keras, sparsity):
+    dense = network(tf_keras, dtype="mixed_bfloat16")
+    model = kso.tfmot.prune_with_soft_threshold(dense, s_init=-3.0)
+    [hidden, _] = states(model)
+    assert hidden.raw.dtype == "float32"
+    assert model.layers[0](X).dtype == "bfloat16"
+    model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+    model.fit(X, Y, verbose=0)
+    assert_kernels_are_effective(model)
+    np.testing.assert_array_equal(sparsity.strip_pruning(model)(X), model(X))
+
+
+def test_two_replicas(tf_keras, sparsity):
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), s_init=-3.0)
+        model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+    callbacks = [kso.tfmot.TargetDensity(0.2, frequency=2), sparsity.UpdatePruningStep()]
+    model.fit(X, Y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
+    assert live(model) == round(0.2 * 768)
+    np.testing.assert_allclose(sparsity.strip_pruning(model)(X), model(X), atol=1e-6)
+
+
+def test_weights_of_the_wrapper_are_the_effective_ones(tf_keras):
+    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), s_init=-2.0)
+    wrapper = model.layers[0]
+    before = wrapper.get_weights()
+    wrapper.set_weights(before)
+    np.testing.assert_allclose(wrapper.get_weights()[0], before[0], atol=1e-6)
+    np.testing.assert_array_equal(wrapper.get_weights()[0] == 0, before[0] == 0)
+
+
+# --- TargetDensity ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("g", "density"), [("sigmoid", 0.5), ("exp", 0.1), ("softplus", 0.02)])
+def test_the_run_ends_at_the_density_asked_for(tf_keras, g, density):
+    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), g=g)
+    model.compile(tf_keras.optimizers.Adam(1e-2), "mse")
+    steering = kso.tfmot.TargetDensity(density, frequency=5)
+    model.fit(X, Y, batch_size=8, epochs=4, verbose=0, callbacks=[steering])
+    assert live(model) == round(density * 768)
+    masks = [state.mask() for state in states(model)]
+    for state, mask in zip(states(model), masks, strict=True):
+        assert state.frozen
+        np.testing.assert_array_equal(state.raw.numpy() != 0, mask)
+    model.fit(X, Y, verbose=0)  # and what is dead stays so
+    for state, mask in zip(states(model), masks, strict=True):
+        np.testing.assert_array_equal(state.mask(), mask)
+
+
+def test_the_count_follows_the_schedule(tf_keras):
+    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras))
+    model.compile(tf_keras.optimizers.SGD(0.05), "mse", steps_per_execution=2)
+    schedule = Cubic(0.1, begin_step=4, end_step=20, frequency=4)
+    seen = {}
+
+    class Watch(tf_keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen[int(self.model.optimizer.iterations)] = live(self.model)
+
+    callbacks = [kso.tfmot.TargetDensity(0.1, schedule), Watch()]
+    model.fit(X, Y, batch_size=8, epochs=4, verbose=0, callbacks=callbacks)
+    for step in (4, 8, 12, 16, 20):
+        assert abs(seen[step] - schedule.density(step) * 768) <= 1
+    assert set(seen) == set(range(0, 32, 2))
+    assert {seen[step] for step in range(20, 32, 2)} == {77}
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_moments_of_dead_entries_are_forgotten(tf_keras, legacy):
+    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras))
+    module = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
+    model.compile(module.Adam(1e-2), "mse")
+    steering = kso.tfmot.TargetDensity(0.1, Cubic(0.1, 0, 6, frequency=3))
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[steering])
+    optimizer = model.optimizer
+    for state in states(model):
+        if legacy:
+            slots = [optimizer.get_slot(state.raw, name) for name in ("m", "v")]
+        else:
+            place = optimizer._index_dict[optimizer._var_key(state.raw)]
+            slots = [optimizer._momentums[place], optimizer._velocities[place]]
+        for slot in slots:
+            assert not slot.numpy()[~state.mask()].any()
+            assert slot.numpy()[state.mask()].all()
+
+
+def test_without_freezing(tf_keras):
+    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras))
+    model.compile(tf_keras.optimizers.SGD(0.1), "mse")
+    steering = kso.tfmot.TargetDensity(0.2, Constant(0.2, frequency=3), freeze=False)
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[steering])
+    assert not any(state.frozen for state in states(model))
+    assert abs(live(model) - round(0.2 * 768)) < 10
+    assert_kernels_are_effective(model)
+
+
+def test_refusals(tf_keras):
+    model = kso.tfmot.prune_with_mask(network(tf_keras), density=0.3)
+    model.compile("sgd", "mse")
+    with pytest.raises(NotPrunableError, match=r"soft thresholds.*Received: model='sequential"):
+        model.fit(X, Y, verbose=0, callbacks=[kso.tfmot.TargetDensity(0.1)])
+    with pytest.raises(DensityError, match="Received"):
+        kso.tfmot.TargetDensity(1.5)
+    with pytest.raises(NotPrunableError, match=r"tf_keras models.*Received"):
+        kso.tfmot.prune_with_soft_threshold(network(keras))
+    with pytest.raises(NotPrunableError, match=r"pruning wrapper already.*Received: \['hidden"):
+        kso.tfmot.prune_with_soft_threshold(model)
+    for settings in (
+        {"granularity": "global"},
+        {"g": "tanh"},
+        {"s_init": np.inf},
+        {"weight_decay": -1.0},
+    ):
+        with pytest.raises(ValueError, match="Received"):
+            kso.tfmot.prune_with_soft_threshold(network(tf_keras), **settings)
