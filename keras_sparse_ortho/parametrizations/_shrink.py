@@ -32,8 +32,11 @@ def shrink(value: Any, threshold: Any) -> Any:
                 (upstream,) = args
             live = ops.where(effective != 0, upstream, ops.zeros((), dtype=w.dtype))
             terms = upstream * ops.sign(effective)
-            total = ops.sum(terms) if scalar else ops.sum(terms, axis=axes, keepdims=True)
-            return live, -total
+            if not scalar:
+                return live, -ops.sum(terms, axis=axes, keepdims=True)
+            # In two steps: on CPUs XLA is slow to sum to a scalar, and makes one step of two sums.
+            columns = ops.sum(ops.reshape(terms, (-1, terms.shape[-1])), axis=0)
+            return live, -ops.dot(columns, ops.ones_like(columns))
 
         return effective, gradient
 
