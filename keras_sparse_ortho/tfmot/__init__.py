@@ -1,6 +1,7 @@
 """The guest wing: our initializers, masks, budgets and thresholds in tf_keras and TFMOT."""
 
 from keras_sparse_ortho.tfmot._layouts import register_layouts as _register_layouts
+from keras_sparse_ortho.tfmot._prune_by_budget import prune_by_budget as prune_by_budget
 from keras_sparse_ortho.tfmot._prune_exact_orthogonal import (
     prune_exact_orthogonal as prune_exact_orthogonal,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "PruneWithSoftThreshold",
     "TargetDensity",
     "prunable_weights",
+    "prune_by_budget",
     "prune_exact_orthogonal",
     "prune_with_mask",
     "prune_with_soft_threshold",

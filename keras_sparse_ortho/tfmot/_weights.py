@@ -139,9 +139,10 @@ def _below(path: str, layer: Any) -> str:
 
 
 def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
-    # The method of the class: TFMOT leaves one of its own on every layer that it has wrapped.
-    if hasattr(type(layer), "get_prunable_weights"):
-        return [_held(layer, path, variable) for variable in layer.get_prunable_weights()]
+    # The method of the class: wrappers leave one of their own on every layer that they hold.
+    named = getattr(type(layer), "get_prunable_weights", None)
+    if named is not None:
+        return [_held(layer, path, variable) for variable in named(layer)]
     layouts = layouts_of(layer)
     held = {name: vars(layer).get(name) for name in layouts}
     return [

@@ -1,0 +1,161 @@
+"""`prune_by_budget`: TFMOT's own magnitude pruning, with a sparsity for each layer."""
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_sparse_ortho.budgets import Budget
+from keras_sparse_ortho.errors import BudgetError, NotPrunableError
+from keras_sparse_ortho.parametrizations import Selection
+from keras_sparse_ortho.pruning._planning import plan_for
+from keras_sparse_ortho.schedules import TfmotSchedule
+from keras_sparse_ortho.tfmot._imports import tfmot
+from keras_sparse_ortho.tfmot._rewrite import rewrite, select_weights
+from keras_sparse_ortho.tfmot._tf_keras_internals import (
+    PruneLowMagnitude,
+    PruneRegistry,
+    build_attention,
+)
+from keras_sparse_ortho.tfmot._weights import TfKerasWeight, find_kernels
+
+
+def prune_by_budget(
+    model: Any,
+    density: float | None = None,
+    budget: str | Budget = "erk",
+    schedule: Any = None,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+    **options: Any,
+) -> Any:
+    """Wraps the layers of a tf_keras model with TFMOT's wrapper, each with a sparsity of its own.
+
+    TFMOT's `prune_low_magnitude` takes one schedule for all layers. Here each layer gets one that
+    ends at `final_sparsity = 1 - density` of the layer in the budget. All else is TFMOT's: masks
+    by magnitude, `UpdatePruningStep` (which must be given to `fit`), `strip_pruning`.
+
+    TFMOT prunes all kernels of a layer by one schedule, so that a layer with several (a GRU) gets
+    the density of them together. Layers whose budget is 1 stay as they are.
+
+    Args:
+        model: A built tf_keras model: Sequential, functional or nested. It is left as it is.
+        density: Global live fraction over the selected kernels, in (0, 1]; may be left out if
+            `budget` is a `Budget`.
+        budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
+        schedule: A TFMOT schedule as a pattern, of which the final sparsity is replaced
+            (`PolynomialDecay`, `ConstantSparsity`), or a function from final sparsity to schedule.
+        include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
+            or a predicate. Default: all kernels and embeddings.
+        exclude: Which kernels not.
+        **options: For TFMOT's wrapper: `block_size`, `block_pooling_type`, `sparsity_m_by_n`.
+
+    Returns:
+        A new model with the same weights, not compiled.
+
+    Raises:
+        NotPrunableError: A layer that TFMOT does not prune, or not the selected kernels of it
+            (`exclude` it, or use `prune_with_mask`, which takes every layer); a Keras 3 model, one
+            that is not built or written as a class; weights that are wrapped already; nothing to
+            prune.
+        BudgetError: A density or budget that does not fit the model; a pattern that starts from
+            more sparsity than the budget gives a layer.
+        UnknownWeightError: An `include` or `exclude` that names nothing.
+        ValueError: No schedule, or one whose final sparsity cannot be replaced.
+
+    Limits: TFMOT's. Weights are sparse at the ends of epochs, not in between; with `begin_step=0`
+    the first pruning is at step `frequency`, so a shorter run is not pruned. Its wrapper passes on
+    one positional argument: call `MultiHeadAttention` with `value=` by name.
+
+    Example:
+
+    >>> import keras_sparse_ortho as kso
+    >>> tf_keras = kso.tfmot.register_initializers()
+    >>> from tensorflow_model_optimization.sparsity.keras import PolynomialDecay
+    >>> dense = tf_keras.Sequential([
+    ...     tf_keras.Input((64,)),
+    ...     tf_keras.layers.Dense(128, activation="relu", name="hidden"),
+    ...     tf_keras.layers.Dense(10, name="head"),
+    ... ])
+    >>> model = kso.tfmot.prune_by_budget(
+    ...     dense, 0.1, "erk", PolynomialDecay(0.0, 0.9, begin_step=0, end_step=1000))
+    >>> [round(layer.pruning_schedule.final_sparsity, 4) for layer in model.layers]
+    [0.9327, 0.6906]
+
+    Reference:
+
+    - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
+    """
+    weights = select_weights(model, include, exclude)
+    plan = plan_for(weights, density, budget, weights, orthogonal=False)
+    make = _maker(schedule)
+    paths = {id(weight.variable): weight.path for weight in weights}
+    chosen: list[tuple[list[int], list[str]]] = []
+
+    def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> Any:
+        own = [paths[id(kernels[k].variable)] for k in indices]
+        chosen.append((indices, own))
+        _refuse_unknown(copy, own)
+        build_attention(copy)  # TFMOT asks it for kernels that it would make when it is called
+        live = sum(plan.counts[path] for path in own)
+        size = sum(plan.sizes[path] for path in own)
+        return copy if live == size else PruneLowMagnitude(copy, make(live / size, own), **options)
+
+    result, layers = rewrite(model, weights, wrap)
+    for layer, (indices, own) in zip(layers, chosen, strict=True):
+        if isinstance(layer, PruneLowMagnitude):
+            _refuse_others(layer, indices, own)
+    if not any(isinstance(layer, PruneLowMagnitude) for layer in layers):
+        raise NotPrunableError(
+            "Nothing in the model would be pruned: the budget leaves all weights dense. "
+            f"Received: density={plan.density:.6g}"
+        )
+    return result
+
+
+def _maker(schedule: Any) -> Callable[[float, list[str]], Any]:
+    """A function from density and weight paths to a TFMOT schedule."""
+    if isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
+        pattern = TfmotSchedule(schedule)
+
+        def make(density: float, paths: list[str]) -> Any:
+            made = pattern.with_final(density).schedule
+            first = getattr(made, "initial_sparsity", 0.0)
+            if first > 1 - density:
+                raise BudgetError(
+                    f"The schedule starts from more sparsity than {paths} are to end with, "
+                    f"{1 - density:.6g}. Received: initial_sparsity={first!r}"
+                )
+            return made
+
+        return make
+    if not callable(schedule):
+        raise ValueError(
+            "`schedule` must be a TFMOT schedule, or a function from final sparsity to one. "
+            f"Received: schedule={schedule!r}"
+        )
+    return lambda density, paths: schedule(1 - density)
+
+
+def _refuse_unknown(layer: Any, paths: list[str]) -> None:
+    if not (PruneRegistry.supports(layer) or hasattr(layer, "get_prunable_weights")):
+        raise NotPrunableError(
+            f"TFMOT does not know how to prune the layer '{layer.name}', which holds {paths}. "
+            "`exclude` it, or take prune_with_mask or prune_with_soft_threshold, which take every "
+            f"layer. Received: layer={type(layer).__name__}"
+        )
+
+
+def _refuse_others(wrapper: Any, indices: list[int], paths: list[str]) -> None:
+    """Raises if TFMOT would not prune exactly the selected kernels of a layer."""
+    kernels = find_kernels(wrapper.layer, wrapper.layer.name)
+    pruned = {id(variable) for variable, _, _ in wrapper.pruning_vars}
+    chosen = {id(kernels[k].variable): path for k, path in zip(indices, paths, strict=True)}
+    left = [path for variable, path in chosen.items() if variable not in pruned]
+    known = [(id(w.variable), w.path) for w in kernels]
+    more = [path for variable, path in known if variable in pruned and variable not in chosen]
+    if left or more:
+        raise NotPrunableError(
+            f"TFMOT prunes other weights of the layer '{wrapper.layer.name}' than were selected. "
+            "Select as it does, or take prune_with_mask or prune_with_soft_threshold. "
+            f"Received: selected but not pruned {left}, pruned but not selected {more}"
+        )
