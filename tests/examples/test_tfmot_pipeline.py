@@ -1,0 +1,38 @@
+"""`examples/tfmot_pipeline.py`, all stages on digits with few epochs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tfmot_pipeline.py"
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+def test_no_stage_loses_a_zero(tmp_path):
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, "--epochs", "8", "--output", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    stages = json.loads((tmp_path / "stages.json").read_text())
+    assert [name.split(",")[0] for name in stages] == [
+        "pruned",
+        "trained with XLA",
+        "stripped",
+        "clustered",
+        "quantization-aware",
+        "int8 file",
+    ]
+    for name, stage in stages.items():
+        assert (stage["zeros"], stage["lost"]) == (13584 - 2717, 0), name
+        assert stage["accuracy"] > (0.05 if name.startswith("pruned") else 0.85), name
+    assert f"zeros {13584 - 2717} of {13584 - 2717}" in done.stdout
+    assert abs(stages["trained with XLA"]["accuracy"] - stages["stripped"]["accuracy"]) < 1e-9
+    assert (tmp_path / "model.tflite").stat().st_size < 25_000
