@@ -1,11 +1,17 @@
 """`remove_channels`: smaller layers, equal outputs, on every backend."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.parametrizations import ChannelSoftThreshold
 from tests.helpers import array
+from tests.models.test_strip import BLOCKED
 
 L = keras.layers
 
@@ -150,8 +156,12 @@ NETWORKS = {
 }
 
 
+# JAX compiles every operation for every shape: minutes for all of them.
+HERE = ["chain", "branches"] if keras.backend.backend() == "jax" else list(NETWORKS)
+
+
 @pytest.mark.core
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", HERE)
 def test_outputs_are_equal(name):
     assert_smaller_and_equal(unsettle(NETWORKS[name]()))
 
@@ -164,3 +174,224 @@ def test_outputs_are_equal_for_other_patterns(name, seed):
     x = samples(model)
     small = kso.remove_channels(model)
     np.testing.assert_allclose(outputs(small, x), outputs(model, x), atol=1e-5, rtol=1e-5)
+
+
+def zero_columns(layer, dead, bias=None):
+    """Makes outputs of a layer constant: 0, or the bias given."""
+    values = layer.get_weights()
+    values[0][..., list(dead)] = 0
+    if bias is not None:
+        values[-1][list(dead)] = bias
+    layer.set_weights(values)
+
+
+def convolutions(padding, bias, *between):
+    layers = [
+        keras.Input((6, 6, 2)),
+        L.Conv2D(8, 3, name="first"),
+        *between,
+        L.Conv2D(5, 3, padding=padding, name="second"),
+        L.Flatten(),
+        L.Dense(3, name="head"),
+    ]
+    model = keras.Sequential(layers)
+    zero_columns(model.get_layer("first"), (1, 4, 6), bias)
+    return model
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize(
+    ("padding", "bias", "between", "left"),
+    [
+        ("valid", 0.7, [], 5),  # the constant 0.7 goes into the bias
+        ("same", 0.0, [], 5),  # 0 is 0 at the border as well
+        ("same", 0.7, [], 8),  # 0.7 is not
+        ("same", -0.7, [L.ReLU()], 5),  # relu(-0.7) is 0
+        ("same", 0.7, [L.Activation("relu")], 8),
+        ("valid", 0.7, [L.ZeroPadding2D(1)], 8),  # "same" in two layers
+        ("valid", 0.0, [L.ZeroPadding2D(1)], 5),
+        ("valid", 0.7, [L.Softmax()], 8),  # which is no constant behind softmax
+        ("valid", 0.7, [L.Activation("softmax")], 8),
+        ("valid", 0.7, [L.LayerNormalization()], 8),
+        ("valid", 0.7, [L.AveragePooling2D(2, padding="same"), L.UpSampling2D(2)], 5),
+    ],
+)
+def test_constants_go_where_they_can(padding, bias, between, left):
+    between = [type(layer).from_config(layer.get_config()) for layer in between]
+    model = convolutions(padding, bias, *between)
+    small = kso.remove_channels(model)
+    assert small.get_layer("first").filters == left
+    assert small.get_layer("second").filters == 5
+    x = samples(model)
+    np.testing.assert_allclose(outputs(small, x), outputs(model, x), atol=1e-5)
+
+
+@pytest.mark.core
+def test_a_bias_is_made_where_there_was_none():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            L.Dense(5, activation="sigmoid", name="hidden"),
+            L.Dense(3, use_bias=False, name="head"),
+        ]
+    )
+    zero_columns(model.get_layer("hidden"), (0, 2))
+    small = kso.remove_channels(model)
+    head = small.get_layer("head")
+    folded = 0.5 * model.get_layer("head").get_weights()[0][[0, 2]].sum(0)  # sigmoid(0)
+    np.testing.assert_allclose(array(head.bias), folded, atol=1e-6)
+    np.testing.assert_allclose(
+        outputs(small, samples(model)), outputs(model, samples(model)), atol=1e-6
+    )
+
+
+@pytest.mark.tensorflow_only
+def test_a_sum_keeps_the_union_of_what_lives():
+    inputs = keras.Input((6, 6, 3))
+    x = L.Conv2D(8, 1, use_bias=False, name="a")(inputs)
+    y = L.Conv2D(8, 3, padding="same", use_bias=False, name="b")(inputs)
+    z = L.GlobalMaxPooling2D()(L.Add(name="sum")([x, y]))
+    model = keras.Model(inputs, L.Dense(2, name="head")(z))
+    zero_columns(model.get_layer("a"), (0, 1, 2, 3))
+    zero_columns(model.get_layer("b"), (2, 3, 4, 5))
+    small = kso.remove_channels(model)
+    assert {name: sizes(small)[name] for name in ("a", "b", "sum")} == {"a": 6, "b": 6, "sum": 6}
+    x = samples(model)
+    np.testing.assert_allclose(outputs(small, x), outputs(model, x), atol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+def test_what_nothing_reads_goes_and_so_does_what_feeds_it():
+    model = keras.Sequential(
+        [keras.Input((4,)), *[L.Dense(6, "tanh", name=f"d{k}") for k in range(3)], L.Dense(2)]
+    )
+    kernel, bias = model.get_layer("d2").get_weights()
+    kernel[:4] = 0  # d1 has four channels that are not read, and two that read d0 at 0 and 1 only
+    model.get_layer("d2").set_weights([kernel, bias])
+    kernel, bias = model.get_layer("d1").get_weights()
+    kernel[2:, 4:] = 0
+    model.get_layer("d1").set_weights([kernel, bias])
+    small = kso.remove_channels(model)
+    assert [layer.units for layer in small.layers] == [2, 2, 6, 2]
+    x = samples(model)
+    np.testing.assert_allclose(outputs(small, x), outputs(model, x), atol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+def test_inputs_outputs_and_one_channel_of_each_layer_stay():
+    inputs = keras.Input((5,))
+    x = L.Dense(4, name="first")(inputs)
+    y = L.Dense(3, activation="relu", name="second")(x)
+    z = L.Dense(2, name="third")(y)
+    model = keras.Model(inputs, [x, z])
+    for name in ("first", "second", "third"):
+        zero_columns(model.get_layer(name), range(model.get_layer(name).units), 0.5)
+    small = kso.remove_channels(model)
+    assert small.input_shape == (None, 5)
+    assert [layer.units for layer in small.layers[1:]] == [4, 1, 2]
+    x = samples(model)
+    np.testing.assert_allclose(outputs(small, x), outputs(model, x), atol=1e-6)
+
+
+class Doubled(L.Dense):
+    """A subclass, of which nothing is known."""
+
+    def call(self, inputs):
+        return super().call(inputs) + keras.ops.sum(inputs, axis=-1, keepdims=True)
+
+
+def normalized_in_training(x):
+    return L.BatchNormalization()(x, training=True)
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param(lambda x: x + 1.0, id="operation"),
+        pytest.param(normalized_in_training, id="training"),
+        pytest.param(lambda x: L.Lambda(lambda x: x * x, output_shape=(3, 8))(x), id="lambda"),
+        pytest.param(lambda x: Doubled(8)(x), id="subclass"),
+        pytest.param(lambda x: keras.Sequential([L.Dense(8)], name="inner")(x), id="nested"),
+        pytest.param(lambda x: L.Concatenate(axis=1)([x, x]), id="concatenate"),
+        pytest.param(lambda x: L.Multiply()([x, L.Dense(1)(x)]), id="broadcast"),
+        pytest.param(lambda x: L.Conv1D(8, 1, groups=2)(x), id="groups"),
+        pytest.param(lambda x: L.LSTM(8, return_sequences=True)(x), id="recurrent"),
+        pytest.param(lambda x: L.MultiHeadAttention(1, 4)(x, x), id="attention"),
+    ],
+)
+def test_what_is_not_understood_keeps_its_channels(between):
+    inputs = keras.Input((3, 4))
+    shared = L.Dense(8, activation="relu", name="shared")
+    x = between(L.Dense(8, name="first")(inputs))
+    x = shared(shared(L.Dense(8, name="second")(x)))
+    model = keras.Model(inputs, L.Dense(2, name="head")(x))
+    for name in ("first", "second", "shared"):
+        zero_columns(model.get_layer(name), (0, 3, 5), 0.4)
+    small = kso.remove_channels(model)
+    assert [small.get_layer(name).units for name in ("first", "second", "shared")] == [8, 8, 8]
+    x = samples(model)
+    np.testing.assert_allclose(outputs(small, x), outputs(model, x), atol=1e-5)
+
+
+def test_models_of_which_the_graph_is_not_known_are_refused():
+    class Written(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.head = L.Dense(2)
+
+        def call(self, inputs):
+            return self.head(inputs)
+
+    model = Written()
+    model(np.ones((1, 3), "float32"))
+    with pytest.raises(NotPrunableError, match=r"functional models.*Received: .*Written"):
+        kso.remove_channels(model)
+    with pytest.raises(NotPrunableError, match=r"must be built.*Received"):
+        kso.remove_channels(keras.Sequential([L.Dense(2)]))
+
+
+@pytest.mark.core
+def test_channels_that_died_in_training(tmp_path):
+    inputs = keras.Input((8, 8, 2))
+    x = L.Conv2D(12, 3, use_bias=False, name="conv")(inputs)
+    x = L.ReLU()(L.BatchNormalization()(x))
+    x = L.DepthwiseConv2D(3, use_bias=False, name="depthwise")(x)
+    x = L.Dense(16, activation="relu", name="hidden")(L.Flatten()(x))
+    model = keras.Model(inputs, L.Dense(3, name="head")(x))
+    kernel = model.get_layer("conv").kernel
+    kernel.assign(array(kernel) * np.linspace(0.05, 1.5, 12, dtype="float32"))
+    model = kso.parametrize(model, ChannelSoftThreshold(s_init=-3.0), exclude="head")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05), loss, jit_compile=False)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, 8, 8, 2)).astype("float32"), rng.integers(0, 3, 48)
+    steering = kso.callbacks.TargetDensity(0.4, frequency=2)
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[steering])
+    live = {
+        w.path.split("/")[0]: w.parametrization.live_channels()
+        for w in kso.prunable_weights(model, flops=False)
+        if w.parametrization is not None
+    }
+    both = live["conv"] & live["depthwise"]
+    assert both.sum() < 12
+    small = kso.remove_channels(model)
+    assert small.get_layer("hidden").units == live["hidden"].sum()
+    assert small.get_layer("conv").filters == both.sum()
+    expected = model.predict(x, verbose=0)
+    small.save(tmp_path / "small.keras")
+    loaded = keras.models.load_model(tmp_path / "small.keras")
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+def test_the_file_loads_without_the_package(tmp_path):
+    template = ChannelSoftThreshold(s_init=-1.0)
+    model = kso.parametrize(unsettle(mobile()), template, exclude="head")
+    x = samples(model)
+    small = kso.remove_channels(model)
+    small.save(tmp_path / "plain.keras")
+    np.save(tmp_path / "x.npy", x)
+    files = [str(tmp_path / name) for name in ("plain.keras", "x.npy", "y.npy")]
+    subprocess.run([sys.executable, "-c", BLOCKED, *files], check=True, cwd=tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), outputs(model, x), atol=1e-5)
