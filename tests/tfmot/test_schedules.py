@@ -1,0 +1,149 @@
+"""TFMOT's schedules on Keras 3, counts worked out by hand; and the two Kerases in one process."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.parametrizations import MagnitudeMask, StraightThroughTopK
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+@pytest.fixture(scope="module")
+def sparsity():
+    assert kso.tfmot  # which imports TFMOT without turning tf.keras into tf_keras
+    from tensorflow_model_optimization.sparsity import keras as sparsity
+
+    return sparsity
+
+
+def trained(model, steps=10):
+    """Live entries before every step and at the end."""
+    seen = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen.append(kso.prunable_weights(self.model, flops=False)[0].live)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(steps, 10)), rng.normal(size=(steps, 10))
+    callbacks = [kso.callbacks.UpdateMasks(), Watch()]
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    model.fit(x, y, batch_size=1, verbose=0, callbacks=callbacks)
+    return [*seen, kso.prunable_weights(model, flops=False)[0].live]
+
+
+def network(parametrization, *args):
+    dense = keras.Sequential([keras.Input((10,)), keras.layers.Dense(10, name="only")])
+    return kso.parametrize(dense, parametrization, *args)
+
+
+# 100 entries. s(t) = 0.8 + (0.2 - 0.8) * (1 - (t - 2) / 4): 0.2, 0.5, 0.8 at t = 2, 4, 6.
+LINEAR = [100, 100, 80, 80, 50, 50, 20, 20, 20, 20, 20]
+# s(t) = 0.9 * (1 - (1 - t / 8) ** 3): 0, 0.5203125, 0.7875, 0.8859375, 0.9 at t = 0, 2, 4, 6, 8.
+CUBIC = [100, 100, 48, 48, 21, 21, 11, 11, 10, 10, 10]
+# s = 0.7 from step 3, every 4 steps.
+CONSTANT = [100, 100, 100, 30, 30, 30, 30, 30, 30, 30, 30]
+
+
+def linear(sparsity):
+    return sparsity.PolynomialDecay(0.2, 0.8, begin_step=2, end_step=6, power=1, frequency=2)
+
+
+def test_counts_by_hand(sparsity):
+    cubic = sparsity.PolynomialDecay(0.0, 0.9, begin_step=0, end_step=8, power=3, frequency=2)
+    constant = sparsity.ConstantSparsity(0.7, begin_step=3, frequency=4)
+    for schedule, counts in ((linear(sparsity), LINEAR), (cubic, CUBIC), (constant, CONSTANT)):
+        assert trained(network(MagnitudeMask(schedule))) == counts
+    assert trained(network(StraightThroughTopK(linear(sparsity)))) == LINEAR
+
+
+def test_a_budget_gives_another_end(sparsity):
+    # Half of the entries live: 0.5 + (0.2 - 0.5) * (1 - (t - 2) / 4) is 0.2, 0.35, 0.5.
+    model = network(MagnitudeMask(linear(sparsity)), 0.5, "uniform")
+    assert trained(model) == [100, 100, 80, 80, 65, 65, 50, 50, 50, 50, 50]
+
+
+def test_saved_and_loaded(sparsity, tmp_path):
+    model = network(MagnitudeMask(linear(sparsity)))
+    trained(model, steps=4)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    [weight] = kso.prunable_weights(loaded, flops=False)
+    [before] = kso.prunable_weights(model, flops=False)
+    np.testing.assert_array_equal(weight.value(), before.value())
+    restored = weight.parametrization.schedule.schedule
+    assert type(restored) is sparsity.PolynomialDecay
+    assert restored.get_config() == linear(sparsity).get_config()
+    assert trained(keras.models.clone_model(loaded)) == LINEAR
+
+
+TOGETHER = """
+import sys
+{first}
+import numpy as np
+import tensorflow as tf
+import keras
+import keras_sparse_ortho as kso
+
+x, y = np.ones((8, 6), "float32"), np.ones((8, 4), "float32")
+
+
+def keras_3():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
+    model = kso.sparsify(model, 0.5, seed=0)
+    model.compile("adam", "mse")
+    model.fit(x, y, verbose=0)
+    assert kso.prunable_weights(model)[0].live == 12
+    model.save("three.keras")
+    loaded = keras.models.load_model("three.keras")
+    assert np.allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    keras.models.clone_model(kso.strip(loaded))
+    return model
+
+
+def keras_2():
+    tf_keras = kso.tfmot.register_initializers()
+    model = tf_keras.Sequential([tf_keras.Input((6,)), tf_keras.layers.Dense(4)])
+    model = kso.tfmot.prune_exact_orthogonal(model, 0.5, seed=0)
+    model.compile("adam", "mse")
+    model.fit(x, y, verbose=0)
+    assert kso.tfmot.prunable_weights(model)[0].live == 12
+    model.save("two.keras")
+    loaded = tf_keras.models.load_model("two.keras")
+    assert np.allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    return model
+
+
+before = tf.keras.Model
+for work in ({order}):
+    work()
+    assert tf.keras.Model is before
+    assert not hasattr(keras.layers.Dense(3), "get_prunable_weights")
+print("good", "3" if before is keras.Model else "2")
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "order", "version"),
+    [
+        # The wing after Keras 3 work: see tests/test_import.py as well.
+        ("", "keras_2, keras_3, keras_2", "3"),
+        # Who imports TFMOT first has chosen otherwise, and it stays so.
+        ("import tensorflow_model_optimization", "keras_2, keras_3", "2"),
+    ],
+)
+def test_two_kerases_in_one_process(first, order, version, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TOGETHER.format(first=first, order=order)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "KERAS_BACKEND": "tensorflow"},
+    )
+    assert done.stdout.split() == ["good", version], done.stderr

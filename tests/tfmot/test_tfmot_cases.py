@@ -1,0 +1,318 @@
+"""The cases of TFMOT's own suite for pruning, written anew for our wrappers.
+
+Its files are `prune_test`, `pruning_wrapper_test`, `pruning_callbacks_test`,
+`prune_integration_test` and `prune_distributed_test`, as of 0.8. "Holds" means as for TFMOT's own
+wrapper, for both of ours (`PruneWithMask`, `PruneWithSoftThreshold`) unless one is named.
+
+| case in TFMOT | here |
+|---|---|
+| prunable Keras layer, custom prunable layer | holds: `test_one_layer` |
+| Keras layer without weights (Dropout) | differs: refused alone, left as it is in a model |
+| unsupported Keras layer (ConvLSTM2D), subclass of Dense: error | differs: both are pruned |
+| model of valid layers; with an unsupported one | holds; it is pruned: `test_whole_models` |
+| a wrapped layer is not wrapped again | holds for `prune_low_magnitude`; our functions refuse it |
+| list of layers | holds for `prune_low_magnitude`; our functions take models only |
+| training without the callback: error | differs: masks hold without it |
+| inference without the callback | holds |
+| Sequential with and without an Input | holds with one; one that is not built is refused |
+| functional model, layer used twice | holds |
+| built state after a round trip through JSON | holds |
+| model written as a class, misc object: error | holds |
+| `strip_pruning` of Sequential and functional models | holds, equal configurations |
+| pooling types, block sparsity, m by n | does not apply: a mask of any shape is given |
+| mask counts of Dense, Embedding, Conv2D | holds: `test_one_layer` |
+| configuration of a whole model | holds: `test_configurations` |
+| custom layer without `get_prunable_weights`: error | holds if no weight is called a kernel |
+| names of wrappers | holds, in the same manner |
+| `collect_prunable_layers` | holds: `test_layers_are_collected` |
+| callbacks count steps and write summaries | holds: `test_callbacks` |
+| a single layer of each kind reaches its sparsity | holds, exactly: `test_one_layer` |
+| stop and restart, checkpoints preserve sparsity | holds: `test_saving.py` |
+| polynomial decay, pruning of a pretrained model | TFMOT's schedules: `test_prune_by_budget.py` |
+| subclassed model, attributes replaced by wrappers | holds: `test_attributes_of_a_class` |
+| RNN with one cell, stacked cells | holds: `test_one_layer` |
+| MirroredStrategy | holds: `test_two_replicas` |
+| estimators, TensorFlow 1 graphs | does not apply |
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
+
+pytestmark = pytest.mark.tensorflow_only
+
+
+@pytest.fixture(scope="module")
+def tf_keras():
+    return kso.tfmot.register_initializers()
+
+
+@pytest.fixture(scope="module")
+def sparsity(tf_keras):
+    from tensorflow_model_optimization.sparsity import keras as sparsity
+
+    return sparsity
+
+
+@pytest.fixture(scope="module")
+def collect(tf_keras):
+    from tensorflow_model_optimization.python.core.sparsity.keras import pruning_wrapper
+
+    return pruning_wrapper.collect_prunable_layers
+
+
+MODELS = {
+    "mask": lambda model: kso.tfmot.prune_with_mask(model, density=0.5, budget="uniform"),
+    "soft": lambda model: kso.tfmot.prune_with_soft_threshold(model, s_init=-2.0),
+}
+WRAPPERS = {"mask": "PruneWithMask", "soft": "PruneWithSoftThreshold"}
+both = pytest.mark.parametrize("kind", MODELS)
+
+
+def sequential(tf_keras, *layers, shape=(16,)):
+    return tf_keras.Sequential([tf_keras.Input(shape), *layers])
+
+
+def functional(tf_keras):
+    L = tf_keras.layers
+    first, second = tf_keras.Input((10,)), tf_keras.Input((10,))
+    outputs = L.Add()([L.Dense(10)(first), L.Dense(10)(second)])
+    return tf_keras.Model([first, second], outputs)
+
+
+def wrapped(model):
+    return [layer for layer in model.layers if type(layer).__name__ in WRAPPERS.values()]
+
+
+def subclass_of_dense(tf_keras):
+    class Own(tf_keras.layers.Dense):
+        pass
+
+    return Own(10)
+
+
+def prunable_by_method(tf_keras):
+    class Own(tf_keras.layers.Dense):
+        def get_prunable_weights(self):
+            return [self.kernel]
+
+    return Own(10)
+
+
+def layers(tf_keras):
+    """Layer, input shape, and how many masks it has."""
+    L = tf_keras.layers
+    return {
+        "dense": (L.Dense(10), (16,), 1),
+        "embedding": (L.Embedding(10, 10), (6,), 1),
+        "conv1d": (L.Conv1D(4, 2), (5, 6), 1),
+        "conv2d": (L.Conv2D(4, 3), (8, 8, 4), 1),
+        "conv3d": (L.Conv3D(2, 3), (5, 7, 6, 3), 1),
+        "transposed": (L.Conv2DTranspose(2, 3), (7, 6, 3), 1),
+        "separable": (L.SeparableConv2D(4, 2), (4, 6, 2), 2),
+        "local": (L.LocallyConnected1D(4, 2), (5, 6), 1),
+        "rnn": (L.RNN(L.LSTMCell(4)), (5, 6), 2),
+        "stacked": (L.RNN([L.GRUCell(4), L.SimpleRNNCell(4)]), (5, 6), 4),
+        "conv_lstm": (L.ConvLSTM2D(2, 2), (2, 4, 4, 2), 2),
+        "subclass": (subclass_of_dense(tf_keras), (16,), 1),
+        "method": (prunable_by_method(tf_keras), (16,), 1),
+    }
+
+
+NAMES = ["dense", "embedding", "conv1d", "conv2d", "conv3d", "transposed", "separable", "local"]
+NAMES += ["rnn", "stacked", "conv_lstm", "subclass", "method"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_layer(tf_keras, sparsity, name):
+    import tensorflow as tf
+
+    layer, shape, masks = layers(tf_keras)[name]
+    x = np.random.default_rng(0).integers(0, 10, (8, *shape)).astype("float32")
+    with tf_keras.utils.custom_object_scope({"Own": type(layer)}):
+        for kind, prune in MODELS.items():
+            flat = tf_keras.layers.Flatten()
+            model = prune(sequential(tf_keras, layer, flat, shape=shape))
+            [wrapper] = wrapped(model)
+            assert type(wrapper).__name__ == WRAPPERS[kind]
+            assert len(wrapper.pruning_vars) == masks
+            assert wrapper.name.startswith(f"prune_with_{'mask' if kind == 'mask' else 'soft'}")
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(x, training=True) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            assert all(g is not None for g in gradients)
+            for weight in kso.tfmot.prunable_weights(model):
+                if kind == "mask":
+                    assert weight.live == round(weight.size / 2)
+                assert weight.live < weight.size
+            plain = sparsity.strip_pruning(model)
+            np.testing.assert_allclose(plain(x), model(x), atol=1e-5)
+
+
+@both
+def test_whole_models(tf_keras, kind):
+    L = tf_keras.layers
+    own = subclass_of_dense(tf_keras)
+    dense = sequential(tf_keras, L.Dense(10), L.Dropout(0.4), L.BatchNormalization(), own)
+    with tf_keras.utils.custom_object_scope({"Own": type(own)}):
+        model = MODELS[kind](dense)
+    names = [type(layer).__name__ for layer in model.layers]
+    assert names == [WRAPPERS[kind], "Dropout", "BatchNormalization", WRAPPERS[kind]]
+    assert len(wrapped(MODELS[kind](functional(tf_keras)))) == 2
+    inputs, shared = tf_keras.Input((10,)), L.Dense(10)
+    twice = MODELS[kind](tf_keras.Model(inputs, shared(shared(inputs))))
+    assert len(wrapped(twice)) == 1
+
+
+@both
+def test_refused(tf_keras, kind):
+    class Subclassed(tf_keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = tf_keras.layers.Dense(10)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    L = tf_keras.layers
+    model = Subclassed()
+    model(np.ones((1, 4), "float32"))
+    with pytest.raises(NotPrunableError, match=r"written as a class.*Received: model=Subclassed"):
+        MODELS[kind](model)
+    with pytest.raises(NotPrunableError, match=r"tf_keras models.*Received: model=<object"):
+        MODELS[kind](object())
+    with pytest.raises(NotPrunableError, match="not built"):
+        MODELS[kind](tf_keras.Sequential([L.Dense(10), L.Dense(10)]))
+    with pytest.raises(NotPrunableError, match="Nothing in the model would be pruned"):
+        MODELS[kind](sequential(tf_keras, L.Dropout(0.4)))
+    alone = getattr(kso.tfmot, WRAPPERS[kind])(L.Dropout(0.4))
+    with pytest.raises(NotPrunableError, match="no kernel"):
+        alone.build((None, 4))
+
+
+def test_a_custom_layer_whose_weights_are_not_known(tf_keras):
+    class Own(tf_keras.layers.Layer):
+        def build(self, input_shape):
+            self.table = self.add_weight("table", shape=(input_shape[-1], 4))
+
+        def call(self, inputs):
+            return inputs @ self.table
+
+    for name in WRAPPERS.values():
+        with pytest.raises(NotPrunableError, match=r"no kernel.*Received: layer=Own"):
+            getattr(kso.tfmot, name)(Own()).build((None, 4))
+
+
+@both
+def test_tfmot_does_not_wrap_ours_again(tf_keras, sparsity, kind):
+    model = MODELS[kind](sequential(tf_keras, tf_keras.layers.Dense(10)))
+    [layer] = wrapped(model)
+    assert sparsity.prune_low_magnitude([layer]) == [layer]
+    assert sparsity.prune_low_magnitude(model).layers[0] is layer
+    with pytest.raises(NotPrunableError, match="pruning wrapper already"):
+        MODELS[kind](model)
+
+
+@both
+def test_without_the_callback(tf_keras, kind):
+    model = MODELS[kind](sequential(tf_keras, tf_keras.layers.Dense(10)))
+    model.compile("adam", "mse")
+    x, y = np.ones((8, 16)), np.ones((8, 10))
+    model.predict(x, verbose=0)
+    model.evaluate(x, y, verbose=0)
+    [weight] = kso.tfmot.prunable_weights(model)
+    before = weight.value()
+    model.fit(x, y, verbose=0)
+    assert (weight.value() != before).any()
+    assert 0 < weight.live < weight.size
+    assert not weight.variable.numpy()[~weight.state.mask()].any()
+
+
+@both
+def test_configurations(tf_keras, sparsity, kind):
+    L = tf_keras.layers
+    stack = [L.Conv2D(4, 3), L.MaxPooling2D(), L.Flatten(), L.Dense(10), L.Dropout(0.4)]
+    for dense in (sequential(tf_keras, *stack, shape=(8, 8, 1)), functional(tf_keras)):
+        model = MODELS[kind](dense)
+        loaded = tf_keras.models.model_from_json(model.to_json())
+        assert loaded.built
+        configs = [json.loads(one.to_json()) for one in (model, loaded)]
+        assert configs[0] == configs[1]
+        assert type(model).from_config(model.get_config()).built
+        assert sparsity.strip_pruning(model).get_config() == dense.get_config()
+
+
+@both
+def test_layers_are_collected(tf_keras, collect, kind):
+    L = tf_keras.layers
+    inner = sequential(tf_keras, L.Dense(8), L.BatchNormalization(), shape=(4,))
+    dense = sequential(tf_keras, L.LSTM(4), inner, L.Dense(10), shape=(5, 4))
+    model = MODELS[kind](dense)
+    assert len(collect(model)) == 3
+
+
+@both
+def test_callbacks(tf_keras, sparsity, kind, tmp_path):
+    model = MODELS[kind](sequential(tf_keras, tf_keras.layers.Dense(10)))
+    schedule = sparsity.ConstantSparsity(0.5, 0)
+    other = sparsity.prune_low_magnitude(sequential(tf_keras, tf_keras.layers.Dense(10)), schedule)
+    for one in (model, other):
+        one.compile("sgd", "mse")
+        folder = str(tmp_path / one.layers[0].name)
+        callbacks = [sparsity.UpdatePruningStep(), sparsity.PruningSummaries(log_dir=folder)]
+        one.fit(np.ones((20, 16)), np.ones((20, 10)), epochs=3, verbose=0, callbacks=callbacks)
+    steps = [int(one.layers[0].pruning_step) for one in (model, other)]
+    assert steps[0] == steps[1] == 3
+    for one in (model, other):
+        assert list((tmp_path / one.layers[0].name / "metrics").iterdir())
+    _, mask, threshold = model.layers[0].pruning_vars[0]
+    [weight] = kso.tfmot.prunable_weights(model)
+    np.testing.assert_array_equal(mask.numpy() != 0, weight.state.mask())
+    assert (float(threshold) > 0) == (kind == "soft")
+
+
+@both
+def test_attributes_of_a_class(tf_keras, kind):
+    class Subclassed(tf_keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = tf_keras.layers.Dense(8, activation="relu")
+            self.last = tf_keras.layers.Dense(5)
+
+        def call(self, inputs):
+            return self.last(self.first(inputs))
+
+    model = Subclassed()
+    x, y = np.random.default_rng(0).normal(size=(20, 10)).astype("float32"), np.ones((20, 5))
+    model(x)
+    wrap = getattr(kso.tfmot, WRAPPERS[kind])
+    options = {"mask": [{"live": [40]}, {"live": [20]}], "soft": [{"s_init": -2.0}] * 2}[kind]
+    model.first = wrap(model.first, **options[0])
+    model.last = wrap(model.last, **options[1])
+    model.compile("adam", "mse")
+    model.fit(x, y, verbose=0)
+    weights = kso.tfmot.prunable_weights(model)
+    assert len(weights) == 2
+    for weight in weights:
+        assert 0 < weight.live < weight.size
+        np.testing.assert_array_equal(weight.variable, weight.value())
+
+
+def test_two_replicas(tf_keras, sparsity):
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = MODELS["mask"](sequential(tf_keras, tf_keras.layers.Dense(10)))
+        model.compile("adam", "mse")
+    callbacks = [sparsity.UpdatePruningStep()]
+    x = np.random.default_rng(0).normal(size=(20, 16))
+    model.fit(x, np.ones((20, 10)), batch_size=10, epochs=2, verbose=0, callbacks=callbacks)
+    [weight] = kso.tfmot.prunable_weights(model)
+    mask = weight.state.mask()
+    assert mask.sum() == 80
+    assert not weight.variable.numpy()[~mask].any()
+    assert weight.variable.numpy()[mask].all()
