@@ -5,8 +5,9 @@ Private are: `Layer._call_signature` and its kin, `_maybe_build`, `_open_name_sc
 `_flatten_layers`, `_tracker`, `Variable._direct_assign`, `StatelessScope.original_scope`, the
 predicate `in_stateless_scope`, the class of ConvLSTM's cell, `Trainer._compile_loss`, the lists
 in which optimizers keep their slots, with `Optimizer._get_variable_index`,
-`Optimizer._iterations`, `Function._nodes_by_depth` with the nodes, `Sequential._functional`, and
-the table `BIT64_TO_BIT32_DTYPE` of the rules for types.
+`Optimizer._iterations`, `Function._nodes_by_depth` and `Layer._inbound_nodes` with the nodes,
+`_keras_mask`, `Sequential._functional`, and the table `BIT64_TO_BIT32_DTYPE` of the rules for
+types.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ __all__ = [
     "graph_calls",
     "in_stateless_scope",
     "is_graph",
+    "maps_one_tensor",
     "maybe_build",
     "optimizer_slots",
     "replace_sublayers",
@@ -151,6 +153,14 @@ def graph_calls(model: keras.Model) -> list[GraphCall]:
         for depth in sorted(nodes, reverse=True)
         for node in nodes[depth]
     ]
+
+
+def maps_one_tensor(layer: keras.layers.Layer) -> bool:
+    """Whether all symbolic calls of a layer are with a single tensor that has no mask."""
+    calls = [node.input_tensors for node in layer._inbound_nodes]
+    return all(
+        len(tensors) == 1 and getattr(tensors[0], "_keras_mask", None) is None for tensors in calls
+    )
 
 
 def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:

@@ -1,6 +1,7 @@
 """`strip`: the plain Keras model, with the effective weights baked in."""
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import Replacement, rewrite
+from keras_sparse_ortho.models._thin import thin_replacement
 from keras_sparse_ortho.parametrizations._prunable_weight import walk
 
 
@@ -17,9 +19,10 @@ def strip(model: keras.Model) -> keras.Model:
     """Removes every wrapper: a plain Keras model with effective weights and equal outputs.
 
     Each wrapped weight `w` is replaced by its effective weight `w_e`, whose dead entries are
-    exactly 0. Nothing of this package remains in the model: it can be saved, and loaded where
-    the package is not installed. (Initializers of ours in the configuration, which have done
-    their work, become Keras' default.)
+    exactly 0. A product of two thin factors (`parametrizations.LowRankSoftThreshold`) becomes two
+    layers, in a Sequential model of the layer's name, where these are smaller. Nothing of this
+    package remains in the model: it can be saved, and loaded where the package is not installed.
+    (Initializers of ours in the configuration, which have done their work, become Keras' default.)
 
     Args:
         model: A built Keras model, with or without wrapped layers.
@@ -67,10 +70,16 @@ def _unwrap(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | 
     if not isinstance(layer, PrunableLayer):
         return None
     plain = copy(layer.layer)
+    if plain is not layer.layer:
+        thin = thin_replacement(layer, plain, _copy_effective)
+        if thin is not None:
+            return thin
 
     def finish() -> None:
         if plain is layer.layer:
             layer.bake()
+            for parametrization in layer.parametrizations.values():
+                parametrization.release()
             _reset_initializers(plain)
         else:
             _copy_effective(layer, plain)
@@ -86,10 +95,18 @@ def _strip_layer(wrapper: PrunableLayer) -> Any:
     return plain
 
 
-def _copy_effective(wrapper: PrunableLayer, plain: Any) -> None:
-    """Sets the weights of `plain` to those that the wrapped layer computes with."""
+def _copy_effective(
+    wrapper: PrunableLayer, plain: Any, other: Mapping[int, Any] = types.MappingProxyType({})
+) -> None:
+    """Sets the weights of `plain` to those that the wrapped layer computes with.
+
+    Where `other` has a value, by `id` of the wrapped layer's variable, to that one.
+    """
     effective = {id(p.weight.variable): p for p in wrapper.parametrizations.values()}
     for old, new in zip(wrapper.layer.weights, plain.weights, strict=True):
+        if id(old) in other:
+            new.assign(other[id(old)])
+            continue
         value = keras.ops.convert_to_tensor(old)
         value = effective[id(old)].effective(value) if id(old) in effective else value
         new.assign(keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model

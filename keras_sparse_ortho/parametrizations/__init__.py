@@ -8,6 +8,9 @@ from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask as FixedMa
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
     LearntThreshold as LearntThreshold,
 )
+from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import (
+    LowRankSoftThreshold as LowRankSoftThreshold,
+)
 from keras_sparse_ortho.parametrizations._magnitude_mask import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations._parametrization import (
     Parametrization as Parametrization,
@@ -27,6 +30,7 @@ __all__ = [
     "ChannelSoftThreshold",
     "FixedMask",
     "LearntThreshold",
+    "LowRankSoftThreshold",
     "MagnitudeMask",
     "Parametrization",
     "PrunableWeight",

@@ -83,3 +83,6 @@ class Parametrization(abc.ABC):
         """Sets the raw weight to the effective one."""
         variable = self.weight.variable
         variable.assign(self.effective(keras.ops.convert_to_tensor(variable)))
+
+    def release(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Called when the baked weight stays in its layer, and the parametrization goes."""

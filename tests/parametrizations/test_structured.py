@@ -7,7 +7,8 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.callbacks import TargetDensity
-from keras_sparse_ortho.parametrizations import ChannelSoftThreshold
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.parametrizations import ChannelSoftThreshold, LowRankSoftThreshold
 from keras_sparse_ortho.schedules import Cubic
 from tests.helpers import array, classifier_loss
 from tests.parametrizations.test_gradients import (
@@ -159,19 +160,17 @@ def test_target_density_counts_channels_with_their_entries(freeze, tmp_path):
 
 
 @pytest.mark.core
-def test_weight_decay_alone_lets_channels_die():
+def test_weight_decay_raises_the_threshold():
     model = kso.parametrize(
         network(), ChannelSoftThreshold(s_init=-3.0, weight_decay=0.1), exclude="head"
     )
     layer = model.get_layer("conv")
     [made] = layer.parametrizations.values()
-    kernel = made.weight.raw_value() * np.linspace(0.05, 1, 16, dtype="float32")
-    made.weight.variable.assign(kernel)
+    kernel = made.weight.raw_value()
     decay = sum(float(array(value)) for value in layer.losses)
     assert decay == pytest.approx(0.05 * ((kernel**2).sum() + 9), rel=1e-5)
-    before = made.live_channels().sum()
-    fitted(model, epochs=4)
-    assert made.live_channels().sum() < before
+    fitted(model, epochs=2)
+    assert made.threshold_value() > 1.2 / (1 + np.exp(3))
 
 
 @pytest.mark.parametrize(
@@ -185,3 +184,180 @@ def test_weight_decay_alone_lets_channels_die():
 def test_channel_soft_threshold_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         ChannelSoftThreshold(**arguments)
+
+
+def low_rank(**options):
+    model, made = built(LowRankSoftThreshold(**options))
+    variables = {v.name.removeprefix("kernel_"): v for v in model.trainable_variables}
+    return model, made, variables
+
+
+@pytest.mark.core
+def test_low_rank_starts_from_the_weight():
+    _, made, variables = low_rank(g="exp", s_init=-200.0)
+    assert set(variables) == {"s", "left", "values", "right"}
+    np.testing.assert_allclose(effective_value(made), KERNEL, atol=1e-6)
+    singular = np.linalg.svd(KERNEL, compute_uv=False)
+    np.testing.assert_allclose(array(made.values), singular / singular[0], atol=1e-6)
+    assert made.live_rank == 5
+    _, made, _ = low_rank(rank=2, g="exp", s_init=-200.0)
+    error = np.linalg.norm(effective_value(made) - KERNEL)
+    assert error == pytest.approx(np.linalg.norm(singular[2:]), rel=1e-5)  # the best of rank 2
+    left, right = made.factors()
+    np.testing.assert_allclose(left @ right, effective_value(made), atol=1e-6)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("g", FUNCTIONS)
+def test_gradients_of_low_rank_are_those_of_the_formula(g):
+    model, made, variables = low_rank(g=g, s_init=-0.5)
+    function, derivative = FUNCTIONS[g]
+    values = np.array([1.5, -1.2, 0.9, 0.2, 0.0], "float32")
+    made.values.assign(values)
+    t = function(-0.5)
+    left, right = array(made.left).astype("float64"), array(made.right).astype("float64")
+    shrunk = np.sign(values) * np.maximum(np.abs(values) - t, 0)
+    np.testing.assert_allclose(effective_value(made), left * shrunk @ right.T, atol=1e-6)
+    assert made.live_rank == np.count_nonzero(shrunk)
+    expected = {
+        "left": COEFFICIENTS @ right * shrunk,
+        "right": COEFFICIENTS.T @ left * shrunk,
+    }
+    along = np.einsum("ij,ik,jk->k", COEFFICIENTS, left, right)
+    expected["values"] = np.where(shrunk != 0, along, 0)
+    expected["s"] = -derivative(-0.5) * np.sum(along * np.sign(shrunk))
+    found = differentiated(model)
+    for name, value in expected.items():
+        gradient = found[f"kernel_{name}"]
+        np.testing.assert_allclose(gradient, value, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert_finite_differences(model, variables[name], gradient, step=1e-2)
+
+
+def sequences(**options):
+    inputs = keras.Input((5, 20))
+    x = L.Dense(24, activation="relu", name="lift")(inputs)
+    x = L.LSTM(12, name="lstm", **options)(x)
+    x = L.Dense(10, name="mix")(x[0] if isinstance(x, list | tuple) else x)
+    return keras.Model(inputs, L.Dense(3, name="head")(x))
+
+
+def cut(model, count):
+    """Lets the `count` largest values of every low-rank weight live."""
+    for weight in kso.prunable_weights(model, flops=False):
+        made = weight.parametrization
+        if isinstance(made, LowRankSoftThreshold):
+            made.values.assign(np.where(np.arange(made.values.shape[0]) < count, made.values, 0))
+    return model
+
+
+SEQUENCES = np.random.default_rng(2).normal(size=(6, 5, 20)).astype("float32")
+
+
+@pytest.mark.core
+def test_strip_makes_thin_layers_where_they_are_smaller(tmp_path):
+    model = kso.parametrize(sequences(), LowRankSoftThreshold(), exclude="head")
+    model = cut(model, 4)
+    model.compile("adam", "mse", jit_compile=False)
+    model.fit(SEQUENCES, np.ones((6, 3), "float32"), verbose=0, batch_size=3)
+    expected = model.predict(SEQUENCES, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(SEQUENCES, verbose=0), expected, atol=1e-6)
+    assert len(loaded.trainable_variables) == len(model.trainable_variables)
+    plain = kso.strip(loaded)
+    np.testing.assert_allclose(plain.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
+    shapes = {w.path: w.shape for w in kso.prunable_weights(plain, flops=False)}
+    assert shapes == {
+        "lift/lift_thin/kernel": (20, 4),
+        "lift/lift/kernel": (4, 24),
+        "lstm/lstm_thin/kernel": (24, 4),
+        "lstm/lstm/lstm_cell/kernel": (4, 48),
+        "lstm/lstm/lstm_cell/recurrent_kernel": (12, 48),
+        "mix/mix_thin/kernel": (12, 4),
+        "mix/mix/kernel": (4, 10),
+        "head/kernel": (10, 3),
+    }
+    plain.save(tmp_path / "plain.keras")
+    assert not [la for la in plain._flatten_layers() if "sparse_ortho" in type(la).__module__]
+    again = keras.models.load_model(tmp_path / "plain.keras")
+    np.testing.assert_allclose(again.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("count", [0, 11])
+def test_strip_bakes_the_product_where_factors_are_not_smaller(count):
+    model = kso.parametrize(sequences(), LowRankSoftThreshold(), include=["lift", "mix"])
+    model = cut(model, count)
+    plain = kso.strip(model)
+    assert plain.get_layer("lift").kernel.shape == (20, 24)
+    expected = model.predict(SEQUENCES, verbose=0)
+    np.testing.assert_allclose(plain.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("options", [{"return_state": True}, {"unroll": True}])
+def test_recurrent_layers_with_states_keep_their_shape(options):
+    model = kso.parametrize(sequences(**options), LowRankSoftThreshold(), include="lstm")
+    model = cut(model, 3)
+    plain = kso.strip(model)
+    thin = isinstance(plain.get_layer("lstm"), keras.Sequential)
+    assert thin == ("unroll" in options)
+    expected = model.predict(SEQUENCES, verbose=0)
+    np.testing.assert_allclose(plain.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+def test_layers_on_masked_sequences_keep_their_shape():
+    inputs = keras.Input((6,), dtype="int32")
+    x = L.Dense(20, name="lift")(L.Embedding(9, 24, mask_zero=True, name="words")(inputs))
+    model = keras.Model(inputs, L.Dense(2, name="head")(L.GRU(12, name="gru")(x)))
+    model = cut(kso.parametrize(model, LowRankSoftThreshold(), include=["lift", "gru"]), 3)
+    x = np.array([[1, 2, 3, 0, 0, 0], [4, 5, 6, 7, 8, 0]])
+    expected = model.predict(x, verbose=0)
+    plain = kso.strip(model)  # a Sequential model would not pass the mask on
+    assert not [la for la in plain.layers if isinstance(la, keras.Sequential)]
+    np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+def test_attention_and_models_written_as_a_class_get_the_product():
+    class Written(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.attention = L.MultiHeadAttention(2, 5, name="attention")
+            self.dense = L.Dense(3, name="dense")
+
+        def call(self, inputs):
+            return self.dense(self.attention(inputs, inputs))
+
+    model = Written()
+    model(SEQUENCES)
+    count = len(model.trainable_variables)
+    model = cut(kso.parametrize(model, LowRankSoftThreshold()), 2)
+    expected = array(model(SEQUENCES))
+    plain = kso.strip(model)
+    assert type(plain.dense) is L.Dense
+    assert len(plain.trainable_variables) == count
+    assert np.linalg.matrix_rank(array(plain.dense.kernel), tol=1e-5) == 2
+    np.testing.assert_allclose(array(plain(SEQUENCES)), expected, atol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+def test_what_low_rank_refuses():
+    with pytest.raises(NotPrunableError, match=r"is no matrix.*Received: shape=\(3, 3, 2, 16\)"):
+        kso.parametrize(network(), LowRankSoftThreshold())
+    with pytest.raises(ValueError, match=r"`rank` must be .*Received: rank=0"):
+        LowRankSoftThreshold(0)
+    model = kso.parametrize(network(), LowRankSoftThreshold(), include="hidden")
+    with pytest.raises(NotPrunableError, match=r"no density of entries.*Received: .*hidden/kernel"):
+        fitted(model, TargetDensity(0.5))
+
+
+def test_weight_decay_of_low_rank():
+    model, made, variables = low_rank(s_init=-2.0, weight_decay=0.3)
+    squares = sum(float((array(v) ** 2).sum()) for v in variables.values())
+    assert float(sum(array(value) for value in model.losses)) == pytest.approx(
+        0.15 * squares, rel=1e-5
+    )
+    twin = LowRankSoftThreshold.from_config(made.get_config())
+    assert twin.get_config() == {"rank": None, "g": "sigmoid", "s_init": -2.0, "weight_decay": 0.3}

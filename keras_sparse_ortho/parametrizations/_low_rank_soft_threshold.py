@@ -1,0 +1,172 @@
+"""`LowRankSoftThreshold`: learnt thresholds between two thin factors (low-rank STR)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
+from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
+from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
+from keras_sparse_ortho.parametrizations._shrink import shrink
+from keras_sparse_ortho.parametrizations._threshold_functions import ThresholdFunction
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class LowRankSoftThreshold(LearntThreshold):
+    """Effective weight `W_e = U diag(v_e) V^T` with `v_e = sign(v) relu(|v| - t)` and `t = g(s)`.
+
+    Low-rank STR for dense and recurrent matrices: `U` (m x r), `v` (r) and `V` (n x r) are trained
+    in the place of the weight `W` (m x n), and the threshold takes values of `v`, one rank each. It
+    starts from the singular value decomposition of the weight, `W = A diag(sigma) B^T`, as
+
+        U = A sqrt(sigma_1),  v = sigma / sigma_1,  V = B sqrt(sigma_1)
+
+    so that `v` is in [0, 1] for weights of any scale. `keras_sparse_ortho.strip` makes two thin
+    layers of a `Dense`, and a thin one before an LSTM, GRU or SimpleRNN, where these are smaller;
+    elsewhere the product is baked into the layer.
+
+    The layer's own weight is not trained any more, and used by nothing but `bake`; weights that are
+    set from outside after the wrapper was built are decomposed by `settle`.
+
+    Args:
+        rank: Number `r` of values, at most the smaller side of the matrix. Default: all of them.
+        g: `"sigmoid"`, `"exp"`, `"softplus"`, or a `ThresholdFunction`.
+        s_init: What `s` starts from. The more negative, the later thresholds rise.
+        weight_decay: Strength `lambda` of the L2 that is added to the loss,
+            `lambda / 2 * (|U|^2 + |v|^2 + |V|^2 + s^2)`.
+
+    Raises:
+        ValueError: An unknown function, a negative strength, a rank below 1.
+        NotPrunableError: When built, if the weight is not finite, or no matrix from inputs to
+            outputs, as kernels of convolutions are not.
+
+    Limits: in training the product is computed in every step, for `r m n` multiply-adds. Ranks
+    have no density of entries: `mask_value` is full until no rank is left, and
+    `callbacks.TargetDensity` refuses it. Regularizers and constraints of the layer's own kernel do
+    not act. The unused weight is saved as well.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> from keras_sparse_ortho import PrunableLayer
+    >>> dense = keras.layers.Dense(2, use_bias=False)
+    >>> layer = PrunableLayer(dense, LowRankSoftThreshold(s_init=0.0))
+    >>> layer.build((None, 2))
+    >>> dense.kernel.assign([[3.0, 0.0], [0.0, 1.0]]) is not None
+    True
+    >>> made = layer.parametrizations["kernel"]
+    >>> made.settle()  # v is [1, 1/3], and t = sigmoid(0) = 0.5
+    >>> made.live_rank
+    1
+    >>> np.abs(keras.ops.convert_to_numpy(layer(np.eye(2)))).round(3).tolist()
+    [[1.5, 0.0], [0.0, 0.0]]
+
+    Reference:
+
+    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
+      2020), arXiv 2002.03231, section 4.3, for structured STR
+    """
+
+    def __init__(
+        self,
+        rank: int | None = None,
+        g: str | ThresholdFunction = "sigmoid",
+        s_init: float = -8.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if rank is not None and (isinstance(rank, bool) or int(rank) != rank or rank < 1):
+            raise ValueError(f"`rank` must be a positive integer. Received: rank={rank!r}")
+        super().__init__(g, s_init, weight_decay)
+        self.rank = rank
+        self.left: Any = None
+        self.values: Any = None
+        self.right: Any = None
+        self._rows = 0
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        """Creates `s`, `U`, `v` and `V`, and takes the weight out of training."""
+        self._rows = _rows(weight)
+        self._build_threshold(weight, add_weight)
+        parts = self._decomposed()
+        for name, part in zip(("left", "values", "right"), parts, strict=True):
+            made = add_weight(name=name, shape=part.shape, initializer="zeros", trainable=True)
+            made.assign(part)
+            if self.weight_decay:
+                add_weight_decay(made, self.weight_decay)
+            setattr(self, name, made)
+        weight.variable.trainable = False
+
+    def settle(self) -> None:
+        """Starts from the weight as it is now."""
+        parts = self._decomposed()
+        for variable, part in zip((self.left, self.values, self.right), parts, strict=True):
+            variable.assign(part)
+
+    def release(self) -> None:
+        """Lets the weight be trained again, if its layer is."""
+        self.weight.variable.trainable = self.weight.owner.trainable
+
+    def effective(self, value: Any) -> Any:
+        """`U diag(v_e) V^T` in the shape of the weight, whatever the value of that is."""
+        ops = keras.ops
+        values = self._live_values(ops.convert_to_tensor(self.values.value))
+        product = ops.matmul(self.left.value * values, ops.transpose(self.right.value))
+        return ops.cast(ops.reshape(product, self.weight.shape), value.dtype)
+
+    def mask_value(self) -> np.ndarray:
+        """All entries, while there is a rank."""
+        return np.full(self.weight.shape, self.live_rank > 0)
+
+    @property
+    def live_rank(self) -> int:
+        """How many values of `v` are above the threshold."""
+        return int(np.count_nonzero(self._numpy_values()))
+
+    def factors(self) -> tuple[np.ndarray, np.ndarray]:
+        """`U diag(v_e)` and `V^T` of live ranks, (m, k) and (k, n), whose product is the weight.
+
+        The values are shared out as square roots, so that the two are of one scale.
+        """
+        values = self._numpy_values()
+        live = np.flatnonzero(values)
+        root = np.sqrt(np.abs(values[live]))
+        left = keras.ops.convert_to_numpy(self.left)[:, live] * (root * np.sign(values[live]))
+        return left, (keras.ops.convert_to_numpy(self.right)[:, live] * root).T
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of the constructor."""
+        return {"rank": self.rank, **super().arguments()}
+
+    def _numpy_values(self) -> np.ndarray:
+        values = self._live_values(keras.ops.convert_to_tensor(self.values))
+        return keras.ops.convert_to_numpy(values)
+
+    def _live_values(self, values: Any) -> Any:
+        return shrink(values, keras.ops.cast(self._threshold(), values.dtype))
+
+    def _decomposed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        matrix = self.weight.finite_raw_value().reshape(self._rows, -1)
+        left, values, right = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
+        kept = slice(None, self.rank)
+        scale = values[0] if values[0] > 0 else 1.0
+        root = np.sqrt(scale)
+        parts = left[:, kept] * root, values[kept] / scale, right[kept].T * root
+        return tuple(part.astype(np.float32) for part in parts)  # type: ignore[return-value]
+
+
+def _rows(weight: PrunableWeight) -> int:
+    """Number of inputs `m`, where the weight is a matrix with inputs first."""
+    rank, layout = len(weight.shape), weight.layout
+    inputs = {k % rank for k in (layout.inputs if layout is not None else (-2,))}
+    outputs = {k % rank for k in (layout.outputs if layout is not None else (-1,))}
+    split = len(inputs)
+    if inputs != set(range(split)) or outputs != set(range(split, rank)):
+        raise NotPrunableError(
+            f"The weight '{weight.path}' is no matrix from inputs to outputs, so it has no rank; "
+            "LowRankSoftThreshold is for dense and recurrent layers. "
+            f"Received: shape={weight.shape}"
+        )
+    return int(np.prod(weight.shape[:split]))
