@@ -44,11 +44,12 @@ def remove_channels(model: keras.Model) -> keras.Model:
         NotPrunableError: A model that is written as a class, or not built.
 
     Limits: a convolution with padding adds zeros at the border, where a channel has its constant;
-    so a constant that is not 0 cannot go into its bias, and the channel is kept. It is 0 where the
-    dead convolution has no bias and no normalization behind it, or with `ReLU` where the constant
-    is negative; put BatchNormalization before the convolution, or behind the addition, if channels
-    should go. In further training the means of BatchNormalization move, so constants in biases are
-    those of now. Channels must be the last axis.
+    so constants that are not 0 cannot go into its bias. One of the channels stays then, with a
+    kernel that stands for all of them: `sum_i (c_i / c) K_i`. In front of padded DepthwiseConv and
+    SeparableConv, and of ZeroPadding, every channel with a constant that is not 0 stays. Constants
+    are 0 where the dead convolution has no bias and no normalization behind it, or with `ReLU`
+    where they are negative. In further training the means of BatchNormalization move, so
+    constants in biases are those of now. Channels must be the last axis.
 
     Example:
 

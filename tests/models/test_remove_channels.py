@@ -181,7 +181,7 @@ def zero_columns(layer, dead, bias=None):
     values = layer.get_weights()
     values[0][..., list(dead)] = 0
     if bias is not None:
-        values[-1][list(dead)] = bias
+        values[-1][list(dead)] = np.linspace(bias / 20, bias, len(dead))
     layer.set_weights(values)
 
 
@@ -205,9 +205,9 @@ def convolutions(padding, bias, *between):
     [
         ("valid", 0.7, [], 5),  # the constant 0.7 goes into the bias
         ("same", 0.0, [], 5),  # 0 is 0 at the border as well
-        ("same", 0.7, [], 8),  # 0.7 is not
+        ("same", 0.7, [], 6),  # 0.7 is not: one channel carries the three
         ("same", -0.7, [L.ReLU()], 5),  # relu(-0.7) is 0
-        ("same", 0.7, [L.Activation("relu")], 8),
+        ("same", 0.7, [L.Activation("relu")], 6),
         ("valid", 0.7, [L.ZeroPadding2D(1)], 8),  # "same" in two layers
         ("valid", 0.0, [L.ZeroPadding2D(1)], 5),
         ("valid", 0.7, [L.Softmax()], 8),  # which is no constant behind softmax

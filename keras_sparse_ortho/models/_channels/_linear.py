@@ -64,7 +64,12 @@ class Kernel(ChannelRule):
 
 
 class Linear(Kernel):
-    """Dense, and convolutions: `(*taps, in, out)`."""
+    """Dense, and convolutions: `(*taps, in, out)`.
+
+    Where padding makes borders, what constants add to the output is no bias. But it is the same as
+    that of a single channel with the constant `c` and the kernel `sum_i (c_i / c) K_i`: one of the
+    constant channels stays, and carries the others.
+    """
 
     def __init__(self, layer: Any, inputs: Sequence[Shape], output: Shape) -> None:
         super().__init__(layer, inputs, output)
@@ -81,17 +86,33 @@ class Linear(Kernel):
     def needed(
         self, constants: list[Constants], read: list[Mask], kept: Mask
     ) -> tuple[list[Mask], Mask]:
-        """Blocked channels that a kept one reads."""
+        """Varying channels that a kept one reads, and one to carry constants."""
         kept = kept | self.mixes
         used = self.taps[:, :, kept].any(axis=(0, 2))
-        return [read[0] | (used & self.blocked(constants[0]))], kept
+        needed = read[0] | (used & np.isnan(constants[0]))
+        if self.borders:
+            size = np.abs(np.nan_to_num(constants[0]))
+            wanted = np.where(used, size, 0)
+            # One that is much smaller than the others would make a large kernel.
+            if wanted.any() and not (needed & (size >= 0.1 * wanted.max())).any():
+                needed[np.argmax(wanted)] = True
+        return [needed], kept
 
     def shrunk(self, constants: list[Constants], read: list[Mask], kept: Mask) -> Shrunk:
-        """Rows and columns go, and what the rows gave to the sum is in the bias."""
-        gone = ~read[0] & ~self.blocked(constants[0])
-        fold = np.where(gone, constants[0], 0) @ self.taps.sum(axis=0)
+        """Rows and columns go; what the rows gave is in the bias, or in the row that stays."""
+        known = np.where(read[0], 0, np.nan_to_num(constants[0]))  # of channels that go
+        kernel = self.kernel[..., kept].copy()
+        fold = np.zeros(self.output)
+        if not self.borders:
+            fold = known @ self.taps.sum(axis=0)
+        elif (known != 0).any():
+            size = np.where(read[0], np.abs(np.nan_to_num(constants[0])), 0)
+            carrier = int(np.argmax(size))
+            if size[carrier] > 0:  # else nothing that is kept reads them
+                shares = known / constants[0][carrier]
+                kernel[..., carrier, :] += np.einsum("i,...io->...o", shares, kernel)
         name = "units" if hasattr(self.layer, "units") else "filters"
-        return self.resized(name, kept, fold, self.kernel[..., read[0], :][..., kept])
+        return self.resized(name, kept, fold, kernel[..., read[0], :])
 
 
 class Depthwise(Kernel):
