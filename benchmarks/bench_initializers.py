@@ -1,7 +1,8 @@
 """All sparse initializers at width 1024, and AI against the loop of its reference.
 
-    KERAS_BACKEND=tensorflow python benchmarks/bench_initializers.py          # some minutes
-    KERAS_BACKEND=tensorflow python benchmarks/bench_initializers.py --quick  # small widths
+    export KERAS_BACKEND=tensorflow OPENBLAS_NUM_THREADS=1
+    taskset -c 0 python benchmarks/bench_initializers.py          # one core, some minutes
+    python benchmarks/bench_initializers.py --quick               # small widths
 
 Writes `results/initializers.md`. The reference's loop is a copy in NumPy, float32, with its
 gradient written out: SGD or Adam at a rate of 0.1 on `||W W^T - I||_F`, as published. It is given
@@ -13,6 +14,8 @@ import os
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# BLAS threads that wait for each other on a shared machine would be what is measured.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
@@ -153,8 +156,10 @@ def main() -> None:
     quick = parser.parse_args().quick
     width, steps = (128, 200) if quick else (1024, STEPS)
     text = f"# Initializers at width {width}\n\n{machine()}, Keras {keras.__version__} on "
-    text += f"{keras.backend.backend()}. Square float32 kernels; medians of 5, interleaved, of "
-    text += "drawing kernel and mask (AI: one run). Isometry error: `||K K^T - I||_F / sqrt(n)`.\n"
+    text += f"{keras.backend.backend()}. {len(os.sched_getaffinity(0))} core(s) used, "
+    text += f"{os.environ['OPENBLAS_NUM_THREADS']} BLAS thread(s). Square float32 "
+    text += "kernels; medians of 5, interleaved, of drawing kernel and mask (AI: one run). "
+    text += "Isometry error: `||K K^T - I||_F / sqrt(n)`.\n"
     text += f"\n{all_initializers(width)}\n## AI against the loop of its reference\n\n"
     text += f"The least error of {steps} steps of the plain loop (float32, rate {RATE}), and the "
     text += "time that ours (L-BFGS, float64) takes to the same error from the same start.\n\n"
