@@ -1,203 +1,236 @@
 """Singular values of the input-output Jacobian of sparse MLPs: Figure 3 of the EOI paper.
 
-    KERAS_BACKEND=tensorflow python benchmarks/spectrum.py
+    KERAS_BACKEND=tensorflow OPENBLAS_NUM_THREADS=1 python benchmarks/spectrum.py
 
-An MLP of 7 layers of width 100, four activations, densities from .03 to 1, the layerwise budgets
-uniform, ERK, SNIP, GraSP and SynFlow. *Base*: dense orthogonal kernels times a mask, the saliency's
-own one or a random one of the budget. *EOI*: exactly orthogonal kernels with the densities of the
-budget. Both without biases, at the critical gain of the activation. Writes `results/spectrum.md`
-and `results/spectrum.png`; takes no times.
+An MLP of 7 layers of width 100 without biases, an activation after all but the last, kernels at
+the critical gain of the activation, standard normal inputs. The layerwise budgets are uniform, ERK,
+SNIP, GraSP and SynFlow. With the densities of each:
 
+- *base*: dense orthogonal kernels times a mask, the saliency's own one or a random one;
+- *AI*: the same masks, the live entries moved towards an isometry;
+- *SAO*: permuted dense orthogonal blocks of the nearest degree that divides the width (for ReLU in
+  the form made for it), so that its density is not quite the one asked for;
+- *EOI*: exactly orthogonal kernels.
+
+Jacobians are computed in NumPy, which for so many small networks is much faster than tracing each;
+some are compared with `kso.analysis.jacobian_singular_values`. Writes `results/spectrum.md` and
+`results/spectrum.png`; takes no times.
 """
 
 import argparse
+import itertools
 import os
 import warnings
+from collections.abc import Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
-from timing import RESULTS, markdown, write
+from spectrum_report import ACTIVATIONS, BUDGETS, DENSITIES, picture, ranges, table, verdict
+from timing import write
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import budgets
 from keras_sparse_ortho.analysis import critical_gain, jacobian_singular_values
-from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse
+from keras_sparse_ortho.initializers import ExactOrthogonal, RamanujanOrthogonal, RandomSparse
+from keras_sparse_ortho.orthogonal import approximate_isometry
 
 L = keras.layers
 WIDTH, DEPTH, SAMPLES = 100, 7, 8
-DENSITIES = (0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
-ACTIVATIONS = ("linear", "tanh", "hard_tanh", "relu")
-NAMES = ("uniform", "erk", "snip", "grasp", "synflow")
+# Activation and derivative.
+FUNCTIONS = {
+    "linear": (lambda a: a, np.ones_like),
+    "tanh": (np.tanh, lambda a: 1 - np.tanh(a) ** 2),
+    "hard_tanh": (lambda a: np.clip(a, -1, 1), lambda a: (np.abs(a) < 1).astype(float)),
+    "relu": (lambda a: np.maximum(a, 0), lambda a: (a > 0).astype(float)),
+}
+
+Kernels = list[np.ndarray]
 
 
-def mlp(activation: str, seed: int) -> keras.Model:
-    """Dense orthogonal kernels; the loss is on the last layer, as on logits."""
-    gain = critical_gain(activation)
+def spectrum(activation: str, kernels: Kernels, x: np.ndarray) -> np.ndarray:
+    """Singular values of the Jacobian at every sample, by the chain rule."""
+    function, slope = FUNCTIONS[activation]
+    jacobian = np.broadcast_to(np.eye(x.shape[1]), (len(x), x.shape[1], x.shape[1]))
+    for k, kernel in enumerate(kernels):
+        x, jacobian = x @ kernel, jacobian @ kernel
+        if k < len(kernels) - 1:
+            x, jacobian = function(x), jacobian * slope(x)[:, None]
+    return np.linalg.svd(jacobian, compute_uv=False)
+
+
+def mlp(activation: str, kernels: Kernels) -> keras.Model:
     layers = [
         L.Dense(
-            WIDTH,
-            activation=activation,
-            use_bias=False,
-            kernel_initializer=keras.initializers.Orthogonal(gain, seed=seed * DEPTH + k),
-            name=f"layer_{k}",
+            WIDTH, "linear" if k == DEPTH - 1 else activation, use_bias=False, name=f"layer_{k}"
         )
         for k in range(DEPTH)
     ]
-    model = keras.Sequential([keras.Input((WIDTH,)), *layers])
+    model = keras.Sequential([keras.Input((len(kernels[0]),)), *layers])
+    model.set_weights(kernels)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(loss=loss, jit_compile=keras.backend.backend() == "jax")
+    model.compile(loss=loss, jit_compile=False)
     return model
 
 
-def planned(model: keras.Model, name: str, density: float, seed: int):
-    """A `Budget` or a `Saliency`."""
-    if name in ("uniform", "erk"):
-        return getattr(budgets, name)(model, density, orthogonal=False)
-    if name == "synflow":
-        return budgets.synflow(model, density, on_collapse="warn")
-    rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(256, WIDTH)).astype("float32"), rng.integers(0, WIDTH, 256)
-    score = {"snip": budgets.snip, "grasp": budgets.grasp}[name]
-    return score(model, density, x, y, batch_size=256, seed=seed, on_collapse="warn")
-
-
-def spectrum(model: keras.Model, kernels: list[np.ndarray], x: np.ndarray) -> tuple[float, float]:
-    """Largest and mean singular value with these kernels in the place of the model's."""
-    before = model.get_weights()
-    model.set_weights(kernels)
-    found = jacobian_singular_values(model, x)
-    model.set_weights(before)
-    return found.max, found.mean
-
-
-def base(model: keras.Model, plan, seed: int) -> list[np.ndarray]:
-    weights = kso.prunable_weights(model, flops=False)
-    if isinstance(plan, budgets.Saliency):
-        return [w.raw_value() * plan.masks[w.path] for w in weights]
-    draw = [RandomSparse(plan[w.path], seed=seed * DEPTH + k) for k, w in enumerate(weights)]
-    return [w.raw_value() * one.sample(w.shape)[1] for w, one in zip(weights, draw, strict=True)]
-
-
-def exact(model: keras.Model, plan, seed: int, gain: float) -> list[np.ndarray]:
-    weights = kso.prunable_weights(model, flops=False)
-    if isinstance(plan, budgets.Saliency):
-        plan = plan.orthogonal_budget
-    draw = [
-        ExactOrthogonal(plan[w.path], gain, seed=seed * DEPTH + k) for k, w in enumerate(weights)
+def dense_kernels(inputs: int, seed: int) -> Kernels:
+    return [
+        ExactOrthogonal(1.0, seed=1000 * seed + k).sample((inputs if k == 0 else WIDTH, WIDTH))[0]
+        for k in range(DEPTH)
     ]
-    return [one.sample(w.shape)[0] for w, one in zip(weights, draw, strict=True)]
 
 
-def measure(seeds: int) -> list[dict]:
-    rows = []
-    for activation in ACTIVATIONS:
-        gain = critical_gain(activation)
-        for name in NAMES:
-            for density in DENSITIES:
-                found: dict[str, list[tuple[float, float]]] = {"base": [], "EOI": []}
-                for seed in range(seeds):
-                    model = mlp(activation, seed)
-                    # Small inputs, around which smooth activations are linear.
-                    x = np.random.default_rng(seed).normal(size=(SAMPLES, WIDTH), scale=0.1)
-                    plan = planned(model, name, density, seed)
-                    found["base"].append(spectrum(model, base(model, plan, seed), x))
-                    try:
-                        kernels = exact(model, plan, seed, gain)
-                    except BudgetError:
-                        continue
-                    found["EOI"].append(spectrum(model, kernels, x))
-                for variant, values in found.items():
-                    if values:
-                        largest, mean = np.mean(values, axis=0)
-                        rows.append(
-                            {
-                                "activation": activation,
-                                "budget": name,
-                                "density": density,
-                                "start": variant,
-                                "largest": float(largest),
-                                "mean": float(mean),
-                            }
-                        )
-        print(activation, "done", flush=True)
-    return rows
+def gains(activation: str) -> list[float]:
+    return [critical_gain(activation)] * (DEPTH - 1) + [1.0]
 
 
-def picture(rows: list[dict]) -> None:
-    import matplotlib
+class Plans:
+    """Densities and masks of all budgets for one start of one activation, scored once."""
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    def __init__(self, model: keras.Model, seed: int, synflow: dict[float, budgets.Saliency]):
+        self._model, self._seed, self._synflow = model, seed, synflow
+        self._weights = kso.prunable_weights(model, flops=False)
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(256, model.input_shape[1])).astype("float32")
+        y = rng.integers(0, WIDTH, 256)
+        self._scores = {
+            name: score(model, 1.0, x, y, batch_size=256, seed=seed).scores
+            for name, score in (("snip", budgets.snip), ("grasp", budgets.grasp))
+        }
 
-    figure, axes = plt.subplots(
-        2, len(ACTIVATIONS), figsize=(13, 6), sharex=True, sharey="row", layout="constrained"
-    )
-    for column, activation in enumerate(ACTIVATIONS):
-        for row, key in enumerate(("largest", "mean")):
-            ax = axes[row, column]
-            for k, name in enumerate(NAMES):
-                for start, style in (("base", "--"), ("EOI", "-")):
-                    points = [
-                        (r["density"], r[key])
-                        for r in rows
-                        if (r["activation"], r["budget"], r["start"]) == (activation, name, start)
-                    ]
-                    if points:
-                        ax.plot(*zip(*points, strict=True), style, color=f"C{k}")
-            ax.set_xscale("log")
-            ax.set_title(f"{activation}, {key}")
-    for ax in axes[-1]:
-        ax.set_xlabel("density")
-    for k, name in enumerate(NAMES):
-        axes[0, 0].plot([], [], color=f"C{k}", label=name)
-    axes[0, 0].plot([], [], "k--", label="base")
-    axes[0, 0].plot([], [], "k-", label="EOI")
-    axes[0, 0].legend(fontsize=7)
-    figure.supylabel("singular value of the Jacobian")
-    figure.savefig(RESULTS / "spectrum.png", dpi=110)
-    plt.close(figure)
+    def __call__(self, name: str, density: float) -> tuple[list[float], Kernels]:
+        """Densities for orthogonal kernels, and masks."""
+        paths = [weight.path for weight in self._weights]
+        if name in ("uniform", "erk"):
+            plan = getattr(budgets, name)(self._model, density)
+            draws = [RandomSparse(plan[p], seed=500 * self._seed + k) for k, p in enumerate(paths)]
+            masks = [d.sample(w.shape)[1] for d, w in zip(draws, self._weights, strict=True)]
+            return [plan[path] for path in paths], masks
+        if name == "synflow":
+            if density not in self._synflow:
+                found = budgets.synflow(self._model, density, on_collapse="warn")
+                self._synflow[density] = found
+            saliency = self._synflow[density]
+        else:
+            scores = list(self._scores[name].values())
+            saliency = budgets.Saliency(name, density, self._weights, scores, "warn")
+        plan = saliency.orthogonal_budget
+        return [plan[path] for path in paths], [saliency.masks[path] for path in paths]
 
 
-def kept(rows: list[dict], start: str) -> str:
-    """Ranges of both singular values at densities under .2, relative to the dense network."""
-    dense = {
-        (r["activation"], key): r[key]
-        for r in rows
-        for key in ("largest", "mean")
-        if (r["density"], r["budget"], r["start"]) == (1.0, "uniform", "base")
-    }
-    parts = []
-    for key in ("largest", "mean"):
-        shares = [
-            r[key] / dense[r["activation"], key]
-            for r in rows
-            if r["density"] < 0.2 and r["start"] == start
-        ]
-        parts.append(f"{key} {min(shares):.3g} to {max(shares):.3g}")
-    return f"{start}: " + ", ".join(parts)
+def permuted_blocks(density: float, gain: float, seed: int, relu: bool) -> RamanujanOrthogonal:
+    """SAO of the admissible degree whose ratio to the one asked for is nearest to one."""
+    fit = [d for d in range(1, WIDTH + 1) if WIDTH % d == 0 and not (relu and d % 2)]
+    degree = min(fit, key=lambda d: abs(np.log(d / (density * WIDTH))))
+    return RamanujanOrthogonal(degree, gain, seed, relu=relu)
+
+
+class Drawer:
+    """The kernels of the four starts; AI, which takes long, once for each set of masks."""
+
+    def __init__(self, dense: Kernels, seed: int) -> None:
+        self._dense, self._seed = dense, seed
+        self._isometries: dict[bytes, Kernels] = {}
+
+    def __call__(
+        self, activation: str, densities: list[float], masks: Kernels
+    ) -> Iterator[tuple[str, Kernels]]:
+        """Name and kernels of every start that there is for these shapes."""
+        gain = gains(activation)
+        yield "base", [g * w * m for g, w, m in zip(gain, self._dense, masks, strict=True)]
+        isometries = self._isometry(masks)
+        yield "AI", [g * w for g, w in zip(gain, isometries, strict=True)]
+        seeds = [100 * self._seed + k for k in range(DEPTH)]
+        shapes = [mask.shape for mask in masks]
+        settings = list(zip(densities, gain, seeds, strict=True))
+        if len(set(shapes)) == 1:  # it takes square kernels only
+            sao = [permuted_blocks(*setting, relu=activation == "relu") for setting in settings]
+            yield "SAO", [one.sample(shapes[0])[0] for one in sao]
+        eoi = [ExactOrthogonal(*setting) for setting in settings]
+        yield "EOI", [one.sample(shape)[0] for one, shape in zip(eoi, shapes, strict=True)]
+
+    def _isometry(self, masks: Kernels) -> Kernels:
+        """Linear in the gain, so that of gain 1 does for all activations."""
+        key = b"".join(np.packbits(mask).tobytes() for mask in masks)
+        if key not in self._isometries:
+            self._isometries[key] = [
+                # What a collapsed layer, without a live entry, can be made.
+                approximate_isometry(w * _scale(m), m, max_iterations=300) if m.any() else 0.0 * w
+                for w, m in zip(self._dense, masks, strict=True)
+            ]
+        return self._isometries[key]
+
+
+def _scale(mask: np.ndarray) -> float:
+    return float(np.sqrt(mask.size / mask.sum()))
+
+
+def measure(inputs: int, seeds: int) -> list[dict]:
+    found: dict[tuple, list[tuple[float, float, float]]] = {}
+    differences = []
+    for seed in range(seeds):
+        dense = dense_kernels(inputs, seed)
+        drawer, synflow = Drawer(dense, seed), {}
+        x = np.random.default_rng(seed).normal(size=(SAMPLES, inputs))
+        for activation in ACTIVATIONS:
+            start = [g * w for g, w in zip(gains(activation), dense, strict=True)]
+            model = mlp(activation, start)
+            # All weights times a constant: SynFlow's masks are those of every gain.
+            plans = Plans(model, seed, synflow)
+            for name, density in itertools.product(BUDGETS, DENSITIES):
+                for method, kernels in drawer(activation, *plans(name, density)):
+                    values = spectrum(activation, kernels, x)
+                    live = sum(np.count_nonzero(kernel) for kernel in kernels)
+                    share = live / sum(kernel.size for kernel in kernels)
+                    key = (activation, name, density, method)
+                    of_seed = (values.max(axis=1).mean(), values.mean(), share)
+                    found.setdefault(key, []).append(of_seed)
+                    if seed == 0 and (name, density) == ("uniform", 0.2):
+                        differences.append(compare(model, kernels, x, values))
+                        model.set_weights(start)
+            print(f"{inputs} inputs, seed {seed}, {activation}: done", flush=True)
+    print(f"Largest difference from jacobian_singular_values: {max(differences):.1e}", flush=True)
+    names = ("activation", "budget", "asked", "start", "largest", "mean", "density")
+    means = {key: np.mean(values, axis=0).tolist() for key, values in found.items()}
+    return [dict(zip(names, (*key, *mean), strict=True)) for key, mean in means.items()]
+
+
+def compare(model: keras.Model, kernels: Kernels, x: np.ndarray, values: np.ndarray) -> float:
+    """Largest difference from the package's own function, relative to the largest value."""
+    model.set_weights(kernels)
+    found = jacobian_singular_values(model, x.astype("float32")).values
+    difference = float(np.abs(found - values).max() / max(values.max(), 1.0))
+    if difference > 1e-3:
+        raise AssertionError(f"NumPy's Jacobian is another one: it differs by {difference:.2g}")
+    return difference
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=2)
     seeds = parser.parse_args().seeds
     warnings.filterwarnings("ignore", message="Layer collapse")
-    rows = measure(seeds)
-    picture(rows)
-    header = ["activation", "budget", "density", "start", "largest", "mean"]
     text = "# Singular values of the Jacobian of sparse MLPs\n\n"
-    text += f"{DEPTH} layers of width {WIDTH}, {seeds} seed(s), {SAMPLES} samples, on "
-    text += f"{keras.backend.backend()}. Relative to the dense network, at densities under .2, "
-    text += f"over all budgets and activations: {kept(rows, 'base')}; {kept(rows, 'EOI')}. AI and "
-    text += "SAO are not in this table.\n\n![spectrum](spectrum.png)\n\n"
-    table = [
-        [f"{row[key]:.3g}" if isinstance(row[key], float) else row[key] for key in header]
-        for row in rows
-    ]
-    write("spectrum", text + markdown(header, table))
+    text += (
+        f"{DEPTH} layers of width {WIDTH}, mean of {seeds} seed(s) and {SAMPLES} samples each, on "
+    )
+    text += f"{keras.backend.backend()}. Cells: largest / mean singular value. SAO has the nearest "
+    text += "admissible degree of each layer, for ReLU in its ReLU form; the last column says the "
+    text += "density that this is.\n"
+    for inputs in (WIDTH, 784):
+        rows = measure(inputs, seeds if inputs == WIDTH else 1)
+        if inputs == WIDTH:
+            picture(rows)
+            text += "\n![spectrum](spectrum.png)\n\n## Square kernels\n\nAll kernels have one shape"
+            text += ", so ERK is uniform.\n\n"
+        else:
+            text += f"\n## With {inputs} inputs, as those of MNIST\n\n"
+            text += "One seed. The first kernel is not square, so that SAO has no place here.\n\n"
+        text += f"**{verdict(rows)}**\n\nRelative to the dense orthogonal network, at densities "
+        text += f"under .2, over all budgets:\n\n{ranges(rows)}\n{table(rows)}"
+    write("spectrum", text)
 
 
 if __name__ == "__main__":
