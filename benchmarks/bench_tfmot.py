@@ -24,7 +24,7 @@ tf_keras = kso.tfmot.register_initializers()
 from tensorflow_model_optimization.sparsity import keras as sparsity  # noqa: E402
 
 L = tf_keras.layers
-STEPS = 10  # training steps in one sample
+STEPS = 2  # training steps in one sample: rivals take turns often, as the load may change
 PERIOD = 100  # TFMOT's own default between two updates
 NEVER = 10**9
 SORTS = {"TopKV2", "TopK", "Sort", "ApproxTopK"}
@@ -95,7 +95,7 @@ def operations(model: tf_keras.Model) -> set[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=41)
     rounds = parser.parse_args().rounds
     rows = []
     for name, build, batch in (("MLP 4 x 1024", mlp, 128), ("CNN", cnn, 64)):
@@ -111,7 +111,7 @@ def main() -> None:
                 "dense again": tf_keras.models.clone_model(dense),
             }
             rivals = {key: Stepper(model, jit, batch) for key, model in models.items()}
-            times = interleaved(rivals, rounds, warm_up=2)
+            times = interleaved(rivals, rounds, warm_up=3)
             updating = Stepper(
                 tfmot_model(dense, sparsity.ConstantSparsity(0.9, 0, frequency=1)), jit, batch
             )

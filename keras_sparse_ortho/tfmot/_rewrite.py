@@ -1,5 +1,6 @@
 """Replacing layers of a tf_keras model by wrappers: our clone function."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[
     def replace(layer: Any) -> Any:
         if isinstance(layer, tf_keras.Model):
             return clone(layer)
-        copy = type(layer).from_config(layer.get_config())
+        copy = _copied(layer)
         pairs.append((layer, copy))
         if isinstance(layer, PruneLowMagnitude):
             return copy
@@ -75,6 +76,13 @@ def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[
         for source, target in zip(old.weights, new.weights, strict=True):
             target.assign(source)
     return result, wrappers
+
+
+def _copied(layer: Any) -> Any:
+    with warnings.catch_warnings():
+        # Initializers that are not tf_keras' own, such as ours, are written and read correctly.
+        warnings.filterwarnings("ignore", message=".*keras.initializers.serialize")
+        return type(layer).from_config(layer.get_config())
 
 
 def _refuse_structure(model: Any, path: str) -> None:

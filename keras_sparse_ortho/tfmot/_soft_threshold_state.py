@@ -111,6 +111,11 @@ class SoftThresholdState(WeightState):
         """Whether the threshold is 0 for good, and the live entries are fixed."""
         return not float(as_numpy(self.active))
 
+    @property
+    def steered(self) -> Any:
+        """The variable whose entries `critical_offsets` and `freeze` are about."""
+        return self.raw
+
     def critical_offsets(self) -> np.ndarray:
         """For every entry the offset `g^-1(|w|) - s` at which it dies."""
         return np.asarray(self._inverse(np.abs(as_numpy(self.raw))) - as_numpy(self.s))

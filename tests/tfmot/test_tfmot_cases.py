@@ -32,6 +32,7 @@ wrapper, for both of ours (`PruneWithMask`, `PruneWithSoftThreshold`) unless one
 | subclassed model, attributes replaced by wrappers | holds: `test_attributes_of_a_class` |
 | RNN with one cell, stacked cells | holds: `test_one_layer` |
 | MirroredStrategy | holds: `test_two_replicas` |
+| masks are renewed by sorting, in a branch of every step | differs: `test_no_step_has_a_sort` |
 | estimators, TensorFlow 1 graphs | does not apply |
 """
 
@@ -300,6 +301,22 @@ def test_attributes_of_a_class(tf_keras, kind):
     for weight in weights:
         assert 0 < weight.live < weight.size
         np.testing.assert_array_equal(weight.variable, weight.value())
+
+
+def test_no_step_has_a_sort(tf_keras, sparsity):
+    import tensorflow as tf
+
+    dense = sequential(tf_keras, tf_keras.layers.Dense(10))
+    models = {kind: prune(dense) for kind, prune in MODELS.items()}
+    schedule = sparsity.ConstantSparsity(0.5, 0)
+    models["tfmot"] = kso.tfmot.prune_by_budget(dense, 0.5, "uniform", schedule)
+    sorts = {}
+    for name, model in models.items():
+        call = tf.function(lambda x, model=model: model(x, training=True))
+        graph = call.get_concrete_function(tf.TensorSpec((1, 16))).graph.as_graph_def()
+        bodies = [graph.node, *(one.node_def for one in graph.library.function)]
+        sorts[name] = any("TopK" in node.op or "Sort" in node.op for b in bodies for node in b)
+    assert sorts == {"mask": False, "soft": False, "tfmot": True}
 
 
 def test_two_replicas(tf_keras, sparsity):
