@@ -43,11 +43,12 @@ class TargetDensity(StepCallback):
     Raises:
         DensityError: A density outside (0, 1].
         NotPrunableError: When training begins, if no weight has a `SoftThreshold` or
-            `ChannelSoftThreshold`, or one has a `LowRankSoftThreshold`.
+            another learnt threshold; if some are on ranks and others are not.
         ValueError: When training begins without a schedule on data whose length is not known.
 
     Limits: between two settings the count drifts by what the weights move. Channels die as a whole,
-    so with `ChannelSoftThreshold` the count is exact to within one of them. With
+    so with `ChannelSoftThreshold` the count is exact to within one of them; with
+    `LowRankSoftThreshold` ranks are counted instead of entries. With
     `g="sigmoid"` entries of magnitude 1 and more cannot die; a warning says so if they are too
     many. Ranking is done on the host, with NumPy, and costs about as much as copying and sorting
     the weights every `frequency` steps.
@@ -98,8 +99,12 @@ class TargetDensity(StepCallback):
                 "TargetDensity needs weights with SoftThreshold, see keras_sparse_ortho.parametrize"
                 f". Received: model={self.model.name!r} without any"
             )
-        for t in self._thresholds:
-            t.critical_offsets()  # refuses what cannot be steered
+        counted = sorted({t.counted for t in self._thresholds})
+        if len(counted) > 1:
+            raise NotPrunableError(
+                "TargetDensity steers one density: that of entries, or that of ranks. "
+                f"Received: a model with thresholds on both, {counted}"
+            )
         self._all_frozen = all(t.frozen for t in self._thresholds)
         self._plan = self.schedule or self._default_schedule()
 
@@ -140,7 +145,7 @@ class TargetDensity(StepCallback):
         masks = _exact_masks(critical, count)
         for t, mask in zip(weights, masks, strict=True):
             live = t.freeze(mask)
-            zero_slots(self._watched.optimizer, t.weight.variable, ~live)
+            zero_slots(self._watched.optimizer, t.steered, ~live)
         self._all_frozen = True
 
     def _warn_of_unreachable(self, unreachable: int, count: int) -> None:

@@ -1,12 +1,12 @@
 """`LearntThreshold`: the base of parametrizations with a trainable threshold."""
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
@@ -20,8 +20,8 @@ class LearntThreshold(Parametrization):
     """A threshold `t = g(s)` with a trainable `s`, which `callbacks.TargetDensity` can steer.
 
     While it is steered `t = g(s + offset)`, and 0 once it is frozen. Subclasses say what the
-    threshold is compared with, in `effective`, and, if they can be steered, in `critical_offsets`
-    and `freeze`.
+    threshold is compared with, in `effective`, `critical_offsets` and `freeze`, and what it is that
+    `TargetDensity` counts (`counted`).
 
     Args:
         g: `"sigmoid"`, `"exp"`, `"softplus"`, or a `ThresholdFunction`.
@@ -32,6 +32,8 @@ class LearntThreshold(Parametrization):
     Raises:
         ValueError: An unknown function, a negative strength, an `s_init` that is not finite.
     """
+
+    counted = "entries"
 
     def __init__(self, g: str | ThresholdFunction, s_init: float, weight_decay: float) -> None:
         if isinstance(g, dict):  # from a configuration
@@ -97,30 +99,29 @@ class LearntThreshold(Parametrization):
         """Whether the threshold is 0 for good, and the live entries are fixed."""
         return not float(keras.ops.convert_to_numpy(self.active))
 
+    @property
+    def steered(self) -> Any:
+        """The variable whose entries the threshold takes."""
+        return self.weight.variable
+
+    @abc.abstractmethod
     def critical_offsets(self) -> np.ndarray:
-        """For every entry the offset at which it dies, as a NumPy array.
+        """For every entry of `steered` the offset at which it dies, as a NumPy array.
 
         An entry is live while the offset is below its critical one. So the offset between the
         k-th and the next largest, over all weights, leaves exactly k entries live.
-
-        Raises:
-            NotPrunableError: A parametrization whose entries do not die one by one.
         """
-        raise NotPrunableError(
-            f"{type(self).__name__} has no density of entries to be steered by TargetDensity. "
-            f"Received: the weight '{self.weight.path}'"
-        )
 
+    @abc.abstractmethod
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which entries are live: the threshold becomes 0, dead entries stay 0.
 
         Args:
-            mask: Which entries are to be live.
+            mask: Which entries of `steered` are to be live.
 
         Returns:
             Which are.
         """
-        raise NotImplementedError
 
     def arguments(self) -> dict[str, Any]:
         """Those of the constructor."""

@@ -22,11 +22,11 @@ class LowRankSoftThreshold(LearntThreshold):
     in the place of the weight `W` (m x n), and the threshold takes values of `v`, one rank each. It
     starts from the singular value decomposition of the weight, `W = A diag(sigma) B^T`, as
 
-        U = A sqrt(sigma_1),  v = sigma / sigma_1,  V = B sqrt(sigma_1)
+        U = A sqrt(2 sigma_1),  v = sigma / (2 sigma_1),  V = B sqrt(2 sigma_1)
 
-    so that `v` is in [0, 1] for weights of any scale. `keras_sparse_ortho.strip` makes two thin
-    layers of a `Dense`, and a thin one before an LSTM, GRU or SimpleRNN, where these are smaller;
-    elsewhere the product is baked into the layer.
+    so that `v` is in [0, 0.5] for weights of any scale, which a sigmoid reaches.
+    `keras_sparse_ortho.strip` makes two thin layers of a `Dense`, and a thin one before an LSTM, GRU
+    or SimpleRNN, where these are smaller; elsewhere the product is baked into the layer.
 
     The layer's own weight is not trained any more, and used by nothing but `bake`; weights that are
     set from outside after the wrapper was built are decomposed by `settle`.
@@ -43,22 +43,24 @@ class LowRankSoftThreshold(LearntThreshold):
         NotPrunableError: When built, if the weight is not finite, or no matrix from inputs to
             outputs, as kernels of convolutions are not.
 
-    Limits: in training the product is computed in every step, for `r m n` multiply-adds. Ranks
-    have no density of entries: `mask_value` is full until no rank is left, and
-    `callbacks.TargetDensity` refuses it. Regularizers and constraints of the layer's own kernel do
-    not act. The unused weight is saved as well.
+    Limits: in training the product is computed in every step, for `r m n` multiply-adds. Of
+    entries none is 0: `mask_value` is full until no rank is left. `callbacks.TargetDensity` steers
+    the share of ranks, of all weights together; flat spectra, such as that of an orthogonal
+    recurrent kernel, lose theirs last. Leave out weights of which `strip` makes no thin layers
+    (`exclude="lstm/lstm_cell/recurrent_kernel"`): there is nothing to gain. Regularizers and
+    constraints of the layer's own kernel do not act. The unused weight is saved as well.
 
     Example:
 
     >>> import keras, numpy as np
     >>> from keras_sparse_ortho import PrunableLayer
     >>> dense = keras.layers.Dense(2, use_bias=False)
-    >>> layer = PrunableLayer(dense, LowRankSoftThreshold(s_init=0.0))
+    >>> layer = PrunableLayer(dense, LowRankSoftThreshold(s_init=-np.log(3)))
     >>> layer.build((None, 2))
     >>> dense.kernel.assign([[3.0, 0.0], [0.0, 1.0]]) is not None
     True
     >>> made = layer.parametrizations["kernel"]
-    >>> made.settle()  # v is [1, 1/3], and t = sigmoid(0) = 0.5
+    >>> made.settle()  # v is [1/2, 1/6], and t = g(s) = 1/4
     >>> made.live_rank
     1
     >>> np.abs(keras.ops.convert_to_numpy(layer(np.eye(2)))).round(3).tolist()
@@ -69,6 +71,8 @@ class LowRankSoftThreshold(LearntThreshold):
     - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
       2020), arXiv 2002.03231, section 4.3, for structured STR
     """
+
+    counted = "ranks"
 
     def __init__(
         self,
@@ -136,6 +140,26 @@ class LowRankSoftThreshold(LearntThreshold):
         left = keras.ops.convert_to_numpy(self.left)[:, live] * (root * np.sign(values[live]))
         return left, (keras.ops.convert_to_numpy(self.right)[:, live] * root).T
 
+    @property
+    def steered(self) -> Any:
+        """`v`."""
+        return self.values
+
+    def critical_offsets(self) -> np.ndarray:
+        """For every rank `g^-1(|v|) - s`."""
+        magnitude = np.abs(keras.ops.convert_to_numpy(self.values))
+        return self._function.inverse(magnitude) - keras.ops.convert_to_numpy(self.s)
+
+    def freeze(self, mask: np.ndarray) -> np.ndarray:
+        """Fixes which ranks are live: `v` becomes `v_e` on the mask and 0 elsewhere, `t` 0."""
+        value = self._numpy_values()
+        # Within rounding of the threshold a value of the mask may be 0: it keeps its sign.
+        least = np.finfo(np.float32).tiny * np.sign(keras.ops.convert_to_numpy(self.values))
+        value = np.where(mask, np.where(value == 0, least, value), 0)
+        self.values.assign(value.astype(np.float32))
+        self.active.assign(0.0)
+        return mask
+
     def arguments(self) -> dict[str, Any]:
         """Those of the constructor."""
         return {"rank": self.rank, **super().arguments()}
@@ -151,7 +175,7 @@ class LowRankSoftThreshold(LearntThreshold):
         matrix = self.weight.finite_raw_value().reshape(self._rows, -1)
         left, values, right = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
         kept = slice(None, self.rank)
-        scale = values[0] if values[0] > 0 else 1.0
+        scale = 2 * values[0] if values[0] > 0 else 1.0
         root = np.sqrt(scale)
         parts = left[:, kept] * root, values[kept] / scale, right[kept].T * root
         return tuple(part.astype(np.float32) for part in parts)  # type: ignore[return-value]

@@ -198,7 +198,7 @@ def test_low_rank_starts_from_the_weight():
     assert set(variables) == {"s", "left", "values", "right"}
     np.testing.assert_allclose(effective_value(made), KERNEL, atol=1e-6)
     singular = np.linalg.svd(KERNEL, compute_uv=False)
-    np.testing.assert_allclose(array(made.values), singular / singular[0], atol=1e-6)
+    np.testing.assert_allclose(array(made.values), singular / (2 * singular[0]), atol=1e-6)
     assert made.live_rank == 5
     _, made, _ = low_rank(rank=2, g="exp", s_init=-200.0)
     error = np.linalg.norm(effective_value(made) - KERNEL)
@@ -349,8 +349,28 @@ def test_what_low_rank_refuses():
     with pytest.raises(ValueError, match=r"`rank` must be .*Received: rank=0"):
         LowRankSoftThreshold(0)
     model = kso.parametrize(network(), LowRankSoftThreshold(), include="hidden")
-    with pytest.raises(NotPrunableError, match=r"no density of entries.*Received: .*hidden/kernel"):
+    model = kso.parametrize(model, ChannelSoftThreshold(), include="conv")
+    with pytest.raises(NotPrunableError, match=r"one density.*Received: .*'entries', 'ranks'"):
         fitted(model, TargetDensity(0.5))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("freeze", [True, False])
+def test_target_density_counts_ranks(freeze):
+    exclude = ["head", ".*/recurrent_kernel"]
+    model = kso.parametrize(sequences(), LowRankSoftThreshold(rank=10), exclude=exclude)
+    model.compile(keras.optimizers.Adam(1e-2), "mse", jit_compile=False)
+    steering = TargetDensity(0.2, Cubic(0.2, 0, 6, frequency=2), freeze=freeze)
+    y = np.ones((6, 3), "float32")
+    model.fit(SEQUENCES, y, batch_size=1, epochs=2, verbose=0, callbacks=[steering])
+    made = [layer.parametrizations for layer in model.layers if hasattr(layer, "parametrizations")]
+    made = [p for table in made for p in table.values()]
+    assert len(made) == 3
+    assert sum(p.live_rank for p in made) == 6  # of 3 x 10
+    assert all(p.frozen == freeze for p in made)
+    expected = model.predict(SEQUENCES, verbose=0)
+    plain = kso.strip(model)
+    np.testing.assert_allclose(plain.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
 
 
 def test_weight_decay_of_low_rank():
