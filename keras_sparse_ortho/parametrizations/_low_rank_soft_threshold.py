@@ -25,7 +25,7 @@ class LowRankSoftThreshold(LearntThreshold):
         U = A sqrt(2 sigma_1),  v = sigma / (2 sigma_1),  V = B sqrt(2 sigma_1)
 
     so that `v` is in [0, 0.5] for weights of any scale, which a sigmoid reaches.
-    `keras_sparse_ortho.strip` makes two thin layers of a `Dense`, and a thin one before an LSTM, GRU
+    `keras_sparse_ortho.strip` makes two thin layers of a `Dense`, a thin one before an LSTM, GRU
     or SimpleRNN, where these are smaller; elsewhere the product is baked into the layer.
 
     The layer's own weight is not trained any more, and used by nothing but `bake`; weights that are
