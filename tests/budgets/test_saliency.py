@@ -133,6 +133,20 @@ def test_synflow_says_when_float32_does_not_do():
     assert np.isfinite(joined(budgets.synflow(model, 1.0, rounds=1))).all()
 
 
+@pytest.fixture
+def quick_compilation():
+    """What XLA spends on optimizing, a test that runs each function once does not get back."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.filterwarnings("ignore:Layer collapse")  # of query and key kernels, by SNIP
 @pytest.mark.parametrize("structure", list(MODELS))
 def test_every_structure(structure):
