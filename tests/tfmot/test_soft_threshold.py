@@ -7,6 +7,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.schedules import Constant, Cubic
+from tests.helpers import two_device_strategy
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -195,10 +196,7 @@ def test_mixed_precision(tf_keras, sparsity):
 
 
 def test_two_replicas(tf_keras, sparsity):
-    import tensorflow as tf
-
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
+    with two_device_strategy().scope():
         model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), s_init=-3.0)
         model.compile(tf_keras.optimizers.SGD(0.1), "mse")
     callbacks = [kso.tfmot.TargetDensity(0.2, frequency=2), sparsity.UpdatePruningStep()]

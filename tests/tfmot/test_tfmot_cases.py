@@ -43,6 +43,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
+from tests.helpers import two_device_strategy
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -320,9 +321,7 @@ def test_no_step_has_a_sort(tf_keras, sparsity):
 
 
 def test_two_replicas(tf_keras, sparsity):
-    import tensorflow as tf
-
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    with two_device_strategy().scope():
         model = MODELS["mask"](sequential(tf_keras, tf_keras.layers.Dense(10)))
         model.compile("adam", "mse")
     callbacks = [sparsity.UpdatePruningStep()]
