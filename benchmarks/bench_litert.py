@@ -295,7 +295,7 @@ def main() -> None:
         print("{}, density {:g}, batch {}".format(*one), flush=True)
         found = part(*one, options.seconds)
         rows = [r for r in rows if (r["model"], r["density"], r["batch"]) != one] + found
-        FILE.write_text(json.dumps(rows, indent=1))
+        FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     if not rows:
         parser.error("nothing is measured yet")
     write("litert", table(rows))

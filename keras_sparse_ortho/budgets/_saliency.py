@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho.budgets._allocation import allocate
 from keras_sparse_ortho.budgets._budget import Budget
-from keras_sparse_ortho.budgets._weights import weights_of
+from keras_sparse_ortho.budgets._weights import refuse_unfit, weights_of
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.orthogonal import check_density, live_count
 from keras_sparse_ortho.orthogonal._selection import largest_masks
@@ -150,17 +150,5 @@ def scored_weights(
             f'`on_collapse` must be "error" or "warn". Received: on_collapse={on_collapse!r}'
         )
     weights = choose(weights_of(model), include, exclude)
-    if not weights:
-        raise NotPrunableError(
-            "The model has no kernel that could be scored. "
-            f"Received: model={getattr(model, 'name', model)!r}"
-        )
-    wrapped = [weight.path for weight in weights if weight.parametrization is not None]
-    if wrapped:
-        raise NotPrunableError(
-            "These weights are wrapped already; strip the model first, or `exclude` them. "
-            f"Received: {wrapped}"
-        )
-    for weight in weights:
-        weight.finite_raw_value()
+    refuse_unfit(model, weights, "no kernel that could be scored")
     return weights

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.parametrizations import PrunableWeight
 
@@ -14,3 +15,19 @@ def weights_of(model: Any) -> list[PrunableWeight]:
     if isinstance(model, list | tuple):
         return list(model)
     return prunable_weights(model, flops=False)
+
+
+def refuse_unfit(model: Any, weights: list[PrunableWeight], lack: str) -> None:
+    """Raises if there are no weights, or some are wrapped or not finite."""
+    if not weights:
+        raise NotPrunableError(
+            f"The model has {lack}. Received: model={getattr(model, 'name', model)!r}"
+        )
+    wrapped = [weight.path for weight in weights if weight.parametrization is not None]
+    if wrapped:
+        raise NotPrunableError(
+            "These weights are wrapped already; strip the model first, or `exclude` them. "
+            f"Received: {wrapped}"
+        )
+    for weight in weights:
+        weight.finite_raw_value()

@@ -7,6 +7,7 @@ import numpy as np
 
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.budgets._structured import fit_structure
+from keras_sparse_ortho.budgets._weights import refuse_unfit
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import largest_mask
@@ -19,7 +20,7 @@ from keras_sparse_ortho.pruning._seeding import (
     is_orthogonal,
     structure_for,
 )
-from keras_sparse_ortho.pruning._wrapping import refuse_unfit, wrap
+from keras_sparse_ortho.pruning._wrapping import wrap
 
 
 def sparsify(

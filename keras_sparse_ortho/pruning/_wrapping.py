@@ -6,26 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import Replacement, rewrite
 from keras_sparse_ortho.parametrizations import Parametrization, PrunableWeight
-
-
-def refuse_unfit(model: Any, weights: list[PrunableWeight], lack: str) -> None:
-    """Raises if there are no weights, or some are wrapped or not finite."""
-    if not weights:
-        raise NotPrunableError(
-            f"The model has {lack}. Received: model={getattr(model, 'name', model)!r}"
-        )
-    wrapped = [weight.path for weight in weights if weight.parametrization is not None]
-    if wrapped:
-        raise NotPrunableError(
-            "These weights are wrapped already; strip the model first, or `exclude` them. "
-            f"Received: {wrapped}"
-        )
-    for weight in weights:
-        weight.finite_raw_value()
 
 
 def wrap(

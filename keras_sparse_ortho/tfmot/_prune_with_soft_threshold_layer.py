@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_sparse_ortho.parametrizations._outputs import outputs_shape
 from keras_sparse_ortho.tfmot._imports import tf_keras
 from keras_sparse_ortho.tfmot._soft_threshold_state import FUNCTIONS, SoftThresholdState
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight
@@ -117,7 +118,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
             )
 
         raw = add("raw", weight.shape, 0.0, trainable=True, constraint=variable.constraint)
-        shape = _outputs_shape(weight) if self.granularity == "channel" else ()
+        shape = outputs_shape(weight) if self.granularity == "channel" else ()
         # Constraints are applied after the raw weight's update: it comes first. (A replica of a
         # strategy could not assign to the kernel.)
         renewing = None if tf.distribute.has_strategy() else _Renewing()
@@ -165,14 +166,6 @@ class _Renewing:
         if self.show is not None:
             self.show()
         return s
-
-
-def _outputs_shape(weight: TfKerasWeight) -> tuple[int, ...]:
-    """The shape of one number for each output, which broadcasts to the shape of the weight."""
-    rank, layout = len(weight.shape), weight.layout
-    axes = (-1,) if layout is None else (*layout.batch, *layout.outputs)
-    own = {axis % rank for axis in axes}
-    return tuple(size if k in own else 1 for k, size in enumerate(weight.shape))
 
 
 def check_arguments(granularity: str, g: str, s_init: float, weight_decay: float) -> None:
