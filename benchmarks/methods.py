@@ -1,4 +1,4 @@
-"""Accuracy, time and FLOPs of sparse training methods on Fashion-MNIST.
+"""Accuracy and FLOPs of sparse training methods on Fashion-MNIST.
 
     python benchmarks/methods.py                                  # the small CNN, the whole grid
     python benchmarks/methods.py --net resnet20 --methods dense eoi_erk rigl
@@ -6,7 +6,7 @@
 
 Settings stand in `methods.toml`. Every finished run is a line of `results/methods.jsonl`; runs that
 are there are not repeated, so the script can be killed, started again, and run in parts. The table
-goes to `results/methods.md`.
+goes to `results/methods.md`, with the time ratios that `methods_time.py` has measured.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import json
 import os
 import pathlib
 import statistics
-import time
 import tomllib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -30,28 +29,12 @@ from timing import machine, markdown
 import keras_sparse_ortho as kso
 
 HERE = pathlib.Path(__file__).parent
+TIMES = "methods_time.json"
 Run = dict
 
 
-class EpochTimes(keras.callbacks.Callback):
-    """Seconds of every epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Starts the clock."""
-        self._start = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Notes the time."""
-        self.seconds.append(time.perf_counter() - self._start)
-
-
-def train(net: str, method: str, density: float, seed: int, data: Dataset, options: dict) -> Run:
-    """One run: a fresh network, the method, training, the test set."""
-    keras.utils.clear_session()
+def build(net: str, method: str, density: float, seed: int, data: Dataset, options: dict) -> tuple:
+    """A fresh network under a method, compiled; its callbacks; and the plan of the run."""
     keras.utils.set_random_seed(seed)
     steps = len(data.x_train) // options["batch_size"] * options["epochs"]
     dense = NETWORKS[net](data.x_train.shape[1:], data.classes, options["filters"])
@@ -65,15 +48,21 @@ def train(net: str, method: str, density: float, seed: int, data: Dataset, optio
     model.compile(
         keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=options["jit"]
     )
-    times = EpochTimes()
-    kept = steps // options["epochs"] * options["batch_size"]  # whole batches: one compilation
+    return model, callbacks, plan
+
+
+def train(net: str, method: str, density: float, seed: int, data: Dataset, options: dict) -> Run:
+    """One run: a fresh network, the method, training, the test set."""
+    keras.utils.clear_session()
+    model, callbacks, plan = build(net, method, density, seed, data, options)
+    kept = len(data.x_train) // options["batch_size"] * options["batch_size"]
     model.fit(
-        data.x_train[:kept],
+        data.x_train[:kept],  # whole batches: one compilation
         data.y_train[:kept],
         batch_size=options["batch_size"],
         epochs=options["epochs"],
         verbose=0,
-        callbacks=[*callbacks, times],
+        callbacks=callbacks,
     )
     accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
     if method == "str":
@@ -89,7 +78,7 @@ def train(net: str, method: str, density: float, seed: int, data: Dataset, optio
         "live": sum(weight.live for weight in weights),
         "size": sum(weight.size for weight in weights),
         "flops": sum(weight.sparse_flops or 0 for weight in weights),
-        "epoch_seconds": statistics.median(times.seconds[1:] or times.seconds),
+        "epochs": options["epochs"],
         "backend": keras.backend.backend(),
     }
 
@@ -125,8 +114,7 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
         with lines.open("a") as file:
             file.write(json.dumps(run) + "\n")
         print(
-            f"{net} {method} density {density} seed {seed}: accuracy {run['accuracy']:.4f}, "
-            f"{run['epoch_seconds']:.1f} s an epoch",
+            f"{net} {method} density {density} seed {seed}: accuracy {run['accuracy']:.4f}",
             flush=True,
         )
 
@@ -138,20 +126,16 @@ def _mean(values: list[float], scale: float = 1.0) -> str:
     return f"{mean:.2f} +- {scale * statistics.stdev(values):.2f}"
 
 
-def table(runs: list[Run], net: str) -> str:
+def table(runs: list[Run], net: str, ratios: dict[str, float]) -> str:
     """Mean and standard deviation over the seeds, for each method and density."""
     runs = [run for run in runs if run["net"] == net]
-    dense = [run for run in runs if run["method"] == "dense"]
-    densities = sorted({run["density"] for run in runs if run not in dense}, reverse=True)
+    densities = {run["density"] for run in runs if run["method"] != "dense"}
+    densities = sorted(densities, reverse=True)
     rows = []
     for density, method in itertools.product([None, *densities], METHODS):
         mine = [run for run in runs if identity(run)[1:3] == (method, density)]
         if not mine:
             continue
-        ratio = "-"
-        if dense:
-            base = statistics.median(run["epoch_seconds"] for run in dense)
-            ratio = f"{statistics.median(run['epoch_seconds'] for run in mine) / base:.2f}"
         flops = np.mean([run["flops"] for run in mine]) / 1e6
         rows.append(
             [
@@ -161,7 +145,7 @@ def table(runs: list[Run], net: str) -> str:
                 f"{len(mine)}",
                 f"{np.mean([run['live'] / run['size'] for run in mine]):.4f}",
                 f"{flops:.3f}",
-                ratio,
+                f"{ratios[method]:.2f}" if method in ratios else "-",
             ]
         )
     header = ["density", "method", "test accuracy [%]", "seeds", "reached", "MFLOPs", "time ratio"]
@@ -174,12 +158,17 @@ def summarize(lines: pathlib.Path, settings: dict) -> str:
     text = f"# Methods on Fashion-MNIST\n\n{machine()}, Keras {keras.__version__} on "
     text += f"{', '.join(sorted({run['backend'] for run in runs}))}, XLA. Adam, cosine decay. "
     text += "Mean and standard deviation over seeds. `reached` is the live fraction in the end, "
-    text += "MFLOPs are multiply-adds of the live entries for one sample, and the time ratio is "
-    text += "the median epoch against the dense network's, compilation left out.\n"
+    text += "MFLOPs are multiply-adds of the live entries for one sample. The time ratio is that "
+    text += "of training against the dense network, everything included but compilation, timed "
+    text += "apart and interleaved by `methods_time.py` at one density.\n"
+    times = lines.with_name(TIMES)
+    ratios = json.loads(times.read_text()) if times.exists() else {}
     for net in sorted({run["net"] for run in runs}):
         options = {key: settings[net][key] for key in ("filters", "batch_size", "epochs")}
         about = ", ".join(f"{key} {value}" for key, value in options.items())
-        text += f"\n## {net}\n\n{about}\n\n{table(runs, net)}"
+        text += f"\n## {net}\n\n{about}\n\n{table(runs, net, ratios.get(net, {}))}"
+        if net in ratios:
+            text += f"\nThe dense network against itself: {ratios[net]['dense again']:.2f}.\n"
     return text
 
 

@@ -1,5 +1,6 @@
 """`RigL`: grow where the gradient is largest."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,14 +86,23 @@ class RigL(DynamicSparseTraining):
         super().__init__(frequency, fraction, end_step, include, exclude, seed)
         self._batches = BatchSource(data, batch_size, self.seed)
         self._loss: StatelessLoss | None = None
+        self._loss_of: list[Any] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the weights, and refuses a model without any."""
         super().on_train_begin(logs)
         masks = [fixed_mask(weight).mask for weight in self._weights]
+        variables = [weight.variable for weight in self._weights]
+        # Kept for the next `fit`, as Keras keeps its own step: until the model is compiled again.
+        step = getattr(self._watched, "train_function", None)
+        belongs_to = [self._watched, step, *masks, *variables]
+        pairs = itertools.zip_longest(belongs_to, self._loss_of)
+        if step is not None and all(one is other for one, other in pairs):
+            return
         # All live, so that the gradient of the raw weight is the dense one.
         held = [(mask, np.broadcast_to(True, tuple(mask.shape))) for mask in masks]
-        self._loss = StatelessLoss(self._watched, [w.variable for w in self._weights], held=held)
+        self._loss = StatelessLoss(self._watched, variables, held=held)
+        self._loss_of = belongs_to
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
         """Magnitudes of the dense gradient."""

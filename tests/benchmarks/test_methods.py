@@ -18,6 +18,26 @@ def methods(monkeypatch):
     return methods
 
 
+def test_times_of_training_in_turns(methods, monkeypatch):
+    import methods_time
+
+    some = {name: methods_time.METHODS[name] for name in ("dense", "gmp", "rigl")}
+    monkeypatch.setattr(methods_time, "METHODS", some)
+    turns = []
+    on_epoch_end = methods_time.Turn.on_epoch_end
+    monkeypatch.setattr(
+        methods_time.Turn,
+        "on_epoch_end",
+        lambda turn, epoch, logs=None: turns.append(epoch) or on_epoch_end(turn, epoch, logs),
+    )
+    options = {"filters": [4, 4, 4], "batch_size": 128, "epochs": 4, "learning_rate": 1e-3}
+    options |= {"seeds": [0], "frequency": 4, "jit": False, "budgets": FOLDER}
+    seconds = methods_time.measure("cnn", 0.1, methods.load("digits"), options, rounds=2)
+    assert list(seconds) == [*some, "dense again"]
+    assert min(seconds.values()) > 0
+    assert turns == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4  # the rivals take turns
+
+
 def test_a_small_grid_in_parts_and_resumed(methods, tmp_path):
     some = ["dense", "str", "eoi_str", "gmp", "rigl"]  # one of each kind
     lines = tmp_path / "runs.jsonl"

@@ -248,6 +248,29 @@ def test_nothing_is_compiled_again(kind):
     # RigL's gradient is traced once; torch runs 20 steps (and 20 gradients).
     added = {"SET": 0, "RigL": 1} if compiles else {"SET": 20, "RigL": 40}
     assert len(traces) - before == added[kind]
+    # A second `fit` takes what the first one compiled.
+    before = len(traces)
+    model.fit(x, y, batch_size=8, epochs=10, verbose=0, callbacks=[moving])
+    assert len(traces) - before == (0 if compiles else added[kind])
+
+
+@pytest.mark.core
+def test_rigl_follows_a_new_loss():
+    model = compiled(mlp(), keras.optimizers.SGD(0.0))
+    x, y = data()
+    rigl = RigL((x, y), len(x), frequency=1000, end_step=10**6)
+    weights = kso.prunable_weights(model, flops=False)
+
+    def scores():
+        model.fit(x, y, batch_size=8, verbose=0, callbacks=[rigl])
+        rigl.sync()
+        return np.concatenate([np.ravel(s) for s in rigl.growth_scores(weights, 1000)])
+
+    first = scores()
+    np.testing.assert_array_equal(scores(), first)
+    loss = classifier_loss()
+    model.compile(keras.optimizers.SGD(0.0), lambda y, p: 2 * loss(y, p), jit_compile=jit())
+    np.testing.assert_allclose(scores(), 2 * first, rtol=1e-4, atol=1e-7)
 
 
 class Steps(SET):

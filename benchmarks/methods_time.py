@@ -1,0 +1,105 @@
+"""Time of training under every method of methods.py against the dense network, interleaved.
+
+    python benchmarks/methods_time.py --net cnn
+    python benchmarks/methods_time.py --net resnet20 --rounds 3
+
+Every method trains in its turn for as many steps as lie between two renewals, so that what else
+the machine does meets all alike. Renewals of masks, thresholds and extra gradients come as often as
+in a run; compilation and the setting up of an epoch are left out. The ratios of the medians go
+to `results/methods_time.json`, where the table of `methods.py --summary` takes them from.
+`eoi_str` needs the budget of a finished run of `str`.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+import tomllib
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+from example_data import Dataset, load
+from methods import HERE, TIMES, build
+from methods_table import METHODS
+from timing import RESULTS
+
+WARM_UP = 2  # turns: the second compiles what only comes once masks have moved
+
+
+class Turn(keras.callbacks.Callback):
+    """Ends a training after one epoch, and notes its seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        """Starts the clock: what sets up an epoch waits for half a second now and then."""
+        if batch == 0:
+            self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Stops."""
+        self.seconds.append(time.perf_counter() - self._start)
+        self.model.stop_training = True
+
+
+class Rival:
+    """A training that goes on by one turn at a time."""
+
+    def __init__(self, net: str, method: str, density: float, data: Dataset, options: dict) -> None:
+        seed = options["seeds"][0]
+        self.model, self.callbacks, self.plan = build(net, method, density, seed, data, options)
+        count = self.plan["frequency"] * options["batch_size"]
+        self.data = data.x_train[:count], data.y_train[:count]
+        self.turn = Turn()
+
+    def __call__(self) -> None:
+        """One turn. Schedules are those of the whole run: `epochs` says how long that is."""
+        self.model.fit(
+            *self.data,
+            batch_size=self.plan["batch_size"],
+            initial_epoch=len(self.turn.seconds),
+            epochs=self.plan["steps"] // self.plan["frequency"],
+            verbose=0,
+            callbacks=[*self.callbacks, self.turn],
+        )
+
+
+def measure(net: str, density: float, data: Dataset, options: dict, rounds: int) -> dict:
+    """Median seconds of a turn of each method, and of the dense network once more."""
+    names = [*METHODS, "dense again"]
+    rivals = [Rival(net, name.removesuffix(" again"), density, data, options) for name in names]
+    for _ in range(WARM_UP + rounds):
+        for rival in rivals:
+            rival()
+    medians = [statistics.median(rival.turn.seconds[WARM_UP:]) for rival in rivals]
+    return dict(zip(names, medians, strict=True))
+
+
+def main() -> None:
+    """The command line."""
+    settings = tomllib.loads((HERE / "methods.toml").read_text())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--net", choices=settings, default="cnn")
+    parser.add_argument("--density", type=float, default=0.05)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--no-jit", action="store_true", help="without XLA")
+    given = parser.parse_args()
+    options = settings[given.net]
+    options |= {"jit": not given.no_jit, "budgets": RESULTS / "budgets"}
+    data = load(options["dataset"])
+    seconds = measure(given.net, given.density, data, options, given.rounds)
+    ratios = {name: value / seconds["dense"] for name, value in seconds.items()}
+    for name, value in seconds.items():
+        print(f"{name:12} {value:8.3f} s  {ratios[name]:.3f}")
+    file = RESULTS / TIMES
+    measured = json.loads(file.read_text()) if file.exists() else {}
+    measured[given.net] = ratios
+    file.write_text(json.dumps(measured, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
