@@ -48,7 +48,8 @@ class TargetDensity(StepCallback):
 
     Limits: between two settings the count drifts by what the weights move. Channels die as a whole,
     so with `ChannelSoftThreshold` the count is exact to within one of them; with
-    `LowRankSoftThreshold` ranks are counted instead of entries. With
+    `LowRankSoftThreshold` ranks are counted instead of entries. All layers are ranked together, so
+    that one of small magnitudes can lose all its entries; a warning names it. With
     `g="sigmoid"` entries of magnitude 1 and more cannot die; a warning says so if they are too
     many. Ranking is done on the host, with NumPy, and costs about as much as copying and sorting
     the weights every `frequency` steps.
@@ -89,6 +90,7 @@ class TargetDensity(StepCallback):
         self._thresholds: list[LearntThreshold] = []
         self._all_frozen = False
         self._warned = False
+        self._warned_of: set[str] = set()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a model without soft thresholds; lays out the schedule."""
@@ -138,15 +140,15 @@ class TargetDensity(StepCallback):
         count = live_count(density, everything.size)
         self._warn_of_unreachable(int(np.count_nonzero(np.isposinf(everything))), count)
         offset = _offset_for(everything, count)
-        for t in weights:
+        masks = _exact_masks(critical, count) if fix else [c > offset for c in critical]
+        pairs = list(zip(weights, masks, strict=True))
+        self._warn_of_collapse([t.weight.path for t, mask in pairs if not mask.any()])
+        for t, mask in pairs:
             t.offset.assign(offset)
-        if not fix:
-            return
-        masks = _exact_masks(critical, count)
-        for t, mask in zip(weights, masks, strict=True):
-            live = t.freeze(mask)
-            zero_slots(self._watched.optimizer, t.steered, ~live)
-        self._all_frozen = True
+            if fix:
+                live = t.freeze(mask)
+                zero_slots(self._watched.optimizer, t.steered, ~live)
+        self._all_frozen = self._all_frozen or fix
 
     def _warn_of_unreachable(self, unreachable: int, count: int) -> None:
         if unreachable > count and not self._warned:
@@ -154,6 +156,17 @@ class TargetDensity(StepCallback):
             warnings.warn(
                 "More weights than may stay live are larger than any threshold of this `g`; take "
                 f"g='exp' or 'softplus'. Received: {unreachable} such weights, {count} to keep",
+                stacklevel=2,
+            )
+
+    def _warn_of_collapse(self, paths: list[str]) -> None:
+        fresh = [path for path in paths if path not in self._warned_of]
+        self._warned_of.update(fresh)
+        if fresh:
+            warnings.warn(
+                "TargetDensity leaves weights without a live entry: their magnitudes are small "
+                "against those of the others. `exclude` them from `parametrize`, or ask for a "
+                f"higher density. Received: {fresh}",
                 stacklevel=2,
             )
 

@@ -90,7 +90,8 @@ def lost_zeros(
 
     The converter transposes, reshapes, renames and merges equal constants but keeps sizes, so a
     kernel is compared with the tensors of its size, the one with most zeros first. Kernels with
-    no such tensor (split by the converter) are compared by their sum with all tensors left over.
+    no such tensor (split by the converter) are compared by their sum with all tensors left over;
+    not so one that is zero throughout, of which a sparse encoding stores nothing.
 
     Args:
         kernels: Path and value of each kernel (rank 2 or more) of the plain Keras model.
@@ -107,7 +108,7 @@ def lost_zeros(
     for size, pairs in wanted.items():
         there = sorted(by_size.pop(size, []), reverse=True)
         if not there:
-            unmatched += sum(zeros for zeros, _ in pairs)
+            unmatched += sum(zeros for zeros, _ in pairs if zeros < size)
             continue
         for rank, (zeros, path) in enumerate(sorted(pairs, reverse=True)):
             # Fewer tensors than kernels: equal kernels became one tensor.

@@ -49,8 +49,8 @@ def test_layers_keep_their_relative_thresholds():
     hidden, head = (w.parametrization for w in kso.prunable_weights(model, flops=False))
     hidden.s.assign(-7.0)
     head.s.assign(-9.0)
-    fit(model, TargetDensity(0.2, Constant(0.2, frequency=4), freeze=False))
-    assert live(model) == round(0.2 * 768)
+    fit(model, TargetDensity(0.5, Constant(0.5, frequency=4), freeze=False))
+    assert live(model) == round(0.5 * 768)
     np.testing.assert_array_equal(array(hidden.offset), array(head.offset))
     # Both thresholds are g(s + offset), with s of their own: they were trained, but not far.
     ratio = hidden.threshold_value() / head.threshold_value()
@@ -112,9 +112,24 @@ def test_weights_that_no_sigmoid_reaches():
     model.compile(keras.optimizers.SGD(1e-6), "mse")
     for weight in kso.prunable_weights(model, flops=False):
         weight.variable.assign(np.sign(weight.raw_value()) * 3.0)
-    with pytest.warns(UserWarning, match=r"take g='exp'.*Received: 768 such weights, 77 to keep"):
+    unreached = pytest.warns(UserWarning, match=r"take g='exp'.*Received: 768 such weights, 77 to")
+    with unreached, pytest.warns(UserWarning, match="without a live entry"):
         fit(model, TargetDensity(0.1, OneShot(0.1, 2)), epochs=1)
     assert live(model) == 77  # exact all the same: the largest are kept when they are fixed
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_weight_that_loses_all_entries_is_named_once(freeze):
+    model = network()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    small = next(w for w in kso.prunable_weights(model, flops=False) if "head" in w.path)
+    small.variable.assign(small.raw_value() * 1e-3)
+    with pytest.warns(
+        UserWarning, match=r"without a live entry.*Received: \['head/kernel'\]"
+    ) as all:
+        fit(model, TargetDensity(0.1, OneShot(0.1, 2), freeze=freeze))
+    assert sum("without a live entry" in str(warning.message) for warning in all) == 1
+    assert (small.live, live(model)) == (0, 77)
 
 
 def test_refusals():
