@@ -159,8 +159,8 @@ def summarize(lines: pathlib.Path, settings: dict) -> str:
     text += f"{', '.join(sorted({run['backend'] for run in runs}))}, XLA. Adam, cosine decay. "
     text += "Mean and standard deviation over seeds. `reached` is the live fraction in the end, "
     text += "MFLOPs are multiply-adds of the live entries for one sample. The time ratio is that "
-    text += "of training against the dense network, everything included but compilation, timed "
-    text += "apart and interleaved by `methods_time.py` at one density.\n"
+    text += "of training against the dense network, without compilation and what sets up an epoch, "
+    text += "timed apart and interleaved by `methods_time.py` at one density.\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
     for net in sorted({run["net"] for run in runs}):

@@ -54,19 +54,22 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
             tensor = graph.Tensors(t)
             buffer = model.Buffers(tensor.Buffer())
             stored = _DTYPES.get(type_names.get(tensor.Type(), ""))
-            if buffer.DataLength() == 0 or tensor.ShapeLength() < 2 or stored is None:
+            sparsity = tensor.Sparsity()
+            # Of a kernel that is zero throughout, a sparse encoding stores nothing.
+            empty = buffer.DataLength() == 0
+            if (empty and sparsity is None) or tensor.ShapeLength() < 2 or stored is None:
                 continue
             if tensor.Buffer() in seen:  # the bodies of loops share constants with the main graph
                 continue
-            values = buffer.DataAsNumpy().view(stored)
+            values = np.empty(0, stored) if empty else buffer.DataAsNumpy().view(stored)
             shape = tuple(int(size) for size in tensor.ShapeAsNumpy())
-            sparsity = tensor.Sparsity()
             if sparsity is None:
                 values = values.reshape(shape)
             zero = _zero_point(tensor, values.ndim) if values.dtype.kind in "iu" else 0
             if zero is None:
                 continue
-            seen.add(tensor.Buffer())
+            if not empty:
+                seen.add(tensor.Buffer())
             size = math.prod(shape)
             encoding, index_bytes = _encoding(schema, sparsity)
             found.append(
@@ -90,8 +93,7 @@ def lost_zeros(
 
     The converter transposes, reshapes, renames and merges equal constants but keeps sizes, so a
     kernel is compared with the tensors of its size, the one with most zeros first. Kernels with
-    no such tensor (split by the converter) are compared by their sum with all tensors left over;
-    not so one that is zero throughout, of which a sparse encoding stores nothing.
+    no such tensor (split by the converter) are compared by their sum with all tensors left over.
 
     Args:
         kernels: Path and value of each kernel (rank 2 or more) of the plain Keras model.
@@ -108,7 +110,7 @@ def lost_zeros(
     for size, pairs in wanted.items():
         there = sorted(by_size.pop(size, []), reverse=True)
         if not there:
-            unmatched += sum(zeros for zeros, _ in pairs if zeros < size)
+            unmatched += sum(zeros for zeros, _ in pairs)
             continue
         for rank, (zeros, path) in enumerate(sorted(pairs, reverse=True)):
             # Fewer tensors than kernels: equal kernels became one tensor.

@@ -338,6 +338,23 @@ def test_a_model_without_zeros_has_no_sparse_route(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["float32+csr", "float32+1x4", "dynamic_int8+1x16"])
+def test_a_kernel_that_is_zero_throughout_is_encoded_and_counted(name, tmp_path):
+    """As a layer that a learnt threshold has taken all entries of, in a file of sparse ones."""
+    hidden = [layers.Dense(64, activation="relu", name=f"hidden_{k}") for k in range(3)]
+    model = keras.Sequential([keras.Input((64,), name="x"), *hidden, layers.Dense(8)])
+    rng = np.random.default_rng(0)
+    for k, layer in enumerate(hidden):
+        kernel = rng.normal(size=(64, 64)) * (rng.random((4, 64)) < 0.25).repeat(16, axis=0)
+        layer.kernel.assign(kernel * (k != 1))
+        layer.bias.assign(rng.normal(size=64))
+    report = export_litert(model, tmp_path / "m.tflite", mode=name)
+    square = [weight for weight in report.weights if weight.shape == (64, 64)]
+    assert len(square) == 3
+    assert [w.encoding for w in square if w.zeros == w.size] == [name.split("+")[1]]
+    assert report.route == name
+
+
 def fake(name, size, ms, xnnpack=True, zstd=None, reason=None):
     outcome = RouteOutcome(
         name, 1, reason, bytes=size, zstd_bytes=zstd, latency_ms=ms, xnnpack=xnnpack
