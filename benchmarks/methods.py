@@ -79,6 +79,7 @@ def train(net: str, method: str, density: float, seed: int, data: Dataset, optio
         "size": sum(weight.size for weight in weights),
         "flops": sum(weight.sparse_flops or 0 for weight in weights),
         "epochs": options["epochs"],
+        "jit": options["jit"],
         "backend": keras.backend.backend(),
     }
 
@@ -156,7 +157,7 @@ def summarize(lines: pathlib.Path, settings: dict) -> str:
     """The text of `results/methods.md`."""
     runs = finished(lines)
     text = f"# Methods on Fashion-MNIST\n\n{machine()}, Keras {keras.__version__} on "
-    text += f"{', '.join(sorted({run['backend'] for run in runs}))}, XLA. Adam, cosine decay. "
+    text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam, cosine decay. "
     text += "Mean and standard deviation over seeds. `reached` is the live fraction in the end, "
     text += "MFLOPs are multiply-adds of the live entries for one sample. The time ratio is that "
     text += "of training against the dense network, without compilation and what sets up an epoch, "
@@ -166,6 +167,8 @@ def summarize(lines: pathlib.Path, settings: dict) -> str:
     for net in sorted({run["net"] for run in runs}):
         options = {key: settings[net][key] for key in ("filters", "batch_size", "epochs")}
         about = ", ".join(f"{key} {value}" for key, value in options.items())
+        compiled = {run.get("jit", True) for run in runs if run["net"] == net}
+        about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in sorted(compiled))
         text += f"\n## {net}\n\n{about}\n\n{table(runs, net, ratios.get(net, {}))}"
         if net in ratios:
             text += f"\nThe dense network against itself: {ratios[net]['dense again']:.2f}.\n"

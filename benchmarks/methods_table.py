@@ -46,7 +46,8 @@ def snip(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 def synflow(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """SynFlow's own mask, of 100 rounds, on the usual initializer."""
-    return kso.pruning.apply_masks(model, kso.budgets.synflow(model, plan["density"])), []
+    scored = kso.budgets.synflow(model, plan["density"], on_collapse="warn")
+    return kso.pruning.apply_masks(model, scored), []
 
 
 def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
