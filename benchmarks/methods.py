@@ -27,6 +27,7 @@ from networks import NETWORKS
 from timing import machine, markdown
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import BudgetError
 
 HERE = pathlib.Path(__file__).parent
 TIMES = "methods_time.json"
@@ -109,7 +110,11 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
         wanted = {"net": net, "method": method, "density": density, "seed": seed}
         if identity(wanted) in there:
             continue
-        run = train(net, method, density, seed, data, options)
+        try:
+            run = train(net, method, density, seed, data, options)
+        except BudgetError as error:  # a mask that leaves a layer nothing: no run, and no line
+            print(f"{net} {method} density {density} seed {seed}: {error}", flush=True)
+            continue
         there.add(identity(run))
         lines.parent.mkdir(parents=True, exist_ok=True)
         with lines.open("a") as file:
@@ -161,7 +166,8 @@ def summarize(lines: pathlib.Path, settings: dict) -> str:
     text += "Mean and standard deviation over seeds. `reached` is the live fraction in the end, "
     text += "MFLOPs are multiply-adds of the live entries for one sample. The time ratio is that "
     text += "of training against the dense network, without compilation and what sets up an epoch, "
-    text += "timed apart and interleaved by `methods_time.py` at one density.\n"
+    text += "timed apart and interleaved by `methods_time.py` at one density. A method without a "
+    text += "row has not been run, or left a layer without any live entry (layer collapse).\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
     for net in sorted({run["net"] for run in runs}):

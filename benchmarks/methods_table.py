@@ -40,13 +40,13 @@ def snip(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, y = plan["data"]
     options = {"batch_size": plan["batch_size"], "batches": 10, "seed": plan["seed"]}
-    scored = kso.budgets.snip(model, plan["density"], x, y, **options, on_collapse="warn")
+    scored = kso.budgets.snip(model, plan["density"], x, y, **options)
     return kso.pruning.apply_masks(model, scored), []
 
 
 def synflow(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """SynFlow's own mask, of 100 rounds, on the usual initializer."""
-    scored = kso.budgets.synflow(model, plan["density"], on_collapse="warn")
+    scored = kso.budgets.synflow(model, plan["density"])
     return kso.pruning.apply_masks(model, scored), []
 
 
