@@ -46,8 +46,7 @@ def snip(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 def synflow(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """SynFlow's own mask, of 100 rounds, on the usual initializer."""
-    scored = kso.budgets.synflow(model, plan["density"])
-    return kso.pruning.apply_masks(model, scored), []
+    return kso.pruning.apply_masks(model, kso.budgets.synflow(model, plan["density"])), []
 
 
 def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
