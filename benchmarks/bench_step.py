@@ -43,6 +43,9 @@ def cnn() -> keras.Model:
     return keras.Sequential([*layers, L.GlobalAveragePooling2D(), L.Dense(10, name="head")])
 
 
+CASES = (("MLP 4 x 1024", mlp, 128), ("MLP 4 x 1024", mlp, 512), ("CNN", cnn, 64))
+
+
 def stepper(model: keras.Model, jit: bool, batch: int):
     """A function that trains `STEPS` steps on data that is on the device already."""
     model.compile(
@@ -129,7 +132,7 @@ def main() -> None:
     backend = keras.backend.backend()
     settings = {"tensorflow": (True, False), "jax": (True,), "torch": (False,)}[backend]
     rows = []
-    for name, build, batch in (("MLP 4 x 1024", mlp, 128), ("CNN", cnn, 64)):
+    for name, build, batch in CASES:
         for jit in settings:
             dense = build()
             rivals = {"dense": dense, **parametrized(dense)}

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Sorting is fast enough up to here.
-_SMALL = 1 << 18
+# Selection among all values is fast enough up to here.
+_SMALL = 1 << 17
 # Entries drawn to bracket the threshold, and the bracket in standard deviations of their rank.
-_SAMPLE = 1 << 15
+_SAMPLE = 1 << 13
 _DEVIATIONS = 5.0
 
 
@@ -41,11 +41,8 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
         raise ValueError("Scores must be finite to be compared.")
     if count in (0, size):
         return [np.full(score.shape, count > 0) for score in scores]
-    # Selection is slow among equal values, and pruned weights are equal: leave the zeros out.
-    ranked = np.concatenate([part[part > 0] for part in flat])
-    if ranked.size < count:
-        ranked = np.concatenate(flat)
-    least = _nth_largest(ranked, count)
+    # One array is not copied: at this size memory that is new costs more than arithmetic.
+    least = _nth_largest(flat[0] if len(flat) == 1 else np.concatenate(flat), count)
     masks = [part > least for part in flat]
     missing = count - sum(int(np.count_nonzero(mask)) for mask in masks)
     for part, mask in zip(flat, masks, strict=True):
@@ -73,11 +70,12 @@ def _nth_largest(values: np.ndarray, n: int) -> np.floating:
         low = sample[first] if first > 0 else values.min()
         high = sample[last] if last < _SAMPLE else values.max()
         over = values > high
-        between = values >= low
+        between = values > low
         between &= ~over
         above, inside = int(np.count_nonzero(over)), int(np.count_nonzero(between))
         if above < n <= above + inside:
-            if low == high:
-                return low
             values, n = values[between], n - above
-    return np.partition(values, values.size - n)[values.size - n]
+    # Selection is slow among equal values, and pruned weights are equal: the least stay out.
+    least = values.min()
+    rest = values[values > least]
+    return np.partition(rest, rest.size - n)[rest.size - n] if n <= rest.size else least

@@ -82,8 +82,9 @@ class PrunableWeight:
     def finite_raw_value(self) -> np.ndarray:
         """The raw weight as `raw_value`; raises NotPrunableError if it is not finite."""
         value = self.raw_value()
-        wrong = np.count_nonzero(~np.isfinite(value))
-        if wrong:
+        finite = np.isfinite(value)
+        if not finite.all():
+            wrong = np.count_nonzero(~finite)
             raise NotPrunableError(
                 f"The weight '{self.path}' is not finite. Received: {wrong} infinite or NaN entries"
             )
