@@ -1,4 +1,4 @@
-"""Time of a training step of every parametrization against the dense model, interleaved.
+r"""Time of a training step of every parametrization against the dense model, interleaved.
 
     KERAS_BACKEND=tensorflow python benchmarks/bench_step.py
     KERAS_BACKEND=jax        python benchmarks/bench_step.py
@@ -9,6 +9,13 @@ second dense model, whose ratio to the first is the noise of the measurement. Ma
 are renewed every 100 steps; the time of a renewal is measured apart and spread over them. The time
 of the selects, one for each kernel forward and one backward, is measured apart as well: it is what
 a mask adds to the work of a step.
+
+On JAX glibc gives XLA's temporary memory back and takes it anew, page by page, in some processes in
+most steps and in others hardly ever, by luck; then a fixed mask costs the MLP up to 1.15 instead of
+1.03. Told to keep memory, it does:
+
+    GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=4294967296:\
+    glibc.malloc.trim_threshold=8589934592
 """
 
 import argparse
@@ -165,6 +172,8 @@ def main() -> None:
     text += f"Keras {keras.__version__}. Adam, float32. Medians of {rounds} interleaved samples "
     text += f'of {STEPS} steps. "dense again" is the dense model against itself: the noise. '
     text += f"Renewals of masks are spread over {PERIOD} steps.\n\n"
+    if "GLIBC_TUNABLES" in os.environ:
+        text += f"GLIBC_TUNABLES={os.environ['GLIBC_TUNABLES']}\n\n"
     header = ["model", "rival", "dense [ms]", "step [ms]", "ratio"]
     header += ["renewal [ms]", "ratio with renewals", "selects alone [ms]"]
     write(f"step_{backend}", text + markdown(header, rows))

@@ -42,7 +42,8 @@ def build(net: str, method: str, density: float, seed: int, data: Dataset, optio
     frequency = min(options["frequency"], max(steps // 10, 1))
     plan = {"density": density, "seed": seed, "steps": steps, "frequency": frequency}
     plan |= {"data": (data.x_train, data.y_train), "batch_size": options["batch_size"]}
-    plan["budget_file"] = options["budgets"] / f"{net}_str_{density}_{seed}.csv"
+    name = f"{net}_{options['epochs']}_epochs_str_{density}_{seed}.csv"
+    plan["budget_file"] = options["budgets"] / name
     model, callbacks = METHODS[method](dense, plan)
     rate = keras.optimizers.schedules.CosineDecay(options["learning_rate"], steps)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -99,7 +100,7 @@ def finished(lines: pathlib.Path) -> list[Run]:
 def identity(run: Run) -> tuple:
     """What tells runs apart; a dense network has no density."""
     density = None if run["method"] == "dense" else run["density"]
-    return run["net"], run["method"], density, run["seed"]
+    return run["net"], run["epochs"], run["method"], density, run["seed"]
 
 
 def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, options: dict) -> None:
@@ -108,7 +109,7 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
     order = sorted(grid["methods"], key=list(METHODS).index)
     for seed, density, method in itertools.product(grid["seeds"], grid["densities"], order):
         wanted = {"net": net, "method": method, "density": density, "seed": seed}
-        if identity(wanted) in there:
+        if identity(wanted | {"epochs": options["epochs"]}) in there:
             continue
         try:
             run = train(net, method, density, seed, data, options)
@@ -132,14 +133,13 @@ def _mean(values: list[float], scale: float = 1.0) -> str:
     return f"{mean:.2f} +- {scale * statistics.stdev(values):.2f}"
 
 
-def table(runs: list[Run], net: str, ratios: dict[str, float]) -> str:
+def table(runs: list[Run], ratios: dict[str, float]) -> str:
     """Mean and standard deviation over the seeds, for each method and density."""
-    runs = [run for run in runs if run["net"] == net]
     densities = {run["density"] for run in runs if run["method"] != "dense"}
     densities = sorted(densities, reverse=True)
     rows = []
     for density, method in itertools.product([None, *densities], METHODS):
-        mine = [run for run in runs if identity(run)[1:3] == (method, density)]
+        mine = [run for run in runs if identity(run)[2:4] == (method, density)]
         if not mine:
             continue
         flops = np.mean([run["flops"] for run in mine]) / 1e6
@@ -170,14 +170,15 @@ def summarize(lines: pathlib.Path, settings: dict) -> str:
     text += "row has not been run, or left a layer without any live entry (layer collapse).\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
-    for net in sorted({run["net"] for run in runs}):
-        options = {key: settings[net][key] for key in ("filters", "batch_size", "epochs")}
-        about = ", ".join(f"{key} {value}" for key, value in options.items())
-        compiled = {run.get("jit", True) for run in runs if run["net"] == net}
-        about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in sorted(compiled))
-        text += f"\n## {net}\n\n{about}\n\n{table(runs, net, ratios.get(net, {}))}"
-        if net in ratios:
-            text += f"\nThe dense network against itself: {ratios[net]['dense again']:.2f}.\n"
+    for net, epochs in sorted({(run["net"], run["epochs"]) for run in runs}):
+        mine = [run for run in runs if (run["net"], run["epochs"]) == (net, epochs)]
+        about = ", ".join(f"{key} {settings[net][key]}" for key in ("filters", "batch_size"))
+        compiled = sorted({run["jit"] for run in mine})
+        about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)
+        timed = ratios.get(net, {})
+        text += f"\n## {net}, epochs: {epochs}\n\n{about}\n\n{table(mine, timed)}"
+        if timed:
+            text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
     return text
 
 

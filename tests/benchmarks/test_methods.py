@@ -44,7 +44,7 @@ def test_a_small_grid_in_parts_and_resumed(methods, tmp_path):
     small = ["--dataset", "digits", "--samples", "1024", "--epochs", "1", "--densities", "0.1"]
     small += ["--seeds", "0", "--no-jit", "--out", str(lines)]
     methods.main([*small, "--methods", "dense", "str"])
-    assert (tmp_path / "budgets" / "cnn_str_0.1_0.csv").exists()
+    assert (tmp_path / "budgets" / "cnn_1_epochs_str_0.1_0.csv").exists()
     with lines.open("a") as file:
         file.write('{"net": "cnn", "meth')  # as a kill in the middle of writing leaves it
         file.write("\n")
