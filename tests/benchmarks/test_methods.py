@@ -61,3 +61,11 @@ def test_a_small_grid_in_parts_and_resumed(methods, tmp_path):
     table = lines.with_suffix(".md").read_text()
     assert all(f"| {name} |" in table for name in some)
     assert json.loads(before.splitlines()[0])["density"] == 0.1
+    methods.main([*small, "--epochs", "2", "--methods", "dense"])  # another run than that of 1
+    assert [run["epochs"] for run in methods.finished(lines)] == [1] * len(some) + [2]
+    first, second = lines.with_suffix(".md").read_text().split("## cnn, epochs: ")[1:]
+    assert first.startswith("1\n")
+    assert all(f"| {name} |" in first for name in some)
+    assert second.startswith("2\n")
+    assert "| dense |" in second
+    assert "| gmp |" not in second
