@@ -109,7 +109,8 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
     order = sorted(grid["methods"], key=list(METHODS).index)
     for seed, density, method in itertools.product(grid["seeds"], grid["densities"], order):
         wanted = {"net": net, "method": method, "density": density, "seed": seed}
-        if identity(wanted | {"epochs": options["epochs"]}) in there:
+        wanted["epochs"] = options["epochs"]
+        if identity(wanted) in there:
             continue
         try:
             run = train(net, method, density, seed, data, options)
@@ -170,8 +171,8 @@ def summarize(lines: pathlib.Path, settings: dict) -> str:
     text += "row has not been run, or left a layer without any live entry (layer collapse).\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
-    for net, epochs in sorted({(run["net"], run["epochs"]) for run in runs}):
-        mine = [run for run in runs if (run["net"], run["epochs"]) == (net, epochs)]
+    for net, epochs in sorted({identity(run)[:2] for run in runs}):
+        mine = [run for run in runs if identity(run)[:2] == (net, epochs)]
         about = ", ".join(f"{key} {settings[net][key]}" for key in ("filters", "batch_size"))
         compiled = sorted({run["jit"] for run in mine})
         about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)

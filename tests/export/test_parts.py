@@ -81,6 +81,9 @@ def kernel(size, zeros):
         ([(10, 8)], [(5, 4), (5, 3)], "8 zeros, the rest 7"),
         ([(10, 8)], [], "8 zeros, the rest 0"),
         ([(10, 0)], [], None),
+        ([(10, 10)], [], "10 zeros, the rest 0"),  # an empty sparse tensor counts, if it is there
+        ([(10, 10)], [(10, 10)], None),
+        ([(10, 10), (10, 9)], [(10, 9)], "k10"),  # is not the tensor of the other one
     ],
 )
 def test_lost_zeros(kernels, weights, lost):
