@@ -27,7 +27,7 @@ __all__ = [
     "adopt_call_interface",
     "applied_batches",
     "compiled_loss_waits",
-    "float64_operations",
+    "float64_not_narrowed",
     "graph_calls",
     "in_stateless_scope",
     "is_graph",
@@ -207,30 +207,14 @@ def compiled_loss_waits(model: Any) -> bool:
 
 
 @contextlib.contextmanager
-def float64_operations() -> Iterator[None]:
-    """Lets `keras.ops` compute in float64, as it does by itself on TensorFlow.
-
-    Elsewhere Keras casts float64 arguments of most operations to float32; JAX has, in addition, a
-    switch of its own. Not for use in several threads.
-    """
-    with contextlib.ExitStack() as stack:
-        if keras.backend.backend() == "jax":
-            stack.enter_context(_float64_on_jax())
-        narrowed = dtypes.BIT64_TO_BIT32_DTYPE["float64"]
-        dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
-        stack.callback(dtypes.BIT64_TO_BIT32_DTYPE.__setitem__, "float64", narrowed)
+def float64_not_narrowed() -> Iterator[None]:
+    """Keeps Keras from casting float64 arguments of its operations to float32."""
+    narrowed = dtypes.BIT64_TO_BIT32_DTYPE["float64"]
+    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
+    try:
         yield
-
-
-def _float64_on_jax() -> Any:
-    """JAX's context for float64, which has moved out of `jax.experimental` since 0.5."""
-    import jax
-
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64
-
-    return enable_x64()
+    finally:
+        dtypes.BIT64_TO_BIT32_DTYPE["float64"] = narrowed
 
 
 def replace_sublayers(

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import scipy.optimize
 
-from keras_sparse_ortho._keras_internals import float64_operations
+from keras_sparse_ortho._backend import float64_operations
 from keras_sparse_ortho.analysis._gaussian_mean import gaussian_means
 
 # Variances of pre-activations among which the fixed point is looked for.

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.analysis._bidiagonalization import bidiagonalize
 from keras_sparse_ortho.analysis._jacobian_products import JacobianProducts
 from keras_sparse_ortho.analysis._jacobian_spectrum import JacobianSpectrum
@@ -65,8 +66,7 @@ def jacobian_singular_values(
         raise ValueError(
             f'`method` must be "auto", "exact" or "lanczos". Received: method={method!r}'
         )
-    if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
-        raise ValueError(f"`steps` must be an integer of at least 1. Received: steps={steps!r}")
+    steps = check_integer("steps", steps)
     products = JacobianProducts(model, x)
     few, many = sorted((products.inputs, products.outputs))
     if method == "auto":

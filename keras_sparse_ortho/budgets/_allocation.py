@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import apportion, least_count, live_count
-from keras_sparse_ortho.parametrizations import PrunableWeight
 
 
 def allocate(

@@ -7,10 +7,11 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.errors import BudgetError, DensityError
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.orthogonal import check_density, live_count
-from keras_sparse_ortho.parametrizations import PrunableWeight
+from keras_sparse_ortho.orthogonal import live_count
 
 _COLUMNS = ("weight", "density", "size", "lifted")
 

@@ -5,9 +5,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._backend import hessian_vector_product, to_numpy
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho.budgets._batches import Batch, samples
-from keras_sparse_ortho.models import Objective, StatelessLoss, hessian_vector_product
+from keras_sparse_ortho.models import Objective, StatelessLoss
 
 
 class Derivatives:
@@ -74,11 +75,7 @@ def _product(loss: Any, values: list[Any], vectors: list[Any]) -> list[Any]:
 
 
 def _float64(value: Any) -> np.ndarray:
-    if not isinstance(value, np.ndarray):
-        if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
-            value = keras.ops.cast(value, "float32")  # torch cannot hand bfloat16 to NumPy
-        value = keras.ops.convert_to_numpy(value)
-    return value.astype("float64")
+    return (value if isinstance(value, np.ndarray) else to_numpy(value)).astype("float64")
 
 
 def progress_bar(steps: int, verbose: int) -> Any:

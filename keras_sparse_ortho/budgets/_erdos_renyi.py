@@ -7,8 +7,7 @@ from keras_sparse_ortho.budgets._allocation import allocate
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.budgets._weights import weights_of
 from keras_sparse_ortho.initializers import KernelLayout
-from keras_sparse_ortho.parametrizations import PrunableWeight, Selection
-from keras_sparse_ortho.parametrizations._selection import choose
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 
 
 def er(

@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets._batches import batches_of
 from keras_sparse_ortho.budgets._data_loss import DataLoss, default_temperature
 from keras_sparse_ortho.budgets._derivatives import Derivatives, progress_bar
 from keras_sparse_ortho.budgets._saliency import Saliency, scored_weights
+from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import Objective
-from keras_sparse_ortho.orthogonal import check_density
-from keras_sparse_ortho.parametrizations import Selection
 
 
 def grasp(

@@ -8,7 +8,7 @@ from unittest import mock
 
 import keras
 
-from keras_sparse_ortho.parametrizations._prunable_weight import walk
+from keras_sparse_ortho.kernels import walk
 
 L = keras.layers
 

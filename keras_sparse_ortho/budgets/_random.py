@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets._saliency import Saliency, scored_weights
-from keras_sparse_ortho.orthogonal import check_density
-from keras_sparse_ortho.parametrizations import Selection
+from keras_sparse_ortho.kernels import Selection
 
 
 def random(

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets._allocation import allocate
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.budgets._weights import refuse_unfit, weights_of
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
-from keras_sparse_ortho.orthogonal import check_density, live_count
-from keras_sparse_ortho.orthogonal._selection import largest_masks
-from keras_sparse_ortho.parametrizations import PrunableWeight, Selection
-from keras_sparse_ortho.parametrizations._selection import choose
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
+from keras_sparse_ortho.orthogonal import largest_masks, live_count
 
 # What is left of a weight whose share is nothing, so that it can be scaled.
 _ALMOST_NOTHING = 1e-9

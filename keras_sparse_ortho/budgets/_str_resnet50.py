@@ -4,9 +4,9 @@ import csv
 import importlib.resources
 import re
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.orthogonal import check_density
 
 _TABLE = "str_resnet50.csv"
 

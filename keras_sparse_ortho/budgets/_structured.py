@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from keras_sparse_ortho.budgets._allocation import _clipped_shares
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError, LayoutError
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import KernelLayout, Structure, least_count
-from keras_sparse_ortho.parametrizations import PrunableWeight
 
 
 def fit_structure(

@@ -7,10 +7,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import VariableOverrides, float64_operations
+from keras_sparse_ortho._backend import compiled, float64_operations, to_numpy, value_and_gradients
+from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho.budgets._linearized import linearized, statistics_of
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models import value_and_gradients
 from keras_sparse_ortho.models._flops import _input_specs
 
 
@@ -53,7 +53,7 @@ class SynapticFlow(contextlib.AbstractContextManager["SynapticFlow"]):
             given = {id(variable) for variable in self._variables}
             means = statistics_of(self._model)
             self._others = [
-                (v, np.abs(_wide(v)) * (0.0 if id(v) in means else 1.0))
+                (v, np.abs(to_numpy(v)) * (0.0 if id(v) in means else 1.0))
                 for v in self._model.variables
                 if id(v) not in given and keras.backend.is_float_dtype(v.dtype)
             ]
@@ -90,22 +90,8 @@ class SynapticFlow(contextlib.AbstractContextManager["SynapticFlow"]):
 
             return value_and_gradients(flow, values)
 
-        if keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            return tf.function(pure, jit_compile=self._jit, autograph=False)
-        if keras.backend.backend() == "jax":
-            import jax
-
-            return jax.jit(pure)
-        return pure
-
-
-def _wide(variable: Any) -> np.ndarray:
-    tensor = keras.ops.convert_to_tensor(variable)
-    if keras.backend.standardize_dtype(variable.dtype) == "bfloat16":
-        tensor = keras.ops.cast(tensor, "float32")  # torch cannot hand bfloat16 to NumPy
-    return keras.ops.convert_to_numpy(tensor)
+        # JAX would be slow without; on TensorFlow XLA is left to the user.
+        return compiled(pure, xla=self._jit or keras.backend.backend() == "jax")
 
 
 def _ones(model: Any, input_shape: Any) -> Any:

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets._derivatives import progress_bar
 from keras_sparse_ortho.budgets._saliency import Saliency, scored_weights
 from keras_sparse_ortho.budgets._synaptic_flow import SynapticFlow
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.orthogonal import check_density, live_count
-from keras_sparse_ortho.orthogonal._selection import largest_masks
-from keras_sparse_ortho.parametrizations import Selection
+from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.orthogonal import largest_masks, live_count
 
 # Below every score: entries that are dead never come back.
 _DEAD = -1.0

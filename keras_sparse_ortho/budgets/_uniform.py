@@ -5,8 +5,7 @@ from typing import Any
 from keras_sparse_ortho.budgets._allocation import allocate
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.budgets._weights import weights_of
-from keras_sparse_ortho.parametrizations import Selection
-from keras_sparse_ortho.parametrizations._selection import choose
+from keras_sparse_ortho.kernels import Selection, choose
 
 
 def uniform(

@@ -3,8 +3,8 @@
 from typing import Any
 
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.parametrizations import PrunableWeight
 
 
 def weights_of(model: Any) -> list[PrunableWeight]:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.pruning._seeding import derived_seed
+from keras_sparse_ortho.kernels import derived_seed
 
 
 class BatchSource:

@@ -4,8 +4,8 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.parametrizations import PrunableWeight
 
 
 class DensityLogger(keras.callbacks.Callback):

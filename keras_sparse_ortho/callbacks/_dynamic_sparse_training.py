@@ -15,11 +15,10 @@ from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, derived_seed
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import Structure
-from keras_sparse_ortho.parametrizations import FixedMask, PrunableWeight, Selection
-from keras_sparse_ortho.parametrizations._selection import choose
-from keras_sparse_ortho.pruning._seeding import derived_seed
+from keras_sparse_ortho.parametrizations import FixedMask
 
 # The RigL paper stops at three quarters of the training.
 _DEFAULT_END = 0.75

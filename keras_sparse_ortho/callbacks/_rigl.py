@@ -11,8 +11,8 @@ from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
     DynamicSparseTraining,
     fixed_mask,
 )
+from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss
-from keras_sparse_ortho.parametrizations import PrunableWeight, Selection
 
 
 class RigL(DynamicSparseTraining):

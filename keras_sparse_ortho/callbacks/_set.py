@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
-from keras_sparse_ortho.parametrizations import PrunableWeight
-from keras_sparse_ortho.pruning._seeding import derived_seed
+from keras_sparse_ortho.kernels import PrunableWeight, derived_seed
 
 
 class SET(DynamicSparseTraining):

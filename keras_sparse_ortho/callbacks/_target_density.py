@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.orthogonal import check_density, live_count
+from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold
 from keras_sparse_ortho.schedules import Cubic, Schedule
 

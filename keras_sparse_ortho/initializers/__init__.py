@@ -5,7 +5,6 @@ from keras_sparse_ortho.initializers._approximate_isometry import (
 )
 from keras_sparse_ortho.initializers._attention_layout import AttentionLayout as AttentionLayout
 from keras_sparse_ortho.initializers._exact_orthogonal import ExactOrthogonal as ExactOrthogonal
-from keras_sparse_ortho.initializers._kernel_layouts import kernel_layouts as kernel_layouts
 from keras_sparse_ortho.initializers._ramanujan_orthogonal import (
     RamanujanOrthogonal as RamanujanOrthogonal,
 )
@@ -13,7 +12,8 @@ from keras_sparse_ortho.initializers._random_sparse import RandomSparse as Rando
 from keras_sparse_ortho.initializers._sparse_initializer import (
     SparseInitializer as SparseInitializer,
 )
-from keras_sparse_ortho.orthogonal import KernelLayout as KernelLayout
+from keras_sparse_ortho.kernels import KernelLayout as KernelLayout
+from keras_sparse_ortho.kernels import kernel_layouts as kernel_layouts
 
 __all__ = [
     "ApproximateIsometry",

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
@@ -15,11 +16,10 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
 from keras_sparse_ortho.orthogonal import (
     KernelLayout,
     approximate_isometry,
-    check_density,
+    check_stops,
     live_count,
     unmask_at_random,
 )
-from keras_sparse_ortho.orthogonal._isometry import check_stops
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
@@ -19,7 +20,6 @@ from keras_sparse_ortho.orthogonal import (
     NByM,
     Rotations,
     Structure,
-    check_density,
     exact_orthogonal,
 )
 

@@ -7,15 +7,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
     numpy_dtype,
 )
-from keras_sparse_ortho.orthogonal import KernelLayout
-from keras_sparse_ortho.orthogonal._dense_blocks import random_orthogonal
-from keras_sparse_ortho.orthogonal._structure import centre_of
+from keras_sparse_ortho.orthogonal import KernelLayout, centre_of, random_orthogonal
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -70,9 +69,7 @@ class RamanujanOrthogonal(SparseInitializer):
         layout: LayoutLike = None,
     ) -> None:
         super().__init__(seed, layout)
-        if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree < 1:
-            raise ValueError(f"`degree` must be a positive integer. Received: degree={degree!r}")
-        self.degree = int(degree)
+        self.degree = check_integer("degree", degree)
         self.gain = float(gain)
         self.relu = bool(relu)
 

@@ -6,17 +6,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
     numpy_dtype,
 )
-from keras_sparse_ortho.orthogonal import (
-    KernelLayout,
-    check_density,
-    live_count,
-    unmask_at_random,
-)
+from keras_sparse_ortho.orthogonal import KernelLayout, live_count, unmask_at_random
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")

@@ -9,6 +9,7 @@ import keras
 import ml_dtypes
 import numpy as np
 
+from keras_sparse_ortho._checks import check_seed
 from keras_sparse_ortho.orthogonal import KernelLayout
 
 LayoutLike = KernelLayout | Callable[[tuple[int, ...]], KernelLayout] | None
@@ -31,10 +32,8 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     """
 
     def __init__(self, seed: int | None = None, layout: LayoutLike = None) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
-            raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
-        self.seed = None if seed is None else int(seed)
-        self._draw_seed = random.randrange(2**31) if seed is None else int(seed)
+        self.seed = check_seed(seed)
+        self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
         self.layout = _restore_layout(layout)
 
     @abc.abstractmethod

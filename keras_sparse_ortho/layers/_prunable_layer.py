@@ -13,14 +13,9 @@ from keras_sparse_ortho._keras_internals import (
     maybe_build,
 )
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.parametrizations import (
-    FixedMask,
-    Parametrization,
-    PrunableWeight,
-    Selection,
-)
-from keras_sparse_ortho.parametrizations._prunable_weight import find_kernels, refuse_unwrappable
-from keras_sparse_ortho.parametrizations._selection import select
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, find_kernels, select
+from keras_sparse_ortho.layers._refusals import refuse_unwrappable
+from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
 
 
 class _State:

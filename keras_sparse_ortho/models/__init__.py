@@ -1,9 +1,5 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
-from keras_sparse_ortho.models._autodiff import (
-    hessian_vector_product as hessian_vector_product,
-)
-from keras_sparse_ortho.models._autodiff import value_and_gradients as value_and_gradients
 from keras_sparse_ortho.models._flops import kernel_positions as kernel_positions
 from keras_sparse_ortho.models._prunable_weights import check_built as check_built
 from keras_sparse_ortho.models._prunable_weights import prunable_weights as prunable_weights
@@ -19,11 +15,9 @@ __all__ = [
     "Replacement",
     "StatelessLoss",
     "check_built",
-    "hessian_vector_product",
     "kernel_positions",
     "prunable_weights",
     "remove_channels",
     "rewrite",
     "strip",
-    "value_and_gradients",
 ]

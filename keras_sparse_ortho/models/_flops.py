@@ -9,8 +9,7 @@ from unittest import mock
 
 import keras
 
-from keras_sparse_ortho.parametrizations import PrunableWeight
-from keras_sparse_ortho.parametrizations._prunable_weight import walk
+from keras_sparse_ortho.kernels import PrunableWeight, walk
 
 L = keras.layers
 

@@ -6,10 +6,9 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import PrunableWeight, own_kernels, walk
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._flops import count_flops
-from keras_sparse_ortho.parametrizations import PrunableWeight
-from keras_sparse_ortho.parametrizations._prunable_weight import own_kernels, walk
 
 
 def prunable_weights(model: keras.layers.Layer, *, flops: bool = True) -> list[PrunableWeight]:

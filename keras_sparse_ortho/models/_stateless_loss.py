@@ -7,8 +7,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._backend import (
+    ScalarFunction,
+    compiled,
+    to_numpy,
+    value_and_gradients,
+)
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
-from keras_sparse_ortho.models._autodiff import ScalarFunction, value_and_gradients
 from keras_sparse_ortho.models._prunable_weights import check_built
 
 Objective = Callable[[Any, Any, Any, Any, bool], Any]
@@ -106,7 +111,7 @@ class StatelessLoss:
             y: The targets of the batch, `None` where the loss needs none.
             sample_weight: The weights of its samples, if any.
         """
-        return float(keras.ops.convert_to_numpy(self._value(values, x, y, sample_weight)))
+        return float(keras.ops.convertto_numpy(self._value(values, x, y, sample_weight)))
 
     def gradients(
         self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
@@ -131,12 +136,12 @@ class StatelessLoss:
         scale = np.float32(1)
         optimizer = getattr(self.model, "optimizer", None)
         if self._objective is compiled_loss and optimizer is not None:
-            scale = np.float32(keras.ops.convert_to_numpy(optimizer.scale_loss(keras.ops.ones(()))))
+            scale = np.float32(keras.ops.convertto_numpy(optimizer.scale_loss(keras.ops.ones(()))))
         value, found = self._gradients(values, x, y, sample_weight, scale)
-        arrays = [_to_numpy(gradient) for gradient in found]
+        arrays = [to_numpy(gradient) for gradient in found]
         if scale != 1:
             arrays = [(array / scale).astype(array.dtype) for array in arrays]
-        return float(keras.ops.convert_to_numpy(value)), arrays
+        return float(keras.ops.convertto_numpy(value)), arrays
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state.
@@ -224,16 +229,7 @@ class StatelessLoss:
     def _compile(self, pure: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(self.model, "run_eagerly", False):
             return pure
-        jit = bool(getattr(self.model, "jit_compile", False))
-        if keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            return tf.function(pure, jit_compile=jit, autograph=False)
-        if keras.backend.backend() == "jax" and jit:
-            import jax
-
-            return jax.jit(pure)
-        return pure
+        return compiled(pure, xla=bool(getattr(self.model, "jit_compile", False)))
 
 
 def _tensors(structure: Any) -> Any:
@@ -247,9 +243,3 @@ def _tensors(structure: Any) -> Any:
         return keras.ops.convert_to_tensor(leaf, dtype=keras.config.floatx() if is_float else None)
 
     return keras.tree.map_structure(convert, structure)
-
-
-def _to_numpy(tensor: Any) -> np.ndarray:
-    if keras.backend.standardize_dtype(tensor.dtype) == "bfloat16":
-        tensor = keras.ops.cast(tensor, "float32")  # torch cannot hand bfloat16 to NumPy
-    return keras.ops.convert_to_numpy(tensor)

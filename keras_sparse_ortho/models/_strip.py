@@ -8,11 +8,11 @@ import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
+from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import Replacement, rewrite
 from keras_sparse_ortho.models._thin import thin_replacement
-from keras_sparse_ortho.parametrizations._prunable_weight import walk
 
 
 def strip(model: keras.Model) -> keras.Model:

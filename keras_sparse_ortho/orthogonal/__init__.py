@@ -3,14 +3,15 @@
 from keras_sparse_ortho.orthogonal._block import Block as Block
 from keras_sparse_ortho.orthogonal._constant_fan import ConstantFan as ConstantFan
 from keras_sparse_ortho.orthogonal._counts import apportion as apportion
-from keras_sparse_ortho.orthogonal._counts import check_density as check_density
 from keras_sparse_ortho.orthogonal._counts import live_count as live_count
 from keras_sparse_ortho.orthogonal._counts import unmask_at_random as unmask_at_random
+from keras_sparse_ortho.orthogonal._dense_blocks import random_orthogonal as random_orthogonal
 from keras_sparse_ortho.orthogonal._density_law import expected_density as expected_density
 from keras_sparse_ortho.orthogonal._density_law import (
     rotations_for_density as rotations_for_density,
 )
 from keras_sparse_ortho.orthogonal._isometry import approximate_isometry as approximate_isometry
+from keras_sparse_ortho.orthogonal._isometry import check_stops as check_stops
 from keras_sparse_ortho.orthogonal._kernel import exact_orthogonal as exact_orthogonal
 from keras_sparse_ortho.orthogonal._kernel import least_count as least_count
 from keras_sparse_ortho.orthogonal._kernel import least_density as least_density
@@ -19,7 +20,9 @@ from keras_sparse_ortho.orthogonal._n_by_m import NByM as NByM
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw as AngleLaw
 from keras_sparse_ortho.orthogonal._rotations import Rotations as Rotations
 from keras_sparse_ortho.orthogonal._selection import largest_mask as largest_mask
+from keras_sparse_ortho.orthogonal._selection import largest_masks as largest_masks
 from keras_sparse_ortho.orthogonal._structure import Structure as Structure
+from keras_sparse_ortho.orthogonal._structure import centre_of as centre_of
 
 __all__ = [
     "AngleLaw",
@@ -31,7 +34,6 @@ __all__ = [
     "Structure",
     "apportion",
     "approximate_isometry",
-    "check_density",
     "exact_orthogonal",
     "expected_density",
     "largest_mask",

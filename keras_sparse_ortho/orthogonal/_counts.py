@@ -2,29 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.errors import DensityError
+from keras_sparse_ortho._checks import check_density
 
 # Below this share of dead entries listing them all costs less than drawing and rejecting.
 _LIST_DEAD_BELOW = 0.25
-
-
-def check_density(density: Any, name: str = "density") -> float:
-    """Returns `density` as a float, or refuses what is not in (0, 1]."""
-    if isinstance(density, bool | str) or density is None:
-        raise DensityError(f"`{name}` must be a number in (0, 1]. Received: {name}={density!r}")
-    try:
-        value = float(density)
-    except (TypeError, ValueError):
-        raise DensityError(
-            f"`{name}` must be a number in (0, 1]. Received: {name}={density!r}"
-        ) from None
-    if not 0.0 < value <= 1.0:  # also refuses NaN
-        raise DensityError(f"`{name}` must be in (0, 1]. Received: {name}={density!r}")
-    return value
 
 
 def live_count(density: float, size: int) -> int:

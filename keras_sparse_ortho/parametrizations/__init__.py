@@ -15,15 +15,16 @@ from keras_sparse_ortho.parametrizations._magnitude_mask import MagnitudeMask as
 from keras_sparse_ortho.parametrizations._parametrization import (
     Parametrization as Parametrization,
 )
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight as PrunableWeight
 from keras_sparse_ortho.parametrizations._scheduled_mask import ScheduledMask as ScheduledMask
-from keras_sparse_ortho.parametrizations._selection import Selection as Selection
 from keras_sparse_ortho.parametrizations._soft_threshold import SoftThreshold as SoftThreshold
 from keras_sparse_ortho.parametrizations._straight_through_top_k import (
     StraightThroughTopK as StraightThroughTopK,
 )
 from keras_sparse_ortho.parametrizations._threshold_functions import (
     ThresholdFunction as ThresholdFunction,
+)
+from keras_sparse_ortho.parametrizations._threshold_functions import (
+    threshold_function as threshold_function,
 )
 
 __all__ = [
@@ -33,9 +34,7 @@ __all__ = [
     "LowRankSoftThreshold",
     "MagnitudeMask",
     "Parametrization",
-    "PrunableWeight",
     "ScheduledMask",
-    "Selection",
     "SoftThreshold",
     "StraightThroughTopK",
     "ThresholdFunction",

@@ -4,7 +4,7 @@ import numpy as np
 
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import KernelLayout, SparseInitializer
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight
 
 
 def true_layout(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout | None:

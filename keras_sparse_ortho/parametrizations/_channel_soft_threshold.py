@@ -6,9 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
-from keras_sparse_ortho.parametrizations._outputs import outputs_shape
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
 from keras_sparse_ortho.parametrizations._threshold_functions import ThresholdFunction
 
@@ -77,7 +76,7 @@ class ChannelSoftThreshold(LearntThreshold):
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
         self._build_threshold(weight, add_weight)
-        one = outputs_shape(weight)
+        one = weight.outputs_shape
         self._summed = tuple(k for k, size in enumerate(weight.shape) if size != one[k])
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)

@@ -5,9 +5,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.orthogonal import check_density, largest_mask, live_count
+from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._adoption import adopt_mask, true_layout
 from keras_sparse_ortho.parametrizations._masked import Masked
 

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
 from keras_sparse_ortho.parametrizations._threshold_functions import (
     ThresholdFunction,

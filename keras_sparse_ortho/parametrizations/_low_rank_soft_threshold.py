@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
 from keras_sparse_ortho.parametrizations._shrink import shrink
 from keras_sparse_ortho.parametrizations._threshold_functions import ThresholdFunction
@@ -81,10 +82,8 @@ class LowRankSoftThreshold(LearntThreshold):
         s_init: float = -8.0,
         weight_decay: float = 0.0,
     ) -> None:
-        if rank is not None and (isinstance(rank, bool) or int(rank) != rank or rank < 1):
-            raise ValueError(f"`rank` must be a positive integer. Received: rank={rank!r}")
         super().__init__(g, s_init, weight_decay)
-        self.rank = rank
+        self.rank = None if rank is None else check_integer("rank", rank)
         self.left: Any = None
         self.values: Any = None
         self.right: Any = None

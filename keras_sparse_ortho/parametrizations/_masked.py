@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import in_stateless_scope
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 
 
 class Masked(Parametrization):

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight
 
 
 class Parametrization(abc.ABC):

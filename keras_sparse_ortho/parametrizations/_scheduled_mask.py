@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._masked import Masked
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 from keras_sparse_ortho.schedules import as_schedule
 
 

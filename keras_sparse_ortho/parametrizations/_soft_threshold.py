@@ -6,9 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
-from keras_sparse_ortho.parametrizations._outputs import outputs_shape
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
 from keras_sparse_ortho.parametrizations._shrink import shrink
 from keras_sparse_ortho.parametrizations._threshold_functions import ThresholdFunction
@@ -83,7 +82,7 @@ class SoftThreshold(LearntThreshold):
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
-        shape = outputs_shape(weight) if self.granularity == "channel" else ()
+        shape = weight.outputs_shape if self.granularity == "channel" else ()
         self._build_threshold(weight, add_weight, shape, shared=self.granularity == "global")
         if self.weight_decay:
             add_weight_decay(weight.variable, self.weight_decay)

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets import Budget, er, erk, uniform
 from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.orthogonal import check_density, least_count, live_count
-from keras_sparse_ortho.parametrizations import PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.orthogonal import least_count, live_count
 
 _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
 

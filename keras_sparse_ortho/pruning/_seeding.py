@@ -12,8 +12,8 @@ from keras_sparse_ortho.initializers import (
     RandomSparse,
     SparseInitializer,
 )
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import Structure
-from keras_sparse_ortho.parametrizations import PrunableWeight
 
 
 def derived_seed(seed: int, path: str) -> int:

@@ -9,17 +9,12 @@ from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.budgets._structured import fit_structure
 from keras_sparse_ortho.budgets._weights import refuse_unfit
 from keras_sparse_ortho.initializers import SparseInitializer
+from keras_sparse_ortho.kernels import Selection, choose, derived_seed
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import largest_mask
-from keras_sparse_ortho.parametrizations import FixedMask, Selection, adopt_mask
-from keras_sparse_ortho.parametrizations._selection import choose
+from keras_sparse_ortho.parametrizations import FixedMask, adopt_mask
 from keras_sparse_ortho.pruning._planning import plan_for
-from keras_sparse_ortho.pruning._seeding import (
-    derived_seed,
-    initializer_for,
-    is_orthogonal,
-    structure_for,
-)
+from keras_sparse_ortho.pruning._seeding import initializer_for, is_orthogonal, structure_for
 from keras_sparse_ortho.pruning._wrapping import wrap
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import Replacement, rewrite
-from keras_sparse_ortho.parametrizations import Parametrization, PrunableWeight
+from keras_sparse_ortho.parametrizations import Parametrization
 
 
 def wrap(

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho.orthogonal import check_density
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.schedules._schedule import Schedule
 
 

@@ -3,7 +3,7 @@
 import abc
 from typing import Any
 
-from keras_sparse_ortho.orthogonal import check_density
+from keras_sparse_ortho._checks import check_density, check_integer
 
 
 class Schedule(abc.ABC):
@@ -29,9 +29,11 @@ class Schedule(abc.ABC):
         self, final_density: float, begin_step: int, end_step: int | None, frequency: int
     ) -> None:
         self.final_density = check_density(final_density)
-        self.begin_step = _whole(begin_step, "begin_step", 0)
-        self.end_step = None if end_step is None else _whole(end_step, "end_step", self.begin_step)
-        self.frequency = _whole(frequency, "frequency", 1)
+        self.begin_step = check_integer("begin_step", begin_step, 0)
+        self.end_step = (
+            None if end_step is None else check_integer("end_step", end_step, self.begin_step)
+        )
+        self.frequency = check_integer("frequency", frequency)
 
     @abc.abstractmethod
     def density(self, step: int) -> float:
@@ -79,12 +81,3 @@ class Schedule(abc.ABC):
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({fields})"
-
-
-def _whole(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool) or int(value) != value or value < least:
-        raise ValueError(
-            f"`{name}` of a schedule must be an integer of at least {least}. "
-            f"Received: {name}={value!r}"
-        )
-    return int(value)

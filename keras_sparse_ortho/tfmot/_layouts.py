@@ -5,7 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_sparse_ortho.initializers import KernelLayout, kernel_layouts
+from keras_sparse_ortho.initializers import KernelLayout
+from keras_sparse_ortho.kernels import kernel_layouts
 from keras_sparse_ortho.tfmot._imports import tf_keras
 
 L = tf_keras.layers

@@ -7,10 +7,10 @@ import numpy as np
 
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.parametrizations import Selection
+from keras_sparse_ortho.kernels import Selection, derived_seed
 from keras_sparse_ortho.parametrizations._adoption import true_layout
 from keras_sparse_ortho.pruning._planning import plan_for
-from keras_sparse_ortho.pruning._seeding import derived_seed, initializer_for, is_orthogonal
+from keras_sparse_ortho.pruning._seeding import initializer_for, is_orthogonal
 from keras_sparse_ortho.tfmot._prune_with_mask import Drawn, hold
 from keras_sparse_ortho.tfmot._rewrite import select_weights
 

@@ -8,9 +8,9 @@ import numpy as np
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.orthogonal import largest_mask
-from keras_sparse_ortho.parametrizations import PrunableWeight, Selection, adopt_mask
-from keras_sparse_ortho.parametrizations._selection import select
+from keras_sparse_ortho.parametrizations import adopt_mask
 from keras_sparse_ortho.pruning._planning import plan_for
 from keras_sparse_ortho.tfmot._prune_with_mask_layer import PruneWithMask
 from keras_sparse_ortho.tfmot._rewrite import rewrite, select_weights

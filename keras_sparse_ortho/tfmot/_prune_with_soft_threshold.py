@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keras_sparse_ortho.parametrizations import Selection
+from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.tfmot._prune_with_soft_threshold_layer import (
     PruneWithSoftThreshold,
     check_arguments,

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_sparse_ortho.parametrizations._outputs import outputs_shape
 from keras_sparse_ortho.tfmot._imports import tf_keras
 from keras_sparse_ortho.tfmot._soft_threshold_state import FUNCTIONS, SoftThresholdState
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight
@@ -118,7 +117,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
             )
 
         raw = add("raw", weight.shape, 0.0, trainable=True, constraint=variable.constraint)
-        shape = outputs_shape(weight) if self.granularity == "channel" else ()
+        shape = weight.outputs_shape if self.granularity == "channel" else ()
         # Constraints are applied after the raw weight's update: it comes first. (A replica of a
         # strategy could not assign to the kernel.)
         renewing = None if tf.distribute.has_strategy() else _Renewing()

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.parametrizations import PrunableWeight, Selection
-from keras_sparse_ortho.parametrizations._selection import choose
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.tfmot._imports import tf_keras
 from keras_sparse_ortho.tfmot._tf_keras_internals import PruneLowMagnitude
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, find_kernels, prunable_weights

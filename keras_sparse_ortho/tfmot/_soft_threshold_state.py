@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_sparse_ortho.parametrizations._threshold_functions import threshold_function
+from keras_sparse_ortho.parametrizations import threshold_function
 from keras_sparse_ortho.tfmot._imports import tf_keras
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy
 from keras_sparse_ortho.tfmot._wrapper import WeightState

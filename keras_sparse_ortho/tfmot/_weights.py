@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import KernelLayout
-from keras_sparse_ortho.parametrizations import PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.tfmot._imports import tf_keras
 from keras_sparse_ortho.tfmot._layouts import layouts_of
 from keras_sparse_ortho.tfmot._tf_keras_internals import PruneLowMagnitude, sublayers

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from keras_sparse_ortho.errors import UnknownWeightError
-from keras_sparse_ortho.parametrizations._prunable_weight import PrunableWeight
+from keras_sparse_ortho.kernels._prunable_weight import PrunableWeight
 
 Selection = str | Sequence[str] | Callable[[PrunableWeight], bool] | None
 """Weight paths, layer paths or regular expressions (one or a list), or a predicate."""

@@ -1,12 +1,66 @@
-"""Gradients of functions of tensors, the same on TensorFlow, JAX and torch, and nestable."""
+"""What differs between TensorFlow, JAX and torch: NumPy values, compilation, gradients, float64."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import float64_not_narrowed
 
 ScalarFunction = Callable[[list[Any]], Any]
 """From a list of tensors to a scalar tensor, in operations of Keras or of the backend."""
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """A tensor or variable of the backend as a NumPy array, bfloat16 as float32."""
+    value = keras.ops.convert_to_tensor(value)
+    if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
+        value = keras.ops.cast(value, "float32")  # torch cannot hand bfloat16 to NumPy
+    return keras.ops.convert_to_numpy(value)
+
+
+def compiled(function: Callable[..., Any], *, xla: bool) -> Callable[..., Any]:
+    """The pure function compiled: by `jax.jit`, or by `tf.function`, with XLA or without.
+
+    On JAX `xla=False` leaves it as it is, and so does torch always.
+    """
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=xla, autograph=False)
+    if backend == "jax" and xla:
+        import jax
+
+        return jax.jit(function)
+    return function
+
+
+@contextlib.contextmanager
+def float64_operations() -> Iterator[None]:
+    """Lets `keras.ops` compute in float64, as it does by itself on TensorFlow.
+
+    Elsewhere Keras casts float64 arguments of most operations to float32; JAX has, in addition, a
+    switch of its own. Not for use in several threads.
+    """
+    with contextlib.ExitStack() as stack:
+        if keras.backend.backend() == "jax":
+            stack.enter_context(_float64_on_jax())
+        stack.enter_context(float64_not_narrowed())
+        yield
+
+
+def _float64_on_jax() -> Any:
+    """JAX's context for float64, which has moved out of `jax.experimental` since 0.5."""
+    import jax
+
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64
+
+    return enable_x64()
 
 
 def value_and_gradients(function: ScalarFunction, values: Sequence[Any]) -> tuple[Any, list[Any]]:

@@ -1,0 +1,43 @@
+"""Checks of single arguments, shared by every room: integers, seeds and densities."""
+
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho.errors import DensityError
+
+
+def check_density(density: Any, name: str = "density") -> float:
+    """Returns `density` as a float, or refuses what is not in (0, 1]."""
+    number = not (isinstance(density, bool | str) or density is None)
+    try:
+        value = float(density) if number else np.nan
+    except (TypeError, ValueError):
+        value = np.nan
+    if not 0.0 < value <= 1.0:  # also refuses NaN
+        raise DensityError(
+            f"`{name}` is a live fraction, which must be in (0, 1]. Received: {name}={density!r}"
+        )
+    return value
+
+
+def is_integer(value: Any) -> bool:
+    """Whether `value` is an integer of Python or NumPy; a bool is none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def check_integer(name: str, value: Any, least: int = 1) -> int:
+    """Returns `value` as an int, or refuses what is no integer of at least `least`."""
+    if not is_integer(value) or value < least:
+        kind = {0: "an integer of at least 0", 1: "a positive integer"}.get(
+            least, f"an integer of at least {least}"
+        )
+        raise ValueError(f"`{name}` must be {kind}. Received: {name}={value!r}")
+    return int(value)
+
+
+def check_seed(seed: Any) -> int | None:
+    """Returns `seed` as an int or `None`, or refuses anything else, negative integers included."""
+    if seed is not None and (not is_integer(seed) or seed < 0):
+        raise ValueError(f"`seed` must be a non-negative integer or None. Received: seed={seed!r}")
+    return None if seed is None else int(seed)

@@ -1,0 +1,48 @@
+"""The layers of a model with their paths, and the kernels that they own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from keras_sparse_ortho._keras_internals import sublayers
+from keras_sparse_ortho.kernels._kernel_layouts import kernel_layouts
+from keras_sparse_ortho.kernels._prunable_weight import PrunableWeight
+
+
+def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """Yields `layer` and every layer inside it with its path, each layer once, depth first."""
+    seen: set[int] = set()
+
+    def visit(current: Any, here: str) -> Iterator[tuple[Any, str]]:
+        if id(current) in seen:
+            return
+        seen.add(id(current))
+        yield current, here
+        for child in sublayers(current):
+            # A wrapper of ours stands for the layer inside it.
+            inside = here if getattr(current, "transparent_path", False) else _join(here, child)
+            yield from visit(child, inside)
+
+    yield from visit(layer, path)
+
+
+def _join(path: str, named: Any) -> str:
+    return f"{path}/{named.name}" if path else str(named.name)
+
+
+def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
+    """The kernels that a built layer itself owns, without those of its sublayers."""
+    inherited = {id(v) for child in sublayers(layer) for v in child.weights}
+    if hasattr(layer, "get_prunable_weights"):  # the duck type of TFMOT
+        layouts = dict.fromkeys((v.name for v in layer.get_prunable_weights()), None)
+    else:
+        layouts = kernel_layouts(layer)
+    return [
+        PrunableWeight(_join(path, v), v, layer, layouts[v.name])
+        for v in layer.weights
+        if v.name in layouts and id(v) not in inherited
+    ]
+
+
+def find_kernels(layer: Any, path: str) -> list[PrunableWeight]:
+    """All kernels in a built layer, its sublayers included."""
+    return [weight for inner, here in walk(layer, path) for weight in own_kernels(inner, here)]

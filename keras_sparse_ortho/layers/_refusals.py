@@ -1,0 +1,32 @@
+"""Layers that cannot be wrapped, each with its reason."""
+
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import walk
+
+
+def refuse_unwrappable(layer: Any) -> None:
+    """Raises for a layer whose weights cannot be replaced during its call."""
+    for inner, path in walk(layer, layer.name):
+        reason = None
+        if getattr(inner, "transparent_path", False):
+            reason = "it is wrapped already"
+        elif isinstance(inner, keras.layers.SpectralNormalization):
+            reason = (
+                "SpectralNormalization assigns its kernel in every call. Leave one of the two out"
+            )
+        elif getattr(inner, "lora_enabled", False):
+            reason = (
+                "LoRA is enabled, and its update of the kernel is dense. Prune first, strip, "
+                "and enable LoRA on the plain model"
+            )
+        elif getattr(inner, "quantization_mode", None) is not None:
+            reason = "it is quantized. Prune first, strip, then quantize"
+        if reason:
+            raise NotPrunableError(
+                f"The layer '{path}' cannot be wrapped: {reason}. "
+                f"Received: layer={inner.__class__.__name__}"
+            )
