@@ -5,9 +5,9 @@ from typing import Any
 
 from keras_sparse_ortho.budgets._allocation import allocate
 from keras_sparse_ortho.budgets._budget import Budget
-from keras_sparse_ortho.budgets._weights import weights_of
 from keras_sparse_ortho.initializers import KernelLayout
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
+from keras_sparse_ortho.models import weights_of
 
 
 def er(

@@ -9,9 +9,9 @@ import numpy as np
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets._allocation import allocate
 from keras_sparse_ortho.budgets._budget import Budget
-from keras_sparse_ortho.budgets._weights import refuse_unfit, weights_of
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
+from keras_sparse_ortho.models import refuse_unfit, weights_of
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
 
 # What is left of a weight whose share is nothing, so that it can be scaled.

@@ -11,7 +11,7 @@ from keras_sparse_ortho._backend import compiled, float64_operations, to_numpy, 
 from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho.budgets._linearized import linearized, statistics_of
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models._flops import _input_specs
+from keras_sparse_ortho.models import input_specs
 
 
 class SynapticFlow(contextlib.AbstractContextManager["SynapticFlow"]):
@@ -97,7 +97,7 @@ class SynapticFlow(contextlib.AbstractContextManager["SynapticFlow"]):
 def _ones(model: Any, input_shape: Any) -> Any:
     """Ones for a batch of one, in the structure of the model's inputs."""
     if input_shape is None:
-        specs = _input_specs(model)
+        specs = input_specs(model)
         if specs is None:
             raise NotPrunableError(
                 "The shape of a sample is not known, or not fixed: give `input_shape`. "

@@ -4,8 +4,8 @@ from typing import Any
 
 from keras_sparse_ortho.budgets._allocation import allocate
 from keras_sparse_ortho.budgets._budget import Budget
-from keras_sparse_ortho.budgets._weights import weights_of
 from keras_sparse_ortho.kernels import Selection, choose
+from keras_sparse_ortho.models import weights_of
 
 
 def uniform(

@@ -22,7 +22,7 @@ def count_flops(model: Any, weights: Sequence[PrunableWeight]) -> dict[int, int]
     Weights of layers without a rule (`kernel_positions`) are left out, and all of them if the
     model has dimensions besides the batch that are not fixed.
     """
-    specs = _input_specs(model)
+    specs = input_specs(model)
     if specs is None:
         return {}
     # The fused kernels of LSTM and GRU never call the cell, and a scan calls it once for all steps:
@@ -74,7 +74,7 @@ def _noting_call(
     return outputs
 
 
-def _input_specs(model: Any) -> Any:
+def input_specs(model: Any) -> Any:
     """Symbolic inputs of batch one, in the structure of the model's input, or `None`."""
     inputs = getattr(model, "input", None) if getattr(model, "inputs", None) else None
     if inputs is None:

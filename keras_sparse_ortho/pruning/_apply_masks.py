@@ -6,9 +6,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho.budgets import Saliency
-from keras_sparse_ortho.budgets._weights import refuse_unfit
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.models import prunable_weights, refuse_unfit
 from keras_sparse_ortho.parametrizations import FixedMask
 from keras_sparse_ortho.pruning._wrapping import wrap
 

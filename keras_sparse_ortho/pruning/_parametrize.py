@@ -3,9 +3,8 @@
 import keras
 
 from keras_sparse_ortho.budgets import Budget
-from keras_sparse_ortho.budgets._weights import refuse_unfit
 from keras_sparse_ortho.kernels import Selection, choose
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.models import prunable_weights, refuse_unfit
 from keras_sparse_ortho.parametrizations import Parametrization
 from keras_sparse_ortho.pruning._planning import plan_for
 from keras_sparse_ortho.pruning._wrapping import wrap

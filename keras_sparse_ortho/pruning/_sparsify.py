@@ -7,10 +7,9 @@ import numpy as np
 
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.budgets._structured import fit_structure
-from keras_sparse_ortho.budgets._weights import refuse_unfit
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import Selection, choose, derived_seed
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.models import prunable_weights, refuse_unfit
 from keras_sparse_ortho.orthogonal import largest_mask
 from keras_sparse_ortho.parametrizations import FixedMask, adopt_mask
 from keras_sparse_ortho.pruning._planning import plan_for

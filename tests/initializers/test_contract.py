@@ -128,7 +128,7 @@ def test_refusals():
         ExactOrthogonal(None)
     with pytest.raises(DensityError, match=r"Received: density=1.2"):
         RandomSparse(1.2)
-    with pytest.raises(ValueError, match=r"`seed` must be an integer or None. Received: seed=1.5"):
+    with pytest.raises(ValueError, match=r"`seed` must be a non-negative integer or None. Received: seed=1.5"):
         ExactOrthogonal(0.1, seed=1.5)
     with pytest.raises(ValueError, match=r"`layout` must be a KernelLayout, .*Received"):
         ExactOrthogonal(0.1, layout="dense")
