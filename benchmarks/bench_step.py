@@ -93,7 +93,7 @@ def renewal(model: keras.Model, rounds: int) -> float:
 def selects(model: keras.Model, rounds: int) -> float:
     """Seconds of `where(mask, kernel, 0)` for all kernels, twice: forward and backward."""
     ops = keras.ops
-    weights = kso.prunable_weights(model, flops=False)
+    weights = kso.prunable_weights(model)
     masks = [ops.convert_to_tensor(w.parametrization.mask_value()) for w in weights]
     kernels = [ops.convert_to_tensor(w.raw_value()) for w in weights]
 

@@ -99,14 +99,14 @@ def compare(name, make, template, options, data, rows, epochs, *callbacks):
     keras.utils.set_random_seed(0)
     dense = make()
     # Recurrent kernels have no thin form in Keras.
-    weights = kso.prunable_weights(dense, flops=False)
+    weights = kso.prunable_weights(dense)
     keep = [w.path for w in weights if w.path.endswith(("head/kernel", "/recurrent_kernel"))]
     model = kso.parametrize(dense, template, exclude=keep)
     accuracies = {"dense": trained(dense, data, rows, epochs)}
     accuracies["wrapped"] = trained(model, data, rows, epochs, *callbacks)
     models = {"dense": dense, "wrapped": model} | {k: f(model) for k, f in options.items()}
     left = []
-    for weight in kso.prunable_weights(model, flops=False):
+    for weight in kso.prunable_weights(model):
         made = weight.parametrization
         if isinstance(made, kso.parametrizations.ChannelSoftThreshold):
             left.append(f"{made.live_channels().sum()}/{weight.shape[-1]}")

@@ -91,7 +91,7 @@ class Plans:
 
     def __init__(self, model: keras.Model, seed: int, synflow: dict[float, budgets.Saliency]):
         self._model, self._seed, self._synflow = model, seed, synflow
-        self._weights = kso.prunable_weights(model, flops=False)
+        self._weights = kso.prunable_weights(model)
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(256, model.input_shape[1])).astype("float32")
         y = rng.integers(0, WIDTH, 256)

@@ -11,10 +11,13 @@ from keras_sparse_ortho import budgets as budgets
 from keras_sparse_ortho import callbacks as callbacks
 from keras_sparse_ortho import errors as errors
 from keras_sparse_ortho import initializers as initializers
+from keras_sparse_ortho import kernels as kernels
 from keras_sparse_ortho import layers as layers
 from keras_sparse_ortho import models as models
 from keras_sparse_ortho import orthogonal as orthogonal
 from keras_sparse_ortho import parametrizations as parametrizations
+from keras_sparse_ortho import pruning as pruning
+from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
@@ -22,19 +25,41 @@ from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import remove_channels as remove_channels
 from keras_sparse_ortho.models import strip as strip
+from keras_sparse_ortho.orthogonal import Block as Block
+from keras_sparse_ortho.orthogonal import ConstantFan as ConstantFan
+from keras_sparse_ortho.orthogonal import NByM as NByM
+from keras_sparse_ortho.parametrizations import ChannelSoftThreshold as ChannelSoftThreshold
+from keras_sparse_ortho.parametrizations import FixedMask as FixedMask
+from keras_sparse_ortho.parametrizations import LowRankSoftThreshold as LowRankSoftThreshold
+from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
+from keras_sparse_ortho.parametrizations import SoftThreshold as SoftThreshold
+from keras_sparse_ortho.parametrizations import StraightThroughTopK as StraightThroughTopK
+from keras_sparse_ortho.pruning import adopt_masks as adopt_masks
 from keras_sparse_ortho.pruning import parametrize as parametrize
+from keras_sparse_ortho.pruning import prune as prune
 from keras_sparse_ortho.pruning import sparsify as sparsify
 
 if TYPE_CHECKING:
     from keras_sparse_ortho import export as export
     from keras_sparse_ortho import tfmot as tfmot
     from keras_sparse_ortho.export import export_litert as export_litert
+    from keras_sparse_ortho.export import load_litert as load_litert
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Block",
     "Budget",
+    "ChannelSoftThreshold",
+    "ConstantFan",
+    "FixedMask",
+    "LowRankSoftThreshold",
+    "MagnitudeMask",
+    "NByM",
     "PrunableLayer",
+    "SoftThreshold",
+    "StraightThroughTopK",
+    "adopt_masks",
     "analysis",
     "budgets",
     "callbacks",
@@ -42,24 +67,35 @@ __all__ = [
     "export",
     "export_litert",
     "initializers",
+    "kernels",
     "layers",
+    "load_litert",
     "models",
     "orthogonal",
     "parametrizations",
     "parametrize",
     "prunable_weights",
+    "prune",
+    "pruning",
     "remove_channels",
     "report",
+    "saliency",
     "schedules",
     "sparsify",
     "strip",
     "tfmot",
 ]
 
+_LOADED_ON_USE = {"export_litert": "export", "load_litert": "export"}
+
 
 def __getattr__(name: str) -> Any:
     if name in ("export", "tfmot"):
         return importlib.import_module(f"{__name__}.{name}")
-    if name == "export_litert":
-        return importlib.import_module(f"{__name__}.export").export_litert
+    if name in _LOADED_ON_USE:
+        return getattr(importlib.import_module(f"{__name__}.{_LOADED_ON_USE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

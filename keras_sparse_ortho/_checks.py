@@ -1,10 +1,15 @@
 """Checks of single arguments, shared by every room: integers, seeds and densities."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from keras_sparse_ortho.errors import DensityError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def check_density(density: Any, name: str = "density") -> float:
@@ -41,3 +46,22 @@ def check_seed(seed: Any) -> int | None:
     if seed is not None and (not is_integer(seed) or seed < 0):
         raise ValueError(f"`seed` must be a non-negative integer or None. Received: seed={seed!r}")
     return None if seed is None else int(seed)
+
+
+def explains_density(function: Callable[P, R]) -> Callable[P, R]:
+    """Lets a function say what `density` is to whoever gives it a `sparsity`."""
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "sparsity" in kwargs:
+            sparsity = kwargs["sparsity"]
+            example = ""
+            if isinstance(sparsity, float):
+                example = f" A sparsity of {sparsity} is density={1 - sparsity:.6g}."
+            raise TypeError(
+                f"{function.__name__}() takes a `density`, the live fraction.{example} "
+                f"Received: sparsity={sparsity!r}"
+            )
+        return function(*args, **kwargs)
+
+    return checked

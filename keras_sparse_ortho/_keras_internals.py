@@ -24,6 +24,7 @@ __all__ = [
     "ConvLSTMCell",
     "GraphCall",
     "VariableOverrides",
+    "WrapperBuiltByCalls",
     "adopt_call_interface",
     "applied_batches",
     "compiled_loss_waits",
@@ -32,7 +33,6 @@ __all__ = [
     "in_stateless_scope",
     "is_graph",
     "maps_one_tensor",
-    "maybe_build",
     "optimizer_slots",
     "replace_sublayers",
     "sublayers",
@@ -110,6 +110,24 @@ def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
     if not layer.built:
         with layer._open_name_scope():
             layer._maybe_build(call_spec)
+
+
+class WrapperBuiltByCalls(keras.layers.Wrapper):
+    """A wrapper whose layer is built with what its own call would give `build`.
+
+    Keras' `Wrapper.build` passes the shape of the first input on, but a layer may ask for more,
+    such as the shapes of query and value.
+    """
+
+    def building(self) -> contextlib.AbstractContextManager[Any]:
+        """To be overridden: a context in which the layer is built."""
+        return contextlib.nullcontext()
+
+    def _maybe_build(self, call_spec: Any) -> None:
+        if not self.layer.built:
+            with self.building():
+                maybe_build(self.layer, call_spec)
+        super()._maybe_build(call_spec)
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:

@@ -66,14 +66,17 @@ def moments(optimizer, variable):
 
 
 def data(model, classes, count=32, seed=0):
-    """Random inputs and integer labels for a model of one input."""
+    """Random inputs (a list, if the model has several) and integer labels."""
     rng = np.random.default_rng(seed)
-    shape = (count, *model.inputs[0].shape[1:])
-    if "int" in model.inputs[0].dtype:
-        x = rng.integers(0, 11, shape).astype("int32")
-    else:
-        x = rng.normal(size=shape).astype("float32")
-    return x, rng.integers(0, classes, count).astype("int32")
+
+    def values(tensor):
+        shape = (count, *tensor.shape[1:])
+        if "int" in tensor.dtype:
+            return rng.integers(0, 11, shape).astype("int32")
+        return rng.normal(size=shape).astype("float32")
+
+    x = [values(tensor) for tensor in model.inputs]
+    return x if len(x) > 1 else x[0], rng.integers(0, classes, count).astype("int32")
 
 
 def classifier_loss():

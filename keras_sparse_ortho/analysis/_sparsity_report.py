@@ -101,7 +101,9 @@ class SparsityReport:
         # Without a least width, a terminal of 80 columns would leave no room for the names.
         longest = max([len(row.path) for row in self.rows], default=0)
         table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), 24))
-        for title in ("shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", "|G - I|"):
+        titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs"]
+        orthogonal = any(row.orthogonality_error is not None for row in self.rows)
+        for title in [*titles, "|G - I|"] if orthogonal else titles:
             table.add_column(title, justify="right", no_wrap=True)
         for row in self.rows:
             error = row.orthogonality_error
@@ -113,7 +115,7 @@ class SparsityReport:
                 f"{row.density:.4f}",
                 _number(row.flops),
                 _number(row.sparse_flops),
-                "" if error is None else f"{error:.1e}",
+                *(["" if error is None else f"{error:.1e}"] if orthogonal else []),
             )
         table.add_section()
         table.add_row(

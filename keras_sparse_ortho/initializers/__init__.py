@@ -4,6 +4,11 @@ from keras_sparse_ortho.initializers._approximate_isometry import (
     ApproximateIsometry as ApproximateIsometry,
 )
 from keras_sparse_ortho.initializers._attention_layout import AttentionLayout as AttentionLayout
+from keras_sparse_ortho.initializers._draws import Draw as Draw
+from keras_sparse_ortho.initializers._draws import adopt as adopt
+from keras_sparse_ortho.initializers._draws import axes_for as axes_for
+from keras_sparse_ortho.initializers._draws import draw as draw
+from keras_sparse_ortho.initializers._draws import is_as_drawn as is_as_drawn
 from keras_sparse_ortho.initializers._exact_orthogonal import ExactOrthogonal as ExactOrthogonal
 from keras_sparse_ortho.initializers._ramanujan_orthogonal import (
     RamanujanOrthogonal as RamanujanOrthogonal,
@@ -12,9 +17,16 @@ from keras_sparse_ortho.initializers._random_sparse import RandomSparse as Rando
 from keras_sparse_ortho.initializers._sparse_initializer import (
     SparseInitializer as SparseInitializer,
 )
+from keras_sparse_ortho.initializers._sparse_initializer import (
+    are_weights_set_later as are_weights_set_later,
+)
+from keras_sparse_ortho.initializers._sparse_initializer import (
+    weights_set_later as weights_set_later,
+)
 from keras_sparse_ortho.kernels import KernelLayout as KernelLayout
 from keras_sparse_ortho.kernels import kernel_layouts as kernel_layouts
 
+# Public; the other names above are for the other rooms.
 __all__ = [
     "ApproximateIsometry",
     "AttentionLayout",

@@ -65,6 +65,8 @@ class ApproximateIsometry(SparseInitializer):
       (ICLR 2020), arXiv 1906.06307
     """
 
+    isometry = "approximate"
+
     def __init__(
         self,
         density: float | None,
@@ -142,8 +144,9 @@ class ApproximateIsometry(SparseInitializer):
         if self.mask is not None:
             raise DensityError(
                 "The `mask` of an ApproximateIsometry says how sparse it is, which no budget can "
-                "change. Give it to the layer as its initializer, and call sparsify(model) without "
-                f"a density. Received: density={density:.6g}, mask of shape {self.mask.shape}"
+                "change. Give it to the layer as its initializer, and call "
+                "keras_sparse_ortho.adopt_masks(model). "
+                f"Received: density={density:.6g}, mask of shape {self.mask.shape}"
             )
         config = {**self.get_config(), "density": density, "seed": seed, "verbose": self.verbose}
         return self.from_config(config)

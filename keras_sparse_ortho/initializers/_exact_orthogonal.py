@@ -45,7 +45,8 @@ class ExactOrthogonal(SparseInitializer):
     which adopts the mask of this initializer.
 
     Args:
-        density: Live fraction of the kernel, in (0, 1]. `None` only with `rotations`.
+        density: Live fraction of the kernel, in (0, 1]. `None` with `rotations`, and as a pattern
+            for `sparsify`, which sets it.
         gain: Scale of the kernel, e.g. `sqrt(2)` for ReLU.
         seed: Integer or `None` (drawn now). The same integer gives the same kernel and mask on
             every backend and machine, and for every kernel of the same shape: give layers
@@ -84,9 +85,11 @@ class ExactOrthogonal(SparseInitializer):
       Orthogonal Initialization" (ICML 2024), arXiv 2406.01755
     """
 
+    isometry = "exact"
+
     def __init__(
         self,
-        density: float | None,
+        density: float | None = None,
         gain: float = 1.0,
         seed: int | None = None,
         *,
@@ -97,9 +100,7 @@ class ExactOrthogonal(SparseInitializer):
         structure: Structure | None = None,
     ) -> None:
         super().__init__(seed, layout)
-        if density is not None or rotations is None:
-            density = check_density(density)
-        self.density = density
+        self.density = None if density is None else check_density(density)
         self.gain = float(gain)
         if isinstance(angles, dict):
             angles = keras.saving.deserialize_keras_object(angles)
@@ -125,6 +126,8 @@ class ExactOrthogonal(SparseInitializer):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draws the kernel and its mask; see the base class."""
         target = numpy_dtype(dtype)
+        if self.rotations is None:
+            self.need_density(self.density)
         # The mask is that of the float32 kernel, so that it does not depend on the dtype.
         kernel, mask = exact_orthogonal(
             shape,

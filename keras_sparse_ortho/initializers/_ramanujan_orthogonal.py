@@ -59,6 +59,8 @@ class RamanujanOrthogonal(SparseInitializer):
       Access 2023)
     """
 
+    isometry = "exact"
+
     def __init__(
         self,
         degree: int,

@@ -24,7 +24,7 @@ class RandomSparse(SparseInitializer):
     fan-in, so that its pre-activation keeps the variance that the dense initializer gave it.
 
     Args:
-        density: Live fraction, in (0, 1].
+        density: Live fraction, in (0, 1]. `None` as a pattern for `sparsify`, which sets it.
         initializer: Keras initializer (name, instance or config) of the dense kernel.
         seed: Integer or `None` (drawn now), for the mask; the same integer gives the same mask on
             every backend. The values are those of `initializer`, with its own seed.
@@ -43,7 +43,7 @@ class RandomSparse(SparseInitializer):
 
     def __init__(
         self,
-        density: float,
+        density: float | None = None,
         initializer: Any = "glorot_uniform",
         seed: int | None = None,
         *,
@@ -51,7 +51,7 @@ class RandomSparse(SparseInitializer):
         layout: LayoutLike = None,
     ) -> None:
         super().__init__(seed, layout)
-        self.density = check_density(density)
+        self.density = None if density is None else check_density(density)
         self.initializer = keras.initializers.get(initializer)
         self.rescale = bool(rescale)
         if isinstance(self.initializer, SparseInitializer) or self.initializer is None:
@@ -66,9 +66,10 @@ class RandomSparse(SparseInitializer):
         """Draws the kernel and its mask; see the base class."""
         shape = tuple(int(size) for size in shape)
         target = numpy_dtype(dtype)
+        density = self.need_density(self.density)
         rng = np.random.default_rng(self._draw_seed)
         mask = np.zeros(shape, dtype=bool)
-        unmask_at_random(mask, live_count(self.density, mask.size), rng)
+        unmask_at_random(mask, live_count(density, mask.size), rng)
         # Drawn in float32, so that float16 layers get the rounded values of float32 ones.
         wide = "float64" if target == np.float64 else "float32"
         kernel = keras.ops.convert_to_numpy(self.initializer(shape, dtype=wide)) * mask

@@ -1,8 +1,10 @@
 """The base of initializers that draw a kernel together with its mask."""
 
 import abc
+import contextlib
+import contextvars
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -10,10 +12,32 @@ import ml_dtypes
 import numpy as np
 
 from keras_sparse_ortho._checks import check_seed
+from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal import KernelLayout
 
 LayoutLike = KernelLayout | Callable[[tuple[int, ...]], KernelLayout] | None
 """A layout, or a callable that finds one for a shape."""
+
+_set_later: contextvars.ContextVar[bool] = contextvars.ContextVar("set_later", default=False)
+
+
+@contextlib.contextmanager
+def weights_set_later() -> Iterator[None]:
+    """Inside, our initializers give zeros: for layers whose weights are all set afterwards.
+
+    A copy of a layer is built before it gets its weights. Drawing a kernel for it, which may take
+    minutes (`ApproximateIsometry`), would be in vain.
+    """
+    token = _set_later.set(True)
+    try:
+        yield
+    finally:
+        _set_later.reset(token)
+
+
+def are_weights_set_later() -> bool:
+    """Whether the caller is inside `weights_set_later`."""
+    return _set_later.get()
 
 
 class SparseInitializer(keras.initializers.Initializer, abc.ABC):
@@ -30,6 +54,9 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
             `shape -> KernelLayout`, or `None` for `(*spatial, in, out)`. A wrapped layer with
             `None` uses the layout that `kernel_layouts` has for it.
     """
+
+    isometry: str | None = None
+    """`"exact"` or `"approximate"` where kernels are meant to be orthogonal."""
 
     def __init__(self, seed: int | None = None, layout: LayoutLike = None) -> None:
         self.seed = check_seed(seed)
@@ -57,6 +84,8 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         tf_keras passes a `tf.DType`, and more keywords; it gets a NumPy array, which it takes
         whatever Keras' backend is.
         """
+        if are_weights_set_later():
+            return keras.ops.zeros(shape, dtype=dtype)
         kernel, _ = self.sample(shape, dtype)
         if hasattr(dtype, "as_numpy_dtype"):
             return kernel
@@ -85,9 +114,18 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
             raise ValueError(
                 f"A {type(self).__name__} has no density that a budget could set; its own "
                 "arguments say how sparse it is. Give it to the layers as their initializer, and "
-                f"call sparsify(model) without a density. Received: initializer={self!r}"
+                f"call keras_sparse_ortho.adopt_masks(model). Received: initializer={self!r}"
             )
         return type(self).from_config({**config, "density": density, "seed": seed})
+
+    def need_density(self, density: float | None) -> float:
+        """The density, or an error for a pattern that was given none."""
+        if density is None:
+            raise DensityError(
+                f"Without a density a {type(self).__name__} is a pattern for sparsify(model, "
+                "density, initializer=...); a layer of its own needs one. Received: density=None"
+            )
+        return density
 
     def resolve_layout(
         self, shape: Sequence[int], layout: KernelLayout | None = None

@@ -2,6 +2,9 @@
 
 from keras_sparse_ortho.kernels._kernel_layouts import kernel_layouts as kernel_layouts
 from keras_sparse_ortho.kernels._prunable_weight import PrunableWeight as PrunableWeight
+from keras_sparse_ortho.kernels._prunable_weight import (
+    initializer_attribute as initializer_attribute,
+)
 from keras_sparse_ortho.kernels._seeding import derived_seed as derived_seed
 from keras_sparse_ortho.kernels._selection import Selection as Selection
 from keras_sparse_ortho.kernels._selection import choose as choose

@@ -1,6 +1,7 @@
 """`PrunableWeight`: what is known of a weight that can be pruned."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras
@@ -35,6 +36,8 @@ class PrunableWeight:
         parametrization: How the effective weight comes about, `None` in plain layers.
         flops: Multiply-adds that the dense weight costs for one sample, counted once each as in
             the tables of the STR and RigL papers; `None` where it is not known.
+        drawn_mask: Gives the mask that the weight's initializer drew together with its value,
+            while the wrapper of its layer is built; `None` where nobody has kept it.
     """
 
     path: str
@@ -43,6 +46,7 @@ class PrunableWeight:
     layout: KernelLayout | None = None
     parametrization: EffectiveWeight | None = None
     flops: int | None = None
+    drawn_mask: Callable[[], np.ndarray] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,12 +78,8 @@ class PrunableWeight:
     @property
     def initializer(self) -> Any:
         """The initializer that the owner has for the weight, `None` if it has none."""
-        name = self.variable.name
-        # DepthwiseConv calls its weight "kernel" and the initializer "depthwise_initializer".
-        for stem in (name, name.removesuffix("_kernel"), "depthwise"):
-            if hasattr(self.owner, f"{stem}_initializer"):
-                return getattr(self.owner, f"{stem}_initializer")
-        return None
+        attribute = initializer_attribute(self.owner, self.variable.name)
+        return None if attribute is None else getattr(self.owner, attribute)
 
     @property
     def outputs_shape(self) -> tuple[int, ...]:
@@ -114,3 +114,12 @@ class PrunableWeight:
     def __repr__(self) -> str:
         flops = "" if self.flops is None else f", flops={self.flops}"
         return f"<{self.path} shape={self.shape}, density={self.density:.6g}{flops}>"
+
+
+def initializer_attribute(layer: Any, weight_name: str) -> str | None:
+    """The attribute in which a layer keeps the initializer of one of its weights."""
+    # DepthwiseConv calls its weight "kernel" and the initializer "depthwise_initializer".
+    for stem in (weight_name, weight_name.removesuffix("_kernel"), "depthwise"):
+        if hasattr(layer, f"{stem}_initializer"):
+            return f"{stem}_initializer"
+    return None

@@ -1,19 +1,21 @@
 """`PrunableLayer`: any Keras layer with parametrized weights."""
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
+    WrapperBuiltByCalls,
     adopt_call_interface,
-    maybe_build,
 )
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, find_kernels, select
+from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._refusals import refuse_unwrappable
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
 
@@ -26,10 +28,11 @@ class _State:
         self.selection = selection
         self.parametrized: dict[str, Parametrization] = {}
         self.shared: dict[str, Any] = {}
+        self.draws: RecordedDraws | None = None
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class PrunableLayer(keras.layers.Wrapper):
+class PrunableLayer(WrapperBuiltByCalls):
     """Wraps a layer so that it uses the effective weights of a parametrization.
 
     In every call the layer sees `w_e = parametrization(w)` where it reads `w`: the *value* of the
@@ -102,9 +105,17 @@ class PrunableLayer(keras.layers.Wrapper):
             )
         self._state = _State(_checked(parametrization), weights)
 
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Inside, kernels are drawn once, with their masks, and along the axes of the layer."""
+        with recorded_draws(self.layer) as draws:
+            yield
+        self._state.draws = draws if self._state.draws is None else self._state.draws
+
     def build(self, input_shape: Any = None) -> None:
         """Builds the layer, if need be, and the state of the parametrizations."""
-        super().build(input_shape)
+        with self.building():
+            super().build(input_shape)
         refuse_unwrappable(self.layer)
         found = find_kernels(self.layer, "")
         template, selection = self._state.template, self._state.selection
@@ -122,7 +133,9 @@ class PrunableLayer(keras.layers.Wrapper):
             )
         for weight in chosen:
             own = template[weight.path] if isinstance(template, dict) else template
-            self._parametrize(weight, own.twin())
+            weight = dataclasses.replace(weight, drawn_mask=self._state.draws.mask_of(weight))
+            self._parametrize(weight, own.clone())
+        self._state.draws = None
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
         prefix = weight.path.replace("/", "_")
@@ -137,10 +150,6 @@ class PrunableLayer(keras.layers.Wrapper):
         full_path = f"{self.layer.name}/{weight.path}"
         parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
         self._state.parametrized[weight.path] = parametrization
-
-    def _maybe_build(self, call_spec: Any) -> None:
-        maybe_build(self.layer, call_spec)
-        super()._maybe_build(call_spec)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer with its effective weights."""
@@ -184,10 +193,10 @@ class PrunableLayer(keras.layers.Wrapper):
             for parametrization in self._state.parametrized.values()
         ]
 
-    def bake(self) -> None:
+    def materialize(self) -> None:
         """Sets every raw weight to its effective value."""
         for parametrization in self._state.parametrized.values():
-            parametrization.bake()
+            parametrization.materialize()
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the settings of its parametrizations, weight by weight once built."""

@@ -11,8 +11,8 @@ from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._flops import count_flops
 
 
-def prunable_weights(model: keras.layers.Layer, *, flops: bool = True) -> list[PrunableWeight]:
-    """Lists the kernels of a model with path, shape, density and FLOPs.
+def prunable_weights(model: keras.layers.Layer, *, flops: bool = False) -> list[PrunableWeight]:
+    """Lists the kernels of a model with path, shape and density, and FLOPs if asked for.
 
     For weight `k`, `density_k = live_k / size_k`, where `live_k` counts the mask of a wrapped
     weight, and the nonzero entries of a plain one. Biases and normalization weights are not
@@ -33,7 +33,7 @@ def prunable_weights(model: keras.layers.Layer, *, flops: bool = True) -> list[P
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Conv2D(8, 3, name="c")])
-    >>> prunable_weights(model)
+    >>> prunable_weights(model, flops=True)
     [<c/kernel shape=(3, 3, 1, 8), density=1, flops=48672>]
     """
     check_built(model)
@@ -78,7 +78,7 @@ def weights_of(model: Any) -> list[PrunableWeight]:
     """
     if isinstance(model, list | tuple):
         return list(model)
-    return prunable_weights(model, flops=False)
+    return prunable_weights(model)
 
 
 def refuse_unfit(model: Any, weights: list[PrunableWeight], lack: str) -> None:

@@ -25,7 +25,7 @@ class Replacement:
 
 Replace = Callable[[Any, str, Callable[[Any], Any]], Replacement | None]
 """`(layer, path, copy) -> Replacement | None`. `copy(layer)` makes the layer to build upon: an
-unbuilt twin where the model is cloned, the layer itself where it is changed in place."""
+unbuilt clone where the model is cloned, the layer itself where it is changed in place."""
 
 Scrub = Callable[[dict[str, Any]], dict[str, Any]]
 """What is to be changed in the configuration of every cloned layer."""
@@ -81,22 +81,22 @@ class _Rewriter:
         # Keras would compile the clone as well: an optimizer, whose slots go into every file.
         compiled, model.compiled = model.compiled, False
         try:
-            twin = keras.models.clone_model(model, clone_function=clone)
+            copied = keras.models.clone_model(model, clone_function=clone)
         finally:
             model.compiled = compiled
         for finish in finishes:
             finish()
-        return twin
+        return copied
 
     def _copy(self, layer: Any) -> Any:
         config = layer.get_config()
         if isinstance(layer, keras.layers.Lambda):
             # Keras refuses Python code in configurations from elsewhere; this one is the user's.
             return type(layer).from_config(config, safe_mode=False)
-        twin = type(layer).from_config(self._scrub(config))
+        clone = type(layer).from_config(self._scrub(config))
         if isinstance(layer, keras.layers.Layer):
-            _copy_names(layer, twin)
-        return twin
+            _copy_names(layer, clone)
+        return clone
 
     def _finish_copy(self, old: Any, new: Any, prefix: str) -> None:
         if not isinstance(old, keras.layers.Layer):

@@ -1,4 +1,4 @@
-"""`strip`: the plain Keras model, with the effective weights baked in."""
+"""`strip`: the plain Keras model, with the effective weights in its layers."""
 
 import types
 from collections.abc import Callable, Mapping
@@ -77,7 +77,7 @@ def _unwrap(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | 
 
     def finish() -> None:
         if plain is layer.layer:
-            layer.bake()
+            layer.materialize()
             for parametrization in layer.parametrizations.values():
                 parametrization.release()
             _reset_initializers(plain)

@@ -14,7 +14,7 @@ L = keras.layers
 
 
 def thin_replacement(
-    wrapper: PrunableLayer, twin: Any, fill: Callable[[Any, Any, dict[int, Any]], None]
+    wrapper: PrunableLayer, clone: Any, fill: Callable[[Any, Any, dict[int, Any]], None]
 ) -> Replacement | None:
     """`Sequential([Dense(k), layer])` for a layer with the kernel `(m, k) @ (k, n)`.
 
@@ -22,8 +22,8 @@ def thin_replacement(
 
     Args:
         wrapper: The wrapped layer.
-        twin: An unbuilt twin of the layer inside.
-        fill: `fill(wrapper, twin, other)` sets the weights of the twin to the effective ones, but
+        clone: An unbuilt clone of the layer inside.
+        fill: `fill(wrapper, clone, other)` sets the weights of the clone to the effective ones, but
             for those for which `other` has values, by `id` of the variable.
 
     Returns:
@@ -51,10 +51,10 @@ def thin_replacement(
     thin = L.Dense(
         left.shape[1], use_bias=False, name=f"{layer.name}_thin", dtype=layer.dtype_policy
     )
-    both = keras.Sequential([thin, twin], name=layer.name)
+    both = keras.Sequential([thin, clone], name=layer.name)
 
     def finish() -> None:
         thin.kernel.assign(left)
-        fill(wrapper, twin, {id(low_rank.weight.variable): right})
+        fill(wrapper, clone, {id(low_rank.weight.variable): right})
 
     return Replacement(both, finish)

@@ -1,6 +1,5 @@
 """How a raw variable becomes the effective weight of its layer."""
 
-from keras_sparse_ortho.parametrizations._adoption import adopt_mask as adopt_mask
 from keras_sparse_ortho.parametrizations._channel_soft_threshold import (
     ChannelSoftThreshold as ChannelSoftThreshold,
 )
@@ -38,5 +37,4 @@ __all__ = [
     "SoftThreshold",
     "StraightThroughTopK",
     "ThresholdFunction",
-    "adopt_mask",
 ]

@@ -1,5 +1,6 @@
 """`FixedMask`: a mask that stays as it was set."""
 
+import zlib
 from typing import Any
 
 import keras
@@ -7,9 +8,9 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
-from keras_sparse_ortho.initializers import SparseInitializer
+from keras_sparse_ortho.initializers import Draw, SparseInitializer, adopt, draw
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
-from keras_sparse_ortho.parametrizations._adoption import adopt_mask, true_layout
 from keras_sparse_ortho.parametrizations._masked import Masked
 
 
@@ -21,7 +22,7 @@ class FixedMask(Masked):
     global-norm clipping see a sparse gradient. The raw weight is zero there too, so weight decay,
     saved files and `quantize` are sparse as well. Where the mask comes from, in this order:
 
-    1. `mask`, if given;
+    1. `mask`, if given; an `initializer` beside it says what drew the mask;
     2. `initializer`, if given: kernel and mask are drawn anew, with the true axes of the layer;
     3. the weight's own initializer, if it is one of ours (`ExactOrthogonal`, ...): its mask, with
        the true axes of the layer;
@@ -32,6 +33,7 @@ class FixedMask(Masked):
         density: Live fraction, in (0, 1], or `None`.
         mask: Bool array of the weight's shape, or `None`.
         initializer: One of our initializers, or `None`.
+        drawn_digest: From a configuration: a digest of the weight as it was drawn.
 
     Raises:
         NotPrunableError: When built, if none of the four applies; if the weight is not finite; or
@@ -55,32 +57,37 @@ class FixedMask(Masked):
         density: float | None = None,
         mask: np.ndarray | None = None,
         initializer: SparseInitializer | None = None,
+        *,
+        drawn_digest: int | None = None,
     ) -> None:
+        super().__init__()
         initializer = keras.initializers.get(initializer)
         if initializer is not None and not isinstance(initializer, SparseInitializer):
             raise ValueError(
                 "`initializer` must be one that draws a mask, such as ExactOrthogonal. "
                 f"Received: initializer={initializer!r}"
             )
-        if mask is not None:
-            mask = np.asarray(mask)
-            if mask.dtype != bool or not mask.any():
-                raise ValueError(
-                    "`mask` must be a bool array with at least one live entry. "
-                    f"Received: mask of dtype {mask.dtype} with {np.count_nonzero(mask)} live"
-                )
-            share = np.count_nonzero(mask) / mask.size
-            if density is not None and live_count(density, mask.size) != np.count_nonzero(mask):
-                raise DensityError(
-                    f"`mask` has the density {share:.6g}. Received: density={density!r}"
-                )
-            density = share
-        super().__init__()
         self.density = None if density is None else check_density(density)
         self.initializer = initializer
-        self._given = mask
+        self._given = None if mask is None else self._checked(mask)
+        self._drawn_digest = drawn_digest
 
-    def twin(self) -> "FixedMask":
+    def _checked(self, mask: Any) -> np.ndarray:
+        mask = np.asarray(mask)
+        live = int(np.count_nonzero(mask))
+        if mask.dtype != bool or not live:
+            raise ValueError(
+                "`mask` must be a bool array with at least one live entry. "
+                f"Received: mask of dtype {mask.dtype} with {live} live"
+            )
+        if self.density is not None and live_count(self.density, mask.size) != live:
+            raise DensityError(
+                f"`mask` has the density {live / mask.size:.6g}. Received: density={self.density!r}"
+            )
+        self.density = live / mask.size
+        return mask
+
+    def clone(self) -> "FixedMask":
         """An unbuilt FixedMask with the same settings and given mask, for another weight."""
         density = None if self._given is not None else self.density
         return FixedMask(density, self._given, self.initializer)
@@ -94,40 +101,65 @@ class FixedMask(Masked):
         initializer = self.initializer
         if initializer is not None:
             initializer = keras.initializers.serialize(initializer)
-        return {"density": self.density, "initializer": initializer}
+        config = {"density": self.density, "initializer": initializer}
+        if self._drawn_digest is not None:
+            config["drawn_digest"] = self._drawn_digest
+        return config
 
-    def _initial_mask(self) -> np.ndarray:
-        weight = self.weight
-        value = weight.finite_raw_value()
+    def mark_as_drawn(self) -> None:
+        """Notes that the raw weight is what its initializer has drawn."""
+        self._drawn_digest = _digest(self.weight.raw_value())
+
+    def is_as_drawn(self) -> bool:
+        """Whether the raw weight is still, bit by bit, what its initializer has drawn."""
+        digest = self._drawn_digest
+        return digest is not None and digest == _digest(self.weight.raw_value())
+
+    @property
+    def drawn_by(self) -> SparseInitializer | None:
+        """What drew the mask: `initializer`, or that of the weight's layer."""
+        drawn_by = self.initializer or self.weight.initializer
+        return drawn_by if isinstance(drawn_by, SparseInitializer) else None
+
+    def resolve(self, weight: PrunableWeight) -> Draw:
+        """The mask for a weight, by the four rules above; the weight is not changed."""
         if self._given is not None:
             if self._given.shape != weight.shape:
                 raise ValueError(
                     f"The mask for '{weight.path}' must have its shape {weight.shape}. "
                     f"Received: mask of shape {self._given.shape}"
                 )
-            return self._given
+            return Draw(self._given, None, self.initializer)
         if self.initializer is not None:
-            layout = true_layout(weight, self.initializer)
-            kernel, mask = self.initializer.sample(weight.shape, layout=layout)
-            weight.variable.assign(kernel)
-            return mask
+            return draw(weight, self.initializer)
         if isinstance(weight.initializer, SparseInitializer):
-            return self._adopt(weight.initializer)
+            drawn = adopt(weight, weight.initializer)
+            live = int(np.count_nonzero(drawn.mask))
+            if self.density is not None and live_count(self.density, drawn.mask.size) != live:
+                raise DensityError(
+                    f"The initializer of '{weight.path}' has a mask of density "
+                    f"{live / drawn.mask.size:.6g}. Received: density={self.density!r}"
+                )
+            return drawn
+        value = weight.finite_raw_value()
         if self.density is None:
             raise NotPrunableError(
                 f"FixedMask() has no mask for '{weight.path}': give it a `density` or a `mask`, or "
                 "the layer one of our initializers. "
                 f"Received: initializer={weight.initializer.__class__.__name__}"
             )
-        return largest_mask(np.abs(value), live_count(self.density, value.size))
+        return Draw(largest_mask(np.abs(value), live_count(self.density, value.size)))
 
-    def _adopt(self, initializer: SparseInitializer) -> np.ndarray:
-        mask, kernel = adopt_mask(self.weight, initializer)
-        if self.density is not None and live_count(self.density, mask.size) != mask.sum():
-            raise DensityError(
-                f"The initializer of '{self.weight.path}' has a mask of density "
-                f"{mask.mean():.6g}. Received: density={self.density!r}"
-            )
-        if kernel is not None:
-            self.weight.variable.assign(kernel)
-        return mask
+    def _initial_mask(self) -> np.ndarray:
+        drawn = self.resolve(self.weight)
+        self._given = None  # from here on the variable holds it
+        if drawn.kernel is not None:
+            self.weight.variable.assign(drawn.kernel)
+        if drawn.fresh:
+            self.mark_as_drawn()
+        return drawn.mask
+
+
+def _digest(value: np.ndarray) -> int:
+    # The sum turns -0.0, which a mask writes as 0.0, into that.
+    return zlib.crc32((value + 0.0).data)

@@ -132,6 +132,6 @@ class LearntThreshold(Parametrization):
         g = self.g if isinstance(self.g, str) else keras.saving.serialize_keras_object(self.g)
         return {**self.arguments(), "g": g}
 
-    def twin(self) -> "LearntThreshold":
+    def clone(self) -> "LearntThreshold":
         """An unbuilt one with the same settings, for another weight."""
         return type(self)(**self.arguments())

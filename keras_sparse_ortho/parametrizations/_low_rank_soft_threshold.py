@@ -27,10 +27,10 @@ class LowRankSoftThreshold(LearntThreshold):
 
     so that `v` is in [0, 0.5] for weights of any scale, which a sigmoid reaches.
     `keras_sparse_ortho.strip` makes two thin layers of a `Dense`, a thin one before an LSTM, GRU
-    or SimpleRNN, where these are smaller; elsewhere the product is baked into the layer.
+    or SimpleRNN, where these are smaller; elsewhere the layer gets the product as its weight.
 
-    The layer's own weight is not trained any more, and used by nothing but `bake`; weights that are
-    set from outside after the wrapper was built are decomposed by `settle`.
+    The layer's own weight is not trained any more, and used by nothing but `materialize`; weights
+    that are set from outside after the wrapper was built are decomposed by `settle`.
 
     Args:
         rank: Number `r` of values, at most the smaller side of the matrix. Default: all of them.

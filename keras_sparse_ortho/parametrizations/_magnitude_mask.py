@@ -37,7 +37,7 @@ class MagnitudeMask(ScheduledMask):
     >>> model.compile("sgd", "mse")
     >>> history = model.fit(np.ones((16, 8)), np.ones((16, 4)), batch_size=2, verbose=0,
     ...                     callbacks=[kso.callbacks.UpdateMasks()])
-    >>> kso.prunable_weights(model, flops=False)[0].live
+    >>> kso.prunable_weights(model)[0].live
     8
 
     Reference:

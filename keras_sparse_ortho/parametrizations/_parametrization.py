@@ -41,19 +41,19 @@ class Parametrization(abc.ABC):
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes an unbuilt twin."""
+        """JSON values from which `from_config` makes an unbuilt clone."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Parametrization":
         """The reverse of `get_config`."""
         return cls(**config)
 
-    def twin(self) -> "Parametrization":
+    def clone(self) -> "Parametrization":
         """An unbuilt parametrization with the same settings, for another weight."""
         return type(self).from_config(self.get_config())
 
     def for_density(self, density: float) -> "Parametrization":
-        """An unbuilt twin whose weight has this density in the end: a share of a budget.
+        """An unbuilt clone whose weight has this density in the end: a share of a budget.
 
         Raises:
             NotPrunableError: A parametrization whose density is learnt.
@@ -79,10 +79,10 @@ class Parametrization(abc.ABC):
     def weight(self) -> PrunableWeight:
         """The weight it was built for."""
 
-    def bake(self) -> None:
+    def materialize(self) -> None:
         """Sets the raw weight to the effective one."""
         variable = self.weight.variable
         variable.assign(self.effective(keras.ops.convert_to_tensor(variable)))
 
     def release(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called when the baked weight stays in its layer, and the parametrization goes."""
+        """Called when the weight stays in its layer as it is, and the parametrization goes."""

@@ -47,12 +47,12 @@ class ScheduledMask(Masked):
         return self._forgotten(mask)
 
     def for_density(self, density: float) -> "ScheduledMask":
-        """An unbuilt twin whose schedule ends with this density."""
-        twin = self.twin()
-        twin.schedule = self.schedule.with_final(density)
-        return twin
+        """An unbuilt clone whose schedule ends with this density."""
+        clone = self.clone()
+        clone.schedule = self.schedule.with_final(density)
+        return clone
 
-    def twin(self) -> "ScheduledMask":
+    def clone(self) -> "ScheduledMask":
         """An unbuilt parametrization with the same schedule, for another weight."""
         return type(self)(self.schedule)
 

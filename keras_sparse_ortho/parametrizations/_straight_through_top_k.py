@@ -34,7 +34,7 @@ class StraightThroughTopK(ScheduledMask):
     >>> import keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
     >>> model = kso.parametrize(dense, StraightThroughTopK(0.25, frequency=10))
-    >>> kso.prunable_weights(model, flops=False)
+    >>> kso.prunable_weights(model)
     [<head/kernel shape=(8, 4), density=0.25>]
 
     Reference:

@@ -1,7 +1,21 @@
-"""Pruning: budgets, initializers and parametrizations for a whole model."""
+"""Whole models made sparse: `sparsify`, `prune`, `adopt_masks`, `parametrize`."""
 
-from keras_sparse_ortho.pruning._apply_masks import apply_masks as apply_masks
+from keras_sparse_ortho.pruning._adopt_masks import adopt_masks as adopt_masks
+from keras_sparse_ortho.pruning._drawing import draw_kernels as draw_kernels
 from keras_sparse_ortho.pruning._parametrize import parametrize as parametrize
+from keras_sparse_ortho.pruning._planning import BudgetLike as BudgetLike
+from keras_sparse_ortho.pruning._planning import plan_for as plan_for
+from keras_sparse_ortho.pruning._prune import prune as prune
 from keras_sparse_ortho.pruning._sparsify import sparsify as sparsify
 
-__all__ = ["apply_masks", "parametrize", "sparsify"]
+# Public; the other names above are for the TFMOT wing.
+__all__ = ["adopt_masks", "parametrize", "prune", "sparsify"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "apply_masks":
+        raise AttributeError(
+            "keras_sparse_ortho.pruning.apply_masks is now keras_sparse_ortho.prune(model, "
+            "masks=...), or prune(model, score=saliency)"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

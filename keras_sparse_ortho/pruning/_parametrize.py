@@ -1,20 +1,23 @@
 """`parametrize`: learnt and scheduled sparsity for a whole model."""
 
+from typing import Any
+
 import keras
 
-from keras_sparse_ortho.budgets import Budget
+from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.kernels import Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
-from keras_sparse_ortho.parametrizations import Parametrization
-from keras_sparse_ortho.pruning._planning import plan_for
-from keras_sparse_ortho.pruning._wrapping import wrap
+from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
+from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
+from keras_sparse_ortho.pruning._wrapping import hold, wrap
 
 
+@explains_density
 def parametrize(
     model: keras.Model,
-    parametrization: Parametrization,
+    parametrization: Parametrization | type[Parametrization],
     density: float | None = None,
-    budget: str | Budget | None = None,
+    budget: BudgetLike | None = None,
     *,
     include: Selection = None,
     exclude: Selection = None,
@@ -28,10 +31,12 @@ def parametrize(
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
-        parametrization: The template, of which each kernel gets its own.
+        parametrization: The template, of which each kernel gets its own; or a class, for its
+            default arguments.
         density: Global live fraction in the end, in (0, 1], shared out by `budget`. Default: what
             the parametrization itself says, for every kernel alike.
-        budget: `"erk"` (default if there is a density), `"er"`, `"uniform"`, or a `Budget`.
+        budget: `"erk"` (default if there is a density), `"er"`, `"uniform"`, a `Budget`, or a
+            dict of densities by weight path, layer path or regular expression.
         include: Which kernels, as for `sparsify`. Default: all kernels and embeddings.
         exclude: Which kernels not.
 
@@ -57,24 +62,43 @@ def parametrize(
     ... ])
     >>> template = kso.parametrizations.StraightThroughTopK(1.0)
     >>> model = parametrize(dense, template, density=0.1)
-    >>> for weight in kso.prunable_weights(model, flops=False):
+    >>> for weight in kso.prunable_weights(model):
     ...     print(weight)
     <hidden/kernel shape=(64, 128), density=0.0672607>
     <head/kernel shape=(128, 10), density=0.309375>
     """
-    if not isinstance(parametrization, Parametrization):
-        raise ValueError(
-            f"`parametrization` must be a Parametrization. Received: {parametrization!r}"
-        )
-    weights = choose(prunable_weights(model, flops=False), include, exclude)
+    parametrization = _instance(parametrization)
+    weights = choose(prunable_weights(model), include, exclude)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     _refuse_global(model, parametrization)
     if density is None and budget is None:
-        return wrap(model, weights, {weight.path: parametrization.twin() for weight in weights})
-    plan = plan_for(model, density, budget or "erk", weights, orthogonal=False)
-    return wrap(
-        model, weights, {path: parametrization.for_density(share) for path, share in plan.items()}
-    )
+        table = {weight.path: parametrization.clone() for weight in weights}
+    else:
+        plan = plan_for(model, density, budget or "erk", weights, orthogonal=False)
+        table = {path: parametrization.for_density(share) for path, share in plan.items()}
+    # Masks that are fixed are found here, for the weights as they are given.
+    fixed = {path: own for path, own in table.items() if isinstance(own, FixedMask)}
+    if fixed:
+        return hold(model, weights, {w.path: fixed[w.path].resolve(w) for w in weights})
+    return wrap(model, weights, table)
+
+
+def _instance(parametrization: Any) -> Parametrization:
+    """The template, of a class one with its default arguments."""
+    if isinstance(parametrization, type) and issubclass(parametrization, Parametrization):
+        try:
+            return parametrization()
+        except TypeError as error:
+            raise ValueError(
+                f"{parametrization.__name__} has arguments that must be given: "
+                f"{error}. Received: parametrization={parametrization.__name__}, a class"
+            ) from None
+    if not isinstance(parametrization, Parametrization):
+        raise ValueError(
+            "`parametrization` must be a Parametrization, such as SoftThreshold(). "
+            f"Received: {parametrization!r}"
+        )
+    return parametrization
 
 
 def _refuse_global(model: keras.Model, parametrization: Parametrization) -> None:

@@ -1,44 +1,92 @@
-"""From a density and the name of a budget to the densities of given weights."""
+"""From a density and a budget to the densities of given weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets import Budget, er, erk, uniform
 from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight, select
 from keras_sparse_ortho.orthogonal import least_count, live_count
 
+BudgetLike = str | Budget | Mapping[str, float]
+"""The name of a budget, a `Budget`, or a dict from weight path or pattern to density."""
+
 _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
+_SALIENCIES = ("snip", "grasp", "synflow", "magnitude", "random")
 
 
 def plan_for(
     model: Any,
     density: float | None,
-    budget: str | Budget,
+    budget: BudgetLike,
     weights: list[PrunableWeight],
     *,
     orthogonal: bool,
 ) -> Budget:
-    """The budget for exactly these weights."""
-    if isinstance(budget, Budget):
-        plan = budget.for_weights(weights)
-        if density is not None and live_count(density, plan.size) != plan.live:
+    """The budget for exactly these weights.
+
+    Args:
+        model: The model, or the list of its weights.
+        density: Global live fraction, or `None` where the budget says it.
+        budget: See `BudgetLike`.
+        weights: The weights.
+        orthogonal: Whether every kernel must be able to be exactly orthogonal.
+
+    Raises:
+        DensityError: A density outside (0, 1].
+        BudgetError: A budget that is not known or does not fit the weights; a density that is not
+            that of the budget.
+    """
+    if isinstance(budget, str):
+        if budget not in _BUDGETS:
+            hint = ""
+            if budget in _SALIENCIES:
+                hint = (
+                    f" For masks by {budget} call keras_sparse_ortho.prune(model, density, "
+                    f"score={budget!r}); for its densities alone give `budget` the `.budget` of "
+                    f"keras_sparse_ortho.saliency.{budget}(...)."
+                )
             raise BudgetError(
-                f"The budget has the global density {plan.density:.6g}; leave `density` out. "
-                f"Received: density={density!r}"
+                f"`budget` must be one of {sorted(_BUDGETS)}, a Budget, or a dict from weight to "
+                f"density.{hint} Received: budget={budget!r}"
             )
-        if orthogonal:
-            _refuse_too_sparse(plan, weights)
-        return plan
-    if budget not in _BUDGETS:
-        raise BudgetError(
-            f"`budget` must be one of {sorted(_BUDGETS)} or a Budget. Received: budget={budget!r}"
+        paths = {weight.path for weight in weights}
+        return _BUDGETS[budget](
+            model, check_density(density), include=lambda w: w.path in paths, orthogonal=orthogonal
         )
+    if not isinstance(budget, Budget):
+        budget = _from_patterns(budget, weights)
+    plan = budget.for_weights(weights)
+    if density is not None and live_count(density, plan.size) != plan.live:
+        raise BudgetError(
+            f"The budget has the global density {plan.density:.6g}; leave `density` out. "
+            f"Received: density={density!r}"
+        )
+    if orthogonal:
+        _refuse_too_sparse(plan, weights)
+    return plan
+
+
+def _from_patterns(table: Any, weights: list[PrunableWeight]) -> Budget:
+    """A budget from paths, layer paths or regular expressions; a full path wins over a pattern."""
+    if not isinstance(table, Mapping):
+        raise BudgetError(
+            f"`budget` must be one of {sorted(_BUDGETS)}, a Budget, or a dict from weight to "
+            f"density. Received: budget={table!r}"
+        )
+    chosen: dict[str, tuple[str, float]] = {}
     paths = {weight.path for weight in weights}
-    return _BUDGETS[budget](
-        model, check_density(density), include=lambda w: w.path in paths, orthogonal=orthogonal
-    )
+    for name, density in sorted(table.items(), key=lambda item: item[0] in paths):
+        for weight in select(weights, name, "budget"):
+            other = chosen.get(weight.path)
+            if other is not None and weight.path != name and other[1] != density:
+                raise BudgetError(
+                    f"Two entries of `budget` name the weight '{weight.path}' with other "
+                    f"densities; name it by its path. Received: {other[0]!r} and {name!r}"
+                )
+            chosen[weight.path] = (name, density)
+    return Budget({path: density for path, (_, density) in chosen.items()})
 
 
 def _refuse_too_sparse(plan: Budget, weights: list[PrunableWeight]) -> None:

@@ -1,53 +1,56 @@
-"""`sparsify`: a budget, an initializer and masks for a whole model."""
-
-import random
+"""`sparsify`: sparse kernels, drawn anew, for a whole model."""
 
 import keras
-import numpy as np
 
-from keras_sparse_ortho.budgets import Budget
-from keras_sparse_ortho.budgets._structured import fit_structure
+from keras_sparse_ortho._checks import explains_density
+from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import Selection, choose, derived_seed
+from keras_sparse_ortho.kernels import Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
-from keras_sparse_ortho.orthogonal import largest_mask
-from keras_sparse_ortho.parametrizations import FixedMask, adopt_mask
-from keras_sparse_ortho.pruning._planning import plan_for
-from keras_sparse_ortho.pruning._seeding import initializer_for, is_orthogonal, structure_for
-from keras_sparse_ortho.pruning._wrapping import wrap
+from keras_sparse_ortho.orthogonal import Structure
+from keras_sparse_ortho.pruning._drawing import draw_kernels
+from keras_sparse_ortho.pruning._planning import BudgetLike
+from keras_sparse_ortho.pruning._training_lost import warn_of_training_lost
+from keras_sparse_ortho.pruning._wrapping import hold
 
 
+@explains_density
 def sparsify(
     model: keras.Model,
     density: float | None = None,
-    budget: str | Budget = "erk",
-    initializer: str | SparseInitializer | None = "exact_orthogonal",
+    budget: BudgetLike = "erk",
+    initializer: str | SparseInitializer = "exact_orthogonal",
     *,
+    structure: Structure | None = None,
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
 ) -> keras.Model:
-    """Makes a model sparse: every selected kernel gets a fixed mask of exact count.
+    """Draws sparse kernels anew, exactly orthogonal by default, with fixed masks of exact count.
 
-    1. `sparsify(model, 0.1)` draws sparse, exactly orthogonal kernels anew. The budget shares
-       `round(density * size)` live entries among the kernels; each kernel's seed is derived from
-       `seed` and its path, so that equal shapes do not get equal kernels. Biases, normalization
-       and kernels that are not selected keep their values.
-    2. `sparsify(model, 0.1, initializer=None)` keeps the given weights and masks them: in each
-       kernel the largest magnitudes stay.
-    3. `sparsify(model)` wraps exactly the layers whose initializer is one of ours, and adopts its
-       mask. (An initializer alone holds no mask: in training every entry moves.)
+    The budget shares `round(density * size)` live entries among the selected kernels; every
+    kernel `K` is drawn with `K^T K = gain^2 I` (or `K K^T`, if it is wide) and its mask is held:
+
+        w_e = w where the mask is live, and 0 elsewhere.
+
+    Each kernel's seed is derived from `seed` and its path, so that equal shapes do not get equal
+    kernels. Biases, normalization and kernels that are not selected keep their values.
+
+    To keep the weights and mask them, call `prune`; to hold the masks of initializers that stand
+    in the layers, `adopt_masks`; for masks and thresholds that come about in training,
+    `parametrize`.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
-        density: Global live fraction over the selected kernels, in (0, 1]. `None` for mode 3, or
-            if `budget` is a `Budget`.
-        budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
+        density: Global live fraction over the selected kernels, in (0, 1]. May be left out if the
+            budget says it.
+        budget: `"erk"` (default), `"er"`, `"uniform"`, a `Budget` for the selected kernels, or a
+            dict of densities by weight path, layer path or regular expression.
         initializer: `"exact_orthogonal"` (default; a layer whose own initializer is an
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
-            layer's own initializer times a random mask); an instance of a sparse initializer as a
-            pattern, of which density (degree, of a `RamanujanOrthogonal`) and seed are replaced;
-            or `None` to keep the weights.
+            layer's own initializer times a random mask); or a sparse initializer as a pattern, of
+            which density (degree, of a `RamanujanOrthogonal`) and seed are replaced.
+        structure: `Block`, `NByM` or `ConstantFan` for every selected kernel.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras
             does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name
             the layers, or a second model gets `dense_1` where the first had `dense`, and other
@@ -61,13 +64,16 @@ def sparsify(
         wrapped in place, it is returned itself, and is to be compiled again.
 
     Raises:
-        DensityError: A density outside (0, 1].
+        DensityError: A density outside (0, 1], or none where the budget is a name.
         BudgetError: A density or budget that does not fit the model, e.g. one too small for
             exactly orthogonal kernels; the message names the least one.
-        LayoutError: A kernel that its initializer's structure or degree does not fit.
+        LayoutError: A kernel that the structure or degree does not fit.
         NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
             quantized already; weights that are not finite.
         UnknownWeightError: An `include` or `exclude` that names nothing.
+
+    Warns:
+        UserWarning: A model that has been trained, whose weights are lost.
 
     Example:
 
@@ -79,42 +85,24 @@ def sparsify(
     ...     keras.layers.Dense(10, name="head"),
     ... ])
     >>> sparse = sparsify(dense, density=0.1, seed=0)
-    >>> for weight in kso.prunable_weights(sparse, flops=False):
+    >>> for weight in kso.prunable_weights(sparse):
     ...     print(weight)
     <hidden/kernel shape=(64, 128), density=0.0672607>
     <head/kernel shape=(128, 10), density=0.309375>
+
+    Reference:
+
+    - Nowak et al., "Sparser, Better, Deeper, Stronger: Improving Sparse Training with Exact
+      Orthogonal Initialization" (ICML 2024), arXiv 2406.01755
     """
-    weights = choose(prunable_weights(model, flops=False), include, exclude)
-    if density is None and not isinstance(budget, Budget):
-        weights = [w for w in weights if isinstance(w.initializer, SparseInitializer)]
-        refuse_unfit(
-            model, weights, "no layer with one of our initializers, and no `density` was given"
-        )
-        adopted = {weight.path: adopt_mask(weight, weight.initializer) for weight in weights}
-        table = {path: FixedMask(mask=mask) for path, (mask, _) in adopted.items()}
-        kernels = {path: kernel for path, (_, kernel) in adopted.items() if kernel is not None}
-        return wrap(model, weights, table, kernels)
+    weights = choose(prunable_weights(model), include, exclude)
     refuse_unfit(model, weights, "no kernel that could be pruned")
-    if initializer is None:
-        plan = plan_for(model, density, budget, weights, orthogonal=False)
-        masks = {
-            weight.path: largest_mask(np.abs(weight.raw_value()), plan.counts[weight.path])
-            for weight in weights
-        }
-        return wrap(model, weights, {p: FixedMask(mask=mask) for p, mask in masks.items()})
-    base_seed = random.randrange(2**31) if seed is None else seed
-    if isinstance(base_seed, bool) or not isinstance(base_seed, int | np.integer):
-        raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
-    plan = plan_for(model, density, budget, weights, orthogonal=is_orthogonal(initializer))
-    structures = {weight.path: structure_for(initializer, weight) for weight in weights}
-    if any(structures.values()):
-        plan = fit_structure(plan, weights, structures)
-    table = {
-        weight.path: FixedMask(
-            initializer=initializer_for(
-                initializer, weight, plan[weight.path], derived_seed(int(base_seed), weight.path)
-            )
+    if density is None and isinstance(budget, str):
+        raise DensityError(
+            "sparsify needs a `density`, the live fraction, or a `budget` that says it. To hold "
+            "the masks that the layers' own initializers drew, call "
+            f"keras_sparse_ortho.adopt_masks(model). Received: density=None, budget={budget!r}"
         )
-        for weight in weights
-    }
-    return wrap(model, weights, table, drawn=table)
+    draws = draw_kernels(model, weights, density, budget, initializer, structure, seed)
+    warn_of_training_lost(model, weights)
+    return hold(model, weights, draws)

@@ -1,34 +1,46 @@
 """Wrapping the layers that hold given weights, in a whole model."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 
+from keras_sparse_ortho.initializers import Draw, weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import Replacement, rewrite
-from keras_sparse_ortho.parametrizations import Parametrization
+from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
+
+
+def hold(model: Any, weights: list[PrunableWeight], draws: Mapping[str, Draw]) -> Any:
+    """Gives weights fixed masks, and the values that were drawn with them.
+
+    Args:
+        model: The model.
+        weights: Its weights that get a mask.
+        draws: The mask of each by path, with values to set where it has a kernel; the other
+            weights keep theirs.
+    """
+    masks = {path: FixedMask(mask=d.mask, initializer=d.initializer) for path, d in draws.items()}
+    return wrap(model, weights, masks, draws)
 
 
 def wrap(
     model: Any,
     weights: list[PrunableWeight],
     table: Mapping[str, Parametrization],
-    kernels: Mapping[str, np.ndarray] | None = None,
-    drawn: Container[str] = (),
+    draws: Mapping[str, Draw] | None = None,
 ) -> Any:
     """Wraps every outermost layer that holds some of the weights.
 
     Args:
         model: The model.
         weights: Its weights that get a parametrization.
-        table: The parametrization, not built, for each path.
-        kernels: Values to set by path; the other weights keep theirs.
-        drawn: Paths whose parametrization sets the weight itself when it is built.
+        table: The parametrization, not built, for each path. Masks that are fixed are given in
+            it: wrappers draw nothing here.
+        draws: By path what was drawn; see `hold`.
     """
-    kernels = kernels or {}
+    draws = draws or {}
 
     def replace(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
         inside = [w.path for w in weights if w.path.startswith(f"{path}/")]
@@ -41,17 +53,30 @@ def wrap(
         def finish() -> None:
             if not wrapper.built:
                 wrapper.build()  # around a layer of a class-written model, which is built
-            made = wrapper.parametrizations
-            own = {id(p.weight.variable) for key, p in made.items() if keys[key] in drawn}
+            drawn = {key: draws.get(full) for key, full in keys.items()}
+            parametrizations = wrapper.parametrizations
+            replaced = {
+                id(parametrizations[key].weight.variable)
+                for key, given in drawn.items()
+                if given is not None and given.kernel is not None
+            }
             for old, new in zip(layer.weights, inner.weights, strict=True):
-                if old is not new and id(new) not in own:
+                if old is not new and id(new) not in replaced:
                     # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
                     new.assign(keras.ops.copy(old))
-            for key, parametrization in made.items():
-                if keys[key] in kernels:
-                    parametrization.weight.variable.assign(kernels[keys[key]])
-                parametrization.settle()
+            for key, parametrization in parametrizations.items():
+                _finish(parametrization, drawn[key])
 
         return Replacement(wrapper, finish)
 
-    return rewrite(model, replace)
+    with weights_set_later():
+        return rewrite(model, replace)
+
+
+def _finish(parametrization: Parametrization, drawn: Draw | None) -> None:
+    """Sets the weight to what was drawn, and tells the parametrization that it has been set."""
+    if drawn is not None and drawn.kernel is not None:
+        parametrization.weight.variable.assign(drawn.kernel)
+    parametrization.settle()
+    if drawn is not None and drawn.fresh and isinstance(parametrization, FixedMask):
+        parametrization.mark_as_drawn()

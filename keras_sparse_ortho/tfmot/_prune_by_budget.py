@@ -6,7 +6,7 @@ from typing import Any
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.pruning._planning import plan_for
+from keras_sparse_ortho.pruning import plan_for
 from keras_sparse_ortho.schedules import TfmotSchedule
 from keras_sparse_ortho.tfmot._imports import tfmot
 from keras_sparse_ortho.tfmot._rewrite import rewrite, select_weights

@@ -1,26 +1,24 @@
 """`prune_exact_orthogonal`: sparse from the first step, inside TFMOT."""
 
-import random
 from typing import Any
 
-import numpy as np
-
-from keras_sparse_ortho.budgets import Budget
+from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import Selection, derived_seed
-from keras_sparse_ortho.parametrizations._adoption import true_layout
-from keras_sparse_ortho.pruning._planning import plan_for
-from keras_sparse_ortho.pruning._seeding import initializer_for, is_orthogonal
-from keras_sparse_ortho.tfmot._prune_with_mask import Drawn, hold
+from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.orthogonal import Structure
+from keras_sparse_ortho.pruning import BudgetLike, draw_kernels
+from keras_sparse_ortho.tfmot._prune_with_mask import hold
 from keras_sparse_ortho.tfmot._rewrite import select_weights
 
 
+@explains_density
 def prune_exact_orthogonal(
     model: Any,
     density: float | None = None,
-    budget: str | Budget = "erk",
+    budget: BudgetLike = "erk",
     initializer: str | SparseInitializer = "exact_orthogonal",
     *,
+    structure: Structure | None = None,
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
@@ -36,9 +34,11 @@ def prune_exact_orthogonal(
         model: A built tf_keras model: Sequential, functional or nested. It is left as it is.
         density: Global live fraction over the selected kernels, in (0, 1]; may be left out if
             `budget` is a `Budget`.
-        budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
+        budget: `"erk"` (default), `"er"`, `"uniform"`, a `Budget` for the selected kernels, or a
+            dict of densities by weight path, layer path or regular expression.
         initializer: `"exact_orthogonal"` (default), `"random_sparse"`, or an instance of a sparse
             initializer as a pattern, of which density and seed are replaced.
+        structure: `Block`, `NByM` or `ConstantFan` for every selected kernel.
         seed: Integer, or `None` for a new one at each call (from Python's `random`). Each
             kernel's seed is derived from it and the kernel's path.
         include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
@@ -76,14 +76,5 @@ def prune_exact_orthogonal(
     - Nowak et al. (ICML 2024), arXiv 2406.01755
     """
     weights = select_weights(model, include, exclude)
-    base_seed = random.randrange(2**31) if seed is None else seed
-    if isinstance(base_seed, bool) or not isinstance(base_seed, int | np.integer):
-        raise ValueError(f"`seed` must be an integer or None. Received: seed={seed!r}")
-    plan = plan_for(weights, density, budget, weights, orthogonal=is_orthogonal(initializer))
-    table: dict[str, Drawn] = {}
-    for weight in weights:
-        own_seed = derived_seed(int(base_seed), weight.path)
-        own = initializer_for(initializer, weight, plan[weight.path], own_seed)
-        kernel, mask = own.sample(weight.shape, layout=true_layout(weight, own))
-        table[weight.path] = (mask, kernel, own)
-    return hold(model, table)
+    draws = draw_kernels(weights, weights, density, budget, initializer, structure, seed)
+    return hold(model, draws)

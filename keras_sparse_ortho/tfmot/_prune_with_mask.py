@@ -1,5 +1,6 @@
 """`prune_with_mask`: a whole tf_keras model with masks that are given and held."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,17 +8,13 @@ import numpy as np
 
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import SparseInitializer
+from keras_sparse_ortho.initializers import Draw, SparseInitializer, adopt
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.orthogonal import largest_mask
-from keras_sparse_ortho.parametrizations import adopt_mask
-from keras_sparse_ortho.pruning._planning import plan_for
+from keras_sparse_ortho.pruning import BudgetLike, plan_for
 from keras_sparse_ortho.tfmot._prune_with_mask_layer import PruneWithMask
 from keras_sparse_ortho.tfmot._rewrite import rewrite, select_weights
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight
-
-Drawn = tuple[np.ndarray, np.ndarray | None, SparseInitializer | None]
-"""A mask, values for the kernel or `None`, and what drew the two or `None`."""
 
 
 def prune_with_mask(
@@ -25,7 +22,7 @@ def prune_with_mask(
     masks: Mapping[str, np.ndarray] | None = None,
     *,
     density: float | None = None,
-    budget: str | Budget = "erk",
+    budget: BudgetLike = "erk",
     include: Selection = None,
     exclude: Selection = None,
 ) -> Any:
@@ -81,19 +78,21 @@ def prune_with_mask(
         weights = select_weights(model, lambda w: w.path in masks, None)
         for path in masks:
             select(weights, path, "masks")
-        return hold(model, {w.path: (np.asarray(masks[w.path]), None, None) for w in weights})
+        return hold(model, {w.path: Draw(np.asarray(masks[w.path])) for w in weights})
     weights = select_weights(model, include, exclude)
     if by_density:
         counts = plan_for(weights, density, budget, weights, orthogonal=False).counts
         return hold(
             model,
-            {w.path: (largest_mask(np.abs(w.raw_value()), counts[w.path]), None, None)
-             for w in weights},
+            {w.path: Draw(largest_mask(np.abs(w.raw_value()), counts[w.path])) for w in weights},
         )  # fmt: skip
-    table: dict[str, Drawn] = {}
+    table: dict[str, Draw] = {}
     for weight in weights:
         if isinstance(weight.initializer, SparseInitializer):
-            table[weight.path] = (*adopt_mask(weight, weight.initializer), None)
+            # The layer keeps its initializer, of which a clone takes the mask.
+            table[weight.path] = dataclasses.replace(
+                adopt(weight, weight.initializer), initializer=None
+            )
     if not table:
         raise NotPrunableError(
             "The model has no layer with one of our initializers, and neither `masks` nor "
@@ -102,11 +101,11 @@ def prune_with_mask(
     return hold(model, table)
 
 
-def hold(model: Any, table: Mapping[str, Drawn]) -> Any:
+def hold(model: Any, table: Mapping[str, Draw]) -> Any:
     """A copy of a model in which the weights of `table` keep their masks."""
     weights: list[PrunableWeight] = select_weights(model, lambda w: w.path in table, None)
     full_paths = {id(weight.variable): weight.path for weight in weights}
-    plans: list[list[tuple[str, Drawn]]] = []
+    plans: list[list[tuple[str, Draw]]] = []
 
     def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> PruneWithMask:
         chosen = [kernels[k] for k in indices]
@@ -117,6 +116,6 @@ def hold(model: Any, table: Mapping[str, Drawn]) -> Any:
 
     result, wrappers = rewrite(model, weights, wrap)
     for wrapper, plan in zip(wrappers, plans, strict=True):
-        for path, (mask, kernel, initializer) in plan:
-            wrapper.assign_mask(path, mask, kernel, initializer)
+        for path, drawn in plan:
+            wrapper.assign_mask(path, drawn.mask, drawn.kernel, drawn.initializer)
     return result

@@ -7,10 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import SparseInitializer
+from keras_sparse_ortho.initializers import SparseInitializer, adopt, draw
 from keras_sparse_ortho.orthogonal import largest_mask
-from keras_sparse_ortho.parametrizations import adopt_mask
-from keras_sparse_ortho.parametrizations._adoption import true_layout
 from keras_sparse_ortho.tfmot._imports import tf_keras
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
 from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
@@ -173,18 +171,16 @@ class PruneWithMask(EffectiveWeightWrapper):
         initializer = weight.initializer
         if self._initializers is not None and self._initializers[index] is not None:
             initializer = self._initializers[index]
-            kernel, drawn = initializer.sample(
-                weight.shape, layout=true_layout(weight, initializer)
-            )
-            variable.assign(kernel)
-            state.assign(drawn)
+            drawn = draw(weight, initializer)
+            variable.assign(drawn.kernel)
+            state.assign(drawn.mask)
         elif self._live is not None:
             state.assign(largest_mask(np.abs(value), self._live[index]))
         elif isinstance(initializer, SparseInitializer):
-            drawn, kernel = adopt_mask(weight, initializer)
-            if kernel is not None:
-                variable.assign(kernel)
-            state.assign(drawn)
+            drawn = adopt(weight, initializer)
+            if drawn.kernel is not None:
+                variable.assign(drawn.kernel)
+            state.assign(drawn.mask)
         else:
             raise NotPrunableError(
                 f"PruneWithMask has no mask for '{weight.path}': give it `masks`, `initializers` "

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.core
 
 
 def flops(model):
-    return {weight.path: weight.flops for weight in kso.prunable_weights(model)}
+    return {weight.path: weight.flops for weight in kso.prunable_weights(model, flops=True)}
 
 
 def model_of(layer, shape, inputs=1):
@@ -140,7 +140,7 @@ def test_a_model_written_as_a_class():
 def test_a_wrapped_layer_counts_like_a_plain_one_and_its_live_entries():
     inputs = keras.Input((9, 9, 4))
     dense = keras.Model(inputs, L.Conv2D(6, 3, name="c")(inputs))
-    [weight] = kso.prunable_weights(kso.sparsify(dense, 0.25, seed=0))
+    [weight] = kso.prunable_weights(kso.sparsify(dense, 0.25, seed=0), flops=True)
     assert weight.flops == 49 * 216
     assert weight.sparse_flops == 49 * 54
 
@@ -179,7 +179,7 @@ def test_resnet50_against_the_published_count():
     the average pool.
     """
     model = keras.applications.ResNet50(weights=None)
-    weights = kso.prunable_weights(model)
+    weights = kso.prunable_weights(model, flops=True)
     assert len(weights) == 54
     assert sum(weight.size for weight in weights) == 25_502_912
     table = {weight.path: weight.flops for weight in weights}

@@ -35,7 +35,7 @@ def test_flattened_convolutions_inside_sparsify():
         ]
     )
     sparse = kso.sparsify(model, 0.5, "uniform", ApproximateIsometry(1.0, gain=2.0), seed=0)
-    conv, head = kso.prunable_weights(sparse, flops=False)
+    conv, head = kso.prunable_weights(sparse)
     matrix = conv.value().reshape(27, 16)
     np.testing.assert_allclose(matrix.T @ matrix, 4 * np.eye(16), atol=1e-2)
     assert (conv.live, head.live) == (216, 2880)
@@ -49,7 +49,7 @@ def test_progress_can_be_seen(capsys):
 
 def test_refusals():
     mask = np.ones((4, 4), bool)
-    with pytest.raises(DensityError, match=r"must be a number .*Received: density=None"):
+    with pytest.raises(DensityError, match=r"live fraction.*Received: density=None"):
         ApproximateIsometry(None)
     with pytest.raises(DensityError, match=r"`mask` has its own density.*density=0.5"):
         ApproximateIsometry(0.5, mask=mask)

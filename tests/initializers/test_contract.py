@@ -124,11 +124,12 @@ def test_rescaling_keeps_the_variance():
 
 
 def test_refusals():
-    with pytest.raises(DensityError, match=r"Received: density=None"):
-        ExactOrthogonal(None)
+    for pattern in (ExactOrthogonal(), RandomSparse()):  # without a density it cannot draw
+        with pytest.raises(DensityError, match=r"a pattern for sparsify.*Received: density=None"):
+            pattern.sample((4, 4))
     with pytest.raises(DensityError, match=r"Received: density=1.2"):
         RandomSparse(1.2)
-    with pytest.raises(ValueError, match=r"`seed` must be a non-negative integer or None. Received: seed=1.5"):
+    with pytest.raises(ValueError, match=r"`seed` must be a non-neg.* or None. Received: seed=1.5"):
         ExactOrthogonal(0.1, seed=1.5)
     with pytest.raises(ValueError, match=r"`layout` must be a KernelLayout, .*Received"):
         ExactOrthogonal(0.1, layout="dense")

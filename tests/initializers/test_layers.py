@@ -14,7 +14,7 @@ from keras_sparse_ortho.initializers import (
     kernel_layouts,
 )
 from tests.helpers import array
-from tests.layers.kinds import DENSITY, KINDS
+from tests.layers.kinds import DENSITY, KINDS, network
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -46,7 +46,7 @@ def test_in_bare_layers(name):
     make, options, layout, shape = BARE[name]
     eoi = ExactOrthogonal(0.4, gain=1.2, seed=1, layout=layout)
     model = keras.Sequential([keras.Input(shape), make(16, kernel_initializer=eoi, **options)])
-    weight = prunable_weights(model, flops=False)[0]
+    weight = prunable_weights(model)[0]
     assert weight.layout == (layout or KernelLayout.dense()) or layout is None
     assert orthogonality_error(weight.value(), weight.layout, gain=1.2) < 1e-6
     assert weight.live <= round(0.4 * weight.size)
@@ -57,7 +57,7 @@ def test_attention_projections_along_their_true_axes():
     layer = L.MultiHeadAttention(4, 8, kernel_initializer=eoi)
     x = keras.Input((5, 32))
     model = keras.Model(x, layer(x, x))
-    found = prunable_weights(model, flops=False)
+    found = prunable_weights(model)
     assert len(found) == 4
     for weight in found:
         assert orthogonality_error(weight.value(), weight.layout, gain=1.0) < 1e-6
@@ -65,8 +65,8 @@ def test_attention_projections_along_their_true_axes():
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_wrapped_layers_are_orthogonal_along_their_true_axes(kind):
-    model = kind.model(PrunableLayer)
-    for weight in prunable_weights(model, flops=False):
+    model = network([kind], PrunableLayer)
+    for weight in prunable_weights(model):
         if weight.parametrization is not None:
             assert weight.live == round(DENSITY * weight.size)
             assert orthogonality_error(weight.value(), weight.layout, gain=1.0) < 1e-6

@@ -77,7 +77,7 @@ def test_a_file_keeps_the_initializer_and_its_kernels(name, tmp_path):
     model = keras.Model(x, make()(*[x] * inputs))
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    before, after = (kso.prunable_weights(m, flops=False) for m in (model, loaded))
+    before, after = (kso.prunable_weights(m) for m in (model, loaded))
     assert [w.path for w in before] == [w.path for w in after]
     for ours, theirs in zip(before, after, strict=True):
         np.testing.assert_array_equal(ours.raw_value(), theirs.raw_value())

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 import keras
+import pytest
 
 from keras_sparse_ortho.initializers import ExactOrthogonal
 
@@ -26,12 +27,19 @@ class Kind:
     def __str__(self):
         return self.name
 
-    def model(self, wrap, classes=3):
-        """A classifier around the layer, wrapped by `wrap`."""
+    def classifier(self, wrap, classes=3):
+        """A classifier around the layer, wrapped by `wrap`: its input and its outputs."""
         inputs = keras.Input(self.shape, dtype="int32" if self.integer else None)
         layer = wrap(self.make())
         x = layer(*[inputs] * self.inputs)
-        return keras.Model(inputs, L.Dense(classes, name="head")(L.Flatten()(x)))
+        return inputs, L.Dense(classes, name=f"{self.name}_head")(L.Flatten()(x))
+
+
+def network(kinds, wrap):
+    """One classifier that adds up those around every kind of layer: traced and compiled once."""
+    pairs = [kind.classifier(wrap) for kind in kinds]
+    inputs, outputs = ([pair[k] for pair in pairs] for k in range(2))
+    return keras.Model(inputs, L.Add()(outputs) if len(outputs) > 1 else outputs[0])
 
 
 def _block():
@@ -79,4 +87,10 @@ KINDS = [
     ),
     Kind("attention", lambda: L.MultiHeadAttention(4, 8, kernel_initializer=eoi()), (5, 32), 2),
     Kind("block", _block, (12,)),
+]
+
+# All kinds in one network in every run; one by one, to see which it is, among the slow tests.
+CASES = [
+    pytest.param(KINDS, id="together"),
+    *(pytest.param([kind], id=str(kind), marks=pytest.mark.slow) for kind in KINDS),
 ]

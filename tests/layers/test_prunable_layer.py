@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho import PrunableLayer
+from keras_sparse_ortho.analysis import orthogonality_error
 from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse, kernel_layouts
 from keras_sparse_ortho.parametrizations import FixedMask
 from tests.helpers import array
@@ -69,6 +70,47 @@ def test_a_kernel_drawn_along_the_wrong_axes_is_drawn_again():
     for weight in wrapper.prunable_weights:
         matrix = weight.value().astype("float64").reshape(32, 32)
         assert np.abs(matrix.T @ matrix - np.eye(32)).max() < 1e-6
+
+
+@pytest.mark.parametrize("lazily", [False, True], ids=["built", "traced first"])
+def test_a_layer_that_is_built_late_draws_once(monkeypatch, lazily):
+    drawn = []
+    sample = ExactOrthogonal.sample
+
+    def counted(self, shape, dtype=None, layout=None):
+        drawn.append(tuple(shape))
+        return sample(self, shape, dtype, layout)
+
+    monkeypatch.setattr(ExactOrthogonal, "sample", counted)
+
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            eoi = ExactOrthogonal(0.5, seed=1)
+            self.dense = PrunableLayer(L.Dense(8, kernel_initializer=eoi))
+            self.depthwise = PrunableLayer(L.DepthwiseConv1D(3, depthwise_initializer=eoi))
+            self.lstm = PrunableLayer(
+                L.LSTM(4, kernel_initializer=eoi, recurrent_initializer=ExactOrthogonal(0.5))
+            )
+
+        def call(self, x):
+            return self.lstm(self.depthwise(self.dense(x)))
+
+    block = Block()
+    if lazily:
+        keras.Sequential([keras.Input((6, 8)), block])  # builds in a scope that only traces
+    else:
+        block.dense.build((None, 6, 8))
+        block.depthwise.build((None, 6, 8))
+        block.lstm.build((None, 4, 8))
+    assert sorted(drawn) == [(3, 8, 1), (4, 16), (8, 8), (8, 16)]
+    for wrapper in (block.dense, block.depthwise, block.lstm):
+        assert isinstance(next(iter(wrapper.parametrizations.values())), FixedMask)
+        for weight in wrapper.prunable_weights:
+            assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
+            assert isinstance(weight.initializer, ExactOrthogonal)  # as before it was built
+            if weight.path != "depthwise_conv1d/kernel":
+                assert orthogonality_error(weight.value(), weight.layout) < 1e-6
 
 
 def test_random_sparse_masks_are_adopted():

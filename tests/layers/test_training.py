@@ -28,7 +28,7 @@ def network(dtype=None, dropout=0.2):
 
 
 def check_masks(model):
-    for weight in kso.prunable_weights(model, flops=False):
+    for weight in kso.prunable_weights(model):
         mask = weight.parametrization.mask_value()
         assert not weight.raw_value()[~mask].any()
         assert not weight.value()[~mask].any()
@@ -235,7 +235,7 @@ def test_threads_may_call_one_model():
 def test_a_mask_may_change_in_training_without_recompiling():
     class Halve(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            for weight in kso.prunable_weights(self.model, flops=False):
+            for weight in kso.prunable_weights(self.model):
                 mask = weight.parametrization.mask_value()
                 position = np.flatnonzero(mask)[::2]
                 mask.reshape(-1)[position] = False

@@ -14,11 +14,11 @@ pytestmark = pytest.mark.core
 @pytest.mark.parametrize("name", MODELS)
 def test_paths_and_flops_are_the_same_before_and_after_wrapping(name):
     model = MODELS[name]()
-    before = kso.prunable_weights(model)
+    before = kso.prunable_weights(model, flops=True)
     paths = [weight.path for weight in before]
     assert len(set(paths)) == len(paths)
     assert all(weight.density == 1.0 for weight in before)
-    after = kso.prunable_weights(kso.sparsify(model, 0.3, seed=0))
+    after = kso.prunable_weights(kso.sparsify(model, 0.3, seed=0), flops=True)
     assert sorted(paths) == sorted(weight.path for weight in after)
     flops = {weight.path: weight.flops for weight in before}
     assert flops == {weight.path: weight.flops for weight in after}
@@ -28,7 +28,7 @@ def test_paths_and_flops_are_the_same_before_and_after_wrapping(name):
 
 def test_shared_layers_are_listed_once_with_all_their_calls():
     model = nested_and_shared()
-    table = {weight.path: weight.flops for weight in kso.prunable_weights(model)}
+    table = {weight.path: weight.flops for weight in kso.prunable_weights(model, flops=True)}
     # "shared" runs twice inside "inner" and once behind it.
     [shared] = [path for path in table if path.endswith("shared/kernel")]
     assert table[shared] == 3 * 144
@@ -42,14 +42,14 @@ def test_biases_and_normalization_are_not_listed():
 
 def test_the_raw_and_the_effective_value():
     model = kso.sparsify(sequential(), 0.3, seed=0)
-    weight = kso.prunable_weights(model)[0]
+    weight = kso.prunable_weights(model, flops=True)[0]
     mask = weight.parametrization.mask_value()
     weight.variable.assign(np.ones(weight.shape))
     assert weight.raw_value().all()
     np.testing.assert_array_equal(weight.value(), mask.astype("float32"))
     assert weight.live == mask.sum()
     assert weight.sparse_flops == round(weight.flops * mask.mean())
-    weight.parametrization.bake()
+    weight.parametrization.materialize()
     np.testing.assert_array_equal(weight.raw_value(), mask.astype("float32"))
 
 

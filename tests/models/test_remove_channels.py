@@ -370,7 +370,7 @@ def test_channels_that_died_in_training(tmp_path):
     model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[steering])
     live = {
         w.path.split("/")[0]: w.parametrization.live_channels()
-        for w in kso.prunable_weights(model, flops=False)
+        for w in kso.prunable_weights(model)
         if w.parametrization is not None
     }
     both = live["conv"] & live["depthwise"]

@@ -120,14 +120,14 @@ def test_the_other_variables_are_read_anew():
 def test_held_masks_give_the_dense_gradient():
     model = compiled(network())
     x, y, _ = batch()
-    weights = kso.prunable_weights(model, flops=False)
+    weights = kso.prunable_weights(model)
     variables = [weight.variable for weight in weights]
     masks = [weight.parametrization.mask for weight in weights]
     held = [(mask, np.ones(mask.shape, bool)) for mask in masks]
     sparse = StatelessLoss(model, variables).gradients(None, x, y)
     dense = StatelessLoss(model, variables, held=held).gradients(None, x, y)
     plain = compiled(kso.strip(model))
-    kernels = [weight.variable for weight in kso.prunable_weights(plain, flops=False)]
+    kernels = [weight.variable for weight in kso.prunable_weights(plain)]
     expected = StatelessLoss(plain, kernels).gradients(None, x, y)
     for s, d, e, mask in zip(sparse, dense, expected, masks, strict=True):
         live = array(mask)

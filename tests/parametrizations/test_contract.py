@@ -21,11 +21,27 @@ def assert_equal_weights(one, other):
         np.testing.assert_array_equal(array(a), array(b), err_msg=a.path)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_counts_are_exact_in_the_end(method):
-    model = compiled(method)
-    fit(model, method, epochs=4)
-    weights = kso.prunable_weights(model, flops=False)
+@pytest.fixture(scope="module", params=METHODS)
+def run(request, tmp_path_factory):
+    """A run in one go, and one that was saved half-way: compiled once each for all tests."""
+    return Run(request.param, "adamw", tmp_path_factory.mktemp(request.param))
+
+
+class Run:
+    def __init__(self, method, optimizer, folder):
+        self.method = method
+        self.whole = compiled(method, optimizer)
+        # Four steps an epoch: the ramp is in its middle after two epochs, with its end to come.
+        fit(self.whole, method, epochs=4)
+        self.half = compiled(method, optimizer)
+        fit(self.half, method, epochs=2)
+        self.file = folder / "half.keras"
+        self.half.save(self.file)
+
+
+def test_counts_are_exact_in_the_end(run):
+    method, model = run.method, run.whole
+    weights = kso.prunable_weights(model)
     assert len(weights) == 3
     if method.startswith("soft"):
         assert sum(w.live for w in weights) == round(0.2 * sum(w.size for w in weights))
@@ -40,35 +56,30 @@ def test_counts_are_exact_in_the_end(method):
             assert not any(slot[dead].any() for slot in moments(model.optimizer, weight.variable))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_strip_gives_equal_outputs_and_the_same_zeros(method):
-    model = compiled(method)
-    fit(model, method, epochs=3)
-    counts = [w.live for w in kso.prunable_weights(model, flops=False)]
+def test_strip_gives_equal_outputs_and_the_same_zeros(run):
+    model = run.whole
+    counts = [w.live for w in kso.prunable_weights(model)]
     expected = model.predict(X, verbose=0)
     plain = kso.strip(model)
     np.testing.assert_allclose(plain.predict(X, verbose=0), expected, atol=1e-6)
-    assert [w.live for w in kso.prunable_weights(plain, flops=False)] == counts
+    assert [w.live for w in kso.prunable_weights(plain)] == counts
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_saving_and_cloning(method, tmp_path):
-    model = compiled(method)
-    fit(model, method, epochs=2)
+def test_saving_and_cloning(run, tmp_path):
+    model = run.half
     expected = model.predict(X, verbose=0)
-    model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = keras.models.load_model(run.file)
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
-    other = network(method)
+    other = network(run.method)
     other.load_weights(tmp_path / "model.weights.h5")
-    for twin in (loaded, clone, other):
+    for copy in (loaded, clone, other):
         # Not compiled alike: XLA rounds otherwise.
-        np.testing.assert_allclose(twin.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(copy.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
         for ours, theirs in zip(
-            kso.prunable_weights(model, flops=False),
-            kso.prunable_weights(twin, flops=False),
+            kso.prunable_weights(model),
+            kso.prunable_weights(copy),
             strict=True,
         ):
             assert ours.path == theirs.path
@@ -80,24 +91,26 @@ def test_saving_and_cloning(method, tmp_path):
                 np.testing.assert_array_equal(a.threshold_value(), b.threshold_value())
 
 
-@pytest.mark.parametrize(
-    ("method", "optimizer"), [(method, "adamw") for method in METHODS] + [("soft", "sgd")]
-)
-def test_resumed_training_equals_training_in_one_go(method, optimizer, tmp_path):
-    whole = compiled(method, optimizer)
-    # Four steps an epoch: the ramp is in its middle after two epochs, with its end to come.
-    fit(whole, method, epochs=4)
-    half = compiled(method, optimizer)
-    fit(half, method, epochs=2)
-    half.save(tmp_path / "half.keras")
-    resumed = keras.models.load_model(tmp_path / "half.keras")
-    fit(resumed, method, epochs=4, initial_epoch=2)
-    assert_equal_weights(whole, resumed)
+def test_resumed_training_equals_training_in_one_go(run):
+    resumed = keras.models.load_model(run.file)
+    fit(resumed, run.method, epochs=4, initial_epoch=2)
+    assert_equal_weights(run.whole, resumed)
+
+
+def test_resumed_training_with_another_optimizer(tmp_path):
+    test_resumed_training_equals_training_in_one_go(Run("soft", "sgd", tmp_path))
+
+
+# At every step for some method in each run; all pairs among the slow tests.
+KILLS = [
+    pytest.param(method, at, marks=[] if (k + n) % 4 == 0 else pytest.mark.slow)
+    for k, at in enumerate((1, 5, 6, 11))
+    for n, method in enumerate(METHODS)
+]
 
 
 @pytest.mark.tensorflow_only
-@pytest.mark.parametrize("killed_at", [1, 5, 6, 11])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "killed_at"), KILLS)
 def test_a_run_killed_at_any_step_goes_on_as_if_it_had_not_stopped(method, killed_at, tmp_path):
     # Without XLA: this is about what happens when, and compiling is most of the time.
     whole = compiled(method, jit_compile=False)

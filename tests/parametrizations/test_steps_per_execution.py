@@ -10,5 +10,5 @@ from tests.parametrizations.models import compiled, fit
 def test_steps_per_execution_ends_with_the_same_counts(method):
     model = compiled(method, steps_per_execution=4)
     fit(model, method, epochs=4)
-    weights = kso.prunable_weights(model, flops=False)
+    weights = kso.prunable_weights(model)
     assert sum(w.live for w in weights) == round(0.2 * sum(w.size for w in weights))

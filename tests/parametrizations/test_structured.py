@@ -138,7 +138,7 @@ def test_target_density_counts_channels_with_their_entries(freeze, tmp_path):
     ramp = Cubic(0.4, 0, 8, frequency=4)
     # Slowly, so that no layer loses all its channels.
     x = fitted(model, TargetDensity(0.4, ramp, freeze=freeze), learning_rate=0.01)
-    weights = [w for w in kso.prunable_weights(model, flops=False) if w.parametrization]
+    weights = [w for w in kso.prunable_weights(model) if w.parametrization]
     assert [w.path for w in weights] == ["conv/kernel", "hidden/kernel"]
     largest = max(w.size // w.shape[-1] for w in weights)
     live, size = sum(w.live for w in weights), sum(w.size for w in weights)
@@ -154,9 +154,7 @@ def test_target_density_counts_channels_with_their_entries(freeze, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-6)
-    assert [w.live for w in kso.prunable_weights(loaded, flops=False)][:2] == [
-        w.live for w in weights
-    ]
+    assert [w.live for w in kso.prunable_weights(loaded)][:2] == [w.live for w in weights]
     np.testing.assert_allclose(kso.strip(model).predict(x, verbose=0), expected, atol=1e-6)
 
 
@@ -244,7 +242,7 @@ def sequences(**options):
 
 def cut(model, count):
     """Lets the `count` largest values of every low-rank weight live."""
-    for weight in kso.prunable_weights(model, flops=False):
+    for weight in kso.prunable_weights(model):
         made = weight.parametrization
         if isinstance(made, LowRankSoftThreshold):
             made.values.assign(np.where(np.arange(made.values.shape[0]) < count, made.values, 0))
@@ -267,7 +265,7 @@ def test_strip_makes_thin_layers_where_they_are_smaller(tmp_path):
     assert len(loaded.trainable_variables) == len(model.trainable_variables)
     plain = kso.strip(loaded)
     np.testing.assert_allclose(plain.predict(SEQUENCES, verbose=0), expected, atol=1e-5)
-    shapes = {w.path: w.shape for w in kso.prunable_weights(plain, flops=False)}
+    shapes = {w.path: w.shape for w in kso.prunable_weights(plain)}
     assert shapes == {
         "lift/lift_thin/kernel": (20, 4),
         "lift/lift/kernel": (4, 24),

@@ -34,7 +34,7 @@ def train(model):
     "make",
     [
         lambda model: kso.sparsify(model, 0.5, seed=0),
-        lambda model: kso.sparsify(model, 0.5, initializer=None),
+        lambda model: kso.prune(model, 0.5),
         lambda model: kso.sparsify(model, 0.5, include="first", seed=0),
         lambda model: kso.strip(kso.sparsify(model, 0.5, seed=0)),
         lambda model: kso.strip(model),

@@ -27,10 +27,10 @@ def dense():
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_every_kind_of_model_keeps_its_outputs(make):
     model = make()
-    plain = {w.path: w.raw_value() for w in kso.prunable_weights(model, flops=False)}
+    plain = {w.path: w.raw_value() for w in kso.prunable_weights(model)}
     # Thresholds next to 0: the outputs are those of the plain model.
     wrapped = kso.parametrize(model, SoftThreshold(s_init=-100.0))
-    weights = kso.prunable_weights(wrapped, flops=False)
+    weights = kso.prunable_weights(wrapped)
     assert [w.path for w in weights] == list(plain)
     for weight in weights:
         assert isinstance(weight.parametrization, SoftThreshold)
@@ -41,7 +41,7 @@ def test_the_straight_through_mask_ranks_the_weights_that_were_given():
     model = dense()
     kernel = np.abs(model.get_layer("hidden").get_weights()[0])
     wrapped = kso.parametrize(model, StraightThroughTopK(1.0), budget="uniform", density=0.25)
-    weight = kso.prunable_weights(wrapped, flops=False)[0]
+    weight = kso.prunable_weights(wrapped)[0]
     mask = weight.parametrization.mask_value()
     assert mask.sum() == 128
     assert kernel[mask].min() >= kernel[~mask].max()
@@ -49,16 +49,16 @@ def test_the_straight_through_mask_ranks_the_weights_that_were_given():
 
 def test_a_learnt_budget_moves_to_another_method():
     model = kso.parametrize(dense(), FixedMask(0.5))
-    head = kso.prunable_weights(model, flops=False)[1].parametrization
+    head = kso.prunable_weights(model)[1].parametrization
     head.assign_mask(np.arange(256).reshape(32, 8) < 40)
     budget = kso.Budget.from_model(model)
     other = kso.parametrize(dense(), StraightThroughTopK(1.0), budget=budget)
-    assert [w.live for w in kso.prunable_weights(other, flops=False)] == [256, 40]
+    assert [w.live for w in kso.prunable_weights(other)] == [256, 40]
 
 
 def test_include_and_exclude():
     model = kso.parametrize(dense(), MagnitudeMask(0.5), exclude="head")
-    kinds = [type(w.parametrization) for w in kso.prunable_weights(model, flops=False)]
+    kinds = [type(w.parametrization) for w in kso.prunable_weights(model)]
     assert kinds == [MagnitudeMask, type(None)]
     with pytest.raises(UnknownWeightError, match="Received: include='tail'"):
         kso.parametrize(dense(), MagnitudeMask(0.5), include="tail")
@@ -69,7 +69,7 @@ def test_refusals():
         kso.parametrize(dense(), SoftThreshold(), density=0.1, budget="uniform")
     with pytest.raises(BudgetError, match=r"`budget` must be one of.*Received: budget='magic'"):
         kso.parametrize(dense(), MagnitudeMask(0.5), density=0.1, budget="magic")
-    with pytest.raises(ValueError, match=r"must be a Parametrization. Received: 0.1"):
+    with pytest.raises(ValueError, match=r"must be a Parametrization, .* Received: 0.1"):
         kso.parametrize(dense(), 0.1)
     with pytest.raises(NotPrunableError, match="wrapped already"):
         kso.parametrize(kso.sparsify(dense(), 0.5), MagnitudeMask(0.5))

@@ -1,4 +1,4 @@
-"""`sparsify`: three modes, exact counts, seeds, and what is refused."""
+"""`sparsify`, and the masks of `prune` and `adopt_masks`: exact counts, seeds, refusals."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.core
 
 
 def weights(model):
-    return kso.prunable_weights(model, flops=False)
+    return kso.prunable_weights(model)
 
 
 @pytest.mark.parametrize("budget", ["erk", "er", "uniform"])
@@ -41,7 +41,7 @@ def test_anew_kernels_are_orthogonal_and_counts_exact(name, budget):
 def test_kept_weights_are_the_largest_of_each_kernel(name):
     model = MODELS[name]()
     given = {weight.path: weight.raw_value() for weight in weights(model)}
-    sparse = kso.sparsify(model, 0.25, initializer=None)
+    sparse = kso.prune(model, 0.25, budget="erk")
     assert sum(w.live for w in weights(sparse)) == round(
         0.25 * sum(value.size for value in given.values())
     )
@@ -136,7 +136,7 @@ def test_adopting_wraps_exactly_the_layers_with_our_initializers():
     x = L.Dense(24, kernel_initializer=ExactOrthogonal(0.2, gain=1.5), name="ours")(inputs)
     x = L.Dense(24, kernel_initializer=RandomSparse(0.25), name="random")(x)
     model = keras.Model(inputs, L.Dense(3, name="usual")(x))
-    sparse = kso.sparsify(model)
+    sparse = kso.adopt_masks(model)
     assert [layer.name for layer in wrappers(sparse)] == ["ours", "random"]
     np.testing.assert_array_equal(
         array(sparse.get_layer("ours").layer.kernel), array(model.get_layer("ours").kernel)
@@ -152,7 +152,7 @@ def test_adopting_redraws_kernels_that_a_bare_layer_drew_along_the_wrong_axes():
     model = keras.Model(
         inputs, L.LSTM(8, kernel_initializer=eoi, recurrent_initializer=eoi)(inputs)
     )
-    for weight in weights(kso.sparsify(model)):
+    for weight in weights(kso.adopt_masks(model)):
         assert orthogonality_error(weight.value(), weight.layout, gain=1.0) < 1e-6
 
 
@@ -163,7 +163,7 @@ def test_adopting_a_model_trained_without_masks_is_refused():
     model.compile("sgd", "mse")
     model.fit(np.ones((8, 8)), np.zeros((8, 4)), verbose=0)
     with pytest.raises(NotPrunableError, match="'hidden/kernel' has been changed since"):
-        kso.sparsify(model)
+        kso.adopt_masks(model)
 
 
 def test_patterns_of_initializers():
@@ -222,10 +222,16 @@ def test_bad_input_is_refused():
         kso.sparsify(model, 0.3, exclude="tail")
     with pytest.raises(ValueError, match=r"`initializer` must be .*Received: initializer='dense'"):
         kso.sparsify(model, 0.3, initializer="dense")
-    with pytest.raises(ValueError, match=r"`seed` must be an integer or None. Received: seed='a'"):
+    with pytest.raises(ValueError, match=r"`seed` must be .* integer or None. Received: seed='a'"):
         kso.sparsify(model, 0.3, seed="a")
     with pytest.raises(NotPrunableError, match="no layer with one of our initializers"):
+        kso.adopt_masks(model)
+    with pytest.raises(DensityError, match=r"needs a `density`.*adopt_masks\(model\).*Received"):
         kso.sparsify(model)
+    with pytest.raises(ValueError, match=r"prune\(model, density\). Received: initializer=None"):
+        kso.sparsify(model, 0.3, initializer=None)
+    with pytest.raises(TypeError, match=r"A sparsity of 0.9 is density=0.1. Received: sparsity"):
+        kso.sparsify(model, sparsity=0.9)
     with pytest.raises(NotPrunableError, match="no kernel that could be pruned"):
         kso.sparsify(keras.Sequential([keras.Input((3,)), L.ReLU()]), 0.5)
     with pytest.raises(NotPrunableError, match="must be built"):

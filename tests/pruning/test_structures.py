@@ -34,7 +34,7 @@ def test_whole_blocks_before_and_after_training():
     model = kso.sparsify(network(), 0.1, "erk", initializer=pattern, seed=1, exclude="head")
     model.compile("sgd", classifier_loss())
     model.fit(*data(model, 10, count=64), epochs=1, verbose=0)
-    found = kso.prunable_weights(model, flops=False)
+    found = kso.prunable_weights(model)
     found = [weight for weight in found if "head" not in weight.path]
     live = 0
     for weight in found:
@@ -69,7 +69,7 @@ def own_structures():
 def assert_structured(model):
     masks = {
         weight.path: weight.parametrization.mask_value()
-        for weight in kso.prunable_weights(model, flops=False)
+        for weight in kso.prunable_weights(model)
         if weight.parametrization is not None
     }
     assert set(np.unique(masks["a/kernel"].reshape(4, 16, 48).sum(axis=1))) == {0, 16}
@@ -83,7 +83,7 @@ def test_the_layers_own_structures_hold_where_kernels_are_drawn_anew(density):
     masks = assert_structured(sparse)
     size = sum(mask.size for mask in masks.values())
     assert sum(mask.sum() for mask in masks.values()) == round(density * size)
-    for weight in kso.prunable_weights(sparse, flops=False):
+    for weight in kso.prunable_weights(sparse):
         kernel = weight.value().astype(np.float64)
         if kernel.shape[0] < kernel.shape[1]:
             kernel = kernel.T
@@ -93,11 +93,11 @@ def test_the_layers_own_structures_hold_where_kernels_are_drawn_anew(density):
 def test_adopting_keeps_structures_and_kernels():
     model = own_structures()
     kernel = model.get_layer("b").get_weights()[0]
-    sparse = kso.sparsify(model)
+    sparse = kso.adopt_masks(model)
     masks = assert_structured(sparse)
     assert set(masks) == {"a/kernel", "b/kernel"}
     assert masks["b/kernel"].sum() == round(0.25 * kernel.size)
-    np.testing.assert_array_equal(kso.prunable_weights(sparse, flops=False)[1].value(), kernel)
+    np.testing.assert_array_equal(kso.prunable_weights(sparse)[1].value(), kernel)
 
 
 def test_densities_that_the_structures_do_not_allow():
@@ -138,7 +138,7 @@ def test_the_degree_follows_from_the_density(budget, relu):
 
 
 def kernels_of(model):
-    return kso.prunable_weights(model, flops=False)
+    return kso.prunable_weights(model)
 
 
 def test_inadmissible_degrees_are_refused_with_their_neighbours():
@@ -160,7 +160,8 @@ def test_inadmissible_degrees_are_refused_with_their_neighbours():
 
 @pytest.mark.parametrize("adopt", [False, True])
 def test_dynamic_sparse_training_refuses_structures(adopt):
-    model = kso.sparsify(own_structures(), None if adopt else 0.3, seed=1)
+    model = own_structures()
+    model = kso.adopt_masks(model) if adopt else kso.sparsify(model, 0.3, seed=1)
     model.compile("sgd", classifier_loss(), jit_compile=False)
     x, y = data(model, 10, count=8)
     for callback in (

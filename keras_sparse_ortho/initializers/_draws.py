@@ -1,0 +1,76 @@
+"""Kernels drawn for given weights, along the axes that their layers give them."""
+
+import dataclasses
+
+import numpy as np
+
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers._sparse_initializer import SparseInitializer, numpy_dtype
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """A mask for a weight, and where it comes from.
+
+    Args:
+        mask: Bool array of the weight's shape.
+        kernel: Values that the weight is to get; `None` to keep those it has.
+        initializer: What drew the mask, and the kernel with it; `None` for masks of other origin.
+        fresh: Whether the weight has, or is to get, exactly the values that were drawn.
+    """
+
+    mask: np.ndarray
+    kernel: np.ndarray | None = None
+    initializer: SparseInitializer | None = None
+    fresh: bool = False
+
+
+def draw(weight: PrunableWeight, initializer: SparseInitializer) -> Draw:
+    """Draws kernel and mask anew, along the true axes of the weight."""
+    kernel, mask = initializer.sample(weight.shape, layout=axes_for(weight, initializer))
+    return Draw(mask, kernel, initializer, fresh=True)
+
+
+def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> Draw:
+    """The mask that a weight's own initializer drew when the layer was built.
+
+    An initializer in a layer sees only a shape. Where it drew along other axes than the layer's
+    true ones, and the weight has not been touched since, the draw has a kernel along the true
+    axes.
+
+    Raises:
+        NotPrunableError: A weight that was changed, so that the mask would drop nonzero entries.
+    """
+    if weight.drawn_mask is not None:
+        return Draw(weight.drawn_mask(), None, initializer, fresh=True)
+    value = weight.raw_value()
+    drawn = draw(weight, initializer)
+    assert drawn.kernel is not None
+    if axes_for(weight, initializer) not in (None, KernelLayout.convolution()):
+        blind, _ = initializer.sample(weight.shape, weight.variable.dtype)
+        if np.array_equal(blind.astype(value.dtype), value):
+            return drawn
+    lost = int(np.count_nonzero(value[~drawn.mask]))
+    if not lost:
+        stored = drawn.kernel.astype(numpy_dtype(weight.variable.dtype)).astype(value.dtype)
+        return Draw(drawn.mask, None, initializer, fresh=np.array_equal(stored, value))
+    raise NotPrunableError(
+        f"The weight '{weight.path}' has been changed since its initializer drew it, and the "
+        "initializer's mask would drop entries that are not zero. An initializer alone holds no "
+        "mask: wrap the layer before training, or prune what was trained with "
+        "keras_sparse_ortho.prune(model, density). "
+        f"Received: {lost} nonzero entries outside the mask"
+    )
+
+
+def axes_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout | None:
+    """The layout to draw with: the layer's own, unless the user gave the initializer one."""
+    return weight.layout if initializer.layout is None else None
+
+
+def is_as_drawn(weight: PrunableWeight) -> bool:
+    """Whether a plain weight is still what its own initializer, one of ours, drew."""
+    kernel, _ = weight.initializer.sample(weight.shape, weight.variable.dtype)
+    value = weight.raw_value()
+    return np.array_equal(kernel.astype(value.dtype), value)

@@ -1,0 +1,89 @@
+"""Kernels that are drawn while a wrapped layer is built, with their masks."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import in_stateless_scope
+from keras_sparse_ortho.initializers import (
+    KernelLayout,
+    SparseInitializer,
+    are_weights_set_later,
+)
+from keras_sparse_ortho.kernels import PrunableWeight, initializer_attribute, kernel_layouts, walk
+
+
+class _Recorder:
+    """Draws as a sparse initializer does, along the axes of the layer, and keeps the mask."""
+
+    def __init__(self, initializer: SparseInitializer, layout: KernelLayout | None) -> None:
+        self.initializer = initializer
+        self.layout = layout if initializer.layout is None else None
+        self.mask: np.ndarray | None = None
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        # In a scope that only traces, Keras asks for a placeholder each time the value is read.
+        if are_weights_set_later() or in_stateless_scope():
+            return keras.ops.zeros(shape, dtype=dtype)
+        kernel, self.mask = self.initializer.sample(shape, dtype, self.layout)
+        return keras.ops.convert_to_tensor(kernel)
+
+    def take_mask(self) -> np.ndarray:
+        """The mask, which is not kept any longer."""
+        assert self.mask is not None
+        mask, self.mask = self.mask, None
+        return mask
+
+
+class RecordedDraws:
+    """The recorders of the weights of a layer, by owner and name of the initializer's attribute."""
+
+    def __init__(self) -> None:
+        self._recorders: dict[tuple[int, str], _Recorder] = {}
+        self._owners: list[Any] = []  # so that no other object gets their id
+
+    def add(self, layer: Any, attribute: str, recorder: _Recorder) -> None:
+        """Adds the recorder that stands in an attribute of a layer."""
+        self._owners.append(layer)
+        self._recorders[id(layer), attribute] = recorder
+
+    def mask_of(self, weight: PrunableWeight) -> Any:
+        """What gives the mask of a weight, `None` if its initializer is not recorded."""
+        attribute = initializer_attribute(weight.owner, weight.variable.name)
+        recorder = self._recorders.get((id(weight.owner), str(attribute)))
+        return None if recorder is None else recorder.take_mask
+
+
+@contextlib.contextmanager
+def recorded_draws(layer: Any) -> Iterator[RecordedDraws]:
+    """Inside, the sparse initializers of a layer that is not built yet record what they draw.
+
+    Without it a kernel would be drawn twice: an initializer in a layer gives no mask, so that it
+    would have to draw again for the mask, and it knows a shape only, not the axes of the layer.
+    A layer whose variables are created now and initialized later (in a scope of Keras that only
+    traces shapes) keeps the recorders until then.
+    """
+    draws = RecordedDraws()
+    with contextlib.ExitStack() as stack:
+        for inner, _ in walk(layer, ""):
+            if inner.built:
+                continue
+            layouts = {
+                initializer_attribute(inner, name): layout
+                for name, layout in kernel_layouts(inner).items()
+            }
+            for attribute, value in list(vars(inner).items()):
+                if _holds_initializer(attribute) and isinstance(value, SparseInitializer):
+                    recorder = _Recorder(value, layouts.get(attribute))
+                    draws.add(inner, attribute, recorder)
+                    stack.callback(setattr, inner, attribute, value)
+                    setattr(inner, attribute, recorder)
+        yield draws
+
+
+def _holds_initializer(attribute: str) -> bool:
+    # Private ones are patterns, of which layers such as MultiHeadAttention make copies.
+    return attribute.endswith("_initializer") and not attribute.startswith("_")

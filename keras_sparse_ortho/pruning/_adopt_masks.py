@@ -1,0 +1,51 @@
+"""`adopt_masks`: the masks that the layers' own initializers drew, held from now on."""
+
+import keras
+
+from keras_sparse_ortho.initializers import SparseInitializer, adopt
+from keras_sparse_ortho.kernels import Selection, choose
+from keras_sparse_ortho.models import prunable_weights, refuse_unfit
+from keras_sparse_ortho.pruning._wrapping import hold
+
+
+def adopt_masks(
+    model: keras.Model, *, include: Selection = None, exclude: Selection = None
+) -> keras.Model:
+    """Wraps the layers whose initializer is one of ours, and holds the masks that it drew.
+
+    An initializer alone holds no mask: in training every entry moves, and the kernel is dense
+    after one step. From here on `w_e = w` where the mask is live, and 0 elsewhere. Kernels keep
+    their values; where an initializer, which sees only a shape, drew along other axes than those
+    of its layer, and the kernel is as it was drawn, it is drawn along the true ones.
+
+    Args:
+        model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
+        include: Which kernels, as for `sparsify`. Default: all whose initializer is one of ours.
+        exclude: Which kernels not.
+
+    Returns:
+        A new model, not compiled. A model written as a class is changed in place, and returned.
+
+    Raises:
+        NotPrunableError: A model that is not built or has no such initializers; a kernel that was
+            trained, so that its mask would drop entries that are not zero; layers that are
+            wrapped or quantized already.
+        UnknownWeightError: An `include` or `exclude` that names nothing.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> orthogonal = kso.initializers.ExactOrthogonal(0.1, seed=0)
+    >>> dense = keras.Sequential([
+    ...     keras.Input((64,)),
+    ...     keras.layers.Dense(100, kernel_initializer=orthogonal, name="hidden"),
+    ...     keras.layers.Dense(10, name="head"),
+    ... ])
+    >>> kso.report(adopt_masks(dense)).rows[0].live
+    640
+    """
+    weights = choose(prunable_weights(model), include, exclude)
+    weights = [w for w in weights if isinstance(w.initializer, SparseInitializer)]
+    refuse_unfit(model, weights, "no layer with one of our initializers")
+    return hold(model, weights, {w.path: adopt(w, w.initializer) for w in weights})

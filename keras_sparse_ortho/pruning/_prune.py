@@ -1,0 +1,186 @@
+"""`prune`: weights as they are, with fixed masks on them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.initializers import Draw
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
+from keras_sparse_ortho.models import prunable_weights, refuse_unfit
+from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
+from keras_sparse_ortho.pruning._wrapping import hold
+from keras_sparse_ortho.saliency import Saliency, saliency_by_name
+
+
+@explains_density
+def prune(
+    model: keras.Model,
+    density: float | None = None,
+    *,
+    score: str | Saliency | Callable[..., Saliency] = "magnitude",
+    budget: BudgetLike | None = None,
+    masks: Mapping[str, np.ndarray] | None = None,
+    data: Any = None,
+    seed: int | None = None,
+    include: Selection = None,
+    exclude: Selection = None,
+) -> keras.Model:
+    """Keeps the weights of a model and masks them: `w_e = w` where a mask is live, else 0.
+
+    The `round(density * size)` entries of highest score are live: over all selected kernels
+    together, or within each kernel as many as a `budget` gives it (ties to the kernel that is
+    listed first, and in it to the lower flat index). So one call is one-shot pruning by
+    magnitude, of a trained model, or by SNIP, GraSP or SynFlow, of a fresh one:
+
+    - `prune(trained, 0.1, budget="erk")`: the largest magnitudes of each kernel;
+    - `prune(model, 0.1, score="snip", data=(x, y))`: connection sensitivity;
+    - `prune(model, score=kso.saliency.grasp(model, 0.1, data, batches=8))`: a saliency with
+      settings of its own;
+    - `prune(model, masks={"hidden/kernel": mask})`: masks of any origin.
+
+    To draw sparse kernels anew, call `sparsify`; for masks that come about in training,
+    `parametrize`.
+
+    Args:
+        model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
+        density: Global live fraction over the selected kernels, in (0, 1]. May be left out where
+            a `Saliency`, a `Budget` or `masks` say it.
+        score: `"magnitude"` (default), `"random"`, `"snip"`, `"grasp"` or `"synflow"`; a
+            `Saliency`; or a function of `keras_sparse_ortho.saliency`, called as
+            `score(model, density)`, or with `data` where that is given.
+        budget: Density of each kernel: `"erk"`, `"er"`, `"uniform"`, a `Budget`, or a dict as for
+            `sparsify`. `None`: the scores of all kernels are compared with each other.
+        masks: From weight path to a bool array of its shape; kernels that are not named stay
+            dense. In place of density, score and budget.
+        data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
+            dataset, a generator of batches.
+        seed: Integer, for `score="random"` and the choice of samples from arrays.
+        include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
+            or a predicate of a `PrunableWeight`. Default: all kernels and embeddings.
+        exclude: Which kernels not. Biases and normalization weights are never pruned.
+
+    Returns:
+        A new model, not compiled. A model written as a class cannot be cloned: its layers are
+        wrapped in place, it is returned itself, and is to be compiled again.
+
+    Raises:
+        DensityError: A density outside (0, 1], or none where nothing says it.
+        BudgetError: A budget that does not fit the model; layer collapse: a kernel that is left
+            without a live entry.
+        NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
+            quantized already; weights or scores that are not finite; a mask of another shape or
+            type, or without live entries.
+        UnknownWeightError: An `include`, `exclude` or mask that names nothing.
+        ValueError: Arguments that exclude each other; `data` that is missing or of no use.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
+    >>> kso.prunable_weights(prune(dense, 0.25))
+    [<a/kernel shape=(8, 4), density=0.25>]
+
+    References:
+
+    - Han et al., "Learning both Weights and Connections for Efficient Neural Networks" (NeurIPS
+      2015), arXiv 1506.02626, for magnitudes; those of `keras_sparse_ortho.saliency` for the rest
+    """
+    if masks is not None:
+        _refuse_beside(
+            "masks",
+            density=density,
+            score=None if score == "magnitude" else score,
+            budget=budget,
+            data=data,
+            include=include,
+            exclude=exclude,
+        )
+        return _hold_given(model, masks)
+    if isinstance(score, Saliency):
+        _refuse_beside("score", data=data, include=include, exclude=exclude)
+        weights = choose(prunable_weights(model), [*score.masks], None)
+    else:
+        weights = choose(prunable_weights(model), include, exclude)
+    refuse_unfit(model, weights, "no kernel that could be pruned")
+    if budget is not None:
+        plan = plan_for(model, density, budget, weights, orthogonal=False)
+        saliency = _scored(model, plan.density, score, data, seed, weights, collapse_matters=False)
+        chosen = saliency.masks_for(plan)
+    else:
+        if density is None and not isinstance(score, Saliency):
+            raise DensityError(
+                "prune needs a `density`, the live fraction, or a `budget` that says it. "
+                "Received: density=None, budget=None"
+            )
+        saliency = _scored(model, density, score, data, seed, weights, collapse_matters=True)
+        if density is not None and check_density(density) != saliency.density:
+            raise DensityError(
+                f"The saliency was made for the density {saliency.density:.6g}; leave `density` "
+                f"out. Received: density={density!r}"
+            )
+        chosen = saliency.masks
+    return hold(model, weights, {path: Draw(mask) for path, mask in chosen.items()})
+
+
+def _scored(
+    model: Any,
+    density: float | None,
+    score: Any,
+    data: Any,
+    seed: int | None,
+    weights: list[PrunableWeight],
+    *,
+    collapse_matters: bool,
+) -> Saliency:
+    if isinstance(score, Saliency):
+        return score
+    options = {
+        "include": [weight.path for weight in weights],
+        "on_collapse": "error" if collapse_matters else "ignore",
+    }
+    if callable(score):
+        found = score(model, density, *([] if data is None else [data]), **options)
+        if not isinstance(found, Saliency):
+            raise ValueError(
+                "A function given as `score` must return a Saliency, as those of "
+                f"keras_sparse_ortho.saliency do. Received: {found!r}"
+            )
+        return found
+    assert density is not None
+    return saliency_by_name(score, model, density, data, seed=seed, **options)
+
+
+def _hold_given(model: Any, masks: Mapping[str, np.ndarray]) -> keras.Model:
+    known = prunable_weights(model)
+    if unknown := set(masks).difference(weight.path for weight in known):
+        raise UnknownWeightError(
+            f"`masks` must name prunable weights by their paths. There are: "
+            f"{', '.join(weight.path for weight in known) or 'none'}. Received: {sorted(unknown)}"
+        )
+    weights = [weight for weight in known if weight.path in masks]
+    draws = {}
+    for weight in weights:
+        mask = np.asarray(masks[weight.path])
+        if mask.dtype != bool or mask.shape != weight.shape or not mask.any():
+            raise NotPrunableError(
+                f"The mask of '{weight.path}' must be a bool array of shape {weight.shape} with "
+                f"at least one live entry. Received: dtype {mask.dtype}, shape {mask.shape}, "
+                f"{np.count_nonzero(mask)} live"
+            )
+        draws[weight.path] = Draw(mask)
+    refuse_unfit(model, weights, "no kernel that is named by `masks`")
+    return hold(model, weights, draws)
+
+
+def _refuse_beside(name: str, **others: Any) -> None:
+    given = [other for other, value in others.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"`{name}` says which entries are live; leave the other arguments out. "
+            f"Received: {name} together with {', '.join(given)}"
+        )

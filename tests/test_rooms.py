@@ -1,0 +1,111 @@
+"""The house: which room imports which, read from the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import keras_sparse_ortho as kso
+
+pytestmark = pytest.mark.numpy_only
+
+NAME = "keras_sparse_ortho"
+ROOT = Path(kso.__file__).parent
+# Each room imports only what stands before it; `docs/architecture.md` says what each is for.
+ORDER = (
+    *("errors", "_checks", "_keras_internals", "_backend", "orthogonal", "kernels"),
+    *("initializers", "schedules", "parametrizations", "_optimizer_slots", "layers", "models"),
+    *("_data", "budgets", "saliency", "pruning", "callbacks", "analysis", "export", "cli", "tfmot"),
+)
+
+
+def imports():
+    """Triples of a file, the room and the whole name of a module that it imports."""
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                names = [node.module]
+                if node.module == NAME:
+                    names = [f"{NAME}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                if name.startswith(f"{NAME}."):
+                    yield path.relative_to(ROOT), name.split(".")[1], name
+
+
+def room_of(path):
+    return path.parts[0].removesuffix(".py")
+
+
+def test_every_import_is_read():
+    found = {(str(path), name) for path, _, name in imports()}
+    assert ("layers/_prunable_layer.py", f"{NAME}.parametrizations") in found
+    assert len(found) > 200
+
+
+def test_rooms_import_only_rooms_before_them():
+    known = {room_of(path.relative_to(ROOT)) for path in ROOT.rglob("*.py")}
+    assert known - {"__init__", "__main__"} == set(ORDER)
+    wrong = [
+        f"{path} imports {name}"
+        for path, room, name in imports()
+        if room_of(path) in ORDER and ORDER.index(room) > ORDER.index(room_of(path))
+    ]
+    assert not wrong
+
+
+def test_nothing_private_is_taken_from_another_room():
+    wrong = [
+        f"{path} imports {name}"
+        for path, room, name in imports()
+        if room != room_of(path) and any(part.startswith("_") for part in name.split(".")[2:])
+    ]
+    assert not wrong
+
+
+def test_a_room_exports_what_it_says():
+    for room in ORDER:
+        module = getattr(kso, room) if not room.startswith("_") and room != "cli" else None
+        for name in getattr(module, "__all__", ()):
+            assert hasattr(module, name), f"{room}.{name}"
+            assert not name.startswith("_")
+
+
+def test_no_import_circle_within_a_room():
+    graph = {}
+    for path, room, name in imports():
+        if room == room_of(path):
+            module = ".".join([NAME, *path.with_suffix("").parts]).removesuffix(".__init__")
+            graph.setdefault(module, set()).add(name)
+    done, active = set(), []
+
+    def visit(module):
+        assert module not in active, " -> ".join([*active[active.index(module) :], module])
+        if module in done or module not in graph:
+            return
+        active.append(module)
+        for other in sorted(graph[module]):
+            # A module that a room's own __init__ names is not a circle: files import files.
+            visit(other)
+        active.pop()
+        done.add(module)
+
+    for module in sorted(graph):
+        visit(module)
+
+
+def test_files_are_short():
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in ROOT.rglob("*.py")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 300
+    }
+    assert not long
+
+
+def test_the_face_lists_everything():
+    assert set(kso.__all__) <= set(dir(kso))
+    for name in ("export_litert", "load_litert", "export", "Block", "SoftThreshold", "prune"):
+        assert getattr(kso, name) is not None
