@@ -1,10 +1,11 @@
-"""`TfmotSchedule`: a `PruningSchedule` of tensorflow-model-optimization as one of ours."""
+"""`TfmotSchedule` and `as_schedule`: what else may stand where a schedule is expected."""
 
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho.schedules._constant import Constant
 from keras_sparse_ortho.schedules._schedule import Schedule
 
 # What TFMOT's own schedules call the sparsity that they end with.
@@ -100,6 +101,29 @@ class TfmotSchedule(Schedule):
             ) from error
         # TFMOT computes in float32: 1 - 0.9 is to be 0.1.
         return round(float(sparsity), 6)
+
+
+def as_schedule(value: Any, frequency: int = 100) -> Schedule:
+    """A schedule from a schedule, a density, or a TFMOT `PruningSchedule`.
+
+    Args:
+        value: One of ours; a density in (0, 1], for `Constant`; or a TFMOT schedule.
+        frequency: Steps between renewals where `value` is a density.
+
+    Raises:
+        DensityError: A number outside (0, 1].
+        ValueError: Anything else.
+
+    Example:
+
+    >>> as_schedule(0.1)
+    Constant(final_density=0.1, begin_step=0, end_step=None, frequency=100)
+    """
+    if isinstance(value, Schedule):
+        return value
+    if callable(value) and hasattr(value, "get_config"):
+        return TfmotSchedule(value)
+    return Constant(value, frequency=frequency)
 
 
 def _inner_config(schedule: Any) -> dict[str, Any]:
