@@ -45,8 +45,9 @@ class UpdateMasks(StepCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a model without scheduled masks."""
-        found = [w.parametrization for w in prunable_weights(self.model, flops=False)]
-        self._scheduled = [p for p in found if isinstance(p, ScheduledMask)]
+        weights = prunable_weights(self.model, flops=False)
+        parametrizations = [weight.parametrization for weight in weights]
+        self._scheduled = [p for p in parametrizations if isinstance(p, ScheduledMask)]
         if not self._scheduled:
             raise NotPrunableError(
                 "UpdateMasks needs weights with MagnitudeMask or StraightThroughTopK, see "
