@@ -15,6 +15,7 @@ from keras_sparse_ortho import layers as layers
 from keras_sparse_ortho import models as models
 from keras_sparse_ortho import orthogonal as orthogonal
 from keras_sparse_ortho import parametrizations as parametrizations
+from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
@@ -50,6 +51,7 @@ __all__ = [
     "prunable_weights",
     "remove_channels",
     "report",
+    "saliency",
     "schedules",
     "sparsify",
     "strip",

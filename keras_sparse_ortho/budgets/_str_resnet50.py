@@ -74,7 +74,7 @@ def _density(sparsity: str) -> float:
 def _keras_name(name: str) -> str:
     if name in ("conv1", "fc"):
         return {"conv1": "conv1_conv/kernel", "fc": "predictions/kernel"}[name]
-    found = re.fullmatch(r"layer(\d)\.(\d)\.(?:conv(\d)|downsample)", name)
-    assert found is not None, name
-    stage, block, convolution = found.groups(default="0")
+    match = re.fullmatch(r"layer(\d)\.(\d)\.(?:conv(\d)|downsample)", name)
+    assert match is not None, name
+    stage, block, convolution = match.groups(default="0")
     return f"conv{int(stage) + 1}_block{int(block) + 1}_{convolution}_conv/kernel"

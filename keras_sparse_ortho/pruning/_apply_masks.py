@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from keras_sparse_ortho.budgets import Saliency
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
 from keras_sparse_ortho.parametrizations import FixedMask
 from keras_sparse_ortho.pruning._wrapping import wrap
+from keras_sparse_ortho.saliency import Saliency
 
 
 def apply_masks(
@@ -40,7 +40,7 @@ def apply_masks(
     >>> import keras
     >>> import keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
-    >>> model = apply_masks(dense, kso.budgets.magnitude(dense, 0.25))
+    >>> model = apply_masks(dense, kso.saliency.magnitude(dense, 0.25))
     >>> kso.prunable_weights(model, flops=False)
     [<a/kernel shape=(8, 4), density=0.25>]
     """

@@ -5,8 +5,7 @@ import random
 import keras
 import numpy as np
 
-from keras_sparse_ortho.budgets import Budget
-from keras_sparse_ortho.budgets._structured import fit_structure
+from keras_sparse_ortho.budgets import Budget, fit_structure
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import Selection, choose, derived_seed
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.budgets import Budget, er, erk, uniform
+from keras_sparse_ortho.budgets import Budget, _budget, er, erk, uniform
 from keras_sparse_ortho.errors import BudgetError, UnknownWeightError
 from keras_sparse_ortho.orthogonal import least_count
 
@@ -146,7 +146,7 @@ def test_files_give_back_the_same_budget(tmp_path_factory, suffix, densities, si
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("weight,density\na,0.5\nb,two\n", "line 3: .*must be a number.*'two'"),
+        ("weight,density\na,0.5\nb,two\n", "line 3: .*must be in .*'two'"),
         ("weight,density\na,1.5\n", r"line 2: .*must be in \(0, 1\]"),
         ("weight,density\na\n", "line 2: 2 columns are needed"),
         ("weight,density\na,0.5\na,0.5\n", "line 3: weight='a' is empty, or named twice"),
@@ -216,3 +216,14 @@ def test_equality_is_that_of_the_densities():
     assert budget != Budget({"a": 0.5})
     with pytest.raises(TypeError, match="unhashable"):
         hash(budget)
+
+
+def test_counts_are_computed_once_and_repr_takes_time_in_proportion(monkeypatch):
+    calls = []
+    counted = _budget.live_count
+    monkeypatch.setattr(_budget, "live_count", lambda *a: calls.append(a) or counted(*a))
+    names = [f"w{k}" for k in range(500)]
+    budget = Budget(dict.fromkeys(names, 0.5), dict.fromkeys(names, 8), names)
+    assert repr(budget).count("4 of 8  (lifted to the least") == 500
+    assert budget.live == 2000
+    assert len(calls) == 500
