@@ -22,8 +22,8 @@ def allocate(
 
     Weight `k` gets `clip(scale * relative_k * size_k, least_k, size_k)` entries, with the one
     `scale` for which these sum to the total; fractions are rounded by largest remainder. So a
-    weight that would pass density 1 is dense and the rest is rescaled, and one whose share is too
-    small for an orthogonal kernel is lifted to the least that is possible, which the rest pays.
+    weight that would pass density 1 is dense, and one whose share is too small for an orthogonal
+    kernel is lifted to the least that is possible; the others are rescaled to keep the total.
 
     Args:
         weights: The weights.
@@ -69,10 +69,10 @@ def lift(model: Any, budget: Budget) -> Budget:
     """The budget nearest to another one that exactly orthogonal kernels can have.
 
     An orthogonal kernel cannot be sparser than `least_density` of its shape, and methods that
-    learn or score densities know nothing of that. Here weight `k` gets
+    learn or score densities do not take that into account. Here weight `k` gets
     `clip(scale * density_k * size_k, least_k, size_k)` live entries, with the one `scale` that
-    keeps the global count: weights below their least density get it, and the rest pays in
-    proportion. `Budget.lifted` names those that were lifted.
+    keeps the global count: weights below their least density get it, and the others give entries
+    up in proportion. `Budget.lifted` names those that were lifted.
 
     Args:
         model: A built Keras model, or a list of `PrunableWeight`, with the weights of the budget.

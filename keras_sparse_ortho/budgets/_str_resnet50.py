@@ -67,7 +67,7 @@ def str_resnet50(density: float = 0.0977) -> Budget:
 
 
 def _density(sparsity: str) -> float:
-    """Of a printed sparsity in percent; rounded, as 100 - 90.23 is not 9.77 in binary."""
+    """The density of a printed sparsity [%]; rounded, as 100 - 90.23 is not 9.77 in binary."""
     return round(1 - float(sparsity) / 100, 6)
 
 

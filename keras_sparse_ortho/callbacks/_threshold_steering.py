@@ -202,7 +202,7 @@ def offset_for(critical: np.ndarray, count: int) -> float:
         return float(_finite(critical).min(initial=0.0)) - 1.0
     ranked = np.partition(critical, critical.size - count - 1)
     below = float(ranked[critical.size - count - 1])
-    above = float(ranked[critical.size - count :].min())
+    above = float(ranked[critical.size - count :].min(initial=np.inf))
     if not np.isfinite(below) and below > 0:  # no offset kills so many
         return float(_finite(critical).max(initial=0.0)) + 1.0
     if not np.isfinite(below):  # all below are exactly 0

@@ -25,7 +25,7 @@ class DataLoss:
     """`objective(model, x, y, sample_weight, training)` for `StatelessLoss`.
 
     The compiled loss with its `add_loss` terms, but without the regularizers of weights, whose
-    gradient says how large a weight is, and nothing of the data.
+    gradient depends on the size of a weight alone, not on the data.
 
     Args:
         temperature: What the logits are divided by. Probabilities `p` are those of the logits
@@ -104,7 +104,7 @@ class Derivatives:
 
     Args:
         model: The model.
-        variables: The variables to differentiate for.
+        variables: The variables to differentiate with respect to.
         objective: The loss; `None` for that of `compile`.
         batches: The batches.
         training: Whether dropout and batch statistics are those of training.

@@ -45,8 +45,8 @@ class SynapticFlow(contextlib.AbstractContextManager["SynapticFlow"]):
 
     Args:
         model: A built model.
-        variables: Those to differentiate for; their values are given.
-        dtype: What is computed in.
+        variables: What to differentiate with respect to; `gradient` gets their values.
+        dtype: The type that the network is computed in.
         input_shape: Shape of one sample, or a structure of them, where the model does not know it.
         jit_compile: Whether TensorFlow uses XLA.
     """

@@ -1,4 +1,4 @@
-"""`Saliency`: what a saliency criterion says of a model: scores, masks and a budget."""
+"""`Saliency`: the scores of a model's kernels, and the masks and the budget that follow."""
 
 import warnings
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import refuse_unfit, weights_of
 from keras_sparse_ortho.orthogonal import largest_mask, largest_masks, live_count
 
-# What is left of a weight whose share is nothing, so that it can be scaled.
+# Live entries of a collapsed weight: more than none, so that its share can be scaled.
 _ALMOST_NOTHING = 1e-9
 _ON_COLLAPSE = ("error", "warn", "ignore")
 
@@ -110,8 +110,8 @@ class Saliency:
     def orthogonal_budget(self) -> Budget:
         """The budget with every weight lifted to the least density of an orthogonal kernel.
 
-        The total is the same: the other weights pay for it, in proportion. Weights that collapsed
-        are lifted as well; `lifted` of the budget names them.
+        The total stays the same: the other weights give entries up in proportion. Weights that
+        collapsed are lifted as well; `lifted` of the budget names them.
 
         Raises:
             BudgetError: A density too small for exactly orthogonal kernels.
