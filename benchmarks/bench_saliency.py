@@ -18,7 +18,7 @@ import keras
 import numpy as np
 from timing import interleaved, machine, markdown, write
 
-from keras_sparse_ortho import budgets
+from keras_sparse_ortho import saliency
 
 DENSITY = 0.1
 
@@ -66,12 +66,12 @@ def main() -> None:
     options = {"on_collapse": "warn"}
     deep = {**options, "rounds": rounds, "verbose": 1}
     runs = {
-        "random": lambda: budgets.random(model, DENSITY, seed=0, **options),
-        "magnitude": lambda: budgets.magnitude(model, DENSITY, **options),
-        "snip": lambda: budgets.snip(model, DENSITY, x, y, **options),
-        "grasp": lambda: budgets.grasp(model, DENSITY, x, y, **options),
-        "synflow": lambda: budgets.synflow(model, DENSITY, **deep),
-        "synflow32": lambda: budgets.synflow(model, DENSITY, dtype="float32", **deep),
+        "random": lambda: saliency.random(model, DENSITY, seed=0, **options),
+        "magnitude": lambda: saliency.magnitude(model, DENSITY, **options),
+        "snip": lambda: saliency.snip(model, DENSITY, (x, y), **options),
+        "grasp": lambda: saliency.grasp(model, DENSITY, (x, y), **options),
+        "synflow": lambda: saliency.synflow(model, DENSITY, **deep),
+        "synflow32": lambda: saliency.synflow(model, DENSITY, dtype="float32", **deep),
     }
     warnings.filterwarnings("ignore", message="Layer collapse")
     samples = {"snip": arguments.batch, "grasp": arguments.batch}

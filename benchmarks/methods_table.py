@@ -38,15 +38,14 @@ def eoi_center(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 def snip(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """SNIP's own mask, of ten batches, on the usual initializer."""
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    x, y = plan["data"]
     options = {"batch_size": plan["batch_size"], "batches": 10, "seed": plan["seed"]}
-    scored = kso.budgets.snip(model, plan["density"], x, y, **options)
+    scored = kso.saliency.snip(model, plan["density"], plan["data"], **options)
     return kso.pruning.apply_masks(model, scored), []
 
 
 def synflow(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """SynFlow's own mask, of 100 rounds, on the usual initializer."""
-    return kso.pruning.apply_masks(model, kso.budgets.synflow(model, plan["density"])), []
+    return kso.pruning.apply_masks(model, kso.saliency.synflow(model, plan["density"])), []
 
 
 def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:

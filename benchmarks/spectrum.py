@@ -32,7 +32,7 @@ from spectrum_report import ACTIVATIONS, BUDGETS, DENSITIES, picture, ranges, ta
 from timing import write
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho import budgets
+from keras_sparse_ortho import budgets, saliency
 from keras_sparse_ortho.analysis import critical_gain, jacobian_singular_values
 from keras_sparse_ortho.initializers import ExactOrthogonal, RamanujanOrthogonal, RandomSparse
 from keras_sparse_ortho.orthogonal import approximate_isometry
@@ -89,15 +89,15 @@ def gains(activation: str) -> list[float]:
 class Plans:
     """Densities and masks of all budgets for one start of one activation, scored once."""
 
-    def __init__(self, model: keras.Model, seed: int, synflow: dict[float, budgets.Saliency]):
+    def __init__(self, model: keras.Model, seed: int, synflow: dict[float, saliency.Saliency]):
         self._model, self._seed, self._synflow = model, seed, synflow
         self._weights = kso.prunable_weights(model)
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(256, model.input_shape[1])).astype("float32")
         y = rng.integers(0, WIDTH, 256)
         self._scores = {
-            name: score(model, 1.0, x, y, batch_size=256, seed=seed).scores
-            for name, score in (("snip", budgets.snip), ("grasp", budgets.grasp))
+            name: score(model, 1.0, (x, y), batch_size=256, seed=seed).scores
+            for name, score in (("snip", saliency.snip), ("grasp", saliency.grasp))
         }
 
     def __call__(self, name: str, density: float) -> tuple[list[float], Kernels]:
@@ -110,14 +110,13 @@ class Plans:
             return [plan[path] for path in paths], masks
         if name == "synflow":
             if density not in self._synflow:
-                found = budgets.synflow(self._model, density, on_collapse="warn")
-                self._synflow[density] = found
-            saliency = self._synflow[density]
+                self._synflow[density] = saliency.synflow(self._model, density, on_collapse="warn")
+            scored = self._synflow[density]
         else:
             scores = list(self._scores[name].values())
-            saliency = budgets.Saliency(name, density, self._weights, scores, "warn")
-        plan = saliency.orthogonal_budget
-        return [plan[path] for path in paths], [saliency.masks[path] for path in paths]
+            scored = saliency.Saliency(name, density, self._weights, scores, "warn")
+        plan = scored.orthogonal_budget
+        return [plan[path] for path in paths], [scored.masks[path] for path in paths]
 
 
 def permuted_blocks(density: float, gain: float, seed: int, relu: bool) -> RamanujanOrthogonal:

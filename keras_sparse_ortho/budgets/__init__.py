@@ -1,29 +1,26 @@
 """How much of every layer is live."""
 
-from keras_sparse_ortho.budgets._budget import Budget as Budget
-from keras_sparse_ortho.budgets._erdos_renyi import er as er
-from keras_sparse_ortho.budgets._erdos_renyi import erk as erk
-from keras_sparse_ortho.budgets._grasp import grasp as grasp
-from keras_sparse_ortho.budgets._lift import lift as lift
-from keras_sparse_ortho.budgets._magnitude import magnitude as magnitude
-from keras_sparse_ortho.budgets._random import random as random
-from keras_sparse_ortho.budgets._saliency import Saliency as Saliency
-from keras_sparse_ortho.budgets._snip import snip as snip
-from keras_sparse_ortho.budgets._str_resnet50 import str_resnet50 as str_resnet50
-from keras_sparse_ortho.budgets._synflow import synflow as synflow
-from keras_sparse_ortho.budgets._uniform import uniform as uniform
+from typing import Any
 
-__all__ = [
-    "Budget",
-    "Saliency",
-    "er",
-    "erk",
-    "grasp",
-    "lift",
-    "magnitude",
-    "random",
-    "snip",
-    "str_resnet50",
-    "synflow",
-    "uniform",
-]
+from keras_sparse_ortho.budgets._allocation import allocate as allocate
+from keras_sparse_ortho.budgets._allocation import fit_structure as fit_structure
+from keras_sparse_ortho.budgets._allocation import lift as lift
+from keras_sparse_ortho.budgets._budget import Budget as Budget
+from keras_sparse_ortho.budgets._shares import er as er
+from keras_sparse_ortho.budgets._shares import erk as erk
+from keras_sparse_ortho.budgets._shares import uniform as uniform
+from keras_sparse_ortho.budgets._str_resnet50 import str_resnet50 as str_resnet50
+
+# Public; the other names above are for the other rooms.
+__all__ = ["Budget", "er", "erk", "lift", "str_resnet50", "uniform"]
+
+_IN_SALIENCY = ("Saliency", "grasp", "magnitude", "random", "snip", "synflow")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _IN_SALIENCY:
+        raise AttributeError(
+            f"What scores entries is in keras_sparse_ortho.saliency: use `kso.saliency.{name}`. "
+            f"Received: `kso.budgets.{name}`"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

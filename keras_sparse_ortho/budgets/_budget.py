@@ -1,6 +1,7 @@
 """`Budget`: how much of every weight is live."""
 
 import csv
+import functools
 import json
 import math
 import pathlib
@@ -30,7 +31,7 @@ class Budget(Mapping[str, float]):
             orthogonal kernel can have, and that got that density instead.
 
     Raises:
-        BudgetError: Densities outside (0, 1], sizes of other weights, an empty budget.
+        BudgetError: A density outside (0, 1], a size for a weight without a density, no weights.
 
     Example:
 
@@ -74,7 +75,7 @@ class Budget(Mapping[str, float]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    @property
+    @functools.cached_property
     def counts(self) -> dict[str, int]:
         """Live entries of every weight, `round(density * size)`."""
         missing = [path for path in self if path not in self.sizes]
@@ -119,7 +120,7 @@ class Budget(Mapping[str, float]):
             if size != sizes[path]:
                 raise BudgetError(
                     f"The budget was made for a weight '{path}' of {size} entries. "
-                    f"Received: one of {sizes[path]}"
+                    f"Received: a weight of {sizes[path]}"
                 )
         for path, density in self.items():
             if live_count(density, sizes[path]) < 1:
@@ -132,7 +133,7 @@ class Budget(Mapping[str, float]):
     @classmethod
     def from_model(cls, model: Any) -> "Budget":
         """The densities that the weights of a model have now (see `prunable_weights`)."""
-        weights = prunable_weights(model, flops=False)
+        weights = prunable_weights(model)
         empty = [weight.path for weight in weights if weight.live == 0]
         if empty:
             raise BudgetError(
@@ -143,12 +144,13 @@ class Budget(Mapping[str, float]):
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the budget as `.csv` (weight, density, size, lifted) or `.json`."""
         path = pathlib.Path(path)
+        lifted = set(self.lifted)
         rows = [
             {
                 "weight": name,
                 "density": density,
                 "size": self.sizes.get(name),
-                "lifted": name in self.lifted,
+                "lifted": name in lifted,
             }
             for name, density in self.items()
         ]
@@ -191,10 +193,11 @@ class Budget(Mapping[str, float]):
         width = max(len(path) for path in self)
         known = len(self.sizes) == len(self)
         total = f", density {self.density:.6g}, {self.live} of {self.size} live" if known else ""
+        lifted = set(self.lifted)
         lines = [f"<Budget of {len(self)} weights{total}"]
         for path, density in self.items():
             count = f"  {self.counts[path]} of {self.sizes[path]}" if known else ""
-            note = "  (lifted to the least orthogonal density)" if path in self.lifted else ""
+            note = "  (lifted to the least orthogonal density)" if path in lifted else ""
             lines.append(f"  {path:<{width}}  {density:<10.6g}{count}{note}")
         return "\n".join(lines) + ">"
 
@@ -239,8 +242,10 @@ def _json_rows(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
         rows = json.loads(path.read_text(encoding="utf-8"))["budget"]
         return [(f"entry {number}", dict(row)) for number, row in enumerate(rows, 1)]
     except json.JSONDecodeError as error:
-        raise BudgetError(f"{path}, line {error.lineno}: {error.msg}. Received: no JSON") from None
+        raise BudgetError(
+            f"{path}, line {error.lineno}: {error.msg}. Received: a file that is not JSON"
+        ) from None
     except (KeyError, TypeError, ValueError):
         raise BudgetError(
-            f'{path}, line 1: an object {{"budget": [...]}} is needed. Received: another one'
+            f'{path}, line 1: an object {{"budget": [...]}} is needed. Received: other JSON'
         ) from None

@@ -67,14 +67,14 @@ def str_resnet50(density: float = 0.0977) -> Budget:
 
 
 def _density(sparsity: str) -> float:
-    """Of a printed sparsity in percent; rounded, as 100 - 90.23 is not 9.77 in binary."""
+    """The density of a printed sparsity [%]; rounded, as 100 - 90.23 is not 9.77 in binary."""
     return round(1 - float(sparsity) / 100, 6)
 
 
 def _keras_name(name: str) -> str:
     if name in ("conv1", "fc"):
         return {"conv1": "conv1_conv/kernel", "fc": "predictions/kernel"}[name]
-    found = re.fullmatch(r"layer(\d)\.(\d)\.(?:conv(\d)|downsample)", name)
-    assert found is not None, name
-    stage, block, convolution = found.groups(default="0")
+    match = re.fullmatch(r"layer(\d)\.(\d)\.(?:conv(\d)|downsample)", name)
+    assert match is not None, name
+    stage, block, convolution = match.groups(default="0")
     return f"conv{int(stage) + 1}_block{int(block) + 1}_{convolution}_conv/kernel"

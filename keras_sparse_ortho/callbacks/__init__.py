@@ -4,6 +4,10 @@ from keras_sparse_ortho.callbacks._density_logger import DensityLogger as Densit
 from keras_sparse_ortho.callbacks._rigl import RigL as RigL
 from keras_sparse_ortho.callbacks._set import SET as SET
 from keras_sparse_ortho.callbacks._target_density import TargetDensity as TargetDensity
+from keras_sparse_ortho.callbacks._threshold_steering import (
+    ThresholdSteering as ThresholdSteering,
+)
 from keras_sparse_ortho.callbacks._update_masks import UpdateMasks as UpdateMasks
 
+# Public; `ThresholdSteering` is for the TFMOT wing.
 __all__ = ["SET", "DensityLogger", "RigL", "TargetDensity", "UpdateMasks"]

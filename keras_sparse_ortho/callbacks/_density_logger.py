@@ -6,6 +6,7 @@ import keras
 
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.parametrizations import Parametrization
 
 
 class DensityLogger(keras.callbacks.Callback):
@@ -42,7 +43,7 @@ class DensityLogger(keras.callbacks.Callback):
         """Adds the densities to `logs`."""
         if logs is None:
             return
-        weights = prunable_weights(self.model, flops=False)
+        weights = prunable_weights(self.model)
         live = {weight.path: weight.live for weight in weights}
         size = sum(weight.size for weight in weights)
         logs[f"{self.prefix}density"] = sum(live.values()) / size
@@ -54,9 +55,11 @@ class DensityLogger(keras.callbacks.Callback):
     def _add_thresholds(self, logs: dict[str, Any], weights: list[PrunableWeight]) -> None:
         means = {}
         for weight in weights:
-            made = weight.parametrization
-            if made is not None and (found := made.threshold_value()) is not None:
-                means[weight.path] = float(found.mean())
+            if not isinstance(weight.parametrization, Parametrization):
+                continue
+            threshold = weight.parametrization.threshold_value()
+            if threshold is not None:
+                means[weight.path] = float(threshold.mean())
         if not means:
             return
         logs[f"{self.prefix}threshold"] = sum(means.values()) / len(means)

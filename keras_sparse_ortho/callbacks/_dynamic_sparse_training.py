@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho._keras_internals import applied_batches
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
@@ -50,24 +51,16 @@ class DynamicSparseTraining(StepCallback):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not _is_whole(frequency) or frequency < 1:
-            raise ValueError(
-                f"`frequency` must be a whole number of steps, at least 1. Received: {frequency=}"
-            )
         if isinstance(fraction, bool | str) or not 0 < fraction <= 1:
-            raise ValueError(f"`fraction` must be in (0, 1]. Received: {fraction=}")
-        if end_step is not None and (not _is_whole(end_step) or end_step < 1):
-            raise ValueError(
-                f"`end_step` must be a whole number of steps, at least 1. Received: {end_step=}"
-            )
-        if not _is_whole(seed):
+            raise ValueError(f"`fraction` must be in (0, 1]. Received: fraction={fraction!r}")
+        if not is_integer(seed):
             raise ValueError(
                 "`seed` must be an integer, so that a resumed run makes the choices of one that "
                 f"was not interrupted. Received: {seed=}"
             )
-        self.frequency = int(frequency)
+        self.frequency = check_integer("frequency", frequency)
         self.fraction = float(fraction)
-        self.end_step = None if end_step is None else int(end_step)
+        self.end_step = None if end_step is None else check_integer("end_step", end_step)
         self.include = include
         self.exclude = exclude
         self.seed = int(seed)
@@ -155,7 +148,7 @@ class DynamicSparseTraining(StepCallback):
         return int(np.count_nonzero(mask & changed))
 
     def _find(self, model: Any) -> list[PrunableWeight]:
-        wrapped = [w for w in prunable_weights(model, flops=False) if w.parametrization is not None]
+        wrapped = [w for w in prunable_weights(model) if w.parametrization is not None]
         name = type(self).__name__
         rule = f"{name} moves the entries of masks that are otherwise fixed (`FixedMask`): "
         for weight in wrapped:
@@ -202,7 +195,3 @@ def _structure(weight: PrunableWeight) -> Structure | None:
     """The structure that the weight's mask was drawn with."""
     drawn_by = fixed_mask(weight).initializer or weight.initializer
     return drawn_by.structure if isinstance(drawn_by, ExactOrthogonal) else None
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.callbacks._batch_source import BatchSource
+from keras_sparse_ortho._data import BatchSource
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
     DynamicSparseTraining,
     fixed_mask,
@@ -27,11 +27,11 @@ class RigL(DynamicSparseTraining):
     regularization. Nothing but masks, weights and moments changes: no seed, no moving average.
 
     Args:
-        data: Where extra batches come from. A tuple `(x, y)` or `(x, y, sample_weight)` of arrays,
-            or lists or dicts of arrays, from which `batch_size` samples are drawn; a
-            `keras.utils.PyDataset`; or anything that can be iterated over again and again and
-            gives batches: a list, a `tf.data.Dataset`, a torch `DataLoader`, or a function that
-            returns a generator. The n-th update takes the n-th batch.
+        data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or
+            `(x, y, sample_weight)`, each an array or a list or dict of arrays, from which
+            `batch_size` samples are drawn; a `keras.utils.PyDataset`; or what can be iterated over
+            again and again and gives batches: a list, a `tf.data.Dataset`, a torch `DataLoader`,
+            or a function that returns a generator. The n-th update takes the n-th batch.
         batch_size: How many samples to draw from arrays; that of `fit` is a good one.
         frequency: Optimizer steps between updates.
         fraction: `alpha`, the part of the live weights to drop at first, in (0, 1].
@@ -45,8 +45,8 @@ class RigL(DynamicSparseTraining):
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
             `FixedMask`, or none has one; or if an initializer with a `structure` drew the mask.
-        ValueError: Data of another kind, such as a generator, which cannot start again; an
-            argument out of range; no `end_step` where an epoch's length is not known.
+        ValueError: Other data, such as a generator, which cannot start again; an argument out of
+            range; no `end_step` where an epoch's length is not known.
 
     Limits: those of `SET`, but an update that is made again after a step skipped for an overflow
     may move entries once more: its gradients are those of other masks. A data set that shuffles
@@ -64,7 +64,7 @@ class RigL(DynamicSparseTraining):
     >>> x, y = np.random.default_rng(0).normal(size=(2, 8, 8))
     >>> callback = kso.callbacks.RigL((x, y), batch_size=4, frequency=2, end_step=100)
     >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[callback])
-    >>> kso.prunable_weights(model, flops=False)[0].live
+    >>> kso.prunable_weights(model)[0].live
     16
 
     References:

@@ -56,7 +56,7 @@ class SET(DynamicSparseTraining):
     >>> x, y = np.ones((8, 8)), np.ones((8, 8))
     >>> callback = kso.callbacks.SET(frequency=2, end_step=100)
     >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[callback])
-    >>> kso.prunable_weights(model, flops=False)[0].live
+    >>> kso.prunable_weights(model)[0].live
     16
 
     References:

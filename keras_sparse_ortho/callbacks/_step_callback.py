@@ -55,13 +55,13 @@ class StepCallback(keras.callbacks.Callback):
         self.sync()
         model = self._watched
         self._epoch_start, self._accumulated = applied_batches(model.optimizer)
-        # Then an optimizer may make no step in a batch, or several.
+        # With a loss scale or a `train_step` of one's own a batch may be no step, or several.
         self._must_read = hasattr(model.optimizer, "inner_optimizer") or (
             type(model).train_step is not keras.Model.train_step
         )
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Calls `on_step` if there is another update behind."""
+        """Calls `on_step` if the optimizer has made an update since the last call."""
         seen = self._epoch_start + batch
         if self._must_read:
             self.sync()

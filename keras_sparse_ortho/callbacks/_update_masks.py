@@ -35,7 +35,7 @@ class UpdateMasks(StepCallback):
     >>> model = kso.parametrize(dense, kso.parametrizations.MagnitudeMask(0.25, frequency=2))
     >>> model.compile("sgd", "mse")
     >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0, callbacks=[UpdateMasks()])
-    >>> round(kso.prunable_weights(model, flops=False)[0].density, 3)
+    >>> round(kso.prunable_weights(model)[0].density, 3)
     0.25
     """
 
@@ -45,8 +45,9 @@ class UpdateMasks(StepCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a model without scheduled masks."""
-        found = [w.parametrization for w in prunable_weights(self.model, flops=False)]
-        self._scheduled = [p for p in found if isinstance(p, ScheduledMask)]
+        weights = prunable_weights(self.model)
+        parametrizations = [weight.parametrization for weight in weights]
+        self._scheduled = [p for p in parametrizations if isinstance(p, ScheduledMask)]
         if not self._scheduled:
             raise NotPrunableError(
                 "UpdateMasks needs weights with MagnitudeMask or StraightThroughTopK, see "

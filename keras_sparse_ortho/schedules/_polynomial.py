@@ -1,4 +1,4 @@
-"""`Polynomial`: a density that falls as a power of the remaining time."""
+"""`Polynomial`, `Cubic` and `Linear`: densities that fall as a power of the remaining time."""
 
 from typing import Any
 
@@ -75,3 +75,79 @@ class Polynomial(Schedule):
             "power": self.power,
             "frequency": self.frequency,
         }
+
+
+class _FixedPower(Polynomial):
+    """A `Polynomial` without the argument `power`."""
+
+    _POWER: float
+
+    def __init__(
+        self,
+        final_density: float,
+        begin_step: int,
+        end_step: int,
+        initial_density: float = 1.0,
+        frequency: int = 100,
+    ) -> None:
+        super().__init__(
+            final_density, begin_step, end_step, initial_density, self._POWER, frequency
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        config = super().get_config()
+        del config["power"]
+        return config
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class Cubic(_FixedPower):
+    """Density that falls with the cube of the remaining time: the schedule of gradual pruning.
+
+    `d(t) = final + (initial - final) * (1 - u) ** 3`, where `u` in [0, 1] is the part of the
+    way from `begin_step` to `end_step`; see `Polynomial`.
+
+    Args:
+        final_density: Live fraction at `end_step` and after it, in (0, 1].
+        begin_step: First step at which a mask is renewed; nothing is pruned before it.
+        end_step: Last one, after `begin_step`.
+        initial_density: Live fraction at `begin_step`.
+        frequency: Steps between renewals.
+
+    Example:
+
+    >>> schedule = Cubic(0.1, begin_step=0, end_step=1000)
+    >>> round(schedule.density(500), 4)
+    0.2125
+
+    Reference:
+
+    - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
+    """
+
+    _POWER = 3.0
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class Linear(_FixedPower):
+    """Density that falls evenly from `initial_density` to `final_density`.
+
+    `d(t) = final + (initial - final) * (1 - u)`, where `u` in [0, 1] is the part of the
+    way from `begin_step` to `end_step`; see `Polynomial`.
+
+    Args:
+        final_density: Live fraction at `end_step` and after it, in (0, 1].
+        begin_step: First step at which a mask is renewed; nothing is pruned before it.
+        end_step: Last one, after `begin_step`.
+        initial_density: Live fraction at `begin_step`.
+        frequency: Steps between renewals.
+
+    Example:
+
+    >>> schedule = Linear(0.1, begin_step=0, end_step=1000)
+    >>> round(schedule.density(500), 4)
+    0.55
+    """
+
+    _POWER = 1.0

@@ -1,10 +1,11 @@
-"""`TfmotSchedule`: a `PruningSchedule` of tensorflow-model-optimization as one of ours."""
+"""`TfmotSchedule` and `as_schedule`: what else may stand where a schedule is expected."""
 
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho.schedules._constant import Constant
 from keras_sparse_ortho.schedules._schedule import Schedule
 
 # What TFMOT's own schedules call the sparsity that they end with.
@@ -15,7 +16,7 @@ _FINAL_NAMES = ("final_sparsity", "target_sparsity")
 class TfmotSchedule(Schedule):
     """`d(t) = 1 - sparsity(t)`, renewed at the steps at which the TFMOT schedule prunes.
 
-    A TFMOT schedule answers `(should_prune, sparsity)` for a step, as TensorFlow tensors, so this
+    A TFMOT schedule returns `(should_prune, sparsity)` for a step, as TensorFlow tensors, so this
     works where TensorFlow is installed, on any backend of Keras. `as_schedule` makes one wherever
     a schedule is expected, so `MagnitudeMask(tfmot.sparsity.keras.PolynomialDecay(...))` works.
 
@@ -23,7 +24,7 @@ class TfmotSchedule(Schedule):
         schedule: A `tfmot.sparsity.keras.PruningSchedule`, or anything with its interface.
 
     Raises:
-        ValueError: Something that does not answer a step with `(should_prune, sparsity)`.
+        ValueError: Something that does not return `(should_prune, sparsity)` for a step.
 
     Limits: TFMOT prunes at `begin_step + k * frequency`, and with `begin_step=0, frequency=100`
     its own wrapper first prunes at step 100; here step 0 counts.
@@ -34,7 +35,7 @@ class TfmotSchedule(Schedule):
             schedule = _restored(schedule)
         if not callable(schedule) or not hasattr(schedule, "get_config"):
             raise ValueError(
-                "A TFMOT schedule answers a step with (should_prune, sparsity). "
+                "A TFMOT schedule returns (should_prune, sparsity) for a step. "
                 f"Received: schedule={schedule!r}"
             )
         self.schedule = schedule
@@ -95,11 +96,34 @@ class TfmotSchedule(Schedule):
             _, sparsity = self._answer(step)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                "A TFMOT schedule answers a step with (should_prune, sparsity). "
+                "A TFMOT schedule returns (should_prune, sparsity) for a step. "
                 f"Received: schedule={self.schedule!r}, which raised {error!r}"
             ) from error
         # TFMOT computes in float32: 1 - 0.9 is to be 0.1.
         return round(float(sparsity), 6)
+
+
+def as_schedule(value: Any, frequency: int = 100) -> Schedule:
+    """A schedule from a schedule, a density, or a TFMOT `PruningSchedule`.
+
+    Args:
+        value: A `Schedule`; a density in (0, 1], for `Constant`; or a TFMOT schedule.
+        frequency: Steps between renewals where `value` is a density.
+
+    Raises:
+        DensityError: A number outside (0, 1].
+        ValueError: Anything else.
+
+    Example:
+
+    >>> as_schedule(0.1)
+    Constant(final_density=0.1, begin_step=0, end_step=None, frequency=100)
+    """
+    if isinstance(value, Schedule):
+        return value
+    if callable(value) and hasattr(value, "get_config"):
+        return TfmotSchedule(value)
+    return Constant(value, frequency=frequency)
 
 
 def _inner_config(schedule: Any) -> dict[str, Any]:
@@ -116,7 +140,8 @@ def _restored(config: dict[str, Any]) -> Any:
         kind = getattr(pruning_schedule, config["name"], None)
     if kind is None:
         raise ValueError(
-            "A TFMOT schedule of another module is loaded with it as a custom object. "
+            "A schedule that is not TFMOT's own can be loaded if its class is registered with "
+            "Keras, or given as a custom object. "
             f"Received: {config['module']}.{config['name']}"
         )
     return kind(**config["config"])

@@ -25,7 +25,7 @@ def shrink(value: Any, threshold: Any) -> Any:
 
     @tf.custom_gradient
     def shrunk(w: Any, t: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
-        # By a difference: for w = t = 0 it is 0, so that an entry frozen at 0 gets no gradient.
+        # Subtracting, not comparing, gives 0 for w = t = 0: an entry frozen at 0 gets no gradient.
         effective = w - tf.clip_by_value(w, -t, t)
 
         def gradient(upstream: Any) -> tuple[Any, Any]:
@@ -43,7 +43,8 @@ def shrink(value: Any, threshold: Any) -> Any:
 class SoftThresholdState(WeightState):
     """Effective weight `sign(w) * relu(|w| - t)`, `t = g(s + offset)`; `t = 0` once frozen.
 
-    Answers what `callbacks.TargetDensity` asks of a threshold on Keras 3.
+    It answers as `parametrizations.LearntThreshold` does on Keras 3, so that `ThresholdSteering`
+    steers both.
 
     Args:
         weight: The kernel of the layer, which holds the effective weight.
@@ -54,6 +55,8 @@ class SoftThresholdState(WeightState):
         active: 1, or 0 once frozen.
         kept: TFMOT's variables for the mask and the threshold, brought up to date by `settle`.
     """
+
+    counted = "entries"
 
     def __init__(
         self,

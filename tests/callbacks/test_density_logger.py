@@ -34,7 +34,7 @@ def test_the_global_density_counts_kernels_only():
 
 def test_every_kernel_by_its_path_and_with_a_prefix():
     model = kso.sparsify(network(), 0.25, seed=0)
-    table = {w.path: w.density for w in kso.prunable_weights(model, flops=False)}
+    table = {w.path: w.density for w in kso.prunable_weights(model)}
     history = fit(model, DensityLogger(per_layer=True, prefix="live_"))
     assert set(history) == {"loss", "live_density"} | {f"live_density/{path}" for path in table}
     for path, density in table.items():
@@ -50,7 +50,7 @@ def test_a_mask_that_changes_between_epochs_is_seen():
 
     class Grow(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            for weight in kso.prunable_weights(self.model, flops=False):
+            for weight in kso.prunable_weights(self.model):
                 if epoch == 1:
                     weight.parametrization.assign_mask(np.ones(weight.shape, dtype=bool))
 
@@ -77,7 +77,7 @@ def test_learnt_thresholds_are_logged():
         *("loss", "density", "threshold"),
         *(f"{name}/{k}/kernel" for name in ("density", "threshold") for k in ("hidden", "head")),
     }
-    for weight in kso.prunable_weights(model, flops=False):
+    for weight in kso.prunable_weights(model):
         mean = weight.parametrization.threshold_value().mean()
         assert history[f"threshold/{weight.path}"] == [pytest.approx(mean, rel=1e-6)]
     means = [history[f"threshold/{k}/kernel"][0] for k in ("hidden", "head")]

@@ -64,11 +64,11 @@ def begin(callback, model):
 
 
 def live_counts(model):
-    return {w.path: w.live for w in kso.prunable_weights(model, flops=False)}
+    return {w.path: w.live for w in kso.prunable_weights(model)}
 
 
 def check_masks(model):
-    for weight in kso.prunable_weights(model, flops=False):
+    for weight in kso.prunable_weights(model):
         assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
 
 
@@ -76,7 +76,7 @@ def check_masks(model):
 def test_counts_stay_exact_over_1000_updates(kind):
     model = compiled(mlp(density=0.37))
     before, rng = live_counts(model), np.random.default_rng(0)
-    weights = kso.prunable_weights(model, flops=False)
+    weights = kso.prunable_weights(model)
     start = [w.parametrization.mask_value() for w in weights]
     moving = begin(callback(kind, data(), frequency=1, end_step=2000, fraction=0.9), model)
     total = 0
@@ -101,7 +101,7 @@ def test_training_of_every_kind_of_layer(kind):
     model = compiled(every_kind(), jit_compile=jit())
     x, y = every_data()
     before = live_counts(model)
-    weights = kso.prunable_weights(model, flops=False)
+    weights = kso.prunable_weights(model)
     start = [w.parametrization.mask_value() for w in weights]
     moving = callback(kind, (x, y), frequency=2, end_step=40, fraction=0.5)
     history = model.fit(x, y, batch_size=4, epochs=3, verbose=0, callbacks=[moving]).history
@@ -127,7 +127,7 @@ def test_slots_and_weights_of_changed_entries_are_zero(algorithm):
     model = compiled(mlp(), optimizer)
     x, y = data()
     model.fit(x, y, epochs=3, verbose=0)
-    weights = kso.prunable_weights(model, flops=False)
+    weights = kso.prunable_weights(model)
     before = [w.parametrization.mask_value() for w in weights]
     raw = [w.raw_value() for w in weights]
     slots = [[array(s) for s, _ in optimizer_slots(optimizer, w.variable)] for w in weights]
@@ -148,11 +148,11 @@ def test_slots_and_weights_of_changed_entries_are_zero(algorithm):
 
 def test_nothing_is_left_behind_when_the_raw_weight_was_written_to():
     model = compiled(mlp())
-    for weight in kso.prunable_weights(model, flops=False):
+    for weight in kso.prunable_weights(model):
         weight.variable.assign(np.ones(weight.shape))  # under the mask, too
     begin(SET(fraction=0.5, frequency=1, end_step=10), model).update(1)
     check_masks(model)
-    for weight in kso.prunable_weights(model, flops=False):
+    for weight in kso.prunable_weights(model):
         assert np.count_nonzero(weight.raw_value()) < weight.live  # grown ones are zero
 
 
@@ -168,7 +168,7 @@ def test_rigl_grows_where_the_dense_gradient_is_largest():
     plain.set_weights(kso.strip(model).get_weights())
     dense = [g for g in gradients(plain, x, y, classifier_loss()) if g.ndim == 2]
 
-    weights = kso.prunable_weights(model, flops=False)
+    weights = kso.prunable_weights(model)
     before = [w.parametrization.mask_value() for w in weights]
     raw = [w.raw_value() for w in weights]
     rigl = begin(RigL((x, y), batch_size=len(x), fraction=0.6, frequency=1, end_step=100), model)
@@ -191,7 +191,7 @@ def test_rigl_gradient_is_that_of_wrapped_layers_of_every_kind():
     model = compiled(every_kind())
     x, y = every_data()
     plain = compiled(kso.strip(model))
-    kernels = [w.variable for w in kso.prunable_weights(plain, flops=False)]
+    kernels = [w.variable for w in kso.prunable_weights(plain)]
     expected = kso.models.StatelessLoss(plain, kernels).gradients(None, x, y)
     rigl = begin(RigL((x, y), batch_size=len(y), frequency=1, end_step=100), model)
     found = rigl.growth_scores(rigl._weights, 100)
@@ -202,7 +202,7 @@ def test_rigl_gradient_is_that_of_wrapped_layers_of_every_kind():
 @pytest.mark.core
 def test_set_draws_from_all_dead_entries():
     model = compiled(kso.sparsify(keras.Sequential([keras.Input((8,)), L.Dense(8)]), 0.25))
-    [weight] = kso.prunable_weights(model, flops=False)
+    [weight] = kso.prunable_weights(model)
     first = weight.parametrization.mask_value()
     grown = np.zeros(weight.shape, int)
     moving = begin(SET(fraction=1.0, end_step=10_000), model)
@@ -259,7 +259,7 @@ def test_rigl_follows_a_new_loss():
     model = compiled(mlp(), keras.optimizers.SGD(0.0))
     x, y = data()
     rigl = RigL((x, y), len(x), frequency=1000, end_step=10**6)
-    weights = kso.prunable_weights(model, flops=False)
+    weights = kso.prunable_weights(model)
 
     def scores():
         model.fit(x, y, batch_size=8, verbose=0, callbacks=[rigl])

@@ -32,7 +32,7 @@ def fit(model, callback, epochs=4, **options):
 
 
 def live(model):
-    return sum(weight.live for weight in kso.prunable_weights(model, flops=False))
+    return sum(weight.live for weight in kso.prunable_weights(model))
 
 
 @pytest.mark.core
@@ -46,7 +46,7 @@ def test_the_run_ends_at_the_density_asked_for(g, density):
 
 def test_layers_keep_their_relative_thresholds():
     model = network()
-    hidden, head = (w.parametrization for w in kso.prunable_weights(model, flops=False))
+    hidden, head = (w.parametrization for w in kso.prunable_weights(model))
     hidden.s.assign(-7.0)
     head.s.assign(-9.0)
     fit(model, TargetDensity(0.5, Constant(0.5, frequency=4), freeze=False))
@@ -84,7 +84,7 @@ def test_the_count_follows_the_schedule():
 def test_freezing_can_be_left_out():
     model = network()
     fit(model, TargetDensity(0.1, frequency=3, freeze=False), epochs=5)
-    weights = kso.prunable_weights(model, flops=False)
+    weights = kso.prunable_weights(model)
     assert live(model) == 77
     assert not any(w.parametrization.frozen for w in weights)
     assert all(w.parametrization.threshold_value() > 0 for w in weights)
@@ -100,17 +100,17 @@ def test_from_a_sparse_orthogonal_start():
 def test_training_on_after_the_end_keeps_the_entries():
     model = network()
     fit(model, TargetDensity(0.1, frequency=3))
-    masks = [w.parametrization.mask_value() for w in kso.prunable_weights(model, flops=False)]
+    masks = [w.parametrization.mask_value() for w in kso.prunable_weights(model)]
     fit(model, TargetDensity(0.1, Cubic(0.1, 0, 10)))  # all of it is over
     fit(model, TargetDensity(0.1, frequency=3))
-    for weight, mask in zip(kso.prunable_weights(model, flops=False), masks, strict=True):
+    for weight, mask in zip(kso.prunable_weights(model), masks, strict=True):
         np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
 
 
 def test_weights_that_no_sigmoid_reaches():
     model = network()
     model.compile(keras.optimizers.SGD(1e-6), "mse")
-    for weight in kso.prunable_weights(model, flops=False):
+    for weight in kso.prunable_weights(model):
         weight.variable.assign(np.sign(weight.raw_value()) * 3.0)
     unreached = r"take g='exp'.*Received: 768 such weights, 77 to keep"
     collapsed = r"without a live entry.*Received: \['head/kernel'\]"
@@ -123,7 +123,7 @@ def test_weights_that_no_sigmoid_reaches():
 def test_a_weight_that_loses_all_entries_is_named_once(freeze):
     model = network()
     model.compile(keras.optimizers.SGD(0.0), "mse")
-    small = next(w for w in kso.prunable_weights(model, flops=False) if "head" in w.path)
+    small = next(w for w in kso.prunable_weights(model) if "head" in w.path)
     small.variable.assign(small.raw_value() * 1e-3)
     with pytest.warns(
         UserWarning, match=r"without a live entry.*Received: \['head/kernel'\]"

@@ -39,7 +39,7 @@ class Watch(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if keras.backend.backend() == "jax":
             self.model.jax_state_sync()
-        weight = kso.prunable_weights(self.model, flops=False)[0]
+        weight = kso.prunable_weights(self.model)[0]
         self.live.append(weight.live)
         self.values.append(weight.raw_value())
 
@@ -58,7 +58,7 @@ def test_the_density_follows_the_cubic_schedule():
 def test_magnitude_masks_keep_the_largest_and_forget_the_rest():
     model, watch = network(MagnitudeMask(OneShot(0.25, step=5))), Watch()
     fit(model, watch, UpdateMasks(), epochs=1)
-    weight = kso.prunable_weights(model, flops=False)[0]
+    weight = kso.prunable_weights(model)[0]
     mask = weight.parametrization.mask_value()
     before = np.abs(watch.values[5])  # the watch comes first: as step 5 found it
     assert mask.sum() == 128
@@ -71,9 +71,9 @@ def test_magnitude_masks_keep_the_largest_and_forget_the_rest():
 @pytest.mark.core
 def test_dead_entries_of_a_straight_through_mask_come_back():
     model, watch = network(StraightThroughTopK(0.25, frequency=4)), Watch()
-    first = kso.prunable_weights(model, flops=False)[0].parametrization.mask_value()
+    first = kso.prunable_weights(model)[0].parametrization.mask_value()
     fit(model, UpdateMasks(), watch, epochs=3)
-    weight = kso.prunable_weights(model, flops=False)[0]
+    weight = kso.prunable_weights(model)[0]
     mask = weight.parametrization.mask_value()
     assert set(watch.live) == {128}
     assert mask.sum() == 128
@@ -85,7 +85,7 @@ def test_dead_entries_of_a_straight_through_mask_come_back():
 def test_a_budget_says_how_much_of_each_weight():
     model = network(MagnitudeMask(Linear(0.5, 0, 8, frequency=2)), density=0.2, budget="er")
     fit(model, UpdateMasks())
-    weights = kso.prunable_weights(model, flops=False)
+    weights = kso.prunable_weights(model)
     assert sum(w.live for w in weights) == round(0.2 * 768)
     assert weights[0].density < 0.2 < weights[1].density
 
@@ -93,7 +93,7 @@ def test_a_budget_says_how_much_of_each_weight():
 def test_what_is_due_at_the_last_step_is_done():
     model = network(MagnitudeMask(OneShot(0.1, step=8)))
     fit(model, UpdateMasks(), epochs=1)  # eight steps
-    assert kso.prunable_weights(model, flops=False)[0].live == 51
+    assert kso.prunable_weights(model)[0].live == 51
 
 
 def test_a_mask_that_was_never_set_is_not_stripped():
@@ -114,7 +114,7 @@ def test_it_refuses_models_without_scheduled_masks():
 
 def test_weights_that_are_not_finite_are_named():
     model = network(MagnitudeMask(0.5, frequency=2))
-    weight = kso.prunable_weights(model, flops=False)[1]
+    weight = kso.prunable_weights(model)[1]
     weight.variable.assign(np.full(weight.shape, np.nan))
     with pytest.raises(NotPrunableError, match="'head/kernel' is not finite"):
         fit(model, UpdateMasks())

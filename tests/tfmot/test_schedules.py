@@ -28,14 +28,14 @@ def trained(model, steps=10):
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            seen.append(kso.prunable_weights(self.model, flops=False)[0].live)
+            seen.append(kso.prunable_weights(self.model)[0].live)
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(steps, 10)), rng.normal(size=(steps, 10))
     callbacks = [kso.callbacks.UpdateMasks(), Watch()]
     model.compile(keras.optimizers.SGD(0.01), "mse")
     model.fit(x, y, batch_size=1, verbose=0, callbacks=callbacks)
-    return [*seen, kso.prunable_weights(model, flops=False)[0].live]
+    return [*seen, kso.prunable_weights(model)[0].live]
 
 
 def network(parametrization, *args):
@@ -74,8 +74,8 @@ def test_saved_and_loaded(sparsity, tmp_path):
     trained(model, steps=4)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    [weight] = kso.prunable_weights(loaded, flops=False)
-    [before] = kso.prunable_weights(model, flops=False)
+    [weight] = kso.prunable_weights(loaded)
+    [before] = kso.prunable_weights(model)
     np.testing.assert_array_equal(weight.value(), before.value())
     restored = weight.parametrization.schedule.schedule
     assert type(restored) is sparsity.PolynomialDecay

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho.budgets._derivatives import progress_bar
-from keras_sparse_ortho.budgets._saliency import Saliency, scored_weights
-from keras_sparse_ortho.budgets._synaptic_flow import SynapticFlow
+from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
+from keras_sparse_ortho.saliency._derivatives import progress_bar
+from keras_sparse_ortho.saliency._linear_network import SynapticFlow
+from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
 # Below every score: entries that are dead never come back.
 _DEAD = -1.0
@@ -56,7 +56,7 @@ def synflow(
         jit_compile: Whether TensorFlow compiles with XLA, which takes long and pays on GPUs.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights not.
-        on_collapse: `"error"` or `"warn"` if a weight is left without live entries.
+        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
         verbose: 1 for a progress bar over rounds.
 
     Returns:
@@ -87,8 +87,7 @@ def synflow(
     check_density(density)
     if dtype not in ("float32", "float64"):
         raise ValueError(f'`dtype` must be "float32" or "float64". Received: dtype={dtype!r}')
-    if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 1:
-        raise ValueError(f"`rounds` must be an integer of at least 1. Received: rounds={rounds!r}")
+    check_integer("rounds", rounds)
     weights = scored_weights(model, include, exclude, on_collapse)
     size = sum(weight.size for weight in weights)
     values = [np.abs(weight.raw_value()).astype(dtype) for weight in weights]

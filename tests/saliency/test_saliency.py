@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho import budgets
+from keras_sparse_ortho import budgets, saliency
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError, UnknownWeightError
-from keras_sparse_ortho.pruning import apply_masks
+from keras_sparse_ortho.saliency import saliency_by_name
 from tests.helpers import array, classifier_loss
 from tests.models.networks import MODELS
 
@@ -46,8 +46,8 @@ def flat(model):
     )
 
 
-def joined(saliency):
-    return np.concatenate([score.reshape(-1) for score in saliency.scores.values()])
+def joined(scored):
+    return np.concatenate([score.reshape(-1) for score in scored.scores.values()])
 
 
 def close(found, expected):
@@ -59,7 +59,7 @@ def close(found, expected):
 def test_snip_against_differences(batch_size):
     model = network()
     x, y = data()
-    found = budgets.snip(model, 0.5, x, y, batch_size=batch_size, batches=None)
+    found = saliency.snip(model, 0.5, (x, y), batch_size=batch_size, batches=None)
     w = flat(model)
     close(joined(found), np.abs(w * difference(lambda v: loss_of(v, x, y), w)))
 
@@ -81,7 +81,7 @@ def test_grasp_against_differences(temperature, batch_size):
     step = 1e-3 / np.linalg.norm(g)
     expected = w * (gradient(w + step * g) - gradient(w - step * g)) / (2 * step)
     options = {"temperature": temperature, "batch_size": batch_size, "batches": None}
-    close(joined(budgets.grasp(model, 0.5, x, y, **options)), expected)
+    close(joined(saliency.grasp(model, 0.5, (x, y), **options)), expected)
 
 
 @pytest.mark.core
@@ -100,7 +100,7 @@ def test_synflow_against_its_formula(dtype):
         variable.assign(rng.normal(size=variable.shape))
     model.get_layer("n").moving_variance.assign(rng.random(6) + 0.5)
     before = [array(v) for v in model.variables]
-    found = budgets.synflow(model, 0.3, rounds=7, dtype=dtype)
+    found = saliency.synflow(model, 0.3, rounds=7, dtype=dtype)
     a, bias = (np.abs(v) for v in model.get_layer("a").get_weights())
     gamma, beta, _, variance = (np.abs(v) for v in model.get_layer("n").get_weights())
     b, _ = (np.abs(v) for v in model.get_layer("b").get_weights())
@@ -129,8 +129,8 @@ def test_synflow_says_when_float32_does_not_do():
     layers = [L.Dense(8, kernel_initializer=keras.initializers.Constant(1e9)) for _ in range(5)]
     model = keras.Sequential([keras.Input((8,)), *layers])
     with pytest.raises(NotPrunableError, match=r'dtype="float64"'):
-        budgets.synflow(model, 1.0, rounds=1, dtype="float32")
-    assert np.isfinite(joined(budgets.synflow(model, 1.0, rounds=1))).all()
+        saliency.synflow(model, 1.0, rounds=1, dtype="float32")
+    assert np.isfinite(joined(saliency.synflow(model, 1.0, rounds=1))).all()
 
 
 @pytest.fixture
@@ -155,24 +155,24 @@ def test_every_structure(structure):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4, 8, 8, 3)).astype("float32")
     y = rng.integers(0, 4, 4)
-    size = sum(w.size for w in kso.prunable_weights(model, flops=False))
-    found = [budgets.snip(model, 0.3, x, y, on_collapse="warn")]
-    found.append(budgets.grasp(model, 0.6, x, y, on_collapse="warn"))
+    size = sum(w.size for w in kso.prunable_weights(model))
+    found = [saliency.snip(model, 0.3, (x, y), on_collapse="warn")]
+    found.append(saliency.grasp(model, 0.6, (x, y), on_collapse="warn"))
     options = {"exclude": ".*(query|key)/kernel"} if "attention" in structure else {}
     if "recurrent" not in structure:
-        found.append(budgets.synflow(model, 0.3, rounds=3, **options))
-    for saliency in found:
-        assert sum(saliency.counts.values()) == round(saliency.density * size)
+        found.append(saliency.synflow(model, 0.3, rounds=3, **options))
+    for scored in found:
+        assert sum(scored.counts.values()) == round(scored.density * size)
 
 
 def test_counts_ties_and_seeds():
     model = network()
     for layer in model.layers:
         layer.kernel.assign(np.ones(layer.kernel.shape))
-    tied = budgets.magnitude(model, 0.6)  # 14 of 24: the first 12, and two more
+    tied = saliency.magnitude(model, 0.6)  # 14 of 24: the first 12, and two more
     assert tied.counts == {"a/kernel": 12, "b/kernel": 2}
     assert tied.masks["b/kernel"].reshape(-1)[:2].all()
-    one, same, other = (budgets.random(model, 0.5, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (saliency.random(model, 0.5, seed=seed) for seed in (1, 1, 2))
     assert sum(one.counts.values()) == 12
     for path in one.masks:
         np.testing.assert_array_equal(one.masks[path], same.masks[path])
@@ -191,18 +191,18 @@ def test_data_of_every_kind_and_order():
             return x[4 * index : 4 * index + 4], y[4 * index : 4 * index + 4]
 
     batches = [(x[k : k + 4], y[k : k + 4]) for k in (0, 4, 8)]
-    expected = joined(budgets.snip(model, 0.5, x, y))  # all of it, in another order
+    expected = joined(saliency.snip(model, 0.5, (x, y)))  # all of it, in another order
     for source in (Batches(), (batch for batch in batches)):
         np.testing.assert_allclose(
-            joined(budgets.snip(model, 0.5, source, batches=None)), expected, atol=1e-6
+            joined(saliency.snip(model, 0.5, source, batches=None)), expected, atol=1e-6
         )
-    first = budgets.snip(model, 0.5, iter(batches))
-    np.testing.assert_allclose(joined(first), joined(budgets.snip(model, 0.5, *batches[0])), 1e-4)
-    drawn = [budgets.snip(model, 0.5, x, y, batch_size=4, seed=seed) for seed in (3, 3, 4)]
+    first = saliency.snip(model, 0.5, iter(batches))
+    np.testing.assert_allclose(joined(first), joined(saliency.snip(model, 0.5, batches[0])), 1e-4)
+    drawn = [saliency.snip(model, 0.5, (x, y), batch_size=4, seed=seed) for seed in (3, 3, 4)]
     np.testing.assert_array_equal(joined(drawn[0]), joined(drawn[1]))
     assert (joined(drawn[0]) != joined(drawn[2])).any()
     weights = np.array([1.0] * 4 + [0.0] * 8)
-    one = budgets.snip(model, 0.5, x, y, weights)
+    one = saliency.snip(model, 0.5, (x, y, weights))
     np.testing.assert_allclose(joined(one), joined(first) / 3, rtol=1e-3, atol=1e-6)
 
 
@@ -213,8 +213,8 @@ def test_tf_data():
     model = network()
     x, y = data()
     source = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-    found = budgets.snip(model, 0.5, source, batches=None)
-    np.testing.assert_allclose(joined(found), joined(budgets.snip(model, 0.5, x, y)), atol=1e-6)
+    found = saliency.snip(model, 0.5, source, batches=None)
+    np.testing.assert_allclose(joined(found), joined(saliency.snip(model, 0.5, (x, y))), atol=1e-6)
 
 
 def test_probabilities_give_the_scores_of_their_logits():
@@ -223,30 +223,30 @@ def test_probabilities_give_the_scores_of_their_logits():
     twin.compile(loss="sparse_categorical_crossentropy", jit_compile=JIT)
     twin.set_weights(model.get_weights())
     x, y = data()
-    expected = joined(budgets.grasp(model, 0.5, x, y))
-    found = joined(budgets.grasp(twin, 0.5, x, y))
+    expected = joined(saliency.grasp(model, 0.5, (x, y)))
+    found = joined(saliency.grasp(twin, 0.5, (x, y)))
     np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
     twin.compile(loss="mse")
     with pytest.raises(ValueError, match=r"must be a cross-entropy.*temperature=200"):
-        budgets.grasp(twin, 0.5, x, np.eye(3)[y], temperature=200)
+        saliency.grasp(twin, 0.5, (x, np.eye(3)[y]), temperature=200)
 
 
 def test_collapse_is_reported():
     model = network()
     model.layers[1].kernel.assign(model.layers[1].kernel * 1e-6)
     with pytest.raises(BudgetError, match=r"Layer collapse.*magnitude.*\['b/kernel'\]"):
-        budgets.magnitude(model, 0.2)
+        saliency.magnitude(model, 0.2)
     with pytest.warns(UserWarning, match=r"Layer collapse.*\['b/kernel'\]"):
-        found = budgets.magnitude(model, 0.2, on_collapse="warn")
+        found = saliency.magnitude(model, 0.2, on_collapse="warn")
     assert found.collapsed == ["b/kernel"]
     with pytest.raises(BudgetError, match="Layer collapse"):
         _ = found.budget
     with pytest.raises(NotPrunableError, match=r"'b/kernel'.*at least one live entry.*0 live"):
-        apply_masks(model, found)
+        kso.prune(model, score=found)
     with pytest.raises(BudgetError, match="exactly orthogonal"):
         _ = found.orthogonal_budget
     with pytest.warns(UserWarning, match="Layer collapse"):
-        found = budgets.magnitude(model, 0.5, on_collapse="warn")
+        found = saliency.magnitude(model, 0.5, on_collapse="warn")
     assert found.orthogonal_budget.lifted == ("b/kernel",)
     assert found.orthogonal_budget.live == 12
 
@@ -254,34 +254,106 @@ def test_collapse_is_reported():
 def test_the_ways_on_from_a_saliency():
     model = network()
     x, y = data()
-    saliency = budgets.snip(model, 0.6, x, y)
-    base = apply_masks(model, saliency)
-    for weight in kso.prunable_weights(base, flops=False):
-        mask = saliency.masks[weight.path]
+    scored = saliency.snip(model, 0.6, (x, y))
+    base = kso.prune(model, score=scored)
+    for weight in kso.prunable_weights(base):
+        mask = scored.masks[weight.path]
         np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
         layer = model.get_layer(weight.path.split("/")[0])
         np.testing.assert_array_equal(weight.value(), array(layer.kernel) * mask)
-    exact = kso.sparsify(model, budget=saliency.orthogonal_budget, seed=0)
-    assert {w.path: w.live for w in kso.prunable_weights(exact, flops=False)} == (
-        saliency.orthogonal_budget.counts
+    exact = kso.sparsify(model, budget=scored.orthogonal_budget, seed=0)
+    assert {w.path: w.live for w in kso.prunable_weights(exact)} == (
+        scored.orthogonal_budget.counts
     )
     assert kso.report(exact).rows[0].orthogonality_error < 1e-6
     with pytest.raises(UnknownWeightError, match="'c/kernel'"):
-        apply_masks(model, {"c/kernel": np.ones((2, 2), bool)})
+        kso.prune(model, masks={"c/kernel": np.ones((2, 2), bool)})
 
 
 def test_refusals():
     model = network()
     x, y = data()
     with pytest.raises(NotPrunableError, match="wrapped already"):
-        budgets.magnitude(kso.sparsify(model, 0.5, seed=0), 0.5)
+        saliency.magnitude(kso.sparsify(model, 0.5, seed=0), 0.5)
     with pytest.raises(ValueError, match="before the model is compiled"):
-        budgets.snip(keras.Sequential([keras.Input((3,)), L.Dense(3)]), 0.5, x, y)
+        saliency.snip(keras.Sequential([keras.Input((3,)), L.Dense(3)]), 0.5, (x, y))
     with pytest.raises(ValueError, match=r"same number of samples.*\[3, 12\]"):
-        budgets.snip(model, 0.5, x, y[:3])
-    with pytest.raises(ValueError, match="leave `y`"):
-        budgets.snip(model, 0.5, iter([(x, y)]), y)
+        saliency.snip(model, 0.5, (x, y[:3]))
+    with pytest.raises(ValueError, match="holds its targets itself"):
+        saliency.snip(model, 0.5, (iter([(x, y)]), y))
+    for name in ("snip", "grasp"):
+        rule = rf"as a tuple: {name}\(model, density, \(x, y\)\)\. Received: 2 separate"
+        with pytest.raises(TypeError, match=rule):
+            getattr(saliency, name)(model, 0.5, x, y)
     with pytest.raises(ValueError, match="rounds=0"):
-        budgets.synflow(model, 0.5, rounds=0)
-    with pytest.raises(ValueError, match="on_collapse='ignore'"):
-        budgets.random(model, 0.5, on_collapse="ignore")
+        saliency.synflow(model, 0.5, rounds=0)
+    with pytest.raises(ValueError, match="on_collapse='skip'"):
+        saliency.random(model, 0.5, on_collapse="skip")
+
+
+@pytest.mark.parametrize("name", ["snip", "grasp", "synflow", "magnitude", "random", "Saliency"])
+def test_the_old_spelling_names_the_new_one(name):
+    with pytest.raises(AttributeError, match=rf"`kso\.saliency\.{name}`. Received: `kso.budgets"):
+        getattr(budgets, name)
+    assert hasattr(saliency, name)
+
+
+# --- masks within a budget ----------------------------------------------------------------------
+
+
+def test_masks_within_a_budget_are_the_highest_scores_of_each_kernel():
+    model = network()
+    model.layers[1].kernel.assign(model.layers[1].kernel * 1e-6)
+    scored = saliency.magnitude(model, 0.25, on_collapse="ignore")  # and no warning
+    assert scored.counts == {"a/kernel": 6, "b/kernel": 0}
+    budget = budgets.uniform(model, 0.25, orthogonal=False)
+    masks = scored.masks_for(budget)
+    for path, mask in masks.items():
+        score = scored.scores[path]
+        assert np.count_nonzero(mask) == budget.counts[path] == 3
+        assert score[mask].min() > score[~mask].max()
+
+
+def test_ties_within_a_budget_go_to_the_lower_index():
+    model = network()
+    for layer in model.layers:
+        layer.kernel.assign(np.ones(layer.kernel.shape))
+    budget = kso.Budget({"a/kernel": 0.25, "b/kernel": 0.5})  # sizes are those of the model
+    masks = saliency.magnitude(model, 0.6).masks_for(budget)
+    np.testing.assert_array_equal(np.flatnonzero(masks["a/kernel"]), np.arange(3))
+    np.testing.assert_array_equal(np.flatnonzero(masks["b/kernel"]), np.arange(6))
+    with pytest.raises(BudgetError, match=r"unknown \['c'\], missing \['a/kernel', 'b/kernel'\]"):
+        saliency.magnitude(model, 0.6).masks_for(kso.Budget({"c": 0.5}))
+
+
+# --- by name ------------------------------------------------------------------------------------
+
+
+def test_names_stand_for_the_functions():
+    model = network()
+    x, y = data()
+    options = {"include": "a", "on_collapse": "ignore"}
+    expected = {
+        "magnitude": saliency.magnitude(model, 0.3, **options),
+        "random": saliency.random(model, 0.3, seed=7, **options),
+        "snip": saliency.snip(model, 0.3, (x, y), seed=7, **options),
+        "grasp": saliency.grasp(model, 0.3, (x, y), seed=7, **options),
+        "synflow": saliency.synflow(model, 0.3, **options),
+    }
+    for name, one in expected.items():
+        taken = (x, y) if name in ("snip", "grasp") else None
+        other = saliency_by_name(name, model, 0.3, taken, seed=7, **options)
+        np.testing.assert_array_equal(joined(other), joined(one))
+        assert (other.method, list(other.scores)) == (one.method, ["a/kernel"])
+
+
+def test_what_a_name_needs():
+    model = network()
+    with pytest.raises(ValueError, match=r'"magnitude", "random", "snip".*Received: score=.SNIP'):
+        saliency_by_name("SNIP", model, 0.5)
+    for name in ("snip", "grasp"):
+        with pytest.raises(ValueError, match=rf"give `data`.*Received: score='{name}', data=None"):
+            saliency_by_name(name, model, 0.5)
+    for name in ("magnitude", "random", "synflow"):
+        with pytest.raises(ValueError, match=rf"leave `data` out.*'{name}', data of type tuple"):
+            saliency_by_name(name, model, 0.5, data())

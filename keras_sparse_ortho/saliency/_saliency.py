@@ -1,4 +1,4 @@
-"""`Saliency`: what a saliency criterion says of a model: scores, masks and a budget."""
+"""`Saliency`: the scores of a model's kernels, and the masks and the budget that follow."""
 
 import warnings
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho.budgets._allocation import allocate
-from keras_sparse_ortho.budgets._budget import Budget
+from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import refuse_unfit, weights_of
-from keras_sparse_ortho.orthogonal import largest_masks, live_count
+from keras_sparse_ortho.orthogonal import largest_mask, largest_masks, live_count
 
-# What is left of a weight whose share is nothing, so that it can be scaled.
+# Live entries of a collapsed weight: more than none, so that its share can be scaled.
 _ALMOST_NOTHING = 1e-9
+_ON_COLLAPSE = ("error", "warn", "ignore")
 
 
 class Saliency:
@@ -24,20 +24,22 @@ class Saliency:
     The `round(density * size)` entries of highest score over all kernels together are live; ties
     go to the kernel that is listed first, and in it to the lower flat index.
 
-    Made by `snip`, `grasp`, `synflow`, `magnitude` and `random`. There are three ways on:
+    `snip`, `grasp`, `synflow`, `magnitude` and `random` return one. There are four ways on:
 
-    - *base*: `keras_sparse_ortho.pruning.apply_masks(model, saliency.masks)`, the criterion's own
+    - *base*: `keras_sparse_ortho.prune(model, score=saliency)`, the criterion's own
       masks on the given weights;
     - `keras_sparse_ortho.sparsify(model, budget=saliency.orthogonal_budget)`: only how much of each
       kernel, with an exactly orthogonal one drawn for it (EOI);
-    - the same with `budget=saliency.budget` and another initializer.
+    - the same with `budget=saliency.budget` and another initializer;
+    - `saliency.masks_for(budget)`: the counts of a budget, and in each kernel its highest scores.
 
     Args:
         method: Name of the criterion.
         density: Global live fraction, in (0, 1].
         weights: The weights.
         scores: An array for each, of its shape; higher is kept.
-        on_collapse: What to do if a weight is left without a live entry: `"error"` or `"warn"`.
+        on_collapse: What to do if a weight is left without a live entry: `"error"`, `"warn"`, or
+            `"ignore"`, where a budget is to say how much of each weight is live (`masks_for`).
         masks: Which entries are live, if it does not follow from the scores alone.
 
     Raises:
@@ -50,7 +52,7 @@ class Saliency:
     >>> import keras_sparse_ortho as kso
     >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"),
     ...                           keras.layers.Dense(2, name="b")])
-    >>> saliency = kso.budgets.magnitude(model, 0.25)
+    >>> saliency = kso.saliency.magnitude(model, 0.25)
     >>> saliency.budget.live, sum(int(mask.sum()) for mask in saliency.masks.values())
     (10, 10)
     """
@@ -108,8 +110,8 @@ class Saliency:
     def orthogonal_budget(self) -> Budget:
         """The budget with every weight lifted to the least density of an orthogonal kernel.
 
-        The total is the same: the other weights pay for it, in proportion. Weights that collapsed
-        are lifted as well; `lifted` of the budget names them.
+        The total stays the same: the other weights give entries up in proportion. Weights that
+        collapsed are lifted as well; `lifted` of the budget names them.
 
         Raises:
             BudgetError: A density too small for exactly orthogonal kernels.
@@ -117,7 +119,41 @@ class Saliency:
         relative = [max(self.counts[w.path], _ALMOST_NOTHING) / w.size for w in self._weights]
         return allocate(self._weights, self.density, relative, orthogonal=True)
 
+    def masks_for(self, budget: Budget) -> dict[str, np.ndarray]:
+        """Masks of the highest scores within each kernel, as many as a budget gives it.
+
+        So scores of different kernels are not compared, and no kernel is left without live entries.
+        Ties go to the lower flat index.
+
+        Args:
+            budget: For exactly the weights that were scored.
+
+        Returns:
+            From weight path to a bool array of its shape.
+
+        Raises:
+            BudgetError: A budget for other weights.
+
+        Limits: `synflow` gives all that was dead before its last round the score -1. Of a kernel
+        for which the budget asks more than stayed till then, the entries of lowest index fill up.
+
+        Example:
+
+        >>> import keras
+        >>> import keras_sparse_ortho as kso
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"),
+        ...                           keras.layers.Dense(2, name="b")])
+        >>> scores = kso.saliency.magnitude(model, 0.25, on_collapse="ignore")
+        >>> masks = scores.masks_for(kso.budgets.uniform(model, 0.25))
+        >>> {path: int(mask.sum()) for path, mask in masks.items()}
+        {'a/kernel': 8, 'b/kernel': 2}
+        """
+        counts = budget.for_weights(self._weights).counts
+        return {path: largest_mask(score, counts[path]) for path, score in self.scores.items()}
+
     def _report_collapse(self, how: str) -> None:
+        if how == "ignore":
+            return
         text = (
             f"Layer collapse: {self.method} at the density {self.density:.6g} leaves these weights "
             "without any live entry, so that nothing passes them. Use a higher density, `exclude` "
@@ -144,9 +180,10 @@ def scored_weights(
         NotPrunableError: No such weights; weights that are wrapped, or not finite.
         ValueError: An `on_collapse` that is not known.
     """
-    if on_collapse not in ("error", "warn"):
+    if on_collapse not in _ON_COLLAPSE:
         raise ValueError(
-            f'`on_collapse` must be "error" or "warn". Received: on_collapse={on_collapse!r}'
+            '`on_collapse` must be "error", "warn" or "ignore". '
+            f"Received: on_collapse={on_collapse!r}"
         )
     weights = choose(weights_of(model), include, exclude)
     refuse_unfit(model, weights, "no kernel that could be scored")

@@ -5,21 +5,18 @@ from typing import Any
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho.budgets._batches import batches_of
-from keras_sparse_ortho.budgets._data_loss import DataLoss
-from keras_sparse_ortho.budgets._derivatives import Derivatives, progress_bar
-from keras_sparse_ortho.budgets._saliency import Saliency, scored_weights
+from keras_sparse_ortho._data import first_batches, refuse_separate_targets
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import Objective
+from keras_sparse_ortho.saliency._derivatives import DataLoss, Derivatives, progress_bar
+from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
 
 def snip(
     model: Any,
     density: float,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
+    data: Any,
+    *separate: Any,
     batch_size: int = 128,
     batches: int | None = 1,
     shuffle: bool = True,
@@ -40,11 +37,11 @@ def snip(
         model: A built Keras model: Sequential, functional, nested, or written as a class; compiled
             unless there is an `objective`.
         density: Global live fraction over the selected weights, in (0, 1].
-        x: Data as for `fit`: arrays, `tf.data`, `PyDataset`, `DataLoader`, or a generator of
-            `(x, y)` or `(x, y, sample_weight)` batches.
-        y: Targets, where `x` is arrays.
-        sample_weight: Weights of samples, where `x` is arrays.
-        batch_size: Samples in a batch, where `x` is arrays.
+        data: What `fit` takes, as one argument: arrays `(x, y)` or `(x, y, sample_weight)`, each an
+            array or a list or dict of arrays; or batches: `PyDataset`, `tf.data`, `DataLoader`, a
+            list, a generator, or a function that returns one.
+        *separate: Refused: inputs and targets are one argument.
+        batch_size: Samples in a batch of arrays.
         batches: How many batches are used; `None` for all there are.
         shuffle: Whether samples of arrays are drawn at random; else the first ones are taken.
             Datasets and generators come in their own order.
@@ -53,12 +50,13 @@ def snip(
         training: Whether batch statistics and dropout are those of training.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights not.
-        on_collapse: `"error"` or `"warn"` if a weight is left without live entries.
+        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
         verbose: 1 for a progress bar over batches.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: Weights that are wrapped or not finite, scores that are not finite.
+        TypeError: Targets as an argument of their own, `x, y` in the place of `(x, y)`.
         ValueError: No data, or a model that was not compiled.
 
     Limits: at low densities a layer may be left with nothing; `synflow` prevents it. In
@@ -70,7 +68,7 @@ def snip(
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="a")])
     >>> model.compile(loss="mse")
     >>> model.layers[0].set_weights([np.array([[1.0], [3.0]]), np.zeros(1)])
-    >>> saliency = snip(model, 0.5, np.array([[1.0, 1.0]]), np.array([[2.0]]))
+    >>> saliency = snip(model, 0.5, (np.array([[1.0, 1.0]]), np.array([[2.0]])))
     >>> saliency.scores["a/kernel"].tolist()  # |w * 2 (x w - y) x|
     [[4.0], [12.0]]
 
@@ -79,16 +77,15 @@ def snip(
     - Lee, Ajanthan and Torr, "SNIP: Single-shot Network Pruning based on Connection Sensitivity"
       (ICLR 2019), arXiv 1810.02340
     """
+    refuse_separate_targets("snip(model, density, (x, y))", separate)
     check_density(density)
     weights = scored_weights(model, include, exclude, on_collapse)
     if objective is None and getattr(model, "compiled", False):
         objective = DataLoss()
-    data = batches_of(
-        x, y, sample_weight, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed
-    )
+    taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
     variables = [weight.variable for weight in weights]
-    progress = progress_bar(len(data), verbose)
-    loss = Derivatives(model, variables, objective, data, training, progress)
+    progress = progress_bar(len(taken), verbose)
+    loss = Derivatives(model, variables, objective, taken, training, progress)
     pairs = zip(weights, loss.gradient(), strict=True)
     scores = [np.abs(weight.raw_value() * gradient) for weight, gradient in pairs]
     return Saliency("SNIP", density, weights, scores, on_collapse)

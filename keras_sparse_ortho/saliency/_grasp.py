@@ -3,21 +3,23 @@
 from typing import Any
 
 from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho.budgets._batches import batches_of
-from keras_sparse_ortho.budgets._data_loss import DataLoss, default_temperature
-from keras_sparse_ortho.budgets._derivatives import Derivatives, progress_bar
-from keras_sparse_ortho.budgets._saliency import Saliency, scored_weights
+from keras_sparse_ortho._data import first_batches, refuse_separate_targets
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import Objective
+from keras_sparse_ortho.saliency._derivatives import (
+    DataLoss,
+    Derivatives,
+    default_temperature,
+    progress_bar,
+)
+from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
 
 def grasp(
     model: Any,
     density: float,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
+    data: Any,
+    *separate: Any,
     temperature: float | None = None,
     batch_size: int = 128,
     batches: int | None = 1,
@@ -41,13 +43,13 @@ def grasp(
         model: A built Keras model: Sequential, functional, nested, or written as a class; compiled
             unless there is an `objective`.
         density: Global live fraction over the selected weights, in (0, 1].
-        x: Data as for `fit`: arrays, `tf.data`, `PyDataset`, `DataLoader`, or a generator of
-            `(x, y)` or `(x, y, sample_weight)` batches.
-        y: Targets, where `x` is arrays.
-        sample_weight: Weights of samples, where `x` is arrays.
+        data: What `fit` takes, as one argument: arrays `(x, y)` or `(x, y, sample_weight)`, each an
+            array or a list or dict of arrays; or batches: `PyDataset`, `tf.data`, `DataLoader`, a
+            list, a generator, or a function that returns one.
+        *separate: Refused: inputs and targets are one argument.
         temperature: What logits are divided by, so that the softmax is not saturated. `None` is
             200 where all losses are cross-entropies, of logits or of probabilities, and 1 else.
-        batch_size: Samples in a batch, where `x` is arrays.
+        batch_size: Samples in a batch of arrays.
         batches: How many batches are used; `None` for all there are.
         shuffle: Whether samples of arrays are drawn at random; else the first ones are taken.
             Datasets and generators come in their own order.
@@ -57,12 +59,13 @@ def grasp(
         training: Whether batch statistics and dropout are those of training.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights not.
-        on_collapse: `"error"` or `"warn"` if a weight is left without live entries.
+        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
         verbose: 1 for a progress bar over batches and derivatives.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: Weights that are wrapped or not finite, scores that are not finite.
+        TypeError: Targets as an argument of their own, `x, y` in the place of `(x, y)`.
         ValueError: No data, a model that was not compiled, or a temperature for a loss that is no
             cross-entropy.
 
@@ -76,7 +79,7 @@ def grasp(
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="a")])
     >>> model.compile(loss="mse")
     >>> model.layers[0].set_weights([np.array([[1.0], [3.0]]), np.zeros(1)])
-    >>> saliency = grasp(model, 0.5, np.array([[1.0, 1.0]]), np.array([[2.0]]))
+    >>> saliency = grasp(model, 0.5, (np.array([[1.0, 1.0]]), np.array([[2.0]])))
     >>> saliency.scores["a/kernel"].tolist()  # g = [4, 4], H = [[2, 2], [2, 2]]
     [[16.0], [48.0]]
 
@@ -85,6 +88,7 @@ def grasp(
     - Wang, Zhang and Grosse, "Picking Winning Tickets Before Training by Preserving Gradient Flow"
       (ICLR 2020), arXiv 2002.07376
     """
+    refuse_separate_targets("grasp(model, density, (x, y))", separate)
     check_density(density)
     weights = scored_weights(model, include, exclude, on_collapse)
     if objective is None and getattr(model, "compiled", False):
@@ -94,12 +98,10 @@ def grasp(
                 f"`temperature` must be positive. Received: temperature={temperature!r}"
             )
         objective = DataLoss(temperature)
-    data = batches_of(
-        x, y, sample_weight, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed
-    )
+    taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
     variables = [weight.variable for weight in weights]
-    progress = progress_bar(2 * len(data), verbose)
-    loss = Derivatives(model, variables, objective, data, training, progress)
+    progress = progress_bar(2 * len(taken), verbose)
+    loss = Derivatives(model, variables, objective, taken, training, progress)
     products = loss.hessian_times(loss.gradient())
     scores = [w.raw_value() * product for w, product in zip(weights, products, strict=True)]
     return Saliency("GraSP", density, weights, scores, on_collapse)

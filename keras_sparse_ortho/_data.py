@@ -1,0 +1,284 @@
+"""Data as `fit` takes it: its first batches, or the n-th one, which is the same in every run."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho.kernels import derived_seed
+
+Batch = tuple[Any, Any, Any]
+"""`(x, y, sample_weight)`, the last two may be `None`."""
+
+
+def first_batches(
+    data: Any,
+    *,
+    batch_size: int = 128,
+    batches: int | None = 1,
+    shuffle: bool = True,
+    seed: int | None = None,
+) -> list[Batch]:
+    """The batches that a score is computed on.
+
+    Args:
+        data: Arrays: `x` alone, `(x, y)` or `(x, y, sample_weight)`, each an array, or a list or
+            dict of arrays. Or batches: a `keras.utils.PyDataset`, a `tf.data.Dataset`, a torch
+            `DataLoader`, a list, a generator, or a function that returns a generator.
+        batch_size: Samples in a batch of arrays.
+        batches: How many batches; `None` for all there are.
+        shuffle: Whether samples of arrays are drawn at random, without replacement.
+        seed: For that; `None` draws one from Python's `random`.
+
+    Raises:
+        ValueError: No data, arrays of different lengths, targets beside a data set.
+
+    Example:
+
+    >>> [(x, y, _)] = first_batches((np.arange(5), np.arange(5) + 10), batch_size=3, seed=0)
+    >>> x.tolist(), y.tolist()
+    ([4, 2, 3], [14, 12, 13])
+    """
+    if batches is not None:
+        check_integer("batches", batches)
+    check_integer("batch_size", batch_size)
+    source = _source(data)
+    if not isinstance(source, _Arrays):
+        taken = [_unpacked(item) for item in itertools.islice(source.items(), batches)]
+        if not taken:
+            raise _no_batch()
+        return taken
+    order = np.arange(source.count)
+    if shuffle:
+        seed = random.randrange(2**31) if seed is None else seed
+        order = np.random.default_rng(seed).permutation(source.count)
+    starts = range(0, source.count, batch_size)[:batches]
+    return [source.rows(order[start : start + batch_size]) for start in starts]
+
+
+class BatchSource:
+    """The n-th batch of some data, whatever was asked for before.
+
+    Args:
+        data: As for `first_batches`, but for a generator, which cannot start again.
+        batch_size: How many samples to draw from arrays, for each batch anew.
+        seed: For the samples.
+
+    Raises:
+        ValueError: Data of another kind; arrays of different lengths.
+    """
+
+    def __init__(self, data: Any, batch_size: int, seed: int) -> None:
+        self._batch_size = check_integer("batch_size", batch_size)
+        self._seed = seed
+        self._source = _source(data)
+        if isinstance(self._source, _Iterable) and not self._source.restarts:
+            raise ValueError(
+                "A generator cannot start again, as a run that is resumed has to: give the "
+                "function that returns it. "
+                f"Received: data of type {type(data).__name__}"
+            )
+
+    def batch(self, number: int) -> Batch:
+        """The batch of this number, as `(x, y, sample_weight)`; it starts over after the last."""
+        if not isinstance(self._source, _Arrays):
+            return _unpacked(self._source.item(number))
+        rng = np.random.default_rng(derived_seed(self._seed, f"batch/{number}"))
+        size = min(self._batch_size, self._source.count)
+        return self._source.rows(np.sort(rng.choice(self._source.count, size, replace=False)))
+
+
+def refuse_separate_targets(call: str, separate: tuple[Any, ...]) -> None:
+    """Says how data are handed over to a function that was called with `x, y`.
+
+    Args:
+        call: The right call, for the message.
+        separate: The arguments after the data.
+
+    Raises:
+        TypeError: Where there are any.
+    """
+    if separate:
+        raise TypeError(
+            f"Inputs and targets are one argument, as a tuple: {call}. "
+            f"Received: {1 + len(separate)} separate arguments"
+        )
+
+
+def samples(batch: Batch) -> int:
+    """Samples in a batch."""
+    return int(keras.tree.flatten(batch[0])[0].shape[0])
+
+
+class _Batches(Protocol):
+    """Data that come in batches."""
+
+    def items(self) -> Iterator[Any]:
+        """All batches from the first on."""
+
+    def item(self, number: int) -> Any:
+        """The batch of this number, modulo how many there are."""
+
+
+class _Arrays:
+    """Arrays of `count` samples: `x`, `(x, y)` or `(x, y, sample_weight)`."""
+
+    def __init__(self, data: Any) -> None:
+        parts = data if isinstance(data, tuple) else (data,)
+        leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
+        batched = [leaf for leaf in leaves if _is_dataset(leaf) or _is_iterator(leaf)]
+        if batched:
+            raise ValueError(
+                "A data set or generator holds its targets itself: hand it over alone. "
+                f"Received: a tuple with a {type(batched[0]).__name__} in it"
+            )
+        if not 1 <= len(parts) <= 3:
+            raise ValueError(
+                "Arrays are handed over as `x`, `(x, y)` or `(x, y, sample_weight)`. "
+                f"Received: a tuple of {len(parts)}"
+            )
+        self._parts = keras.tree.map_structure(_sliceable, parts)
+        shapes = [leaf.shape for leaf in keras.tree.flatten(self._parts) if leaf is not None]
+        lengths = {int(shape[0]) if shape else 0 for shape in shapes}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(
+                "Inputs, targets and sample weights must be arrays of the same number of samples, "
+                f"at least one. Received: {sorted(lengths)} samples"
+            )
+        (self.count,) = lengths
+
+    def rows(self, index: np.ndarray) -> Batch:
+        """The samples at these positions, in this order."""
+
+        def taken(array: Any) -> Any:
+            if array is None or isinstance(array, np.ndarray):
+                return None if array is None else array[index]
+            # Files that are read as arrays ask for sorted positions.
+            order = np.argsort(index)
+            return np.asarray(array[index[order]])[np.argsort(order)]
+
+        return _unpacked(keras.tree.map_structure(taken, self._parts))
+
+
+class _Indexed:
+    """A `keras.utils.PyDataset`."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def items(self) -> Iterator[Any]:
+        length = self._data.num_batches
+        numbers = itertools.count() if length is None else range(length)
+        return (self._data[number] for number in numbers)
+
+    def item(self, number: int) -> Any:
+        length = self._data.num_batches
+        if length == 0:
+            raise _no_batch()
+        return self._data[number if length is None else number % length]
+
+
+class _Iterable:
+    """Batches that are iterated over."""
+
+    def __init__(self, start: Callable[[], Iterator[Any]], restarts: bool) -> None:
+        self._start = start
+        self.restarts = restarts
+        self._running: Iterator[Any] | None = None
+        self._next = 0
+        self._length: int | None = None
+
+    def items(self) -> Iterator[Any]:
+        return self._start()
+
+    def item(self, number: int) -> Any:
+        if self._length is not None:
+            number %= self._length
+        # Mostly one batch is asked for after the other: then nothing is iterated over twice.
+        if self._running is None or self._next > number:
+            self._running = self._start()
+            self._next = 0
+        while True:
+            try:
+                item = next(self._running)
+            except StopIteration:
+                self._running = None
+                if not self._next:
+                    raise _no_batch() from None
+                self._length = self._next
+                return self.item(number)
+            self._next += 1
+            if self._next > number:
+                return item
+
+
+def _source(data: Any) -> _Arrays | _Batches:
+    """What `data` is: arrays, or batches."""
+    if isinstance(data, tuple | dict) or _is_array(data):
+        return _Arrays(data)
+    if isinstance(data, list):
+        if data and not isinstance(data[0], tuple | list | dict):
+            raise ValueError(
+                "A list holds batches, (x, y) each; arrays are handed over as a tuple, `(x, y)`, "
+                "and several inputs as `([a, b], y)`. "
+                f"Received: a list whose first element is a {type(data[0]).__name__}"
+            )
+        return _Iterable(lambda: iter(data), restarts=True)
+    if isinstance(data, keras.utils.PyDataset):
+        return _Indexed(data)
+    if callable(data):
+        return _Iterable(lambda: iter(data()), restarts=True)
+    if _is_iterator(data):
+        return _Iterable(lambda: iter(data), restarts=False)
+    if _is_dataset(data):
+        return _Iterable(lambda: iter(data), restarts=True)
+    raise ValueError(
+        "Data are handed over as `fit` takes them: an array, a tuple `(x, y)` or "
+        "`(x, y, sample_weight)` of arrays, a PyDataset, or batches to iterate over: tf.data, a "
+        "DataLoader, a list, a generator, or a function that returns one. "
+        f"Received: data of type {type(data).__name__}"
+    )
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") or hasattr(value, "__array__")
+
+
+def _is_iterator(value: Any) -> bool:
+    return hasattr(value, "__next__")
+
+
+def _is_dataset(value: Any) -> bool:
+    if isinstance(value, keras.utils.PyDataset):
+        return True
+    return hasattr(value, "__iter__") and not (_is_array(value) or isinstance(value, str | bytes))
+
+
+def _sliceable(part: Any) -> Any:
+    """What can be indexed by sorted positions along its first axis."""
+    if part is None or isinstance(part, np.ndarray):
+        return part
+    if keras.ops.is_tensor(part):
+        return keras.ops.convert_to_numpy(part)
+    if hasattr(part, "shape") and hasattr(part, "__getitem__") and not hasattr(part, "iloc"):
+        return part  # a file that is read piece by piece
+    return np.asarray(part)
+
+
+def _unpacked(item: Any) -> Batch:
+    """An item of a data set as `(x, y, sample_weight)`."""
+    batch: Batch = keras.utils.unpack_x_y_sample_weight(item)
+    if not all(_is_array(leaf) for leaf in keras.tree.flatten(batch[0])):
+        raise ValueError(
+            "A batch is `x`, `(x, y)` or `(x, y, sample_weight)` of arrays. "
+            f"Received: inputs of type {type(batch[0]).__name__}"
+        )
+    return batch
+
+
+def _no_batch() -> ValueError:
+    return ValueError("The data must hold a batch. Received: none")

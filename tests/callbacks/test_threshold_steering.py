@@ -1,0 +1,140 @@
+"""`ThresholdSteering` by itself, on thresholds that are plain NumPy."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keras_sparse_ortho.callbacks import ThresholdSteering
+from keras_sparse_ortho.callbacks._threshold_steering import exact_masks, offset_for
+from keras_sparse_ortho.errors import DensityError, NotPrunableError
+from keras_sparse_ortho.schedules import Constant, Linear
+
+pytestmark = pytest.mark.numpy_only
+
+
+class Threshold:
+    """`|w| > exp(s + offset)`, so that the critical offset is `log |w| - s`."""
+
+    counted = "entries"
+
+    def __init__(self, value, s=0.0, path="w"):
+        self.value, self.s, self.weight = np.asarray(value), s, SimpleNamespace(path=path)
+        self.steered = self.value
+        self.offset = SimpleNamespace(value=None, assign=self._assign)
+        self.frozen = False
+
+    def _assign(self, value):
+        self.offset.value = value
+
+    def critical_offsets(self):
+        with np.errstate(divide="ignore"):
+            return np.log(np.abs(self.value)) - self.s
+
+    def freeze(self, mask):
+        self.frozen, self.value = True, self.value * mask
+        return mask
+
+    def live(self):
+        return np.abs(self.value) > np.exp(self.s + self.offset.value)
+
+
+def thresholds():
+    rng = np.random.default_rng(0)
+    shapes, starts = ((8, 4), (5, 3, 2)), (0.0, 0.5)
+    return [
+        Threshold(rng.normal(size=shape), s, f"w{k}")
+        for k, (shape, s) in enumerate(zip(shapes, starts, strict=True))
+    ]
+
+
+def test_the_count_follows_the_schedule_and_is_frozen_at_its_end():
+    own = thresholds()
+    schedule = Linear(0.25, 2, 8, frequency=2)
+    steering = ThresholdSteering(0.25, schedule)
+    steering.begin(own, None, None)  # with a schedule the length is not needed
+    due = [step for step in range(20) if steering.is_due(step, 1)]
+    assert due == [2, 4, 6, *range(8, 20)]  # until it is frozen, as where a run is resumed
+    for step in (2, 4, 6):
+        assert steering.steer(step) == []
+        assert own[0].offset.value == own[1].offset.value
+        assert sum(t.live().sum() for t in own) == round(schedule.density(step) * 62)
+    frozen = steering.steer(11)
+    assert [t for t, _ in frozen] == own
+    assert sum(mask.sum() for _, mask in frozen) == round(0.25 * 62)
+    assert steering.thresholds == []
+    assert not any(steering.is_due(step, 1) for step in range(9, 20))
+    assert steering.steer(12) == []
+
+
+def test_without_freezing_it_is_set_again_and_again():
+    own = thresholds()
+    steering = ThresholdSteering(0.5, Linear(0.5, 0, 6, frequency=3), freeze=False)
+    steering.begin(own, None, None)
+    for step in (0, 3, 6, 9):
+        assert steering.is_due(step, 1)
+        assert steering.steer(step) == []
+    assert [step for step in range(6, 20) if steering.is_due(step, 1)] == [6, 9, 12, 15, 18]
+    assert [step for step in range(6, 20, 4) if steering.is_due(step, 4)] == [6, 10, 14, 18]
+    assert steering.is_due_at_end(17, 1)
+    assert sum(t.live().sum() for t in own) == 31
+
+
+def test_what_is_due_at_the_end():
+    steering = ThresholdSteering(0.5, Constant(0.5, frequency=5))  # which does not end
+    steering.begin(thresholds(), None, None)
+    assert [step for step in range(11) if steering.is_due_at_end(step, 1)] == [0, 5, 10]
+
+
+def test_by_default_the_density_falls_over_seven_tenths():
+    steering = ThresholdSteering(0.5, frequency=100)
+    steering.begin(thresholds(), 10, 20)
+    assert [step for step in range(142) if steering.is_due(step, 1)] == [0, 100, 140, 141]
+    for epochs, steps in ((None, 20), (10, None)):
+        with pytest.raises(ValueError, match=r"needs a `schedule`.*Received: epochs="):
+            steering.begin(thresholds(), epochs, steps)
+
+
+def test_refusals():
+    with pytest.raises(DensityError, match="Received: final_density=2"):
+        ThresholdSteering(2)
+    with pytest.raises(ValueError, match=r"`frequency`.*Received: frequency=0"):
+        ThresholdSteering(0.5, frequency=0)
+    own = thresholds()
+    own[1].counted = "ranks"
+    with pytest.raises(NotPrunableError, match=r"Received: .*\['entries', 'ranks'\]"):
+        ThresholdSteering(0.5).begin(own, 1, 1)
+
+
+def test_a_weight_that_loses_all_entries_is_named_once():
+    own = [Threshold([3.0, 4.0, 5.0], path="large"), Threshold([0.1, 0.2], path="small")]
+    steering = ThresholdSteering(0.6, Constant(0.6))
+    steering.begin(own, None, None)
+    with pytest.warns(UserWarning, match=r"without a live entry.*Received: \['small'\]"):
+        steering.steer(0)
+    steering.steer(100)  # every warning is an error here
+
+
+values = st.sampled_from([-np.inf, -1.5, -0.0, 0.0, 0.25, 0.5, np.inf])
+
+
+@given(st.lists(st.lists(values, min_size=1, max_size=6), min_size=1, max_size=4), st.data())
+def test_exact_masks_are_those_of_a_stable_sort(rows, data):
+    arrays = [np.array(row) for row in rows]
+    everything = np.concatenate(arrays)
+    count = data.draw(st.integers(0, everything.size))
+    expected = np.zeros(everything.size, bool)
+    expected[np.argsort(-everything, kind="stable")[:count]] = True
+    np.testing.assert_array_equal(np.concatenate(exact_masks(arrays, count)), expected)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=12, unique=True), st.data())
+def test_so_many_critical_offsets_are_above_the_offset(critical, data):
+    critical = np.array(critical)
+    count = data.draw(st.integers(0, critical.size))
+    # Where two are neighbours in floating point there is none between.
+    apart = np.diff(np.sort(critical)).min(initial=1.0) > 1e-9
+    if apart:
+        assert np.count_nonzero(critical > offset_for(critical, count)) == count

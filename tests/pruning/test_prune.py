@@ -1,0 +1,183 @@
+"""`prune`: weights that are kept, and what scores, budgets and masks do to them."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import (
+    BudgetError,
+    DensityError,
+    NotPrunableError,
+    UnknownWeightError,
+)
+from tests.helpers import classifier_loss
+
+L = keras.layers
+pytestmark = pytest.mark.core
+
+
+def dense():
+    layers = [L.Dense(16, activation="relu", name="hidden"), L.Dense(3, name="head")]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile("sgd", classifier_loss())
+    return model
+
+
+def samples():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(32, 8)).astype("float32"), rng.integers(0, 3, 32)
+
+
+def masks_of(model):
+    return {w.path: w.parametrization.mask_value() for w in kso.prunable_weights(model)}
+
+
+def test_magnitudes_of_all_kernels_are_compared_by_default():
+    model = dense()
+    values = {w.path: np.abs(w.raw_value()) for w in kso.prunable_weights(model)}
+    pruned = kso.prune(model, 0.25)
+    everything = np.concatenate([v.ravel() for v in values.values()])
+    count = round(0.25 * everything.size)
+    threshold = np.sort(everything)[-count]
+    for path, mask in masks_of(pruned).items():
+        np.testing.assert_array_equal(mask, values[path] >= threshold)
+    for weight in kso.prunable_weights(pruned):
+        given = model.get_layer(weight.path.split("/")[0]).kernel
+        np.testing.assert_array_equal(
+            weight.value(), keras.ops.convert_to_numpy(given) * masks_of(pruned)[weight.path]
+        )
+
+
+@pytest.mark.parametrize("score", ["snip", "grasp", "synflow", "random", "magnitude"])
+def test_a_score_by_name_is_that_of_its_function(score):
+    model = dense()
+    data = {"data": samples()} if score in ("snip", "grasp") else {}
+    options = {"seed": 3} if score in ("snip", "grasp", "random") else {}
+    function = getattr(kso.saliency, score)
+    expected = function(model, 0.4, *data.values(), **options).masks
+    for pruned in (
+        kso.prune(model, 0.4, score=score, seed=3, **data),
+        kso.prune(model, score=function(model, 0.4, *data.values(), **options)),
+    ):
+        for path, mask in masks_of(pruned).items():
+            np.testing.assert_array_equal(mask, expected[path])
+    if score != "random":
+        by_function = kso.prune(model, 0.4, score=function, **data)
+        assert sum(m.sum() for m in masks_of(by_function).values()) == round(0.4 * 176)
+
+
+@pytest.mark.parametrize("score", ["snip", "magnitude"])
+def test_a_budget_says_how_many_of_each_kernel(score):
+    model = dense()
+    data = samples() if score == "snip" else None
+    budget = {"hidden": 0.125, "head/kernel": 0.5}
+    pruned = kso.prune(model, score=score, data=data, budget=budget, seed=1)
+    assert [w.live for w in kso.prunable_weights(pruned)] == [16, 24]
+    found = kso.saliency.saliency_by_name(score, model, 0.3, data, seed=1)
+    for path, mask in masks_of(pruned).items():
+        assert found.scores[path][mask].min() >= found.scores[path][~mask].max()
+    assert sum(w.live for w in kso.prunable_weights(kso.prune(model, 0.3, budget="erk"))) == round(
+        0.3 * 176
+    )
+
+
+def test_given_masks():
+    model = dense()
+    mask = np.zeros((8, 16), dtype=bool)
+    mask[2] = True
+    pruned = kso.prune(model, masks={"hidden/kernel": mask})
+    hidden, head = kso.prunable_weights(pruned)
+    np.testing.assert_array_equal(hidden.parametrization.mask_value(), mask)
+    assert head.parametrization is None
+
+
+def test_patterns_of_a_budget():
+    model = dense()
+    for budget in ({".*": 0.25}, {"hidden": 0.25, "head": 0.25}, {".*kernel": 0.5, "head": 0.25}):
+        if budget == {".*kernel": 0.5, "head": 0.25}:
+            with pytest.raises(BudgetError, match=r"'head/kernel' with other densities.*Received"):
+                kso.sparsify(model, budget=budget, seed=0)
+            budget = {".*kernel": 0.25, "head/kernel": 0.25}
+        sparse = kso.sparsify(model, budget=budget, seed=0)
+        assert [w.live for w in kso.prunable_weights(sparse)] == [32, 12]
+    path_wins = kso.sparsify(model, budget={".*": 0.25, "head/kernel": 0.5}, seed=0)
+    assert [w.live for w in kso.prunable_weights(path_wins)] == [32, 24]
+
+
+def test_refusals():
+    model = dense()
+    with pytest.raises(DensityError, match=r"prune needs a `density`.*Received: density=None"):
+        kso.prune(model)
+    with pytest.raises(TypeError, match=r"prune\(\) takes a `density`.*Received: sparsity=0.9"):
+        kso.prune(model, sparsity=0.9)
+    with pytest.raises(ValueError, match=r"`score` must be one of.*Received: score='snap'"):
+        kso.prune(model, 0.5, score="snap")
+    with pytest.raises(ValueError, match=r"give `data`.*Received: score='snip', data=None"):
+        kso.prune(model, 0.5, score="snip")
+    with pytest.raises(ValueError, match=r"leave `data` out. Received: score='magnitude'"):
+        kso.prune(model, 0.5, data=samples())
+    with pytest.raises(ValueError, match=r"leave the other arguments out. .*with density, budget"):
+        kso.prune(model, 0.5, budget="erk", masks={})
+    scored = kso.saliency.magnitude(model, 0.5)
+    with pytest.raises(DensityError, match=r"made for the density 0.5.*Received: density=0.4"):
+        kso.prune(model, 0.4, score=scored)
+    with pytest.raises(ValueError, match=r"must return a Saliency.*Received: 1"):
+        kso.prune(model, 0.4, score=lambda *args, **options: 1)
+    with pytest.raises(BudgetError, match=r"call keras_sparse_ortho.prune\(.*score='snip'\)"):
+        kso.sparsify(model, 0.5, "snip")
+    with pytest.raises(BudgetError, match=r"missing \['head/kernel'\]"):
+        kso.prune(model, budget={"hidden": 0.5})
+    with pytest.raises(UnknownWeightError, match=r"names no prunable weight.*budget='tail'"):
+        kso.prune(model, budget={"tail": 0.5})
+    with pytest.raises(NotPrunableError, match=r"'hidden/kernel' must be a bool array.*0 live"):
+        kso.prune(model, masks={"hidden/kernel": np.zeros((8, 16), dtype=bool)})
+    with pytest.raises(AttributeError, match=r"apply_masks is now keras_sparse_ortho.prune"):
+        _ = kso.pruning.apply_masks
+    with pytest.raises(AttributeError, match=r"use `kso.saliency.snip`"):
+        _ = kso.budgets.snip
+
+
+def test_sparsify_warns_where_training_is_lost():
+    model = dense()
+    kso.sparsify(model, 0.5, seed=0)  # fresh: not a word
+    model.fit(*samples(), verbose=0)
+    with pytest.warns(UserWarning, match=r"call keras_sparse_ortho.prune.*has made 1 steps"):
+        kso.sparsify(model, 0.5, seed=0)
+    copied = keras.models.clone_model(model)
+    copied.set_weights(model.get_weights())
+    with pytest.warns(UserWarning, match=r"'head/kernel', which is not what its initializer Gl"):
+        kso.sparsify(copied, 0.5, seed=0)
+    kso.prune(model, 0.5)  # keeps what was trained
+
+
+def test_a_structure_for_the_whole_model():
+    model = keras.Sequential([keras.Input((32,)), L.Dense(16, name="a"), L.Dense(32, name="b")])
+    sparse = kso.sparsify(model, 0.25, structure=kso.Block(4, 1), seed=0)
+    for mask in masks_of(sparse).values():
+        blocks = mask.reshape(-1, 4, mask.shape[1]).sum(axis=1)
+        assert set(np.unique(blocks)) <= {0, 4}
+    pattern = kso.initializers.ExactOrthogonal(gain=2.0)
+    again = kso.sparsify(model, 0.25, initializer=pattern, structure=kso.Block(4, 1), seed=0)
+    for one, two in zip(kso.prunable_weights(sparse), kso.prunable_weights(again), strict=True):
+        np.testing.assert_allclose(two.value(), 2 * one.value(), atol=1e-6)
+    with pytest.raises(ValueError, match=r"`structure` is for exactly orthogonal.*Received"):
+        kso.sparsify(model, 0.25, initializer="random_sparse", structure=kso.Block(4, 1))
+    with pytest.raises(ValueError, match=r"`structure` is for exactly orthogonal.*Received"):
+        other = kso.initializers.ExactOrthogonal(structure=kso.NByM(2, 4))
+        kso.sparsify(model, 0.25, initializer=other, structure=kso.Block(4, 1))
+
+
+def test_parametrize_takes_a_class_and_masks_by_the_given_weights():
+    model = dense()
+    learnt = kso.parametrize(model, kso.SoftThreshold)
+    assert isinstance(kso.prunable_weights(learnt)[0].parametrization, kso.SoftThreshold)
+    with pytest.raises(ValueError, match=r"MagnitudeMask has arguments.*schedule.*Received"):
+        kso.parametrize(model, kso.MagnitudeMask)
+    with pytest.raises(TypeError, match=r"parametrize\(\) takes a `density`"):
+        kso.parametrize(model, kso.MagnitudeMask(0.5), sparsity=0.5)
+    masked = kso.parametrize(model, kso.FixedMask(0.25))
+    for weight in kso.prunable_weights(masked):
+        given = np.abs(keras.ops.convert_to_numpy(model.get_layer(weight.path[:-7]).kernel))
+        mask = weight.parametrization.mask_value()
+        assert given[mask].min() >= given[~mask].max()
