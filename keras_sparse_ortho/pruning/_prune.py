@@ -124,7 +124,7 @@ def prune(
                 f"out. Received: density={density!r}"
             )
         chosen = saliency.masks
-    return hold(model, weights, {path: Draw(mask) for path, mask in chosen.items()})
+    return hold(model, weights, _given(weights, chosen))
 
 
 def _scored(
@@ -163,6 +163,11 @@ def _hold_given(model: Any, masks: Mapping[str, np.ndarray]) -> keras.Model:
             f"{', '.join(weight.path for weight in known) or 'none'}. Received: {sorted(unknown)}"
         )
     weights = [weight for weight in known if weight.path in masks]
+    refuse_unfit(model, weights, "no kernel that is named by `masks`")
+    return hold(model, weights, _given(weights, masks))
+
+
+def _given(weights: list[PrunableWeight], masks: Mapping[str, np.ndarray]) -> dict[str, Draw]:
     draws = {}
     for weight in weights:
         mask = np.asarray(masks[weight.path])
@@ -173,8 +178,7 @@ def _hold_given(model: Any, masks: Mapping[str, np.ndarray]) -> keras.Model:
                 f"{np.count_nonzero(mask)} live"
             )
         draws[weight.path] = Draw(mask)
-    refuse_unfit(model, weights, "no kernel that is named by `masks`")
-    return hold(model, weights, draws)
+    return draws
 
 
 def _refuse_beside(name: str, **others: Any) -> None:

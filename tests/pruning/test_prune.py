@@ -163,8 +163,8 @@ def test_a_structure_for_the_whole_model():
         np.testing.assert_allclose(two.value(), 2 * one.value(), atol=1e-6)
     with pytest.raises(ValueError, match=r"`structure` is for exactly orthogonal.*Received"):
         kso.sparsify(model, 0.25, initializer="random_sparse", structure=kso.Block(4, 1))
+    other = kso.initializers.ExactOrthogonal(structure=kso.NByM(2, 4))
     with pytest.raises(ValueError, match=r"`structure` is for exactly orthogonal.*Received"):
-        other = kso.initializers.ExactOrthogonal(structure=kso.NByM(2, 4))
         kso.sparsify(model, 0.25, initializer=other, structure=kso.Block(4, 1))
 
 
