@@ -41,7 +41,7 @@ def first_batches(
 
     >>> [(x, y, _)] = first_batches((np.arange(5), np.arange(5) + 10), batch_size=3, seed=0)
     >>> x.tolist(), y.tolist()
-    ([4, 2, 3], [14, 12, 13])
+    ([2, 4, 3], [12, 14, 13])
     """
     if batches is not None:
         check_integer("batches", batches)

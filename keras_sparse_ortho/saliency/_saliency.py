@@ -134,9 +134,6 @@ class Saliency:
         Raises:
             BudgetError: A budget for other weights.
 
-        Limits: `synflow` gives all that was dead before its last round the score -1. Of a kernel
-        for which the budget asks more than stayed till then, the entries of lowest index fill up.
-
         Example:
 
         >>> import keras

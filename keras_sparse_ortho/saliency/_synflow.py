@@ -12,9 +12,6 @@ from keras_sparse_ortho.saliency._derivatives import progress_bar
 from keras_sparse_ortho.saliency._linear_network import SynapticFlow
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
-# Below every score: entries that are dead never come back.
-_DEAD = -1.0
-
 
 def synflow(
     model: Any,
@@ -60,7 +57,8 @@ def synflow(
         verbose: 1 for a progress bar over rounds.
 
     Returns:
-        A `Saliency` whose scores are those of the last round: -1 for what was dead before it.
+        A `Saliency` whose scores are those of the last round. What was dead before it has negative
+        ones: the earlier it died, the lower, and among equals in the order of that round.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
@@ -100,14 +98,31 @@ def synflow(
             total, gradients = flow.gradient(values)
             _check_flow(total, gradients, dtype, number)
             scores = [
-                np.where(mask, value * gradient, _DEAD)
-                for mask, value, gradient in zip(masks, values, gradients, strict=True)
+                np.where(mask, value * gradient, dead)
+                for mask, value, gradient, dead in zip(
+                    masks, values, gradients, scores, strict=True
+                )
             ]
-            count = live_count(density ** (number / rounds), size)
-            masks = largest_masks(scores, count)
+            before = masks
+            masks = largest_masks(scores, live_count(density ** (number / rounds), size))
+            if number < rounds:
+                _rank_dead(scores, before, masks, number - rounds)
             values = [value * mask for value, mask in zip(values, masks, strict=True)]
             progress.add(1)
     return Saliency("SynFlow", density, weights, scores, on_collapse, masks)
+
+
+def _rank_dead(
+    scores: list[np.ndarray], before: list[np.ndarray], after: list[np.ndarray], level: int
+) -> None:
+    """Moves the scores of what dies between two masks to [level, level + 1/2], in their order.
+
+    With a negative level they are below all that live, so that what is dead never comes back.
+    """
+    highest = max(float(score.max()) for score in scores) or 1.0
+    for score, old, new in zip(scores, before, after, strict=True):
+        dying = np.nonzero(old & ~new)
+        score[dying] = level + score[dying] / (2 * highest)
 
 
 def _check_flow(total: float, gradients: list[np.ndarray], dtype: str, number: int) -> None:

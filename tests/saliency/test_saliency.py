@@ -125,6 +125,23 @@ def test_synflow_against_its_formula(dtype):
     assert model.get_layer("b").activation is keras.activations.softmax
 
 
+def test_synflow_keeps_the_order_in_which_entries_died():
+    model = keras.Sequential([keras.Input((5,)), L.Dense(6, name="a"), L.Dense(3, name="b")])
+    scored = joined(saliency.synflow(model, 0.2, rounds=4, on_collapse="ignore"))
+    alive = np.ones(48, bool)
+    for number in range(1, 4):
+        # The first rounds of four are those of a run that ends with them.
+        part = saliency.synflow(model, 0.2 ** (number / 4), rounds=number, on_collapse="ignore")
+        stay = np.concatenate([mask.reshape(-1) for mask in part.masks.values()])
+        np.testing.assert_array_equal(scored >= number + 1 - 4, stay)
+        died = np.flatnonzero(alive & ~stay)
+        assert (scored[died] < 0).all()
+        by_then = joined(part)[died]
+        np.testing.assert_array_equal(np.argsort(scored[died]), np.argsort(by_then))
+        alive = stay
+    assert np.count_nonzero(alive) == round(0.2**0.75 * 48)
+
+
 def test_synflow_says_when_float32_does_not_do():
     layers = [L.Dense(8, kernel_initializer=keras.initializers.Constant(1e9)) for _ in range(5)]
     model = keras.Sequential([keras.Input((8,)), *layers])
