@@ -40,12 +40,12 @@ def snip(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     options = {"batch_size": plan["batch_size"], "batches": 10, "seed": plan["seed"]}
     scored = kso.saliency.snip(model, plan["density"], plan["data"], **options)
-    return kso.pruning.apply_masks(model, scored), []
+    return kso.prune(model, score=scored), []
 
 
 def synflow(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """SynFlow's own mask, of 100 rounds, on the usual initializer."""
-    return kso.pruning.apply_masks(model, kso.saliency.synflow(model, plan["density"])), []
+    return kso.prune(model, plan["density"], score="synflow"), []
 
 
 def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:

@@ -4,7 +4,20 @@
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
+
+try:
+    import keras as _keras  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name not in ("tensorflow", "jax", "torch"):
+        raise
+    _others = [name for name in ("jax", "torch") if importlib.util.find_spec(name)]
+    raise ImportError(
+        f"Keras is set to the backend {error.name}, which is not installed. Set the environment "
+        "variable KERAS_BACKEND before the first import of Keras, to tensorflow, jax or torch, "
+        f"whichever is installed. Received: no module {error.name!r}; installed: {_others}"
+    ) from error
 
 from keras_sparse_ortho import analysis as analysis
 from keras_sparse_ortho import budgets as budgets

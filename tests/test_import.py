@@ -83,6 +83,27 @@ except ImportError as error:
     assert run(code, KERAS_BACKEND="tensorflow")[-1] == "named"
 
 
+def test_a_missing_backend_is_named_with_the_way_out(tmp_path):
+    code = """
+import sys, types
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "tensorflow":
+            raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+
+sys.meta_path.insert(0, Block())
+try:
+    import keras_sparse_ortho
+except ImportError as error:
+    print(error)
+"""
+    # No variable and no keras.json: as after `pip install '.[jax]'` alone.
+    message = " ".join(run(code, KERAS_BACKEND="", KERAS_HOME=str(tmp_path)))
+    assert "Set the environment variable KERAS_BACKEND before the first import" in message
+    assert "Received: no module 'tensorflow'; installed: ['jax', 'torch']" in message
+
+
 def test_the_face_of_the_package():
     code = """
 import keras_sparse_ortho as kso

@@ -131,9 +131,11 @@ class PrunableLayer(WrapperBuiltByCalls):
                 "keras_sparse_ortho.initializers.kernel_layouts. "
                 f"Received: layer={self.layer.__class__.__name__}"
             )
+        draws = self._state.draws
+        assert draws is not None
         for weight in chosen:
             own = template[weight.path] if isinstance(template, dict) else template
-            weight = dataclasses.replace(weight, drawn_mask=self._state.draws.mask_of(weight))
+            weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
             self._parametrize(weight, own.clone())
         self._state.draws = None
 

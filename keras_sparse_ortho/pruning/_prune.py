@@ -139,7 +139,7 @@ def _scored(
 ) -> Saliency:
     if isinstance(score, Saliency):
         return score
-    options = {
+    options: dict[str, Any] = {
         "include": [weight.path for weight in weights],
         "on_collapse": "error" if collapse_matters else "ignore",
     }
