@@ -4,12 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Selection among all values is fast enough up to here.
-_SMALL = 1 << 17
-# Entries drawn to bracket the threshold, and the bracket in standard deviations of their rank.
-_SAMPLE = 1 << 13
-_DEVIATIONS = 5.0
-
 
 def largest_mask(scores: np.ndarray, count: int) -> np.ndarray:
     """A bool mask of the `count` largest entries, ties to the lower flat index.
@@ -55,26 +49,7 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
 
 
 def _nth_largest(values: np.ndarray, n: int) -> np.floating:
-    """The value of rank `n`, counted from the largest, which has rank 1.
-
-    Of many values a sample says between which two of them it lies, so that only those between are
-    selected among: the idea of Floyd and Rivest. Where the sample errs, all are.
-    """
-    if values.size > _SMALL:
-        # Drawn always alike; the result does not depend on it.
-        drawn = np.random.default_rng(0).integers(0, values.size, _SAMPLE)
-        sample = np.sort(values[drawn])
-        share = 1 - n / values.size
-        spread = _DEVIATIONS * np.sqrt(max(share * (1 - share), 1 / _SAMPLE) / _SAMPLE)
-        first, last = int((share - spread) * _SAMPLE), int((share + spread) * _SAMPLE)
-        low = sample[first] if first > 0 else values.min()
-        high = sample[last] if last < _SAMPLE else values.max()
-        over = values > high
-        between = values > low
-        between &= ~over
-        above, inside = int(np.count_nonzero(over)), int(np.count_nonzero(between))
-        if above < n <= above + inside:
-            values, n = values[between], n - above
+    """The value of rank `n`, counted from the largest, which has rank 1."""
     # Selection is slow among equal values, and pruned weights are equal: the least stay out.
     least = values.min()
     rest = values[values > least]
