@@ -1,4 +1,4 @@
-"""Named errors, all of them `ValueError`s, shared by every room of the package."""
+"""Named errors, all of them `ValueError`s; those of `export` and `tfmot` stand in their rooms."""
 
 
 class DensityError(ValueError):
