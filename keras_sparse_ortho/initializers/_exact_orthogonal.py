@@ -20,6 +20,7 @@ from keras_sparse_ortho.orthogonal import (
     Rotations,
     Structure,
     check_density,
+    check_start,
     exact_orthogonal,
 )
 
@@ -60,6 +61,8 @@ class ExactOrthogonal(SparseInitializer):
             `"more_nonzeros"`, or a number; see `keras_sparse_ortho.orthogonal.exact_orthogonal`.
         structure: Pattern of the live entries: `Block(rows, cols)`, `NByM(n, m)`,
             `ConstantFan(side)`, or `None`. The live count is the nearest that it can have.
+        start: `"covering"`: no output is zero, and no input, where the live count allows; or
+            `"published"`: as in the paper, with kernels that at low densities leave outputs dead.
 
     Raises:
         DensityError: At a call, for a density less than the least one of the shape, `1 / max(in,
@@ -95,6 +98,7 @@ class ExactOrthogonal(SparseInitializer):
         rotations: Sequence[tuple[int, int, float]] | None = None,
         center_density: float | str | None = None,
         structure: Structure | None = None,
+        start: str = "covering",
     ) -> None:
         super().__init__(seed, layout)
         if density is not None or rotations is None:
@@ -119,6 +123,7 @@ class ExactOrthogonal(SparseInitializer):
                 f"Received: structure={structure}, rotations={rotations!r}"
             )
         self.structure = structure
+        self.start = check_start(start)
 
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
@@ -136,6 +141,7 @@ class ExactOrthogonal(SparseInitializer):
             rotations=None if self.rotations is None else Rotations.from_angles(self.rotations),
             center_density=self.center_density,
             structure=self.structure,
+            start=self.start,
             dtype=np.float64 if target == np.float64 else np.float32,
         )
         return kernel.astype(target, copy=False), mask
@@ -153,4 +159,5 @@ class ExactOrthogonal(SparseInitializer):
             "rotations": self.rotations,
             "center_density": self.center_density,
             "structure": keras.saving.serialize_keras_object(self.structure),
+            "start": self.start,
         }

@@ -1,6 +1,10 @@
 """Pure NumPy: exactly orthogonal sparse kernels, their layouts, counts and density law."""
 
 from keras_sparse_ortho.orthogonal._block import Block as Block
+from keras_sparse_ortho.orthogonal._bounds import covering_count as covering_count
+from keras_sparse_ortho.orthogonal._bounds import dead_outputs as dead_outputs
+from keras_sparse_ortho.orthogonal._bounds import least_count as least_count
+from keras_sparse_ortho.orthogonal._bounds import least_density as least_density
 from keras_sparse_ortho.orthogonal._constant_fan import ConstantFan as ConstantFan
 from keras_sparse_ortho.orthogonal._counts import apportion as apportion
 from keras_sparse_ortho.orthogonal._counts import check_density as check_density
@@ -11,9 +15,8 @@ from keras_sparse_ortho.orthogonal._density_law import (
     rotations_for_density as rotations_for_density,
 )
 from keras_sparse_ortho.orthogonal._isometry import approximate_isometry as approximate_isometry
+from keras_sparse_ortho.orthogonal._kernel import check_start as check_start
 from keras_sparse_ortho.orthogonal._kernel import exact_orthogonal as exact_orthogonal
-from keras_sparse_ortho.orthogonal._kernel import least_count as least_count
-from keras_sparse_ortho.orthogonal._kernel import least_density as least_density
 from keras_sparse_ortho.orthogonal._layout import KernelLayout as KernelLayout
 from keras_sparse_ortho.orthogonal._n_by_m import NByM as NByM
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw as AngleLaw
@@ -32,6 +35,9 @@ __all__ = [
     "apportion",
     "approximate_isometry",
     "check_density",
+    "check_start",
+    "covering_count",
+    "dead_outputs",
     "exact_orthogonal",
     "expected_density",
     "largest_mask",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from keras_sparse_ortho.errors import DensityError
+from keras_sparse_ortho.orthogonal._bounds import check_feasible, default_layout
 from keras_sparse_ortho.orthogonal._counts import (
     apportion,
     check_density,
@@ -29,6 +30,7 @@ def exact_orthogonal(
     rotations: Rotations | Iterable[tuple[int, int, float]] | None = None,
     center_density: float | str | None = None,
     structure: Structure | None = None,
+    start: str = "covering",
     dtype: type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws a sparse kernel that is exactly orthogonal, and its mask (EOI).
@@ -38,6 +40,11 @@ def exact_orthogonal(
     transposed if the kernel is tall, so that
 
         K^T K = gain^2 I   (tall or square)    or    K K^T = gain^2 I   (wide).
+
+    The first `m - n` rotations give every empty column an entry (the covering start): an output
+    of zeros has no gradient under ReLU and would be dead for ever. This takes `m` live entries
+    instead of `n`; of a lower count as many columns as it allows are covered, see
+    `covering_count` and `dead_outputs`.
 
     Entries that are missing to exactly `round(density * size)` are then unmasked at random; their
     value is zero, so the kernel stays orthogonal, and training may move them.
@@ -57,14 +64,17 @@ def exact_orthogonal(
         angles: Law of the rotation angles [radians]: `None` (uniform on the circle), a number, a
             `(low, high)` range, or a callable `(rng, count) -> angles`.
         rotations: Explicit sequence of `(i, j, angle)`, applied as far as it fits the density,
-            in place of random ones; for kernels of a single matrix.
+            in place of random and covering ones; for kernels of a single matrix.
         center_density: Density of the matrix at the centre tap: `None` (that of the kernel),
             `"more_nonzeros"` (`min(density * taps, 1, sqrt(density))`), or a number. It is
-            lowered where the centre alone would exceed the kernel's count, and lifted to the
-            least density that an orthogonal matrix has.
+            lowered where the centre alone would exceed the kernel's count, and lifted to what
+            covers all columns, where that count allows.
         structure: Pattern of the live entries, kept by all matrices and taps: `Block(rows, cols)`,
             `NByM(n, m)`, `ConstantFan(side)`; default: none. The number of live entries is then
             the nearest that the structure can have. Not with `rotations`.
+        start: `"covering"`, or `"published"`: `[I | 0]` as in the paper, with kernels and masks as
+            this package drew them before there was another. At low densities it leaves outputs
+            of kernels that widen zero.
         dtype: Floating type of the kernel. All arithmetic is in float64.
 
     Returns:
@@ -93,6 +103,7 @@ def exact_orthogonal(
     shape = tuple(int(size) for size in shape)
     layout = default_layout(shape) if layout is None else layout
     angles = check_angles(angles)
+    cover = check_start(start) == "covering"
     if not math.isfinite(gain):
         raise ValueError(f"`gain` must be finite. Received: gain={gain!r}")
     canonical_shape = layout.canonical_shape(shape)
@@ -123,10 +134,11 @@ def exact_orthogonal(
         centre_counts = [math.prod(canonical_shape[-2:])]
     else:
         count = live_count(check_feasible(shape, density, layout), size)
-        centre_counts = _centre_counts(shape, float(density), layout, count, center_density)
+        centre_counts = _centre_counts(shape, float(density), layout, count, center_density, cover)
     centre = tuple((taps - 1) // 2 for taps in canonical_shape[2:-2])
     for k, matrix in enumerate(np.ndindex(canonical_shape[:2])):
-        write_orthogonal(kernel[(*matrix, *centre)], centre_counts[k], gain, rng, angles, sequence)
+        part = kernel[(*matrix, *centre)]
+        write_orthogonal(part, centre_counts[k], gain, rng, angles, sequence, cover=cover)
     kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
     mask = kernel != 0
     if density is not None:
@@ -134,50 +146,11 @@ def exact_orthogonal(
     return kernel, mask
 
 
-def default_layout(shape: Sequence[int]) -> KernelLayout:
-    """`(in, out)` for matrices, `(*spatial, in, out)` beyond: Keras' own reading of a shape."""
-    if len(shape) < 2:
-        raise DensityError(
-            f"Only kernels of rank 2 and more can be orthogonal. Received: shape={tuple(shape)}"
-        )
-    return KernelLayout.convolution()
-
-
-def least_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
-    """Fewest live entries of an exactly orthogonal kernel: `min(in, out)` for each matrix."""
-    layout = default_layout(shape) if layout is None else layout
-    return layout.matrices(shape) * min(layout.matrix_shape(shape))
-
-
-def least_density(shape: Sequence[int], layout: KernelLayout | None = None) -> float:
-    """Least live fraction that an exactly orthogonal kernel of this shape can have.
-
-    Each of the `n` rows of an `n x m` matrix with orthonormal rows needs an entry, so it is
-    `n / (n m) = 1 / m`, and `1 / (m * taps)` for a convolution.
-
-    Args:
-        shape: Kernel shape in Keras layout.
-        layout: Meaning of the axes. Default: `(*spatial, in, out)`.
-
-    Example:
-
-    >>> least_density((100, 400)), least_density((3, 3, 16, 32))
-    (0.0025, 0.003472222222222222)
-    """
-    return least_count(shape, layout) / math.prod(shape)
-
-
-def check_feasible(shape: Sequence[int], density: float, layout: KernelLayout) -> float:
-    """Refuses a density that leaves fewer entries than an orthogonal kernel needs."""
-    value = check_density(density)
-    count, least = live_count(value, math.prod(shape)), least_count(shape, layout)
-    if count < least:
-        raise DensityError(
-            f"A kernel of shape {tuple(shape)} is exactly orthogonal only from {least} live "
-            f"entries on: the least density is {least / math.prod(shape):.6g}. "
-            f"Received: density={density!r} ({count} entries)"
-        )
-    return value
+def check_start(start: str) -> str:
+    """Refuses what is not the name of a start."""
+    if start not in ("covering", "published"):
+        raise ValueError(f'`start` must be "covering" or "published". Received: start={start!r}')
+    return start
 
 
 def _centre_counts(
@@ -186,15 +159,16 @@ def _centre_counts(
     layout: KernelLayout,
     count: int,
     center_density: float | str | None,
+    cover: bool,
 ) -> list[int]:
     """How many entries the support of each matrix at the centre tap may take."""
     matrices = layout.matrices(shape)
     rows, columns = layout.matrix_shape(shape)
     taps = math.prod(shape) // (matrices * rows * columns)
     target = _centre_density(density, taps, center_density)
-    total = min(live_count(target, matrices * rows * columns), count)
-    total = max(total, matrices * min(rows, columns))
-    return apportion(total, [1.0] * matrices)
+    wanted = live_count(target, matrices * rows * columns)
+    least = matrices * (max(rows, columns) if cover else min(rows, columns))
+    return apportion(min(max(wanted, least), count), [1.0] * matrices)
 
 
 def _centre_density(density: float, taps: int, center_density: float | str | None) -> float:
