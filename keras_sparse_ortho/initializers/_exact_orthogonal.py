@@ -20,7 +20,7 @@ from keras_sparse_ortho.orthogonal import (
     Rotations,
     Structure,
     check_density,
-    check_start,
+    check_options,
     exact_orthogonal,
 )
 
@@ -63,15 +63,19 @@ class ExactOrthogonal(SparseInitializer):
             `ConstantFan(side)`, or `None`. The live count is the nearest that it can have.
         start: `"covering"`: no output is zero, and no input, where the live count allows; or
             `"published"`: as in the paper, with kernels that at low densities leave outputs dead.
+        norms: `"equal"`: all outputs have the same norm; or `None`.
+        taps: Where the entries of a convolution lie: `"center"`, or on all taps by `"shift"` or
+            `"cascade"`, exact under circular padding and for strides (a wrapped layer tells its
+            own; else give them to the `layout`).
 
     Raises:
         DensityError: At a call, for a density less than the least one of the shape, `1 / max(in,
             out)` for matrices, or one that the structure cannot have. The message names the bound.
         LayoutError: At a call, for a shape that does not fit the layout or the structure.
 
-    Limits: float16 and bfloat16 kernels are orthogonal to those types' rounding. A strided or
-    zero-padded convolution is no exact isometry. For dense orthogonal kernels
-    `keras.initializers.Orthogonal` does.
+    Limits: float16 and bfloat16 kernels are orthogonal to those types' rounding. A zero-padded
+    convolution is no exact isometry, unless it is of stride 1 and its entries lie at the centre
+    tap. For dense orthogonal kernels `keras.initializers.Orthogonal` does.
 
     Example:
 
@@ -99,6 +103,8 @@ class ExactOrthogonal(SparseInitializer):
         center_density: float | str | None = None,
         structure: Structure | None = None,
         start: str = "covering",
+        norms: str | None = None,
+        taps: str = "center",
     ) -> None:
         super().__init__(seed, layout)
         if density is not None or rotations is None:
@@ -117,13 +123,11 @@ class ExactOrthogonal(SparseInitializer):
                 "`structure` must be a Block, NByM, ConstantFan or None. "
                 f"Received: structure={structure!r}"
             )
-        if structure is not None and rotations is not None:
-            raise ValueError(
-                "A `structure` draws its own rotations; give one of the two. "
-                f"Received: structure={structure}, rotations={rotations!r}"
-            )
+        check_options(start, norms, taps, center_density, structure, self.rotations)
         self.structure = structure
-        self.start = check_start(start)
+        self.start = start
+        self.norms = norms
+        self.taps = taps
 
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
@@ -142,6 +146,8 @@ class ExactOrthogonal(SparseInitializer):
             center_density=self.center_density,
             structure=self.structure,
             start=self.start,
+            norms=self.norms,
+            taps=self.taps,
             dtype=np.float64 if target == np.float64 else np.float32,
         )
         return kernel.astype(target, copy=False), mask
@@ -160,4 +166,6 @@ class ExactOrthogonal(SparseInitializer):
             "center_density": self.center_density,
             "structure": keras.saving.serialize_keras_object(self.structure),
             "start": self.start,
+            "norms": self.norms,
+            "taps": self.taps,
         }

@@ -15,13 +15,14 @@ from keras_sparse_ortho.orthogonal._density_law import (
     rotations_for_density as rotations_for_density,
 )
 from keras_sparse_ortho.orthogonal._isometry import approximate_isometry as approximate_isometry
-from keras_sparse_ortho.orthogonal._kernel import check_start as check_start
 from keras_sparse_ortho.orthogonal._kernel import exact_orthogonal as exact_orthogonal
 from keras_sparse_ortho.orthogonal._layout import KernelLayout as KernelLayout
 from keras_sparse_ortho.orthogonal._n_by_m import NByM as NByM
+from keras_sparse_ortho.orthogonal._options import check_options as check_options
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw as AngleLaw
 from keras_sparse_ortho.orthogonal._rotations import Rotations as Rotations
 from keras_sparse_ortho.orthogonal._selection import largest_mask as largest_mask
+from keras_sparse_ortho.orthogonal._shift_taps import shift_taps as shift_taps
 from keras_sparse_ortho.orthogonal._structure import Structure as Structure
 
 __all__ = [
@@ -35,7 +36,7 @@ __all__ = [
     "apportion",
     "approximate_isometry",
     "check_density",
-    "check_start",
+    "check_options",
     "covering_count",
     "dead_outputs",
     "exact_orthogonal",
@@ -45,5 +46,6 @@ __all__ = [
     "least_density",
     "live_count",
     "rotations_for_density",
+    "shift_taps",
     "unmask_at_random",
 ]

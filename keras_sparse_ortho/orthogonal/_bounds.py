@@ -7,6 +7,7 @@ import numpy as np
 
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._counts import check_density, live_count
+from keras_sparse_ortho.orthogonal._equal_norms import equal_norms_count
 from keras_sparse_ortho.orthogonal._layout import KernelLayout
 
 
@@ -19,10 +20,43 @@ def default_layout(shape: Sequence[int]) -> KernelLayout:
     return KernelLayout.convolution()
 
 
-def least_count(shape: Sequence[int], layout: KernelLayout | None = None) -> int:
-    """Fewest live entries of an exactly orthogonal kernel: `min(in, out)` for each matrix."""
+def matrix_shape(shape: Sequence[int], layout: KernelLayout, taps: str) -> tuple[int, int]:
+    """Inputs and outputs of the matrix that is to be orthogonal."""
+    return layout.matrix_shape(shape) if taps == "center" else layout.polyphase_shape(shape)
+
+
+def least_count(
+    shape: Sequence[int],
+    layout: KernelLayout | None = None,
+    *,
+    norms: str | None = None,
+    taps: str = "center",
+) -> int:
+    """Fewest live entries of an exactly orthogonal kernel.
+
+    `min(in, out)` for each matrix. With `norms="equal"` a wide matrix needs
+    `out + 2 (in - gcd(in, out))` entries from `out = 2 in` on, and somewhat more before that; no
+    equal-norm matrix has fewer (the proof stands in `_equal_norms.py`). With `taps` other than
+    `"center"` the inputs of a strided convolution count once for each phase.
+
+    Args:
+        shape: Kernel shape in Keras layout.
+        layout: Meaning of the axes. Default: `(*spatial, in, out)`.
+        norms: As in `exact_orthogonal`.
+        taps: As in `exact_orthogonal`.
+
+    Example:
+
+    >>> least_count((100, 256)), least_count((100, 256), norms="equal")
+    (100, 448)
+    >>> least_count((3, 3, 8, 64), KernelLayout.convolution(strides=2), taps="shift")
+    32
+    """
     layout = default_layout(shape) if layout is None else layout
-    return layout.matrices(shape) * min(layout.matrix_shape(shape))
+    inputs, outputs = matrix_shape(shape, layout, taps)
+    if norms == "equal" and inputs < outputs:
+        return layout.matrices(shape) * equal_norms_count(inputs, outputs)
+    return layout.matrices(shape) * min(inputs, outputs)
 
 
 def least_density(shape: Sequence[int], layout: KernelLayout | None = None) -> float:
@@ -44,7 +78,11 @@ def least_density(shape: Sequence[int], layout: KernelLayout | None = None) -> f
 
 
 def covering_count(
-    shape: Sequence[int], layout: KernelLayout | None = None, *, inputs: bool = False
+    shape: Sequence[int],
+    layout: KernelLayout | None = None,
+    *,
+    taps: str = "center",
+    inputs: bool = False,
 ) -> int:
     """Fewest live entries of an exactly orthogonal kernel none of whose outputs is dead.
 
@@ -53,6 +91,7 @@ def covering_count(
     Args:
         shape: Kernel shape in Keras layout.
         layout: Meaning of the axes. Default: `(*spatial, in, out)`.
+        taps: As in `exact_orthogonal`.
         inputs: Whether no input may be dead either: `max(in, out)` for each matrix.
 
     Example:
@@ -63,7 +102,7 @@ def covering_count(
     (400, 32)
     """
     layout = default_layout(shape) if layout is None else layout
-    rows, columns = layout.matrix_shape(shape)
+    rows, columns = matrix_shape(shape, layout, taps)
     return layout.matrices(shape) * (max(rows, columns) if inputs else columns)
 
 
@@ -88,14 +127,23 @@ def dead_outputs(kernel: np.ndarray, layout: KernelLayout | None = None) -> int:
     return int((~live.reshape(batch, parts, -1, outputs).any(axis=2)).sum())
 
 
-def check_feasible(shape: Sequence[int], density: float, layout: KernelLayout) -> float:
-    """Refuses a density that leaves fewer entries than an orthogonal kernel needs."""
-    value = check_density(density)
-    count, least = live_count(value, math.prod(shape)), least_count(shape, layout)
-    if count < least:
-        raise DensityError(
-            f"A kernel of shape {tuple(shape)} is exactly orthogonal only from {least} live "
-            f"entries on: the least density is {least / math.prod(shape):.6g}. "
-            f"Received: density={density!r} ({count} entries)"
-        )
-    return value
+def check_feasible(
+    shape: Sequence[int], density: float, layout: KernelLayout, norms: str | None, taps: str
+) -> int:
+    """The live count at a density; refuses one that is less than an orthogonal kernel needs."""
+    size = math.prod(shape)
+    count = live_count(check_density(density), size)
+    least = least_count(shape, layout, norms=norms, taps=taps)
+    if count >= least:
+        return count
+    text = (
+        f"A kernel of shape {tuple(shape)} is exactly orthogonal"
+        f"{' with outputs of equal norms' if norms else ''} only from {least} live entries on: "
+        f"the least density is {least / size:.6g}. "
+    )
+    covering = covering_count(shape, layout, taps=taps)
+    if norms and count >= covering:
+        text += f"With norms=None all outputs are live from {covering / size:.6g} on. "
+    elif taps != "center" and count >= least_count(shape, layout):
+        text += 'With taps="center" this density is possible, as strides do not count there. '
+    raise DensityError(f"{text}Received: density={density!r} ({count} entries)")

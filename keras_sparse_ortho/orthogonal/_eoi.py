@@ -6,19 +6,18 @@ import numpy as np
 
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._density_law import rotations_for_density
-from keras_sparse_ortho.orthogonal._product import SparseProduct, rotate_rows, write_transpose
+from keras_sparse_ortho.orthogonal._product import (
+    SPARSE_FIRST,
+    SPARSE_UNTIL,
+    SPARSE_WIDTH,
+    write_product,
+)
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin
 from keras_sparse_ortho.orthogonal._supports import Supports
 
-# From this width on the sparse product is faster than dense row rotations up to a density of 0.4.
-# A denser kernel goes through it only up to 0.1, which costs little, and densely from there: the
-# sparse form of a dense matrix would need more memory than the matrix.
-_SPARSE_WIDTH = 256
-_SPARSE_UNTIL = 0.4
-_SPARSE_FIRST = 0.1
 # Roots z of the closed form at these densities: from `[I | 0]` they give the numbers of rotations
 # without a solver. Another root may change the last bit of kernels that are pinned.
-_ROOTS = {_SPARSE_UNTIL: 1.063, _SPARSE_FIRST: 8.172}
+_ROOTS = {SPARSE_UNTIL: 1.063, SPARSE_FIRST: 8.172}
 
 
 def write_orthogonal(
@@ -53,7 +52,9 @@ def write_orthogonal(
         if cover:
             start = covering_rotations(rows, width, count, rng, angles)
         rotations = draw_until(rows, width, count, rng, angles, start)
-    _write_product(out, gain, start + rotations, len(start))
+    sequence = start + rotations
+    sparse = _sparse_part(len(sequence), rows, width, len(start))
+    write_product(out, gain, sequence, sparse)
 
 
 def covering_rotations(
@@ -130,24 +131,13 @@ def _longest_fitting(rotations: Rotations, rows: int, width: int, limit: int) ->
     return rotations[:applied]
 
 
-def _write_product(out: np.ndarray, gain: float, rotations: Rotations, covering: int) -> None:
-    """The product of all rotations, of which the first `covering` ones cover."""
-    rows, width = sorted(out.shape)
-    tall = out.shape[0] > out.shape[1]
-    if width >= _SPARSE_WIDTH:
-        if len(rotations) <= _rotations_at(_SPARSE_UNTIL, rows, width, covering):
-            SparseProduct(rotations, rows, width).write(out, gain, transposed=tall)
-            return
-        sparse_part = _rotations_at(_SPARSE_FIRST, rows, width, covering)
-    else:
-        sparse_part = 0
-    columns = np.zeros((width, rows))
-    SparseProduct(rotations[:sparse_part], rows, width).write(columns, gain, transposed=True)
-    rotate_rows(columns, rotations[sparse_part:])
-    if tall:
-        out[...] = columns
-    else:
-        write_transpose(columns, out)
+def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:
+    """How many of the rotations, of which the first ones cover, to multiply as sparse matrices."""
+    if width < SPARSE_WIDTH:
+        return 0
+    if rotations <= _rotations_at(SPARSE_UNTIL, rows, width, covering):
+        return rotations
+    return _rotations_at(SPARSE_FIRST, rows, width, covering)
 
 
 def _rotations_at(density: float, rows: int, width: int, covering: int) -> int:

@@ -33,6 +33,13 @@ class Structure(abc.ABC):
         """Fewest live entries of an exactly orthogonal kernel with this structure."""
 
     @abc.abstractmethod
+    def covering(self, canonical_shape: Sequence[int]) -> int:
+        """Fewest live entries of such a kernel without a dead output or input.
+
+        A class of `NByM` that has no output leaves its inputs dead whatever the count.
+        """
+
+    @abc.abstractmethod
     def most(self, canonical_shape: Sequence[int]) -> int:
         """Most live entries that the structure allows."""
 
@@ -45,8 +52,13 @@ class Structure(abc.ABC):
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,
+        *,
+        cover: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A float64 kernel and its mask with `count` live entries, both of the canonical shape."""
+        """A float64 kernel and its mask with `count` live entries, both of the canonical shape.
+
+        With `cover`, no output is zero, and no input, as far as `count` and the pattern allow.
+        """
 
     def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
         """Live entries at `density`: the nearest multiple of `unit`, ties to even.
