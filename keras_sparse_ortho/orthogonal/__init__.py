@@ -19,6 +19,7 @@ from keras_sparse_ortho.orthogonal._kernel import exact_orthogonal as exact_orth
 from keras_sparse_ortho.orthogonal._layout import KernelLayout as KernelLayout
 from keras_sparse_ortho.orthogonal._n_by_m import NByM as NByM
 from keras_sparse_ortho.orthogonal._options import check_options as check_options
+from keras_sparse_ortho.orthogonal._polyphase import to_polyphase as to_polyphase
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw as AngleLaw
 from keras_sparse_ortho.orthogonal._rotations import Rotations as Rotations
 from keras_sparse_ortho.orthogonal._selection import largest_mask as largest_mask
@@ -47,5 +48,6 @@ __all__ = [
     "live_count",
     "rotations_for_density",
     "shift_taps",
+    "to_polyphase",
     "unmask_at_random",
 ]

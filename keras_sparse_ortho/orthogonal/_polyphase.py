@@ -95,3 +95,36 @@ def write_shifted(
     place = row_shift[:, row]
     window.shift_lines(place, row, column, rng)
     window.write(part, place, row, column, matrix[row, column])
+
+
+def to_polyphase(kernel: np.ndarray, layout: KernelLayout) -> np.ndarray:
+    """A strided convolution as one of stride 1 between phases.
+
+    Returns:
+        An array `(batch, groups * gates, *places, inputs, outputs)` with the two sides of
+        `layout.polyphase_shape`: tap `s v + f` of an input stands at place `v` of the input's
+        phase `f`, the inputs of phase 0 first (of a transposed convolution: outputs). With strides
+        of 1 this is `layout.to_canonical(kernel)`. The convolution is an isometry under circular
+        padding if `sum_v A[v] A[v + w]^T` is the identity for `w = 0` and zero for all other `w`.
+
+    Example:
+
+    >>> kernel = np.arange(3.0).reshape(3, 1, 1)
+    >>> to_polyphase(kernel, KernelLayout.convolution(strides=2))[0, 0, :, :, 0].tolist()
+    [[0.0, 1.0], [2.0, 0.0]]
+    """
+    canonical = layout.to_canonical(kernel)
+    if layout.transposed:
+        canonical = np.swapaxes(canonical, -1, -2)
+    *matrices, channels, columns = canonical.shape
+    taps, strides = matrices[2:], layout.tap_strides(kernel.shape)
+    places = [-(-k // s) for k, s in zip(taps, strides, strict=True)]
+    reached = [min(k, s) for k, s in zip(taps, strides, strict=True)]
+    parts = np.zeros((math.prod(reached), *matrices[:2], *places, channels, columns))
+    for part, phase in zip(parts, np.ndindex(*reached), strict=True):
+        of_phase = tuple(slice(f, None, s) for f, s in zip(phase, strides, strict=True))
+        found = canonical[(slice(None), slice(None), *of_phase)]
+        part[tuple(slice(0, size) for size in found.shape)] = found
+    rows = np.moveaxis(parts, 0, -3)
+    rows = rows.reshape(*rows.shape[:-3], len(parts) * channels, columns)
+    return np.swapaxes(rows, -1, -2) if layout.transposed else rows

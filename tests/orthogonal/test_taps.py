@@ -16,6 +16,7 @@ from keras_sparse_ortho.orthogonal import (
     exact_orthogonal,
     least_count,
     shift_taps,
+    to_polyphase,
 )
 
 pytestmark = pytest.mark.numpy_only
@@ -215,6 +216,50 @@ def test_polyphase_counts():
     assert covering_count((3, 3, 24, 48), layout, taps="shift", inputs=True) == 96
     assert KernelLayout.convolution(strides=(1, 1)) == KernelLayout.convolution()
     assert KernelLayout(**layout.get_config()) == layout
+
+
+def autocorrelation(matrices):
+    """`sum_v A[v] A[v + w]^T` for every `w` at which places overlap, `w = 0` first."""
+    places = matrices.shape[:-2]
+    grams = []
+    for w in np.ndindex(*(2 * k - 1 for k in places)):
+        step = [a - k + 1 for a, k in zip(w, places, strict=True)]
+        here = tuple(slice(max(0, -s), k - max(0, s)) for s, k in zip(step, places, strict=True))
+        there = tuple(slice(max(0, s), k - max(0, -s)) for s, k in zip(step, places, strict=True))
+        a, b = (part.reshape(-1, *part.shape[-2:]) for part in (matrices[here], matrices[there]))
+        grams.insert(0 if not any(step) else len(grams), np.einsum("vio,vjo->ij", a, b))
+    return np.stack(grams)
+
+
+@pytest.mark.parametrize("spread", ["shift", "cascade"])
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((3, 3, 8, 40), KernelLayout.convolution(strides=2)),
+        ((3, 2, 20, 12), KernelLayout.convolution(strides=(1, 2))),
+        ((3, 3, 6, 30), KernelLayout.convolution(groups=3)),
+        ((4, 9, 4), KernelLayout.transposed_convolution(3)),
+        ((3, 3, 5, 2), KernelLayout.depthwise(2)),
+    ],
+)
+def test_all_coefficients_of_the_polyphase_product_are_those_of_the_identity(shape, layout, spread):
+    kernel, _ = exact_orthogonal(shape, 0.4, layout=layout, taps=spread, seed=0)
+    matrices = to_polyphase(kernel, layout)
+    assert matrices.shape[-2:] == layout.polyphase_shape(shape)
+    assert np.count_nonzero(matrices) == np.count_nonzero(kernel)
+    for index in np.ndindex(matrices.shape[:2]):
+        part = matrices[index]
+        if part.shape[-2] > part.shape[-1]:
+            part = np.swapaxes(part, -1, -2)
+        first, *others = autocorrelation(part)
+        np.testing.assert_allclose(first, np.eye(len(first)), atol=1e-6)
+        assert np.abs(others).max(initial=0.0) < 1e-6
+
+
+def test_polyphase_at_stride_one_is_the_canonical_form():
+    kernel = np.random.default_rng(0).normal(size=(3, 2, 4, 6))
+    layout = KernelLayout.convolution(groups=2)
+    np.testing.assert_array_equal(to_polyphase(kernel, layout), layout.to_canonical(kernel))
 
 
 def test_strides_need_more_entries_on_all_taps():
