@@ -30,7 +30,7 @@ def eoi_erk(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 
 def eoi_center(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """As `eoi_erk`, with the reference's denser centre taps (`more_nonzeros`)."""
+    """As `eoi_erk`, with the reference's denser center taps (`more_nonzeros`)."""
     pattern = kso.initializers.ExactOrthogonal(1.0, center_density="more_nonzeros")
     return kso.sparsify(model, plan["density"], "erk", pattern, seed=plan["seed"]), []
 

@@ -20,6 +20,7 @@ from keras_sparse_ortho.orthogonal import (
     NByM,
     Rotations,
     Structure,
+    check_options,
     exact_orthogonal,
 )
 
@@ -36,7 +37,7 @@ class ExactOrthogonal(SparseInitializer):
 
         K^T K = gain^2 I   (in >= out)    or    K K^T = gain^2 I   (in <= out),
 
-    to float32 rounding. Convolutions get such a matrix for each group at their centre tap (delta
+    to float32 rounding. Convolutions get such a matrix for each group at their center tap (delta
     orthogonal); recurrent kernels one for each gate; attention projections one between the model
     dimension and the flattened heads.
 
@@ -57,19 +58,25 @@ class ExactOrthogonal(SparseInitializer):
         angles: Law of the angles [radians]: `None` (uniform), a number, a `(low, high)` range, or
             a callable `(rng, count) -> angles` (registered with Keras, to be saved).
         rotations: Explicit `(i, j, angle)` triples, in place of random ones.
-        center_density: Density of a convolution's centre tap: `None` (that of the kernel),
+        center_density: Density of a convolution's center tap: `None` (that of the kernel),
             `"more_nonzeros"`, or a number; see `keras_sparse_ortho.orthogonal.exact_orthogonal`.
         structure: Pattern of the live entries: `Block(rows, cols)`, `NByM(n, m)`,
             `ConstantFan(side)`, or `None`. The live count is the nearest that it can have.
+        start: `"covering"`: no output is zero, and no input, where the live count allows; or
+            `"published"`: as in the paper, with kernels that at low densities leave outputs dead.
+        norms: `"equal"`: all outputs have the same norm; or `None`.
+        taps: Where the entries of a convolution lie: `"center"`, or on all taps by `"shift"` or
+            `"cascade"`, exact under circular padding and for strides (a wrapped layer tells its
+            own; else give them to the `layout`).
 
     Raises:
         DensityError: At a call, for a density less than the least one of the shape, `1 / max(in,
             out)` for matrices, or one that the structure cannot have. The message names the bound.
         LayoutError: At a call, for a shape that does not fit the layout or the structure.
 
-    Limits: float16 and bfloat16 kernels are orthogonal to those types' rounding. A strided or
-    zero-padded convolution is no exact isometry. For dense orthogonal kernels
-    `keras.initializers.Orthogonal` does.
+    Limits: float16 and bfloat16 kernels are orthogonal to those types' rounding. A zero-padded
+    convolution is no exact isometry, unless it is of stride 1 and its entries lie at the center
+    tap. For dense orthogonal kernels `keras.initializers.Orthogonal` does.
 
     Example:
 
@@ -98,6 +105,9 @@ class ExactOrthogonal(SparseInitializer):
         rotations: Sequence[tuple[int, int, float]] | None = None,
         center_density: float | str | None = None,
         structure: Structure | None = None,
+        start: str = "covering",
+        norms: str | None = None,
+        taps: str = "center",
     ) -> None:
         super().__init__(seed, layout)
         self.density = None if density is None else check_density(density)
@@ -114,12 +124,11 @@ class ExactOrthogonal(SparseInitializer):
                 "`structure` must be a Block, NByM, ConstantFan or None. "
                 f"Received: structure={structure!r}"
             )
-        if structure is not None and rotations is not None:
-            raise ValueError(
-                "A `structure` draws its own rotations; give one of the two. "
-                f"Received: structure={structure}, rotations={rotations!r}"
-            )
+        check_options(start, norms, taps, center_density, structure, self.rotations)
         self.structure = structure
+        self.start = start
+        self.norms = norms
+        self.taps = taps
 
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
@@ -139,6 +148,9 @@ class ExactOrthogonal(SparseInitializer):
             rotations=None if self.rotations is None else Rotations.from_angles(self.rotations),
             center_density=self.center_density,
             structure=self.structure,
+            start=self.start,
+            norms=self.norms,
+            taps=self.taps,
             dtype=np.float64 if target == np.float64 else np.float32,
         )
         return kernel.astype(target, copy=False), mask
@@ -156,4 +168,7 @@ class ExactOrthogonal(SparseInitializer):
             "rotations": self.rotations,
             "center_density": self.center_density,
             "structure": keras.saving.serialize_keras_object(self.structure),
+            "start": self.start,
+            "norms": self.norms,
+            "taps": self.taps,
         }

@@ -14,7 +14,7 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
     SparseInitializer,
     numpy_dtype,
 )
-from keras_sparse_ortho.orthogonal import KernelLayout, centre_of, random_orthogonal
+from keras_sparse_ortho.orthogonal import KernelLayout, center_of, random_orthogonal
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -26,7 +26,7 @@ class RamanujanOrthogonal(SparseInitializer):
     With `relu=True`, `K = gain / sqrt(2) [[M, -M], [-M, M]]` with such an `M` of half the width
     and degree: `K^T K = gain^2 [[I, -I], [-I, I]]` has half the rank, so `K` is no orthogonal
     matrix; it scales vectors `(x, -x)` by `sqrt(2) gain` and drops vectors `(x, x)`.
-    Convolutions have the matrix at their centre tap, and only its block entries are live.
+    Convolutions have the matrix at their center tap, and only its block entries are live.
 
     Args:
         degree: Live inputs of every output, and live outputs of every input. Divides the width.
@@ -100,7 +100,7 @@ class RamanujanOrthogonal(SparseInitializer):
             part[rows[:, :, None], columns[:, None, :]] = blocks
             if self.relu:
                 part = np.block([[part, -part], [-part, part]]) / np.sqrt(2.0)
-            values[(*matrix, *centre_of(canonical))] = self.gain * part
+            values[(*matrix, *center_of(canonical))] = self.gain * part
         kernel = np.ascontiguousarray(layout.from_canonical(values, shape))
         return kernel.astype(target), kernel != 0
 

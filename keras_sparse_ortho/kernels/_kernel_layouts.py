@@ -1,5 +1,6 @@
 """The registry: which weights of a layer are kernels, and what their axes mean."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -27,7 +28,7 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     >>> _ = kernel_layouts.register(
     ...     Bilinear, lambda layer: {"form": KernelLayout(inputs=(0,), outputs=(1, 2))})
     >>> kernel_layouts(Bilinear())
-    {'form': KernelLayout(inputs=(0,), outputs=(1, 2), batch=(), groups=1, gates=1)}
+    {'form': KernelLayout(inputs=(0,), outputs=(1, 2), ...)}
 
     Args:
         layer: A layer. Its sublayers are asked one by one.
@@ -51,27 +52,27 @@ def _dense(layer: keras.layers.Layer) -> dict[str, KernelLayout | None]:
 @kernel_layouts.register(L.Conv2D)
 @kernel_layouts.register(L.Conv3D)
 def _convolution(layer: Any) -> dict[str, KernelLayout | None]:
-    return {"kernel": KernelLayout.convolution(groups=layer.groups)}
+    return {"kernel": KernelLayout.convolution(layer.groups, layer.strides)}
 
 
 @kernel_layouts.register(L.Conv1DTranspose)
 @kernel_layouts.register(L.Conv2DTranspose)
 @kernel_layouts.register(L.Conv3DTranspose)
-def _transposed_convolution(layer: keras.layers.Layer) -> dict[str, KernelLayout | None]:
-    return {"kernel": KernelLayout.transposed_convolution()}
+def _transposed_convolution(layer: Any) -> dict[str, KernelLayout | None]:
+    return {"kernel": KernelLayout.transposed_convolution(layer.strides)}
 
 
 @kernel_layouts.register(L.DepthwiseConv1D)
 @kernel_layouts.register(L.DepthwiseConv2D)
-def _depthwise_convolution(layer: keras.layers.Layer) -> dict[str, KernelLayout | None]:
-    return {"kernel": KernelLayout.depthwise()}
+def _depthwise_convolution(layer: Any) -> dict[str, KernelLayout | None]:
+    return {"kernel": KernelLayout.depthwise(layer.strides)}
 
 
 @kernel_layouts.register(L.SeparableConv1D)
 @kernel_layouts.register(L.SeparableConv2D)
-def _separable_convolution(layer: keras.layers.Layer) -> dict[str, KernelLayout | None]:
+def _separable_convolution(layer: Any) -> dict[str, KernelLayout | None]:
     return {
-        "depthwise_kernel": KernelLayout.depthwise(),
+        "depthwise_kernel": KernelLayout.depthwise(layer.strides),
         "pointwise_kernel": KernelLayout.convolution(),
     }
 
@@ -96,6 +97,13 @@ def _gru_cell(layer: keras.layers.Layer) -> dict[str, KernelLayout | None]:
 
 
 @kernel_layouts.register(L.LSTMCell)
-@kernel_layouts.register(ConvLSTMCell)  # its kernels are convolutions with four gates
 def _lstm_cell(layer: keras.layers.Layer) -> dict[str, KernelLayout | None]:
     return _gated(4)
+
+
+@kernel_layouts.register(ConvLSTMCell)
+def _conv_lstm_cell(layer: Any) -> dict[str, KernelLayout | None]:
+    # Convolutions with four gates, of which only that of the input has strides.
+    plain = KernelLayout.recurrent(4)
+    strided = dataclasses.replace(plain, strides=layer.strides)
+    return {"kernel": strided, "recurrent_kernel": plain}

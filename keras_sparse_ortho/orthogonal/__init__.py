@@ -1,6 +1,10 @@
 """Pure NumPy: exactly orthogonal sparse kernels, their layouts, counts and density law."""
 
 from keras_sparse_ortho.orthogonal._block import Block as Block
+from keras_sparse_ortho.orthogonal._bounds import covering_count as covering_count
+from keras_sparse_ortho.orthogonal._bounds import dead_outputs as dead_outputs
+from keras_sparse_ortho.orthogonal._bounds import least_count as least_count
+from keras_sparse_ortho.orthogonal._bounds import least_density as least_density
 from keras_sparse_ortho.orthogonal._constant_fan import ConstantFan as ConstantFan
 from keras_sparse_ortho.orthogonal._counts import apportion as apportion
 from keras_sparse_ortho.orthogonal._counts import live_count as live_count
@@ -13,16 +17,17 @@ from keras_sparse_ortho.orthogonal._density_law import (
 from keras_sparse_ortho.orthogonal._isometry import approximate_isometry as approximate_isometry
 from keras_sparse_ortho.orthogonal._isometry import check_stops as check_stops
 from keras_sparse_ortho.orthogonal._kernel import exact_orthogonal as exact_orthogonal
-from keras_sparse_ortho.orthogonal._kernel import least_count as least_count
-from keras_sparse_ortho.orthogonal._kernel import least_density as least_density
 from keras_sparse_ortho.orthogonal._layout import KernelLayout as KernelLayout
 from keras_sparse_ortho.orthogonal._n_by_m import NByM as NByM
+from keras_sparse_ortho.orthogonal._options import check_options as check_options
+from keras_sparse_ortho.orthogonal._polyphase import to_polyphase as to_polyphase
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw as AngleLaw
 from keras_sparse_ortho.orthogonal._rotations import Rotations as Rotations
 from keras_sparse_ortho.orthogonal._selection import largest_mask as largest_mask
 from keras_sparse_ortho.orthogonal._selection import largest_masks as largest_masks
+from keras_sparse_ortho.orthogonal._shift_taps import shift_taps as shift_taps
 from keras_sparse_ortho.orthogonal._structure import Structure as Structure
-from keras_sparse_ortho.orthogonal._structure import centre_of as centre_of
+from keras_sparse_ortho.orthogonal._structure import center_of as center_of
 
 __all__ = [
     "AngleLaw",
@@ -34,6 +39,8 @@ __all__ = [
     "Structure",
     "apportion",
     "approximate_isometry",
+    "covering_count",
+    "dead_outputs",
     "exact_orthogonal",
     "expected_density",
     "largest_mask",
@@ -41,5 +48,7 @@ __all__ = [
     "least_density",
     "live_count",
     "rotations_for_density",
+    "shift_taps",
+    "to_polyphase",
     "unmask_at_random",
 ]

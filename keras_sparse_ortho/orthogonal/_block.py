@@ -9,10 +9,11 @@ import numpy as np
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._dense_blocks import random_orthogonal
+from keras_sparse_ortho.orthogonal._eoi import covering_rotations
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin
 from keras_sparse_ortho.orthogonal._structure import (
     Structure,
-    centre_of,
+    center_of,
     describe,
     positive_integers,
 )
@@ -27,9 +28,10 @@ class Block(Structure):
     `Block(4, 4)` a square. Inputs and outputs are the axes of the flattened `(in, out)` kernel;
     of a convolution the blocks lie over the channels at each tap.
 
-    Construction: dense orthogonal blocks on the diagonal; then random pairs of block lines across
-    the longer side are rotated, entry by entry with an angle each, so that both get the union of
-    their blocks. Blocks that are missing to the count are unmasked at random, with zeros.
+    Construction: dense orthogonal blocks on the diagonal; then pairs of block lines across the
+    longer side are rotated, entry by entry with an angle each, so that both get the union of
+    their blocks: first empty lines with others, so that none is left, then random pairs. Blocks
+    that are missing to the count are unmasked at random, with zeros.
 
     Args:
         rows: Inputs in a block.
@@ -75,6 +77,12 @@ class Block(Structure):
         blocks = min(inputs, outputs) // min(self.rows, self.cols)
         return batch * parts * blocks * self.unit(canonical_shape)
 
+    def covering(self, canonical_shape: Sequence[int]) -> int:
+        """A block for each line across the longer side."""
+        batch, parts, *_, inputs, outputs = canonical_shape
+        blocks = _covering_blocks(inputs, outputs, self)
+        return batch * parts * blocks * self.unit(canonical_shape)
+
     def most(self, canonical_shape: Sequence[int]) -> int:
         """All entries."""
         return math.prod(canonical_shape)
@@ -83,50 +91,67 @@ class Block(Structure):
         self,
         canonical_shape: Sequence[int],
         count: int,
-        centre_density: float,
+        center_density: float,
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,
+        *,
+        cover: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Structure.draw`."""
         batch, parts, *taps, inputs, outputs = canonical_shape
         unit = self.rows * self.cols
         matrices = batch * parts
-        at_centre = live_count(centre_density, matrices * inputs * outputs // unit)
-        at_centre = max(min(at_centre, count // unit), self.least(canonical_shape) // unit)
-        shares = apportion(at_centre, [1.0] * matrices)
+        at_center = live_count(center_density, matrices * inputs * outputs // unit)
+        least = self.least(canonical_shape) // unit
+        if cover:
+            least = max(least, min(self.covering(canonical_shape), count) // unit)
+        at_center = max(min(at_center, count // unit), least)
+        shares = apportion(at_center, [1.0] * matrices)
 
         grid = (inputs // self.rows, outputs // self.cols)
         kernel = np.zeros(canonical_shape)
         live = np.zeros((batch, parts, *taps, *grid), dtype=bool)
-        centre = centre_of(canonical_shape)
+        center = center_of(canonical_shape)
         for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
-            part = _block_orthogonal(inputs, outputs, self.rows, self.cols, share, rng, angles)
-            kernel[(*matrix, *centre)] = gain * part
+            part = _block_orthogonal(inputs, outputs, self, share, rng, angles, cover)
+            kernel[(*matrix, *center)] = gain * part
             blocks = part.reshape(grid[0], self.rows, grid[1], self.cols)
-            live[(*matrix, *centre)] = (blocks != 0).any(axis=(1, 3))
+            live[(*matrix, *center)] = (blocks != 0).any(axis=(1, 3))
         unmask_at_random(live, count // unit, rng)
         return kernel, live.repeat(self.rows, axis=-2).repeat(self.cols, axis=-1)
+
+
+def _sides(
+    inputs: int, outputs: int, block: Block
+) -> tuple[tuple[int, int], tuple[int, int], bool]:
+    """The shorter side and its part of a block, the longer one and its part; whether wide."""
+    rows, cols = (inputs, block.rows), (outputs, block.cols)
+    wide = outputs > inputs or (outputs == inputs and block.cols <= block.rows)
+    return (rows, cols, True) if wide else (cols, rows, False)
+
+
+def _covering_blocks(inputs: int, outputs: int, block: Block) -> int:
+    """Fewest blocks of an orthogonal matrix that reach all lines across its longer side."""
+    (n, a), (m, b), _ = _sides(inputs, outputs, block)
+    return max(m // b, n // min(a, b))
 
 
 def _block_orthogonal(
     inputs: int,
     outputs: int,
-    rows: int,
-    cols: int,
+    block: Block,
     limit: int,
     rng: np.random.Generator,
     angles: AngleLaw,
+    cover: bool,
 ) -> np.ndarray:
     """An orthogonal `(inputs, outputs)` matrix of at most `limit` live blocks.
 
     `n` is the shorter side with blocks of `a`, `m` the longer one, whose lines of `b` are rotated.
     Of a square matrix the side with the finer blocks is rotated.
     """
-    wide = outputs > inputs or (outputs == inputs and cols <= rows)
-    (n, a), (m, b) = (
-        ((inputs, rows), (outputs, cols)) if wide else ((outputs, cols), (inputs, rows))
-    )
+    (n, a), (m, b), wide = _sides(inputs, outputs, block)
     groups, lines = n // a, m // b
     matrix = np.zeros((lines, b, n))
     bits = [0] * lines
@@ -145,7 +170,16 @@ def _block_orthogonal(
             matrix[group * each : (group + 1) * each, :, group * a : (group + 1) * a] = part
             bits[group * each : (group + 1) * each] = [1 << group] * each
     if lines > 1:
-        _rotate_lines(matrix, _rotations_within(Supports.of(bits), lines, limit, rng), rng, angles)
+        supports = Supports.of(bits)
+        pairs: list[tuple[int, int]] = []
+        if cover:
+            # The lines that begin with a block come first. If not all do, they have one each.
+            filled = sum(line != 0 for line in bits)
+            start = covering_rotations(filled, lines, filled + limit - supports.live, rng)
+            supports.apply(start)
+            pairs += zip(start.first.tolist(), start.second.tolist(), strict=True)
+        pairs += _rotations_within(supports, lines, limit, rng)
+        _rotate_lines(matrix, pairs, rng, angles)
     flat = matrix.reshape(m, n)
     return flat.T if wide else flat
 

@@ -9,7 +9,7 @@ import numpy as np
 from keras_sparse_ortho.orthogonal._counts import live_count
 from keras_sparse_ortho.orthogonal._product import rotate_rows
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin
-from keras_sparse_ortho.orthogonal._structure import Structure, centre_of
+from keras_sparse_ortho.orthogonal._structure import Structure, center_of
 
 # Matchings in a row that add nothing before the search for fitting pairs ends.
 _PATIENCE = 4
@@ -26,7 +26,8 @@ class ConstantFan(Structure):
     tall ones begin with several to each); then matchings of disjoint pairs of outputs are
     rotated. A matching about doubles every fan; the sizes within a level differ by one at most,
     such that the last level arrives at the fan wanted. What overlaps of supports leave missing
-    is unmasked at random, with zeros.
+    is unmasked at random, with zeros. With `side="out"`, inputs begin with all outputs of a wide
+    kernel, where the fan allows, so that none is zero.
 
     Args:
         side: `"in"` or `"out"`.
@@ -57,6 +58,12 @@ class ConstantFan(Structure):
         """A fan of one."""
         return self.unit(canonical_shape)
 
+    def covering(self, canonical_shape: Sequence[int]) -> int:
+        """Fans that reach the other side, if it is the longer one."""
+        *_, inputs, outputs = canonical_shape
+        from_, to = (inputs, outputs) if self.side == "in" else (outputs, inputs)
+        return -(-from_ // to) * self.unit(canonical_shape)
+
     def most(self, canonical_shape: Sequence[int]) -> int:
         """All entries."""
         return math.prod(canonical_shape)
@@ -65,22 +72,25 @@ class ConstantFan(Structure):
         self,
         canonical_shape: Sequence[int],
         count: int,
-        centre_density: float,
+        center_density: float,
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,
+        *,
+        cover: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Structure.draw`."""
         batch, parts, *_, inputs, outputs = canonical_shape
         fan = count // self.unit(canonical_shape)
         from_, to = (inputs, outputs) if self.side == "in" else (outputs, inputs)
-        centre_fan = max(1, min(live_count(centre_density, from_), fan))
+        least = -(-from_ // to) if cover else 1
+        center_fan = min(max(least, live_count(center_density, from_)), fan)
 
         kernel = np.zeros(canonical_shape)
-        centre = centre_of(canonical_shape)
+        center = center_of(canonical_shape)
         for matrix in np.ndindex(batch, parts):
-            rows = gain * _fan_orthogonal(to, from_, centre_fan, rng, angles)
-            kernel[(*matrix, *centre)] = rows.T if self.side == "in" else rows
+            rows = gain * _fan_orthogonal(to, from_, center_fan, rng, angles, cover)
+            kernel[(*matrix, *center)] = rows.T if self.side == "in" else rows
         # Lines whose live entries are counted come first, their entries last.
         by_line = np.moveaxis(kernel, -1 if self.side == "in" else -2, 2)
         live = by_line.reshape(batch * parts * to, -1) != 0
@@ -93,24 +103,26 @@ class ConstantFan(Structure):
 
 
 def _fan_orthogonal(
-    lines: int, width: int, fan: int, rng: np.random.Generator, angles: AngleLaw
+    lines: int, width: int, fan: int, rng: np.random.Generator, angles: AngleLaw, cover: bool
 ) -> np.ndarray:
     """A (semi-)orthogonal `(lines, width)` matrix with at most `fan` entries in each row.
 
-    Rotating pairs of rows keeps it orthogonal whichever side is the longer one.
+    Rotating pairs of rows keeps it orthogonal whichever side is the longer one. It brings no
+    column to life, so that the rows begin with all columns, if they are to be covered.
     """
     share = width // lines  # columns that a row can begin with alone
+    begin = 1.0  # entries that a row begins with, where they are not to be shared out further
     levels = fan.bit_length() - 1
-    if share > 1:
+    if cover and lines < width <= fan * lines:
+        begin = width / lines
+        levels = (fan // math.ceil(begin)).bit_length() - 1
+        start = _disjoint_rows(_sizes(width, lines, rng), width, rng)
+    elif share > 1:
         levels = 0
         while -(-fan // 2**levels) > share:
             levels += 1
-    size = fan / 2**levels
-    if share > 1:
-        larger = round((size - math.floor(size)) * lines)
-        sizes = np.full(lines, math.floor(size))
-        sizes[rng.random(lines).argsort()[:larger]] += 1
-        start = _disjoint_rows(sizes, width, rng)
+        begin = fan / 2**levels
+        start = _disjoint_rows(_sizes(round(begin * lines), lines, rng), width, rng)
     elif lines <= width:
         start = _disjoint_rows(np.ones(lines, dtype=np.int64), width, rng)
     else:
@@ -121,10 +133,11 @@ def _fan_orthogonal(
     for line, column in zip(*(index.tolist() for index in np.nonzero(start)), strict=True):
         bits[line] |= 1 << column
     pairs: list[tuple[int, int]] = []
-    if share <= 1 and lines > 1:
-        # From sizes of one to a mean of `fan / 2**levels`: so many are paired ahead.
-        ahead = rng.random(lines).argsort()[: 2 * round((size - 1) * lines / 2)].tolist()
-        _join(bits, zip(ahead[::2], ahead[1::2], strict=True), fan, pairs)
+    growth = fan / 2**levels / begin
+    if growth > 1.0 and lines > 1:
+        # From a mean of `begin` to one of `fan / 2**levels`: so many are paired ahead.
+        ahead = rng.random(lines).argsort()[: 2 * round((growth - 1) * lines / 2)].tolist()
+        _join(bits, zip(ahead[::2], ahead[1::2], strict=False), fan, pairs)
     for _ in range(levels):
         _join(bits, _even_matching(bits, rng), fan, pairs)
     idle = 0
@@ -135,6 +148,13 @@ def _fan_orthogonal(
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     rotate_rows(start, Rotations(table[:, 0], table[:, 1], *cos_sin(angles, len(table), rng)))
     return start
+
+
+def _sizes(total: int, lines: int, rng: np.random.Generator) -> np.ndarray:
+    """Sizes that differ by one at most and sum to `total`; which rows have more is random."""
+    sizes = np.full(lines, total // lines)
+    sizes[rng.random(lines).argsort()[: total % lines]] += 1
+    return sizes
 
 
 def _disjoint_rows(sizes: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:

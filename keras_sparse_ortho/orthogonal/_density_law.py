@@ -2,7 +2,8 @@
 
 A row with `k` of `m` live entries gains one in a rotation that pairs a live with a dead column,
 of probability `p_k = 2 k (m - k) / (m (m - 1))`, and else keeps `k`. The expected density is
-`E[K_t] / m` from `K_0 = 1`, whatever the number of rows.
+`E[K_t] / m`, from `K_0 = 1` at the published start `[I | 0]`, and from `K_0 = m / n`, which is
+what a row has in the mean, at the covering start.
 """
 
 import math
@@ -12,11 +13,17 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.errors import DensityError
-from keras_sparse_ortho.orthogonal._counts import check_density
+
+# Beyond this root e^z comes near overflow, and a short continued fraction is exact to float64.
+_LARGE_ROOT = 500.0
+_FRACTION_TERMS = 20
 
 
-def expected_density(rotations: int, width: int, *, exact: bool = True) -> float:
+def expected_density(
+    rotations: int, width: int, rows: int | None = None, *, exact: bool = True
+) -> float:
     """Expected live fraction of an orthogonal matrix after random Givens rotations.
 
     Exactly, by the Markov chain of the live entries `K_t` of one row,
@@ -25,35 +32,44 @@ def expected_density(rotations: int, width: int, *, exact: bool = True) -> float
 
     in `O(m t)`; or in closed form, within about one rotation of it,
 
-        d(t) = 1 - z e^z E1(z),   z = m exp(-2 t / (m - 1)).
+        d(t) = 1 - z e^z E_r(z),   z = (m + 1 - r) exp(-2 t / (m - 1)),
+
+    with `E_r` the exponential integral of order `r = K_0`: 1 at the published start, and `m / n` at
+    the covering start of an `n x m` matrix, whose rows begin with `floor(m / n)` entries or one
+    more (both kinds are weighted).
 
     Args:
-        rotations: Number of rotations `t`, at least 0.
+        rotations: Number of random rotations `t`, at least 0; those that cover do not count.
         width: Number of columns `m` that are rotated, at least 1: the larger of the two sides.
+        rows: Number of rows `n` of a matrix with the covering start, in [1, width]. Default: the
+            published start, which for square matrices is the same, whatever the number of rows.
         exact: Whether to run the chain (default) or take the closed form.
 
     Returns:
-        The expected density, in [1 / m, 1]. A single draw scatters around it (standard deviation
+        The expected density, in [1 / n, 1]. A single draw scatters around it (standard deviation
         0.0043 at m = 1024, d = 0.1), which is why `exact_orthogonal` stops on the count itself.
 
     Example:
 
     >>> round(expected_density(2470, 1024), 3)
     0.1
+    >>> expected_density(0, 1024, rows=256), round(expected_density(1723, 1024, rows=256), 3)
+    (0.00390625, 0.1)
 
     Reference:
 
     - Nowak et al., "Sparser, Better, Deeper, Stronger" (ICML 2024), arXiv 2406.01755
     """
-    count, m = _check_count(rotations, "rotations", 0), _check_count(width, "width", 1)
+    count, m, n = _check_arguments(rotations, width, rows)
     if m == 1:
         return 1.0
     if not exact:
-        return _closed_form(m * math.exp(-2.0 * count / (m - 1)))
+        return _closed_form(count, m, n)
     k = np.arange(1.0, m + 1)
     gain = 2.0 * k * (m - k) / (m * (m - 1.0))
     probability = np.zeros(m)
-    probability[0] = 1.0
+    for entries, share in _entries_at_start(m, n):
+        probability[entries - 1] = share
     moved = np.empty(m)
     for _ in range(count):
         np.multiply(probability, gain, out=moved)
@@ -62,44 +78,73 @@ def expected_density(rotations: int, width: int, *, exact: bool = True) -> float
     return float(probability @ k) / m
 
 
-def rotations_for_density(density: float, width: int) -> int:
+def rotations_for_density(density: float, width: int, rows: int | None = None) -> int:
     """Number of random rotations that are expected to reach `density`.
 
-    Inverts the closed form of `expected_density`: `t = (m - 1) / 2 * ln(m / z)` with `z` the root
-    of `1 - z e^z E1(z) = d`, rounded down. The exact chain differs by about one rotation.
+    Inverts the closed form of `expected_density` by root finding, rounded down. The exact chain
+    differs by about one rotation.
 
     Args:
-        density: Live fraction, in [1 / width, 1).
+        density: Live fraction, in [1 / n, 1): `n` is `rows`, or `width` if that is not given.
         width: Number of columns `m` that are rotated: the larger of the two sides.
+        rows: Number of rows `n` of a matrix with the covering start; see `expected_density`.
 
     Raises:
-        DensityError: A density under `1 / width`, which no orthogonal matrix has, or 1, which is
+        DensityError: A density under `1 / n`, which the matrix has at the start, or 1, which is
             only reached in the limit.
 
     Example:
 
     >>> [rotations_for_density(d, 1024) for d in (0.05, 0.1, 0.5)]
     [2064, 2471, 3798]
+    >>> [rotations_for_density(d, 1024, rows=256) for d in (0.05, 0.1, 0.5)]
+    [1335, 1723, 2898]
     """
-    value, m = check_density(density), _check_count(width, "width", 1)
-    if value < 1.0 / m or value == 1.0:
+    value = check_density(density)
+    _, m, n = _check_arguments(0, width, rows)
+    if value < 1.0 / n or value == 1.0:
         raise DensityError(
-            f"`density` must be in [1 / width, 1), here [{1.0 / m:.6g}, 1). "
-            f"Received: density={density!r}, width={width}"
+            f"`density` must be in [1 / {'width' if rows is None else 'rows'}, 1), here "
+            f"[{1.0 / n:.6g}, 1). Received: density={density!r}, width={width}, rows={rows}"
         )
-    if value <= _closed_form(float(m)):
+    if value <= _closed_form(0.0, m, n):
         return 0
-    log_z = scipy.optimize.brentq(
-        lambda x: _closed_form(math.exp(x)) - value, -60.0, math.log(m), xtol=1e-12
+    # At this bracket's end z is below e^-60, so that no density under 1 is left.
+    most = (m - 1) / 2 * (math.log(m) + 60.0)
+    return math.floor(
+        scipy.optimize.brentq(lambda t: _closed_form(t, m, n) - value, 0.0, most, xtol=1e-9)
     )
-    return math.floor((m - 1) / 2 * (math.log(m) - log_z))
 
 
-def _closed_form(z: float) -> float:
-    # exp1 underflows beyond z = 700; there the asymptotic series is exact to float64.
-    if z > 500.0:
-        return 1.0 / z - 2.0 / z**2 + 6.0 / z**3 - 24.0 / z**4 + 120.0 / z**5
-    return float(1.0 - z * math.exp(z) * scipy.special.exp1(z))
+def _entries_at_start(m: int, n: int) -> list[tuple[int, float]]:
+    """Numbers of entries that rows begin with, each with the share of the rows that do."""
+    entries, more = divmod(m, n)
+    return [(entries, 1 - more / n)] + ([(entries + 1, more / n)] if more else [])
+
+
+def _closed_form(rotations: float, m: int, n: int) -> float:
+    decay = math.exp(-2.0 * rotations / (m - 1))
+    return math.fsum(
+        share * (1.0 - _scaled(r, (m + 1 - r) * decay)) for r, share in _entries_at_start(m, n)
+    )
+
+
+def _scaled(r: int, z: float) -> float:
+    """`z e^z E_r(z)`."""
+    if z <= _LARGE_ROOT:
+        return float(z * math.exp(z) * scipy.special.expn(r, z))
+    fraction = z + r + 2.0 * _FRACTION_TERMS
+    for k in range(_FRACTION_TERMS, 0, -1):
+        fraction = z + r + 2.0 * (k - 1) - k * (r + k - 1) / fraction
+    return z / fraction
+
+
+def _check_arguments(rotations: int, width: int, rows: int | None) -> tuple[int, int, int]:
+    count, m = _check_count(rotations, "rotations", 0), _check_count(width, "width", 1)
+    n = m if rows is None else _check_count(rows, "rows", 1)
+    if n > m:
+        raise ValueError(f"`rows` must be at most `width`. Received: rows={rows}, width={width}")
+    return count, m, n
 
 
 def _check_count(value: int, name: str, least: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import OptimizeResult, minimize
 
+from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.orthogonal._layout import KernelLayout
 
 # Pairs of steps and gradients that L-BFGS keeps.
@@ -158,11 +159,7 @@ def _check(
 
 def check_stops(max_iterations: int, tolerance: float, min_decrease: float) -> None:
     """Refuses stopping rules that are out of range."""
-    whole = isinstance(max_iterations, int | np.integer) and not isinstance(max_iterations, bool)
-    if not whole or max_iterations < 1:
-        raise ValueError(
-            f"`max_iterations` must be an integer of at least 1. Received: {max_iterations=}"
-        )
+    check_integer("max_iterations", max_iterations)
     if not tolerance >= 0:
         raise ValueError(f"`tolerance` must not be negative. Received: {tolerance=}")
     if not 0 <= min_decrease < 1:

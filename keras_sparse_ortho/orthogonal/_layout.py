@@ -29,10 +29,14 @@ class KernelLayout:
             connected to its own inputs. The input axis is that of the kernel, `in / groups` long.
         gates: Number of gates of a recurrent kernel: the outputs fall into so many equal runs,
             each with its own orthogonal matrix.
+        strides: Strides of a convolution along its spatial axes, or one for all. Strides of 1 are
+            the same as none: `()`. Only kernels that lie on several taps depend on them.
+        transposed: Whether the strides are those of a transposed convolution, which spreads an
+            input over the phases of its outputs.
 
     Raises:
         LayoutError: Axes named twice or outside the kernel, outputs that groups and gates do not
-            divide.
+            divide, strides that do not fit the spatial axes.
 
     Example:
 
@@ -42,6 +46,8 @@ class KernelLayout:
     (64, 64)
     >>> KernelLayout.einsum("abc,cde->abde").matrix_shape((128, 8, 16))
     (128, 128)
+    >>> KernelLayout.convolution(strides=2).polyphase_shape((3, 3, 8, 32))
+    (32, 32)
     """
 
     inputs: tuple[int, ...]
@@ -49,6 +55,8 @@ class KernelLayout:
     batch: tuple[int, ...] = ()
     groups: int = 1
     gates: int = 1
+    strides: tuple[int, ...] = ()
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("inputs", "outputs", "batch"):
@@ -61,6 +69,12 @@ class KernelLayout:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise LayoutError(f"`{name}` must be a positive integer. Received: {name}={value}")
+        strides = _as_tuple(self.strides)
+        if any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in strides):
+            raise LayoutError(
+                f"`strides` must be positive integers. Received: strides={self.strides!r}"
+            )
+        object.__setattr__(self, "strides", strides if any(s > 1 for s in strides) else ())
 
     @classmethod
     def dense(cls) -> "KernelLayout":
@@ -68,19 +82,19 @@ class KernelLayout:
         return cls(inputs=(-2,), outputs=(-1,))
 
     @classmethod
-    def convolution(cls, groups: int = 1) -> "KernelLayout":
+    def convolution(cls, groups: int = 1, strides: int | tuple[int, ...] = ()) -> "KernelLayout":
         """`(*spatial, in / groups, out)`: Conv1D, Conv2D, Conv3D."""
-        return cls(inputs=(-2,), outputs=(-1,), groups=groups)
+        return cls(inputs=(-2,), outputs=(-1,), groups=groups, strides=_as_tuple(strides))
 
     @classmethod
-    def transposed_convolution(cls) -> "KernelLayout":
+    def transposed_convolution(cls, strides: int | tuple[int, ...] = ()) -> "KernelLayout":
         """`(*spatial, out, in)`: Conv1DTranspose, Conv2DTranspose, Conv3DTranspose."""
-        return cls(inputs=(-1,), outputs=(-2,))
+        return cls(inputs=(-1,), outputs=(-2,), strides=_as_tuple(strides), transposed=True)
 
     @classmethod
-    def depthwise(cls) -> "KernelLayout":
+    def depthwise(cls, strides: int | tuple[int, ...] = ()) -> "KernelLayout":
         """`(*spatial, channels, depth_multiplier)`: one matrix of one row for each channel."""
-        return cls(inputs=(), outputs=(-1,), batch=(-2,))
+        return cls(inputs=(), outputs=(-1,), batch=(-2,), strides=_as_tuple(strides))
 
     @classmethod
     def recurrent(cls, gates: int) -> "KernelLayout":
@@ -119,6 +133,30 @@ class KernelLayout:
         """Inputs and outputs of one matrix: the last two axes of `canonical_shape`."""
         *_, inputs, outputs = self.canonical_shape(shape)
         return inputs, outputs
+
+    def tap_strides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The stride along each spatial axis of a kernel of shape `shape`."""
+        axes = len(self.canonical_shape(shape)) - 4
+        if len(self.strides) in (0, 1):
+            return (self.strides or (1,)) * axes
+        if len(self.strides) != axes:
+            raise LayoutError(
+                f"A kernel of shape {tuple(shape)} has {axes} spatial axes for `strides`. "
+                f"Received: strides={self.strides}"
+            )
+        return self.strides
+
+    def polyphase_shape(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Inputs and outputs of one matrix of a convolution, with its strides taken into account.
+
+        A convolution of stride `s` sees its input as `s` interleaved phases along each axis, each
+        an input of its own; a transposed convolution writes as many phases of its output. Phases
+        that the window does not reach (fewer taps than the stride) are left out.
+        """
+        inputs, outputs = self.matrix_shape(shape)
+        taps = self.canonical_shape(shape)[2:-2]
+        phases = math.prod(map(min, taps, self.tap_strides(shape)))
+        return (inputs, phases * outputs) if self.transposed else (phases * inputs, outputs)
 
     def matrices(self, shape: Sequence[int]) -> int:
         """Number of matrices at one tap: batch times groups times gates."""
@@ -171,3 +209,8 @@ class KernelLayout:
         outputs = tuple(flat[len(self.batch) + len(self.inputs) :])
         spatial = tuple(axis for axis in range(rank) if axis not in flat)
         return batch, spatial, inputs, outputs
+
+
+def _as_tuple(strides: Any) -> tuple[Any, ...]:
+    # Lists come back from JSON. What is no integer is refused where the layout is made.
+    return tuple(strides) if isinstance(strides, tuple | list) else (strides,)

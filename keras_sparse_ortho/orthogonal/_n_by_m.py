@@ -12,7 +12,7 @@ from keras_sparse_ortho.orthogonal._eoi import write_orthogonal
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw
 from keras_sparse_ortho.orthogonal._structure import (
     Structure,
-    centre_of,
+    center_of,
     describe,
     positive_integers,
 )
@@ -71,6 +71,13 @@ class NByM(Structure):
         batch, parts, *_, inputs, outputs = canonical_shape
         return batch * parts * min(inputs, outputs)
 
+    def covering(self, canonical_shape: Sequence[int]) -> int:
+        """The longer side of each class and its share of the outputs."""
+        batch, parts, *_, inputs, outputs = canonical_shape
+        classes = self.m // self.n
+        shares = [len(share) for share in np.array_split(np.arange(outputs), classes)]
+        return batch * parts * sum(max(inputs // classes, share) for share in shares if share)
+
     def most(self, canonical_shape: Sequence[int]) -> int:
         """`n` of every `m` entries."""
         return math.prod(canonical_shape) * self.n // self.m
@@ -79,17 +86,22 @@ class NByM(Structure):
         self,
         canonical_shape: Sequence[int],
         count: int,
-        centre_density: float,
+        center_density: float,
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,
+        *,
+        cover: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Structure.draw`."""
         batch, parts, *taps, inputs, outputs = canonical_shape
         matrices = batch * parts
-        at_centre = live_count(centre_density, matrices * inputs * outputs)
-        at_centre = min(at_centre, count, matrices * inputs * outputs * self.n // self.m)
-        at_centre = max(at_centre, self.least(canonical_shape))
+        at_center = live_count(center_density, matrices * inputs * outputs)
+        at_center = min(at_center, count, matrices * inputs * outputs * self.n // self.m)
+        least = self.least(canonical_shape)
+        if cover:
+            least = max(least, min(self.covering(canonical_shape), count))
+        at_center = max(at_center, least)
 
         kernel = np.zeros(canonical_shape)
         allowed = np.zeros(canonical_shape, dtype=bool)
@@ -97,11 +109,11 @@ class NByM(Structure):
             keys: np.ndarray = rng.random((batch, parts, *taps, inputs // self.m, self.m, outputs))
             ranks = keys.argsort(axis=-2).argsort(axis=-2)
             allowed[...] = (ranks < self.n).reshape(canonical_shape)
-        centre = centre_of(canonical_shape)
-        shares = apportion(at_centre, [1.0] * matrices)
-        for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
-            index = (*matrix, *centre)
-            self._write(kernel[index], allowed[index], share, gain, rng, angles)
+        center = center_of(canonical_shape)
+        parts_of_count = apportion(at_center, [1.0] * matrices)
+        for share, matrix in zip(parts_of_count, np.ndindex(batch, parts), strict=True):
+            index = (*matrix, *center)
+            self._write(kernel[index], allowed[index], share, gain, rng, angles, cover)
         mask = kernel != 0
         within = mask[allowed]
         unmask_at_random(within, count, rng)
@@ -116,6 +128,7 @@ class NByM(Structure):
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw,
+        cover: bool,
     ) -> None:
         """Fills one zeroed matrix and the mask of the entries that its classes allow."""
         inputs, outputs = kernel.shape
@@ -127,14 +140,25 @@ class NByM(Structure):
         order = np.argsort(rng.random(outputs))
         shares = np.array_split(order, classes)
         rows = inputs // classes
-        least = [min(rows, len(share)) for share in shares]
-        free = [rows * len(share) - few for share, few in zip(shares, least, strict=True)]
-        more = apportion(count - sum(least), free) if any(free) else [0] * classes
+        counts = [min(rows, len(share)) for share in shares]
+        if cover:
+            full = [max(rows, len(share)) if len(share) else 0 for share in shares]
+            counts = _raise_towards(counts, full, count)
+        counts = _raise_towards(counts, [rows * len(share) for share in shares], count)
         for k, share in enumerate(shares):
             if not len(share):
                 continue
             part = np.zeros((rows, len(share)))
-            write_orthogonal(part, least[k] + more[k], gain, rng, angles)
+            write_orthogonal(part, counts[k], gain, rng, angles, cover=cover)
             index = np.ix_(places[:, k * self.n : (k + 1) * self.n].reshape(-1), share)
             kernel[index] = part
             allowed[index] = True
+
+
+def _raise_towards(counts: list[int], most: list[int], total: int) -> list[int]:
+    """Raises `counts` in proportion to what is missing to `most`, up to `total` in all."""
+    missing = [full - count for full, count in zip(most, counts, strict=True)]
+    more = min(total - sum(counts), sum(missing))
+    if more <= 0:
+        return counts
+    return [count + add for count, add in zip(counts, apportion(more, missing), strict=True)]

@@ -12,6 +12,12 @@ import scipy.sparse
 from keras_sparse_ortho.orthogonal._rotations import Rotations
 from keras_sparse_ortho.orthogonal._supports import schedule
 
+# From this width on the sparse product is faster than dense row rotations up to a density of 0.4.
+# A denser kernel goes through it only up to 0.1, which costs little, and densely from there: the
+# sparse form of a dense matrix would need more memory than the matrix.
+SPARSE_WIDTH = 256
+SPARSE_UNTIL = 0.4
+SPARSE_FIRST = 0.1
 # Rows that are multiplied, or columns that are transposed, at a time: few enough for the cache.
 _ROW_BLOCK = 256
 _TILE = 64
@@ -98,6 +104,25 @@ def _bit_reversed(numbers: np.ndarray, bits: int) -> np.ndarray:
     for k in range(bits):
         result |= ((numbers >> k) & 1) << (bits - 1 - k)
     return result
+
+
+def write_product(out: np.ndarray, gain: float, rotations: Rotations, sparse: int) -> None:
+    """Writes `gain [I | 0] G_1 ... G_t`, transposed if `out` is tall, into a zeroed array.
+
+    The first `sparse` rotations are multiplied as sparse matrices, the others applied to rows.
+    """
+    rows, width = sorted(out.shape)
+    tall = out.shape[0] > out.shape[1]
+    if 0 < len(rotations) <= sparse:
+        SparseProduct(rotations, rows, width).write(out, gain, transposed=tall)
+        return
+    columns = np.zeros((width, rows))
+    SparseProduct(rotations[:sparse], rows, width).write(columns, gain, transposed=True)
+    rotate_rows(columns, rotations[sparse:])
+    if tall:
+        out[...] = columns
+    else:
+        write_transpose(columns, out)
 
 
 def rotate_rows(transposed: np.ndarray, rotations: Rotations) -> None:

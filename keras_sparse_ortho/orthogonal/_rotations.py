@@ -49,6 +49,11 @@ class Rotations:
         return self.first, self.second, self.cos, self.sin
 
     @classmethod
+    def none(cls) -> "Rotations":
+        """No rotations."""
+        return cls.from_angles([])
+
+    @classmethod
     def from_angles(cls, sequence: Iterable[tuple[int, int, float]]) -> "Rotations":
         """Rotations from explicit `(i, j, angle)` triples, angles in radians."""
         table = np.array([tuple(entry) for entry in sequence], dtype=np.float64).reshape(-1, 3)

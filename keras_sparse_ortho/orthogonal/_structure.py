@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho.errors import DensityError
-from keras_sparse_ortho.orthogonal._counts import check_density
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw
 
 
@@ -33,6 +33,13 @@ class Structure(abc.ABC):
         """Fewest live entries of an exactly orthogonal kernel with this structure."""
 
     @abc.abstractmethod
+    def covering(self, canonical_shape: Sequence[int]) -> int:
+        """Fewest live entries of such a kernel without a dead output or input.
+
+        A class of `NByM` that has no output leaves its inputs dead whatever the count.
+        """
+
+    @abc.abstractmethod
     def most(self, canonical_shape: Sequence[int]) -> int:
         """Most live entries that the structure allows."""
 
@@ -41,12 +48,17 @@ class Structure(abc.ABC):
         self,
         canonical_shape: Sequence[int],
         count: int,
-        centre_density: float,
+        center_density: float,
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,
+        *,
+        cover: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A float64 kernel and its mask with `count` live entries, both of the canonical shape."""
+        """A float64 kernel and its mask with `count` live entries, both of the canonical shape.
+
+        With `cover`, no output is zero, and no input, as far as `count` and the pattern allow.
+        """
 
     def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
         """Live entries at `density`: the nearest multiple of `unit`, ties to even.
@@ -87,14 +99,12 @@ def describe(canonical_shape: Sequence[int]) -> str:
     return text + (f" in {batch * parts} matrices" if batch * parts > 1 else "")
 
 
-def centre_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
-    """Index of the centre tap, `(k - 1) // 2` along each spatial axis."""
+def center_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
+    """Index of the center tap, `(k - 1) // 2` along each spatial axis."""
     return tuple((taps - 1) // 2 for taps in canonical_shape[2:-2])
 
 
 def positive_integers(structure: Structure) -> None:
     """Refuses fields of a structure that are not positive integers."""
     for name, value in structure.get_config().items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
-        object.__setattr__(structure, name, int(value))
+        object.__setattr__(structure, name, check_integer(name, value))

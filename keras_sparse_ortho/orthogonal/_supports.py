@@ -31,6 +31,27 @@ class Supports:
         """An independent copy; the bitsets are immutable and shared."""
         return Supports.of(self._bits)
 
+    def transposed(self, rows: int) -> "Supports":
+        """Those of the `rows` rows, one bit a column."""
+        size = -(-rows // 8)
+        packed = b"".join(bits.to_bytes(size, "little") for bits in self._bits)
+        columns = np.frombuffer(packed, dtype=np.uint8).reshape(-1, size)
+        live = np.unpackbits(columns, axis=1, count=rows, bitorder="little")
+        by_row = np.packbits(live.T, axis=1, bitorder="little")
+        return Supports.of([int.from_bytes(row.tobytes(), "little") for row in by_row])
+
+    def shift(self, column: int, step: int, edge: int) -> bool:
+        """Moves the bits of a column up by `step` (down, if negative), unless one is at the edge.
+
+        Returns:
+            Whether anything was moved.
+        """
+        bits = self._bits[column]
+        if not bits or bits & edge:
+            return False
+        self._bits[column] = bits << step if step > 0 else bits >> -step
+        return True
+
     def apply(self, rotations: Rotations) -> None:
         """Applies all rotations without counting, at about a third of the counted cost."""
         bits = self._bits

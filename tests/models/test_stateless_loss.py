@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho._backend import hessian_vector_product, value_and_gradients
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models import StatelessLoss, hessian_vector_product, value_and_gradients
+from keras_sparse_ortho.models import StatelessLoss
 from tests.helpers import array, classifier_loss, gradients, jit
 
 L = keras.layers

@@ -80,14 +80,14 @@ def check(shape, density, layout=None, gain=1.0, seed=0, **kwargs):
     layout = layout or KernelLayout.convolution()
     canonical = layout.to_canonical(kernel).astype(np.float64)
     taps = canonical.shape[2:-2]
-    centre = tuple((k - 1) // 2 for k in taps)
+    center = tuple((k - 1) // 2 for k in taps)
     for index in np.ndindex(canonical.shape[:2]):
-        matrix = canonical[(*index, *centre)]
+        matrix = canonical[(*index, *center)]
         matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
         error = np.abs(matrix.T @ matrix - gain**2 * np.eye(matrix.shape[1])).max()
         assert error <= 1e-6 * max(1.0, gain**2)
-        # Nothing lies off the centre tap.
-        canonical[(*index, *centre)] = 0.0
+        # Nothing lies off the center tap.
+        canonical[(*index, *center)] = 0.0
     assert not canonical.any()
     return kernel, mask
 
@@ -159,20 +159,20 @@ def test_a_circular_convolution_keeps_the_norm(taps):
     assert abs(np.linalg.norm(y) / np.linalg.norm(x) - 1.0) < 1e-5
 
 
-def test_the_density_of_the_centre_tap():
+def test_the_density_of_the_center_tap():
     shape, layout = (3, 3, 32, 32), KernelLayout.convolution()
 
-    def centre(density, option):
+    def center(density, option):
         kernel, _ = check(shape, density, layout, center_density=option)
         return np.count_nonzero(kernel[1, 1]) / 1024
 
     # A rotation adds up to a few dozen entries, so the support ends somewhat under its limit.
-    assert 0.24 < centre(0.3, None) <= 0.3
-    assert 0.44 < centre(0.3, "more_nonzeros") <= min(2.7, 1.0, math.sqrt(0.3))
-    assert 0.55 < centre(0.3, 0.6) <= 0.6
+    assert 0.24 < center(0.3, None) <= 0.3
+    assert 0.44 < center(0.3, "more_nonzeros") <= min(2.7, 1.0, math.sqrt(0.3))
+    assert 0.55 < center(0.3, 0.6) <= 0.6
     # Lowered to what the kernel's count leaves, and lifted to what orthogonality needs.
-    assert centre(0.05, 1.0) <= 0.05 * 9
-    assert centre(0.005, None) == 32 / 1024
+    assert center(0.05, 1.0) <= 0.05 * 9
+    assert center(0.005, None) == 32 / 1024
     with pytest.raises(ValueError, match=r"`center_density` must be None, .*Received"):
         check(shape, 0.3, center_density="more")
     with pytest.raises(DensityError, match="`center_density` must be in"):

@@ -18,13 +18,13 @@ SIDE = st.integers(1, 12)
 
 @st.composite
 def convolutions(draw):
-    """Shape, layout, and the matrices at the centre tap by plain indexing."""
+    """Shape, layout, and the matrices at the center tap by plain indexing."""
     taps, inputs, outputs = draw(TAPS), draw(SIDE), draw(SIDE)
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     shape = (*taps, inputs, outputs * groups)
 
-    def matrices(centre):
-        return [centre[:, g * outputs : (g + 1) * outputs] for g in range(groups)]
+    def matrices(center):
+        return [center[:, g * outputs : (g + 1) * outputs] for g in range(groups)]
 
     return shape, KernelLayout.convolution(groups), taps, matrices
 
@@ -33,8 +33,8 @@ def convolutions(draw):
 def depthwise(draw):
     taps, channels, multiplier = draw(TAPS), draw(SIDE), draw(st.integers(1, 4))
 
-    def matrices(centre):
-        return [centre[c : c + 1] for c in range(channels)]
+    def matrices(center):
+        return [center[c : c + 1] for c in range(channels)]
 
     return (*taps, channels, multiplier), KernelLayout.depthwise(), taps, matrices
 
@@ -43,7 +43,7 @@ def depthwise(draw):
 def transposed(draw):
     taps, inputs, outputs = draw(TAPS), draw(SIDE), draw(SIDE)
     layout = KernelLayout.transposed_convolution()
-    return (*taps, outputs, inputs), layout, taps, lambda centre: [centre.T]
+    return (*taps, outputs, inputs), layout, taps, lambda center: [center.T]
 
 
 @st.composite
@@ -60,16 +60,16 @@ def recurrent(draw):
     kernel_of=st.one_of(convolutions(), depthwise(), transposed(), recurrent()),
     density=st.floats(1e-3, 1.0),
     gain=st.sampled_from([1.0, 0.25, math.sqrt(2), -1.0]),
-    centre_density=st.sampled_from([None, "more_nonzeros", 0.7]),
+    center_density=st.sampled_from([None, "more_nonzeros", 0.7]),
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=400)
 def test_every_matrix_is_orthogonal_and_every_count_exact(
-    kernel_of, density, gain, centre_density, seed
+    kernel_of, density, gain, center_density, seed
 ):
     shape, layout, taps, matrices = kernel_of
     count = round(density * math.prod(shape))
-    kwargs = {"gain": gain, "seed": seed, "layout": layout, "center_density": centre_density}
+    kwargs = {"gain": gain, "seed": seed, "layout": layout, "center_density": center_density}
     if count < least_count(shape, layout):
         with pytest.raises(DensityError, match="the least density is"):
             exact_orthogonal(shape, density, **kwargs)
@@ -79,9 +79,9 @@ def test_every_matrix_is_orthogonal_and_every_count_exact(
     assert kernel.dtype == np.float32
     assert mask.sum() == count
     assert not kernel[~mask].any()
-    centre = tuple((size - 1) // 2 for size in taps)
-    assert np.count_nonzero(kernel) == np.count_nonzero(kernel[centre])
-    for matrix in matrices(kernel[centre].astype(np.float64)):
+    center = tuple((size - 1) // 2 for size in taps)
+    assert np.count_nonzero(kernel) == np.count_nonzero(kernel[center])
+    for matrix in matrices(kernel[center].astype(np.float64)):
         matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
         gram = matrix.T @ matrix
         assert np.abs(gram - gain**2 * np.eye(len(gram))).max() <= 1e-6

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_sparse_ortho.errors import DensityError, LayoutError
-from keras_sparse_ortho.orthogonal import Block, ConstantFan, KernelLayout, NByM, exact_orthogonal
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    ConstantFan,
+    KernelLayout,
+    NByM,
+    dead_outputs,
+    exact_orthogonal,
+)
 
 pytestmark = pytest.mark.numpy_only
 
@@ -102,6 +109,58 @@ def test_constant_fan(inputs, outputs, taps, density, side, seed):
     assert set(fans.tolist()) == {round(density * mask.size / lines)}
 
 
+def dead_inputs(kernel):
+    return int((~kernel.any(axis=(*range(kernel.ndim - 2), kernel.ndim - 1))).sum())
+
+
+STRUCTURES = st.one_of(
+    st.sampled_from(BLOCKS).map(lambda sides: Block(*sides)),
+    st.sampled_from([(2, 4), (1, 4), (4, 8), (1, 2)]).map(lambda sides: NByM(*sides)),
+    st.sampled_from(["in", "out"]).map(ConstantFan),
+)
+
+
+@given(
+    structure=STRUCTURES,
+    inputs=st.integers(1, 12),
+    outputs=st.integers(1, 12),
+    taps=TAPS,
+    wide=st.booleans(),
+    share=st.floats(0.0, 1.0),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=400, deadline=None)
+def test_structures_cover(structure, inputs, outputs, taps, wide, share, seed):
+    if isinstance(structure, Block):
+        inputs, outputs = inputs * structure.rows, outputs * structure.cols
+    elif isinstance(structure, NByM):
+        inputs *= structure.m
+        outputs = max(outputs, structure.m // structure.n)  # else classes have no output
+    if wide:
+        outputs *= 4
+    shape = (*taps, inputs, outputs)
+    canonical = (1, 1, *shape)
+    least, most, unit = (getattr(structure, name)(canonical) for name in ("least", "most", "unit"))
+    covering = min(structure.covering(canonical), most)
+    assert covering >= least
+    # Half of the counts below what covers all.
+    span = 2 * (covering - least) + unit
+    count = min(least + round(share * span / unit) * unit, most)
+    kernel, mask = exact_orthogonal(shape, count / math.prod(shape), structure=structure, seed=seed)
+    check(kernel, mask, taps, 1.0)
+    assert mask.sum() == count
+    dead = dead_outputs(kernel) + dead_inputs(kernel)
+    assert (dead == 0) == (count >= covering)
+    if unit == 1:
+        assert dead == max(0, covering - count)
+    if inputs >= outputs:
+        assert dead_outputs(kernel) == 0
+    plain, _ = exact_orthogonal(
+        shape, count / math.prod(shape), structure=structure, seed=seed, start="published"
+    )
+    assert dead <= dead_outputs(plain) + dead_inputs(plain)
+
+
 def test_full_patterns_hold_exactly_n_of_m():
     for n, m in [(2, 4), (1, 4), (4, 8)]:
         kernel, mask = exact_orthogonal((64, 96), n / m, seed=1, structure=NByM(n, m))
@@ -116,8 +175,8 @@ def test_groups_and_gates(structure):
         (KernelLayout.recurrent(4), (8, 32)),
     ]:
         kernel, mask = exact_orthogonal(shape, 0.5, seed=0, layout=layout, structure=structure)
-        centre = kernel[1] if len(shape) == 3 else kernel
-        for matrix in np.split(centre.astype(np.float64), layout.parts, axis=1):
+        center = kernel[1] if len(shape) == 3 else kernel
+        for matrix in np.split(center.astype(np.float64), layout.parts, axis=1):
             np.testing.assert_allclose(matrix @ matrix.T, np.eye(8), atol=1e-6)
         assert mask.sum() % structure.unit(layout.canonical_shape(shape)) == 0
 

@@ -106,7 +106,7 @@ def stages(tmp_path_factory):
             np.save(place / "y.npy", model(x).numpy())
             for index, weight in enumerate(kso.tfmot.prunable_weights(model)):
                 np.save(place / f"{index}.npy", weight.value())
-                if weight.state is not None:  # a live entry may be 0: away from a 3 x 3's centre
+                if weight.state is not None:  # a live entry may be 0: away from a 3 x 3's center
                     np.save(place / f"{index}_mask.npy", weight.state.mask())
                     np.save(place / f"{index}_raw.npy", weight.raw_value())
                     if kind == "soft":

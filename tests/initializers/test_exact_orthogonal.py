@@ -1,0 +1,161 @@
+"""`ExactOrthogonal` inside Keras layers: its start, equal norms, and taps beyond the center."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, kernel_layouts
+from keras_sparse_ortho.orthogonal import ConstantFan, dead_outputs
+from tests.helpers import array
+
+L = keras.layers
+
+OPTIONS = [
+    {"start": "published"},
+    {"norms": "equal"},
+    {"taps": "shift"},
+    {"taps": "cascade", "norms": "equal", "gain": 1.5},
+]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_survive_serialization(options):
+    initializer = ExactOrthogonal(0.3, seed=3, **options)
+    config = json.loads(json.dumps(keras.saving.serialize_keras_object(initializer)))
+    restored = keras.saving.deserialize_keras_object(config)
+    assert restored.get_config() == initializer.get_config()
+    assert {name: restored.get_config()[name] for name in options} == options
+    for a, b in zip(initializer.sample((3, 3, 8, 24)), restored.sample((3, 3, 8, 24)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    plain = ExactOrthogonal(0.3, seed=3)
+    assert (plain.sample((3, 3, 8, 24))[0] != initializer.sample((3, 3, 8, 24))[0]).any()
+
+
+def test_configurations_from_before_have_the_defaults():
+    config = ExactOrthogonal(0.3, seed=3).get_config()
+    for name in ("start", "norms", "taps"):
+        del config[name]
+    restored = ExactOrthogonal.from_config(config)
+    assert (restored.start, restored.norms, restored.taps) == ("covering", None, "center")
+
+
+def test_unknown_options_are_refused_at_once():
+    with pytest.raises(ValueError, match=r"`start` must be .*Received: start='cover'"):
+        ExactOrthogonal(0.1, start="cover")
+    with pytest.raises(ValueError, match=r"`norms` must be .*Received: norms='unit'"):
+        ExactOrthogonal(0.1, norms="unit")
+    with pytest.raises(ValueError, match=r"`taps` must be .*Received: taps='all'"):
+        ExactOrthogonal(0.1, taps="all")
+    with pytest.raises(ValueError, match=r"`center_density` must be .*Received"):
+        ExactOrthogonal(0.1, center_density="more")
+    with pytest.raises(ValueError, match=r"chooses angles itself"):
+        ExactOrthogonal(0.1, norms="equal", structure=ConstantFan())
+
+
+STRIDED = [
+    (L.Conv1D(4, 3, strides=2), (None, 6, 8), "kernel", KernelLayout.convolution(1, 2)),
+    (
+        L.Conv2D(4, 3, strides=(2, 1)),
+        (None, 6, 6, 8),
+        "kernel",
+        KernelLayout.convolution(1, (2, 1)),
+    ),
+    (
+        L.Conv3D(4, 2, strides=2),
+        (None, 4, 4, 4, 3),
+        "kernel",
+        KernelLayout.convolution(1, (2,) * 3),
+    ),
+    (
+        L.Conv2DTranspose(4, 3, strides=2),
+        (None, 6, 6, 8),
+        "kernel",
+        KernelLayout.transposed_convolution((2, 2)),
+    ),
+    (L.DepthwiseConv2D(3, strides=2), (None, 6, 6, 8), "kernel", KernelLayout.depthwise((2, 2))),
+    (
+        L.SeparableConv2D(4, 3, strides=2),
+        (None, 6, 6, 8),
+        "depthwise_kernel",
+        KernelLayout.depthwise((2, 2)),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "name", "expected"),
+    STRIDED,
+    ids=[type(case[0]).__name__ for case in STRIDED],
+)
+def test_layouts_know_the_strides(layer, shape, name, expected):
+    layer = type(layer).from_config(layer.get_config())
+    layer.build(shape)
+    assert kernel_layouts(layer)[name] == expected
+    assert expected.strides == expected.tap_strides(getattr(layer, name).shape)
+
+
+def test_the_input_of_a_conv_lstm_has_its_strides():
+    layer = L.ConvLSTM2D(4, 3, strides=2)
+    layer.build((None, 3, 6, 6, 8))
+    layouts = kernel_layouts(layer.cell)
+    assert layouts["kernel"] == KernelLayout(inputs=(-2,), outputs=(-1,), gates=4, strides=(2, 2))
+    assert layouts["recurrent_kernel"] == KernelLayout.recurrent(4)
+
+
+def circular(x, before, after):
+    pads = [(0, 0), (before, after), (before, after), (0, 0)]
+    return np.pad(x, pads, mode="wrap")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("taps", ["shift", "cascade"])
+@pytest.mark.parametrize(("strides", "filters"), [(1, 12), (2, 40)])
+def test_a_wrapped_convolution_keeps_the_norm_under_circular_padding(taps, strides, filters):
+    eoi = ExactOrthogonal(0.15, seed=1, taps=taps)
+    layer = L.Conv2D(filters, 3, strides, padding="valid", kernel_initializer=eoi, use_bias=False)
+    wrapped = kso.PrunableLayer(layer)
+    x = np.random.default_rng(0).normal(size=(2, 8, 8, 10)).astype("float32")
+    y = array(wrapped(circular(x, 1, 1) if strides == 1 else circular(x, 0, 1)))
+    np.testing.assert_allclose(
+        np.linalg.norm(y.reshape(2, -1), axis=1),
+        np.linalg.norm(x.reshape(2, -1), axis=1),
+        rtol=1e-5,
+    )
+    [weight] = wrapped.prunable_weights
+    assert weight.live == round(0.15 * weight.size)
+    assert dead_outputs(weight.value()) == 0
+
+
+def test_a_wrapped_transposed_convolution_keeps_the_norm():
+    eoi = ExactOrthogonal(0.2, seed=1, taps="shift")
+    layer = L.Conv2DTranspose(5, 2, strides=2, kernel_initializer=eoi, use_bias=False)
+    x = np.random.default_rng(0).normal(size=(2, 6, 6, 16)).astype("float32")
+    # With as many taps as the stride nothing overlaps, and no padding is needed.
+    y = array(kso.PrunableLayer(layer)(x))
+    np.testing.assert_allclose(
+        np.linalg.norm(y.reshape(2, -1), axis=1),
+        np.linalg.norm(x.reshape(2, -1), axis=1),
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.core
+def test_no_output_of_a_sparsified_model_is_dead():
+    model = keras.Sequential(
+        [
+            keras.Input((12, 12, 1)),
+            L.Conv2D(24, 3, padding="same", name="stem"),
+            L.Conv2D(48, 3, strides=2, padding="same", name="widens"),
+            L.Flatten(),
+            L.Dense(10, name="head"),
+        ]
+    )
+    sparse = kso.sparsify(model, 0.05, seed=0)
+    for weight in kso.prunable_weights(sparse, flops=False):
+        assert dead_outputs(weight.value(), weight.layout) == max(
+            0, weight.shape[-1] - weight.live
+        ), weight.path
