@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal import (
-    Block,
     KernelLayout,
     covering_count,
     dead_outputs,
     exact_orthogonal,
     least_count,
-    shift_taps,
     to_polyphase,
 )
 
@@ -280,42 +278,3 @@ def test_strides_of_other_ranks():
     layout = KernelLayout.convolution(strides=(2, 2))
     with pytest.raises(LayoutError, match=r"has 1 spatial axes for `strides`. Received: strides="):
         exact_orthogonal((3, 8, 16), 0.5, layout=layout, taps="shift")
-
-
-def test_shifts_of_a_matrix():
-    rng = np.random.default_rng(0)
-    matrix, _ = exact_orthogonal((6, 10), 0.4, seed=0)
-    inputs, outputs = rng.integers(0, 2, (2, 6)), rng.integers(0, 2, (2, 10))
-    kernel = shift_taps(matrix, inputs, outputs, taps=(3, 3))
-    for i, o in np.ndindex(6, 10):
-        assert kernel[(*(inputs[:, i] + outputs[:, o]), i, o)] == matrix[i, o]
-    np.testing.assert_array_equal(kernel.sum(axis=(0, 1)), matrix)
-    check_isometry(kernel, (1, 1), rng)
-    with pytest.raises(ValueError, match=r"in the window of \(3, 3\) taps. Received: tap \(3, 0\)"):
-        shift_taps(np.eye(2), [[0, 1], [0, 0]], [[1, 2], [0, 0]], taps=(3, 3))
-    with pytest.raises(ValueError, match=r"Received: tap \(-1,\) for input 1, output 1"):
-        shift_taps(np.eye(2), [[0, -1]], [[0, 0]], taps=(3,))
-    # A zero entry may leave it.
-    shift_taps(np.eye(2), [[0, 2]], [[2, 0]], taps=(3,))
-    for bad in ([[0, 1, 2]], [0, 1], [[0.0, 1.0]]):
-        with pytest.raises(ValueError, match=r"`input_shifts` must be integers of shape \(1, 2\)"):
-            shift_taps(np.eye(2), bad, [[0, 0]], taps=(3,))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"taps": "center"}, r'`taps` must be "center", "shift" or "cascade". Received: taps='),
-        ({"norms": "unit"}, r'`norms` must be None or "equal". Received: norms=\'unit\''),
-        ({"start": None}, r'`start` must be "covering" or "published". Received: start=None'),
-        ({"taps": "shift", "center_density": 0.3}, r"are for taps=\"center\". Received: taps="),
-        ({"taps": "shift", "structure": Block(1, 2)}, r"are for taps=\"center\". Received: taps="),
-        ({"taps": "cascade", "rotations": [(0, 1, 0.5)]}, r"A cascade draws its own rotations"),
-        ({"norms": "equal", "rotations": [(0, 1, 0.5)]}, r"chooses angles itself.*Received"),
-        ({"norms": "equal", "structure": Block(1, 2)}, r"chooses angles itself.*Received"),
-        ({"norms": "equal", "start": "published"}, r"chooses angles itself.*start='published'"),
-    ],
-)
-def test_options_that_are_unknown_or_exclude_each_other(options, message):
-    with pytest.raises(ValueError, match=message):
-        exact_orthogonal((3, 3, 8, 16), 0.5, **options)
