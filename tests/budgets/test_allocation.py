@@ -183,6 +183,14 @@ def test_rescaling_goes_on_until_none_passes_one():
     assert list(budget.counts.values()) == [100, 100, 220]
 
 
+def test_bounds_are_fixed_where_more_is_at_stake():
+    # Shares 60 : 20 : 20 of 100. The first would pass its 55 entries by 5, the second lacks 20 of
+    # the 40 that it needs; once it has them, the first no longer passes.
+    weights = [Weight("a", (1, 55)), Weight("b", (40, 40)), Weight("c", (1, 100))]
+    budget = allocate(weights, 100 / 1755, [60 / 55, 20 / 1600, 20 / 100], orthogonal=True)
+    assert list(budget.counts.values()) == [45, 40, 15]
+
+
 # --- uniform ------------------------------------------------------------------------------------
 
 

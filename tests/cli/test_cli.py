@@ -28,9 +28,11 @@ def model_file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def exported(model_file):
     """A file that the command wrote, with what it printed as JSON."""
-    path = model_file.with_name("m.tflite")
+    path, rows = model_file.with_name("m.tflite"), model_file.with_name("rows.npy")
+    np.save(rows, np.random.default_rng(0).standard_normal((5, 32)))
+    command = [sys.executable, "-m", "keras_sparse_ortho", "export", model_file, path]
     done = subprocess.run(
-        [sys.executable, "-m", "keras_sparse_ortho", "export", model_file, path, "--json"],
+        [*command, "--sample", rows, "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -49,7 +51,7 @@ def test_report(model_file, capsys):
 
 def test_export(exported, model_file):
     path, report = exported
-    assert report["route"] == "float32"
+    assert (report["route"], report["sample_rows"]) == ("float32", 5)
     assert report["total_zeros"] >= 512 - 128
     x = np.ones((3, 32), "float32")
     model = keras.saving.load_model(model_file)
@@ -68,6 +70,22 @@ def test_bench(exported, capsys):
     assert min(one["latency_ms"], two["latency_ms"]) > 0
     assert main(arguments) == 0
     assert "ms a call" in capsys.readouterr().out
+
+
+def test_bench_measures_milliseconds(tmp_path, capsys):
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.weight = tf.Variable(tf.random.normal((1024, 1024)))
+    specification = tf.TensorSpec((256, 1024), name="x")
+    call = tf.function(lambda x: {"y": x @ module.weight}, input_signature=[specification])
+    traced = [call.get_concrete_function()]
+    path = tmp_path / "m.tflite"
+    path.write_bytes(tf.lite.TFLiteConverter.from_concrete_functions(traced, module).convert())
+    assert main(["bench", str(path), "--seconds", "0.2", "--json"]) == 0
+    [timing] = json.loads(capsys.readouterr().out)
+    # 0.54 GFLOP: no core does that in 0.1 ms, and none needs a minute.
+    assert 0.1 < timing["latency_ms"] < 60_000
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,14 @@ def test_measures():
     assert largest.argmax_agreement == 1.0
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_differences_have_no_sign(sign):
+    y = np.array([[4.0, 1.0], [2.0, 0.0]])
+    z = y + sign * np.array([[3.0, 0.0], [0.0, -1.0]])
+    found = compare(["o"], [y], [z], "max")
+    assert (found.max_abs_diff, found.mean_abs_diff, found.error) == (3.0, 1.0, 0.75)
+
+
 def test_small_outputs_are_measured_absolutely_by_max_and_relatively_by_rms():
     y, z = np.full((1, 2), 1e-3), np.full((1, 2), 2e-3)
     assert compare(["o"], [y], [z], "max").error == pytest.approx(1e-3)

@@ -122,6 +122,16 @@ def test_gradients_of_the_soft_threshold_are_the_papers(granularity, g):
     assert_finite_differences(model, made.s, found["kernel_s"], step=1e-3)
 
 
+@pytest.mark.parametrize("g", FUNCTIONS)
+def test_an_offset_above_the_critical_one_kills_an_entry(g):
+    _, made = built(SoftThreshold(g=g))
+    ranked = np.sort(made.critical_offsets(), axis=None)
+    magnitudes = np.sort(np.abs(KERNEL), axis=None)
+    for dead in (1, 8, 15):  # a sigmoid reaches those under 1
+        made.offset.assign(ranked[dead - 1 : dead + 1].mean())
+        np.testing.assert_array_equal(made.mask_value(), np.abs(KERNEL) >= magnitudes[dead])
+
+
 def test_one_threshold_for_a_whole_model(tmp_path):
     inner = keras.Sequential([keras.Input((6,)), L.Dense(5, name="a"), L.Dense(4, name="b")])
     wrapper = PrunableLayer(inner, SoftThreshold("global", s_init=-1.0, weight_decay=0.1))

@@ -195,6 +195,12 @@ def test_include_and_exclude():
     assert len(wrappers(only)) == 1
 
 
+def test_a_name_selects_no_longer_names():
+    layers = [keras.layers.Dense(8, name=name) for name in ("d", "d_1")]
+    model = kso.sparsify(keras.Sequential([keras.Input((8,)), *layers]), 0.5, seed=0, include="d")
+    assert [w.path for w in weights(model) if w.parametrization] == ["d/kernel"]
+
+
 def test_a_budget_object():
     model = sequential()
     paths = [weight.path for weight in weights(model)]

@@ -38,3 +38,20 @@ def test_zeros_and_moments_stay_and_stripping_keeps_them(jit):
     plain = tfmot.sparsity.keras.strip_pruning(model)
     np.testing.assert_allclose(plain.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
     assert not any(isinstance(layer, kso.tfmot.PruneWithMask) for layer in plain.layers)
+
+
+def test_infinite_gradients_stay_off_the_mask():
+    import tensorflow as tf
+
+    import keras_sparse_ortho as kso
+
+    tf_keras = kso.tfmot.register_initializers()
+    dense = tf_keras.Sequential([tf_keras.Input((8,)), tf_keras.layers.Dense(4)])
+    [weight] = kso.tfmot.prunable_weights(kso.tfmot.prune_exact_orthogonal(dense, 0.5, seed=0))
+    with tf.GradientTape() as tape:
+        kernel = weight.state.effective()
+    upstream = tf.fill(kernel.shape, np.inf)
+    gradient = tape.gradient(kernel, weight.variable, output_gradients=upstream).numpy()
+    mask = weight.state.mask()
+    assert np.isinf(gradient[mask]).all()
+    assert not gradient[~mask].any()

@@ -47,6 +47,37 @@ def test_kernels_are_ours(tf_keras):
     assert np.abs(kernel.T @ kernel - np.eye(4)).max() < 1e-6
 
 
+LAYERS = {
+    "dense": lambda L: ((5, 4), L.Dense(6)),
+    "groups": lambda L: ((8, 8, 4), L.Conv2D(6, 3, groups=2)),
+    "transposed": lambda L: ((8, 8, 4), L.Conv2DTranspose(6, 3)),
+    "depthwise": lambda L: ((8, 8, 4), L.DepthwiseConv2D(3)),
+    "separable": lambda L: ((8, 8, 4), L.SeparableConv2D(6, 3)),
+    "einsum": lambda L: ((5, 4), L.EinsumDense("abc,cd->abd", output_shape=(None, 6))),
+    "rnn": lambda L: ((5, 4), L.SimpleRNN(6)),
+    "gru": lambda L: ((5, 4), L.GRU(6)),
+    "lstm": lambda L: ((5, 4), L.LSTM(6)),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layouts_are_those_of_keras_3(tf_keras, kind):
+    import keras
+
+    import keras_sparse_ortho as kso
+
+    found = []
+    for which, weights_of in (
+        (keras, kso.prunable_weights),
+        (tf_keras, kso.tfmot.prunable_weights),
+    ):
+        shape, layer = LAYERS[kind](which.layers)
+        model = which.Sequential([which.Input(shape), layer])
+        found.append([(weight.shape, weight.layout) for weight in weights_of(model)])
+    assert found[0] == found[1]
+    assert found[0][0][1] is not None
+
+
 @pytest.mark.filterwarnings("ignore:.*initializer.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*HDF5 file.*:UserWarning")
 @pytest.mark.parametrize("form", ["clone", "keras", "h5", "saved_model"])
