@@ -9,6 +9,7 @@ from keras_sparse_ortho.models._prunable_weights import check_built as check_bui
 from keras_sparse_ortho.models._prunable_weights import prunable_weights as prunable_weights
 from keras_sparse_ortho.models._remove_channels import remove_channels as remove_channels
 from keras_sparse_ortho.models._rewrite import Replacement as Replacement
+from keras_sparse_ortho.models._rewrite import is_clonable as is_clonable
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._stateless_loss import Objective as Objective
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss as StatelessLoss
@@ -20,6 +21,7 @@ __all__ = [
     "StatelessLoss",
     "check_built",
     "hessian_vector_product",
+    "is_clonable",
     "kernel_positions",
     "prunable_weights",
     "remove_channels",

@@ -1,10 +1,27 @@
-"""Files that several modules of this folder read: every route of one model, converted once."""
+"""What several modules of this folder share: one converter, and every route of one model."""
 
 import keras
 import numpy as np
 import pytest
 
 from tests.export.models import layers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_converter():
+    """All exports convert in one process, which loads TensorFlow once; see `cold`."""
+    from keras_sparse_ortho.export._process import kept_converter
+
+    with kept_converter() as worker:
+        yield worker
+
+
+@pytest.fixture
+def cold(kept_converter, monkeypatch):
+    """Exports start converters of their own, as everywhere else."""
+    from keras_sparse_ortho.export import _process
+
+    monkeypatch.setattr(_process, "_kept", None)
 
 
 def blocks(weight, rng, rows=16, density=0.25):
@@ -37,5 +54,5 @@ def all_routes(tmp_path_factory):
     model = block_model()
     folder = tmp_path_factory.mktemp("routes")
     data = np.random.default_rng(0).standard_normal((40, 64)).astype("float32")
-    found = export_routes(model, folder, representative_data=data, sample=data)
-    return model, data, keras.ops.convert_to_numpy(model(data)), folder, found
+    results = export_routes(model, folder, representative_data=data, sample=data)
+    return model, data, keras.ops.convert_to_numpy(model(data)), folder, results

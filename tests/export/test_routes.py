@@ -21,12 +21,11 @@ from keras_sparse_ortho.export import (
     export_litert,
     load_litert,
 )
-from keras_sparse_ortho.export._candidates import Candidate
-from keras_sparse_ortho.export._flatbuffer import read_model, write_model
-from keras_sparse_ortho.export._modes import choose, routes_of
-from keras_sparse_ortho.export._registry import ROUTES, TRAPS, route_named
+from keras_sparse_ortho.export._arguments import routes_of
+from keras_sparse_ortho.export._candidates import Candidate, choose
+from keras_sparse_ortho.export._litert_file import read_model, read_weights, write_model
+from keras_sparse_ortho.export._routes import ROUTES, TRAPS, route_named
 from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, BLOCK_1X16, CSR, encode
-from keras_sparse_ortho.export._weights import read_weights
 from tests.export.conftest import block_model, blocks
 from tests.export.models import interpret, kernel_zeros, layers
 
@@ -50,7 +49,7 @@ def test_any_interpreter_answers_as_keras(all_routes, name):
     report = found[name]
     assert isinstance(report, ExportReport)
     assert report.xnnpack
-    assert report.routes[0].plain
+    assert report.routes[0].without_xnnpack
     got = np.concatenate([interpret(folder / f"{name}.tflite", x=x[None])["head"] for x in data])
     if name.startswith("float32"):
         np.testing.assert_allclose(got, want, atol=1e-5)
@@ -249,7 +248,7 @@ def test_indices_take_the_narrowest_type(count):
 def converted(all_routes, monkeypatch):
     """Exports of the model take the file that was converted for `all_routes`."""
 
-    def convert(model, routes, signature, output_names, representative, folder, timeout):
+    def convert(task, routes):
         return {route.name: all_routes[3] / f"{route.name}.tflite" for route in routes}
 
     monkeypatch.setattr(_candidates, "convert", convert)
@@ -278,10 +277,10 @@ def test_crash_of_a_sparse_file_falls_back_to_dense(converted, monkeypatch, tmp_
     model, data, _, _, _ = converted
     real = _candidates.litert_outputs
 
-    def crash(file, *arguments):
+    def crash(worker, file, *arguments):
         if "+" in file.name:
             raise ExportVerificationError("Received: it was ended by signal SIGSEGV")
-        return real(file, *arguments)
+        return real(worker, file, *arguments)
 
     monkeypatch.setattr(_candidates, "litert_outputs", crash)
     with pytest.warns(ExportFallbackWarning, match="SIGSEGV"):

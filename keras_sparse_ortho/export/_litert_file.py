@@ -1,15 +1,31 @@
-"""The weights as they stand in a LiteRT file, and the promise that no zero was lost."""
+"""What stands in a LiteRT file: its flatbuffer, its weights, and our record of how it was made.
+
+The record is JSON in a metadata buffer of the flatbuffer, where every LiteRT tool leaves it
+alone. It holds the SHA-256 of the whole file with the digest itself taken as zeros, so that a
+truncated or altered file is found out before any interpreter, which might crash, sees it.
+"""
 
 import dataclasses
+import hashlib
+import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+import re
 from typing import Any
 
-import keras
 import numpy as np
 
+from keras_sparse_ortho.export._errors import LiteRTFileError
+
+_IDENTIFIER = b"TFL3"
+_ALIGNMENT = 16  # what the schema asks of the data of a buffer (`force_align`)
 _DTYPES = {"FLOAT32": "<f4", "FLOAT16": "<f2", "INT8": "i1", "UINT8": "u1", "INT16": "<i2"}
+
+_NAME = "keras_sparse_ortho"
+_BLANK = b"0" * 64
+_HEAD = b'{"format": "keras_sparse_ortho/1", "sha256": "'
+# True and false take the same number of bytes, so that verification may still flip the setting.
+_XNNPACK = {True: b'"xnnpack": true ', False: b'"xnnpack": false'}
+_RECORD = re.compile(re.escape(_HEAD) + rb"[0-9a-f]{64}\"")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +50,21 @@ class WeightZeros:
     zeros: int
     encoding: str = "dense"
     bytes: int = 0
+
+
+def read_model(content: bytes) -> Any:
+    """The `ModelT` of a flatbuffer. Large buffers are views of `content`, not copies."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    return schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+
+
+def write_model(model: Any) -> bytes:
+    """The flatbuffer of a `ModelT`."""
+    size = sum(0 if buffer.data is None else len(buffer.data) for buffer in model.buffers)
+    builder = _aligning_builder(size + (1 << 16))
+    builder.Finish(model.Pack(builder), _IDENTIFIER)
+    return bytes(builder.Output())
 
 
 def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
@@ -86,59 +117,79 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
     return tuple(found)
 
 
-def lost_zeros(
-    kernels: Iterable[tuple[str, np.ndarray]], weights: Iterable[WeightZeros]
-) -> str | None:
-    """Say which Keras kernel has zeros that the file does not have, or None.
+def attach(content: bytes, record: dict[str, Any]) -> bytes:
+    """The file with a record of ours; its digest is blank until `seal`."""
+    from ai_edge_litert import schema_py_generated as schema
 
-    The converter transposes, reshapes, renames and merges equal constants but keeps sizes, so a
-    kernel is compared with the tensors of its size, the one with most zeros first. Kernels with
-    no such tensor (split by the converter) are compared by their sum with all tensors left over.
+    model = read_model(content)
+    for entry in model.metadata or []:  # of an earlier export
+        if entry.name in (_NAME, _NAME.encode()):
+            model.buffers[entry.buffer].data = None
+    model.metadata = [e for e in model.metadata or [] if e.name not in (_NAME, _NAME.encode())]
+    ours = {key: value for key, value in record.items() if key not in ("format", "sha256")}
+    text = json.dumps(ours | {"xnnpack": None})[1:].encode()
+    text = text.replace(b'"xnnpack": null', _XNNPACK[True])
+    buffer, entry = schema.BufferT(), schema.MetadataT()
+    buffer.data = np.frombuffer(_HEAD + _BLANK + b'", ' + text, np.uint8)
+    entry.name, entry.buffer = _NAME, len(model.buffers)
+    model.buffers.append(buffer)
+    model.metadata = [*model.metadata, entry]
+    return write_model(model)
 
-    Args:
-        kernels: Path and value of each kernel (rank 2 or more) of the plain Keras model.
-        weights: What `read_weights` found in the file.
+
+def seal(content: bytes, xnnpack: bool) -> bytes:
+    """The same file with the interpreter's setting and the digest filled in."""
+    start = _record_start(content)
+    if start is None:
+        raise LiteRTFileError("The file has no record of keras_sparse_ortho to seal.")
+    at = start + len(_HEAD)
+    content = content[:at] + _BLANK + content[at + len(_BLANK) :]
+    found = re.compile(b"|".join(_XNNPACK.values())).search(content, at)
+    if found is None:
+        raise LiteRTFileError("The record of the file does not say whether XNNPACK is used.")
+    content = content[: found.start()] + _XNNPACK[xnnpack] + content[found.end() :]
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return content[:at] + digest + content[at + len(_BLANK) :]
+
+
+def read_record(content: bytes, path: str) -> dict[str, Any] | None:
+    """The record of a file, or None if this package did not write it.
+
+    Raises:
+        LiteRTFileError: If the file is not what it was when it was sealed.
     """
-    by_size: dict[int, list[int]] = defaultdict(list)
-    for weight in weights:
-        by_size[weight.size].append(weight.zeros)
-    wanted: dict[int, list[tuple[int, str]]] = defaultdict(list)
-    for path, value in kernels:
-        zeros = int(value.size - np.count_nonzero(value))
-        wanted[value.size].append((zeros, path))
-    unmatched = 0
-    for size, pairs in wanted.items():
-        there = sorted(by_size.pop(size, []), reverse=True)
-        if not there:
-            unmatched += sum(zeros for zeros, _ in pairs)
-            continue
-        for rank, (zeros, path) in enumerate(sorted(pairs, reverse=True)):
-            # Fewer tensors than kernels: equal kernels became one tensor.
-            most = there[min(rank, len(there) - 1)]
-            if most < zeros:
-                return f"kernel '{path}' has {zeros} zeros of {size}, its tensor in the file {most}"
-    left = sum(zeros for group in by_size.values() for zeros in group)
-    if left < unmatched:
-        return f"kernels without a tensor of their size have {unmatched} zeros, the rest {left}"
-    return None
+    start = _record_start(content)
+    if start is None:
+        return None
+    at = start + len(_HEAD)
+    written = content[at : at + len(_BLANK)]
+    blank = content[:at] + _BLANK + content[at + len(_BLANK) :]
+    found = hashlib.sha256(blank).hexdigest().encode()
+    if found != written:
+        raise LiteRTFileError(
+            "The file must be as `export_litert` wrote it: it is corrupted, truncated, or was "
+            f"edited since. Received: {path!r} with {len(content)} bytes and SHA-256 "
+            f"{found.decode()[:12]}..., not {written.decode()[:12]}..."
+        )
+    text = content[start : start + (1 << 20)].decode("utf-8", "replace")
+    record, _ = json.JSONDecoder().raw_decode(text)
+    return dict(record)
 
 
-def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndarray]]:
-    """Path and value of the weights whose zeros must not be lost: kernels, by name or by looks.
+def _aligning_builder(size: int) -> Any:
+    """A builder that aligns byte vectors as the schema asks; the generated Python code does not."""
+    import flatbuffers  # type: ignore[import-untyped]  # comes with TensorFlow and ai-edge-litert
 
-    A bias can have rank 2 as well (GRU, MultiHeadAttention), and the converter may fold it away.
-    Fresh biases are all zero and trained ones have none, so that a weight of any other name
-    (of a custom layer) counts as a kernel if some but not all of it is zero.
-    """
-    found = []
-    for variable in weights:
-        if len(variable.shape) < 2:
-            continue
-        value = np.asarray(keras.ops.convert_to_numpy(variable.value))
-        live = np.count_nonzero(value)
-        if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
-            found.append((variable.path, value))
-    return found
+    class AligningBuilder(flatbuffers.Builder):
+        def CreateNumpyVector(self, x: np.ndarray) -> int:
+            if x.dtype != np.uint8:
+                return int(super().CreateNumpyVector(x))
+            self.StartVector(1, x.size, _ALIGNMENT)
+            self.head -= x.size
+            self.Bytes[self.head : self.head + x.size] = x.tobytes()
+            return int(self.EndVector())
+
+    return AligningBuilder(size)
 
 
 def _densified(schema: Any, model: Any, graph: Any) -> set[int]:
@@ -189,3 +240,8 @@ def _zero_point(tensor: Any, rank: int) -> Any:
     shape = [1] * rank
     shape[quantization.QuantizedDimension()] = -1
     return points.reshape(shape)
+
+
+def _record_start(content: bytes) -> int | None:
+    found = _RECORD.search(content)
+    return None if found is None else found.start()
