@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _SCRIPT = Path(__file__).with_name("_worker.py")
+_MARK = "\x1e"  # before each answer, the separator of JSON texts of RFC 7464
 
 
 class WorkerError(RuntimeError):
@@ -75,7 +76,8 @@ class Worker:
         timer = threading.Timer(timeout, give_up)
         timer.start()
         try:
-            line = process.stdout.readline()
+            # Whatever else stands there was printed while Python started, by a `sitecustomize`.
+            line = next((line for line in process.stdout if line.startswith(_MARK)), "")
         except BaseException:  # Ctrl-C: an answer that comes later must not be the next job's
             self.close()
             raise
@@ -86,7 +88,7 @@ class Worker:
             raise WorkerError(f"it did not end within {timeout:g} seconds")
         if not line.endswith("\n"):
             raise WorkerError(self._cause_of_death(process.wait()))
-        answer = json.loads(line)
+        answer = json.loads(line.removeprefix(_MARK))
         if "error" in answer:
             raise WorkerError(answer["error"])
         return answer["answer"]

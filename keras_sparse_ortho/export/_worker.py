@@ -170,7 +170,7 @@ def serve() -> None:
         except Exception as error:
             lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
             answer = {"error": lines[-1]}
-        answers.write(json.dumps(answer) + "\n")
+        answers.write("\x1e" + json.dumps(answer) + "\n")
         answers.flush()
 
 

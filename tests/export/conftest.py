@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.export.models import layers
+from tests.export.models import layers, tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,3 +56,14 @@ def all_routes(tmp_path_factory):
     data = np.random.default_rng(0).standard_normal((40, 64)).astype("float32")
     results = export_routes(model, folder, representative_data=data, sample=data)
     return model, data, keras.ops.convert_to_numpy(model(data)), folder, results
+
+
+@pytest.fixture(scope="session")
+def tiny_file(tmp_path_factory):
+    """A true file of `tiny`, with the weights that seed 1 gives."""
+    from keras_sparse_ortho.export import export_litert
+
+    keras.utils.set_random_seed(1)
+    path = tmp_path_factory.mktemp("tiny") / "tiny.tflite"
+    export_litert(tiny(), path)
+    return path

@@ -21,13 +21,9 @@ pytestmark = pytest.mark.tensorflow_only
 DEATH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n"
 
 
-@pytest.fixture(scope="module")
-def good_file(tmp_path_factory):
-    """A true file of `tiny` with weights of its own, converted once for this module."""
-    keras.utils.set_random_seed(1)
-    path = tmp_path_factory.mktemp("good") / "tiny.tflite"
-    export_litert(tiny(), path)
-    return path.read_bytes()
+@pytest.fixture
+def good_file(tiny_file):
+    return tiny_file.read_bytes()
 
 
 @pytest.fixture

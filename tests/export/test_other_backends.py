@@ -1,4 +1,4 @@
-"""Export where Keras runs on another backend.
+"""Export where Keras runs on another backend, from a folder with the names of packages in it.
 
 Importing the module loads no TensorFlow there. (Exporting does: `Model.save` itself imports it.)
 """
@@ -14,8 +14,10 @@ from tests.export.models import interpret
 
 pytestmark = pytest.mark.tensorflow_only
 
+HIDDEN = ("keras", "numpy", "json", "queue")  # what workers import first
+
 EXPORT_ON_JAX = """
-import sys
+import os, sys
 import keras, numpy as np
 from keras_sparse_ortho.export import export_litert
 assert "tensorflow" not in sys.modules and "ai_edge_litert" not in sys.modules
@@ -24,23 +26,37 @@ x = keras.Input((6, 4), name="x")
 y = keras.layers.LSTM(5)(x)
 model = keras.Model({"x": x}, keras.layers.Dense(3)(y))
 data = np.linspace(-1, 1, 24, dtype="float32").reshape(1, 6, 4)
-report = export_litert(model, sys.argv[1])
+assert sys.path[0] == "", "the current directory, as in an interactive session"
+os.chdir(sys.argv[1])
+report = export_litert(model, "m.tflite")
 assert "ai_edge_litert.interpreter" not in sys.modules, "the run belongs in the worker"
 assert report.error <= 1e-5
-np.save(sys.argv[2], np.asarray(model({"x": data})))
+np.save("want.npy", np.asarray(model({"x": data})))
 """
 
 
-def test_export_from_the_jax_backend(tmp_path):
-    file, outputs = tmp_path / "m.tflite", tmp_path / "want.npy"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where a process on JAX exported `m.tflite`, among modules that say when they are imported."""
+    folder = tmp_path_factory.mktemp("jax")
+    for name in HIDDEN:
+        (folder / f"{name}.py").write_text("open(__file__ + '.imported', 'w'); raise ImportError")
     done = subprocess.run(
-        [sys.executable, "-c", EXPORT_ON_JAX, file, outputs],
+        [sys.executable, "-c", EXPORT_ON_JAX, folder],
         env=dict(os.environ, KERAS_BACKEND="jax", PYTHONPATH=os.pathsep.join(sys.path)),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_export_from_the_jax_backend(folder):
     data = np.linspace(-1, 1, 24, dtype="float32").reshape(1, 6, 4)
-    (got,) = interpret(file, x=data).values()
-    np.testing.assert_allclose(got, np.load(outputs), atol=1e-5)
+    (got,) = interpret(folder / "m.tflite", x=data).values()
+    np.testing.assert_allclose(got, np.load(folder / "want.npy"), atol=1e-5)
+
+
+def test_workers_import_nothing_that_lies_in_the_current_directory(folder):
+    assert not list(folder.glob("*.imported"))

@@ -19,6 +19,7 @@ from keras_sparse_ortho.export import (
     _candidates,
     _sparse_encoding,
     export_litert,
+    export_routes,
     load_litert,
 )
 from keras_sparse_ortho.export._arguments import routes_of
@@ -337,9 +338,12 @@ def test_a_model_without_zeros_has_no_sparse_route(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["float32+csr", "float32+1x4", "dynamic_int8+1x16"])
-def test_a_kernel_that_is_zero_throughout_is_encoded_and_counted(name, tmp_path):
-    """As a layer that a learnt threshold has taken all entries of, in a file of sparse ones."""
+ENCODINGS = ["float32+csr", "float32+1x4", "dynamic_int8+1x16"]
+
+
+@pytest.fixture(scope="module")
+def with_a_dead_layer(tmp_path_factory):
+    """Reports on a model of which a learnt threshold, say, has taken all entries of one kernel."""
     hidden = [layers.Dense(64, activation="relu", name=f"hidden_{k}") for k in range(3)]
     model = keras.Sequential([keras.Input((64,), name="x"), *hidden, layers.Dense(8)])
     rng = np.random.default_rng(0)
@@ -347,7 +351,12 @@ def test_a_kernel_that_is_zero_throughout_is_encoded_and_counted(name, tmp_path)
         kernel = rng.normal(size=(64, 64)) * (rng.random((4, 64)) < 0.25).repeat(16, axis=0)
         layer.kernel.assign(kernel * (k != 1))
         layer.bias.assign(rng.normal(size=64))
-    report = export_litert(model, tmp_path / "m.tflite", mode=name)
+    return export_routes(model, tmp_path_factory.mktemp("dead"), ENCODINGS)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_kernel_that_is_zero_throughout_is_encoded_and_counted(with_a_dead_layer, name):
+    report = with_a_dead_layer[name]
     square = [weight for weight in report.weights if weight.shape == (64, 64)]
     assert len(square) == 3
     assert [w.encoding for w in square if w.zeros == w.size] == [name.split("+")[1]]
