@@ -1,5 +1,8 @@
 """What several modules of this folder share: one converter, and every route of one model."""
 
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -59,11 +62,28 @@ def all_routes(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def tiny_file(tmp_path_factory):
-    """A true file of `tiny`, with the weights that seed 1 gives."""
-    from keras_sparse_ortho.export import export_litert
+def tiny_export(tmp_path_factory):
+    """A file of `tiny` with the weights of seed 1, and in which files functions were called."""
+    from keras_sparse_ortho import export
 
     keras.utils.set_random_seed(1)
+    model = tiny()
     path = tmp_path_factory.mktemp("tiny") / "tiny.tflite"
-    export_litert(tiny(), path)
-    return path
+    sources = set()
+
+    def note(frame, event, _):
+        if event == "call":
+            sources.add(Path(frame.f_code.co_filename))
+
+    sys.setprofile(note)
+    try:
+        export.export_litert(model, path)
+    finally:
+        sys.setprofile(None)
+    ours = Path(export.__file__).parent
+    return path, {source.name for source in sources if source.parent == ours}
+
+
+@pytest.fixture
+def tiny_file(tiny_export):
+    return tiny_export[0]

@@ -1,18 +1,13 @@
-"""The pure parts: names, nesting, comparison, zero count; and how many files an export reads."""
-
-import sys
-from pathlib import Path
+"""The pure parts: names, nesting, comparison, zero count; and how many files an export calls."""
 
 import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho import export
-from keras_sparse_ortho.export import WeightZeros, export_litert
+from keras_sparse_ortho.export import WeightZeros
 from keras_sparse_ortho.export._plain_model import float32_clone
 from keras_sparse_ortho.export._signature import leaves, nesting_of, pack, unique_names
 from keras_sparse_ortho.export._verification import compare, lost_zeros, sparse_kernels
-from tests.export.models import tiny
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -142,20 +137,8 @@ def test_clone_of_a_float32_model_is_the_model():
     assert float32_clone(model) is model
 
 
-def test_calls_of_an_export_stay_in_eleven_files(tmp_path):
-    """So that a reader can follow one: every file of `export/` in which a function is called."""
-    folder = Path(export.__file__).parent
-    files = set()
-
-    def note(frame, event, _):
-        if event == "call" and Path(frame.f_code.co_filename).parent == folder:
-            files.add(Path(frame.f_code.co_filename).name)
-
-    model = tiny()
-    sys.setprofile(note)
-    try:
-        export_litert(model, tmp_path / "m.tflite")
-    finally:
-        sys.setprofile(None)
+def test_calls_of_an_export_stay_in_eleven_files(tiny_export):
+    """So that a reader can follow them, from the call of `export_litert` to its result."""
+    _, files = tiny_export
     assert {"_export_litert.py", "_conversion.py", "_verification.py"} < files
     assert len(files) <= 11, sorted(files)

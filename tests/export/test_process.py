@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import RouteOutcome, _process, export_litert, export_routes
+from keras_sparse_ortho.export import RouteOutcome, _process, export_routes
 from keras_sparse_ortho.export._process import Worker, WorkerError
 from tests.export.models import tiny
 
@@ -146,10 +146,3 @@ def test_crash_on_one_route_leaves_the_others(
         "dynamic_int8.tflite",
         "float32.tflite",
     ]
-
-
-def test_kept_converter_gives_what_a_new_one_does(tiny_file, cold, tmp_path):
-    """The file is the same in every byte, whatever was converted in the process before."""
-    keras.utils.set_random_seed(1)
-    export_litert(tiny(), tmp_path / "new.tflite")
-    assert (tmp_path / "new.tflite").read_bytes() == tiny_file.read_bytes()
