@@ -7,6 +7,7 @@ load NumPy and ai-edge-litert only, so that they start in a fraction of a second
 """
 
 import functools
+import gc
 import importlib
 import json
 import os
@@ -30,6 +31,7 @@ def trace(
     output_names: list[str],
 ) -> dict[str, Any] | None:
     """Write a `.keras` file as a SavedModel; None, or what went wrong and at which stage."""
+    _load_tensorflow()
     import keras
 
     from keras_sparse_ortho.export._conversion import write_saved_model
@@ -54,6 +56,7 @@ def convert(
     result: str,
 ) -> dict[str, Any] | None:
     """Convert a SavedModel by a route; None, or what went wrong."""
+    _load_tensorflow()
     from keras_sparse_ortho.export._routes import route_named
 
     batches = None if representative is None else lambda: _batches(representative, inputs)
@@ -182,6 +185,20 @@ def _read(jobs: "queue.SimpleQueue[str]") -> None:
     for line in sys.stdin:
         jobs.put(line)
     os._exit(0)
+
+
+@functools.cache
+def _load_tensorflow() -> None:
+    """Import what conversions need, and keep Python from looking for garbage in it.
+
+    Tracing and converting collect garbage explicitly, which would take two thirds of their time.
+    """
+    import tensorflow  # noqa: F401
+
+    import keras_sparse_ortho.export._routes  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
 
 
 def _load(keras_file: str, modules: list[str]) -> Any:

@@ -75,11 +75,12 @@ def tiny_export(tmp_path_factory):
         if event == "call":
             sources.add(Path(frame.f_code.co_filename))
 
+    profiler = sys.getprofile()
     sys.setprofile(note)
     try:
         export.export_litert(model, path)
     finally:
-        sys.setprofile(None)
+        sys.setprofile(profiler)
     ours = Path(export.__file__).parent
     return path, {source.name for source in sources if source.parent == ours}
 
