@@ -2,7 +2,7 @@
 
 The record is JSON in a metadata buffer of the flatbuffer, where every LiteRT tool leaves it
 alone. It holds the SHA-256 of the whole file with the digest itself taken as zeros, so that a
-truncated or altered file is found out before any interpreter, which might crash, sees it.
+truncated or altered file is refused before any interpreter, which might crash, sees it.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
 
     model = schema.Model.GetRootAs(content, 0)
     type_names = {code: name for name, code in vars(schema.TensorType).items()}
-    found, seen = [], set()
+    weights, seen = [], set()
     for g in range(model.SubgraphsLength()):
         graph = model.Subgraphs(g)
         densified = _densified(schema, model, graph)
@@ -103,7 +103,7 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
                 seen.add(tensor.Buffer())
             size = math.prod(shape)
             encoding, index_bytes = _encoding(schema, sparsity)
-            found.append(
+            weights.append(
                 WeightZeros(
                     name=tensor.Name().decode(),
                     shape=shape,
@@ -114,7 +114,7 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
                     bytes=values.nbytes + index_bytes,
                 )
             )
-    return tuple(found)
+    return tuple(weights)
 
 
 def attach(content: bytes, record: dict[str, Any]) -> bytes:
@@ -144,10 +144,10 @@ def seal(content: bytes, xnnpack: bool) -> bytes:
         raise LiteRTFileError("The file has no record of keras_sparse_ortho to seal.")
     at = start + len(_HEAD)
     content = content[:at] + _BLANK + content[at + len(_BLANK) :]
-    found = re.compile(b"|".join(_XNNPACK.values())).search(content, at)
-    if found is None:
+    flag = re.compile(b"|".join(_XNNPACK.values())).search(content, at)
+    if flag is None:
         raise LiteRTFileError("The record of the file does not say whether XNNPACK is used.")
-    content = content[: found.start()] + _XNNPACK[xnnpack] + content[found.end() :]
+    content = content[: flag.start()] + _XNNPACK[xnnpack] + content[flag.end() :]
     digest = hashlib.sha256(content).hexdigest().encode()
     return content[:at] + digest + content[at + len(_BLANK) :]
 
@@ -164,12 +164,12 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
     at = start + len(_HEAD)
     written = content[at : at + len(_BLANK)]
     blank = content[:at] + _BLANK + content[at + len(_BLANK) :]
-    found = hashlib.sha256(blank).hexdigest().encode()
-    if found != written:
+    digest = hashlib.sha256(blank).hexdigest().encode()
+    if digest != written:
         raise LiteRTFileError(
             "The file must be as `export_litert` wrote it: it is corrupted, truncated, or was "
             f"edited since. Received: {path!r} with {len(content)} bytes and SHA-256 "
-            f"{found.decode()[:12]}..., not {written.decode()[:12]}..."
+            f"{digest.decode()[:12]}..., not {written.decode()[:12]}..."
         )
     text = content[start : start + (1 << 20)].decode("utf-8", "replace")
     record, _ = json.JSONDecoder().raw_decode(text)
@@ -194,13 +194,13 @@ def _aligning_builder(size: int) -> Any:
 
 def _densified(schema: Any, model: Any, graph: Any) -> set[int]:
     """Positions of the tensors that a DENSIFY operation restores."""
-    found = set()
+    positions = set()
     for k in range(graph.OperatorsLength()):
         operator = graph.Operators(k)
         code = model.OperatorCodes(operator.OpcodeIndex()).BuiltinCode()
         if code == schema.BuiltinOperator.DENSIFY:
-            found.add(int(operator.Inputs(0)))
-    return found
+            positions.add(int(operator.Inputs(0)))
+    return positions
 
 
 def _encoding(schema: Any, sparsity: Any) -> tuple[str, int]:
@@ -243,5 +243,5 @@ def _zero_point(tensor: Any, rank: int) -> Any:
 
 
 def _record_start(content: bytes) -> int | None:
-    found = _RECORD.search(content)
-    return None if found is None else found.start()
+    record = _RECORD.search(content)
+    return None if record is None else record.start()

@@ -104,26 +104,27 @@ class Worker:
     def _running(self) -> "subprocess.Popen[str]":
         """The process, if it is alive and finds the same modules as this one; else a new one."""
         environment = _environment()
-        usable = self._process is not None and self._process.poll() is None
-        if self._process is None or not usable or self._path != environment["PYTHONPATH"]:
-            self.close()
-            self._path = environment["PYTHONPATH"]
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_SCRIPT)],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-            self._complaints.clear()
-            # A full pipe would stop the process, so somebody has to read all the time.
-            self._listener = threading.Thread(
-                target=self._complaints.extend, args=(self._process.stderr,), daemon=True
-            )
-            self._listener.start()
-        return self._process
+        process, path = self._process, environment["PYTHONPATH"]
+        if process is not None and process.poll() is None and self._path == path:
+            return process
+        self.close()
+        self._path = path
+        self._complaints.clear()
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-P", str(_SCRIPT)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        # A full pipe would stop the process, so somebody has to read all the time.
+        self._listener = threading.Thread(
+            target=self._complaints.extend, args=(process.stderr,), daemon=True
+        )
+        self._listener.start()
+        return process
 
     def _cause_of_death(self, status: int) -> str:
         self._listener.join()

@@ -64,21 +64,21 @@ class Signature:
             single = (
                 isinstance(data, (list, tuple)) and len(data) == 1 and hasattr(data[0], "shape")
             )
-            found = [data[0] if single else data]
+            given = [data[0] if single else data]
         elif isinstance(data, dict) and sorted(data) == sorted(names):
-            found = [data[name] for name in names]
+            given = [data[name] for name in names]
         elif isinstance(data, (list, tuple)) or nesting_of(data) == self.nesting:
-            found = [array for _, array in leaves(data)]
+            given = [array for _, array in leaves(data)]
         else:  # a dict of other names: the right count of arrays would be matched at random
-            found = []
-        if len(found) != len(names):
+            given = []
+        if len(given) != len(names):
             raise ValueError(
                 f"`{argument}` must hold one array for each input of the model, nested like the "
                 f"inputs or as a dict by name: {names}. Received: {_describe(data)}"
             )
         arrays = [
             _check_array(spec, array, argument)
-            for spec, array in zip(self.inputs, found, strict=True)
+            for spec, array in zip(self.inputs, given, strict=True)
         ]
         rows = {array.shape[0] for array in arrays}
         if len(rows) != 1 or 0 in rows:

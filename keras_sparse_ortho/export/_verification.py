@@ -168,7 +168,7 @@ def lost_zeros(
 
     Args:
         kernels: Path and value of each kernel (rank 2 or more) of the plain Keras model.
-        weights: What `read_weights` found in the file.
+        weights: What `read_weights` gives for the file.
     """
     by_size: dict[int, list[int]] = defaultdict(list)
     for weight in weights:
@@ -201,15 +201,15 @@ def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndar
     Fresh biases are all zero and trained ones have none, so that a weight of any other name
     (of a custom layer) counts as a kernel if some but not all of it is zero.
     """
-    found = []
+    kernels = []
     for variable in weights:
         if len(variable.shape) < 2:
             continue
         value = np.asarray(keras.ops.convert_to_numpy(variable.value))
         live = np.count_nonzero(value)
         if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
-            found.append((variable.path, value))
-    return found
+            kernels.append((variable.path, value))
+    return kernels
 
 
 def _error(y: np.ndarray, diff: np.ndarray, measure: str) -> float:
