@@ -12,9 +12,9 @@ The networks are an MLP 1024-2048-2048-1024-1000 and a MobileNet-like CNN whose 
 output kernels are sparse: element by element, in blocks of 4x1 and of 16x1 (in x out). They are
 not trained: latency depends on where the zeros are, not on the values.
 All routes of one part, on 1 and 2 threads, are timed in interleaved rounds, each file in a
-process of its own (LiteRT's kernels disturb each other within one, see `export/_bench_worker.py`),
-with and without XNNPACK where both agreed with Keras before; the faster one counts and the table
-says which. Each file has run and agreed with Keras before (`export_routes`).
+process of its own (LiteRT's kernels disturb each other within one, see `bench` in
+`export/_worker.py`), with and without XNNPACK where both agreed with Keras before; the faster one
+counts and the table says which. Each file has run and agreed with Keras before (`export_routes`).
 """
 
 import argparse
@@ -29,7 +29,7 @@ import keras
 import numpy as np
 from timing import RESULTS, machine, markdown, write
 
-from keras_sparse_ortho.export import ExportReport, Rival, export_routes, latencies
+from keras_sparse_ortho.export import BenchmarkCase, ExportReport, export_routes, latencies
 
 L = keras.layers
 THREADS = (1, 2)
@@ -112,7 +112,7 @@ def part(name: str, density: float, batch: int, seconds: float) -> list[dict]:
     """Every route of the three structures, timed together."""
     rng = np.random.default_rng(1)
     rows: list[dict] = []
-    rivals: list[Rival] = []
+    cases: list[BenchmarkCase] = []
     with tempfile.TemporaryDirectory() as scratch:
         for structure in STRUCTURES:
             model = network(name, structure, density)
@@ -163,13 +163,15 @@ def part(name: str, density: float, batch: int, seconds: float) -> list[dict]:
                     "xnnpack": result.xnnpack,
                 }
                 (outcome,) = result.routes
-                settings = [True] * outcome.xnnpack + [False] * outcome.plain
+                settings = [True] * outcome.xnnpack + [False] * outcome.without_xnnpack
                 for threads in THREADS:
                     rows.append(row | {"threads": threads, "settings": settings})
                     path = folder / f"{route}.tflite"
-                    rivals += [Rival(path, {"x": data[:batch]}, s, threads) for s in settings]
+                    cases += [
+                        BenchmarkCase(path, {"x": data[:batch]}, s, threads) for s in settings
+                    ]
             print(f"  {structure}: {len(found)} routes", flush=True)
-        times = iter(latencies(rivals, rounds=100, seconds=seconds))
+        times = iter(latencies(cases, rounds=100, seconds=seconds))
         for row in rows:
             if "reason" not in row:
                 found_ms = {setting: next(times) for setting in row.pop("settings")}

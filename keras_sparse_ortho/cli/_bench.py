@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -64,34 +63,30 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 
 def _time(options: argparse.Namespace, status: Any) -> list[Timing]:
-    from keras_sparse_ortho.export import LiteRTFileError, Rival, latencies, load_litert
-    from keras_sparse_ortho.export._sidecar import read_packed
+    from keras_sparse_ortho.export import BenchmarkCase, LiteRTFileError, latencies, load_litert
 
     rng = np.random.default_rng(0)
-    rivals, timings = [], []
-    with tempfile.TemporaryDirectory() as scratch:
-        for k, name in enumerate(options.files):
-            try:
-                opened = load_litert(name)
-            except (LiteRTFileError, FileNotFoundError) as error:
-                raise InputFileError(str(error)) from error
-            path = Path(name)
-            if path.suffix in (".gz", ".zst"):
-                path = Path(scratch) / f"{k}.tflite"
-                path.write_bytes(read_packed(Path(name)))
-            inputs = {
-                spec.name: (
-                    rng.standard_normal(spec.shape)
-                    if spec.dtype.startswith("float")
-                    else np.zeros(spec.shape)  # the valid values are not known
-                ).astype(spec.dtype)
-                for spec in opened.inputs
-            }
-            for threads in options.threads:
-                rivals.append(Rival(path, inputs, opened.xnnpack, threads))
-                timings.append(
-                    Timing(name, opened.route, opened.xnnpack, threads, opened.batch_size, 0.0)
-                )
-        status.update("Timing")
-        found = latencies(rivals, rounds=200, seconds=options.seconds)
-    return [dataclasses.replace(one, latency_ms=ms) for one, ms in zip(timings, found, strict=True)]
+    cases, timings = [], []
+    for name in options.files:
+        try:
+            opened = load_litert(name)
+        except (LiteRTFileError, FileNotFoundError) as error:
+            raise InputFileError(str(error)) from error
+        inputs = {
+            spec.name: (
+                rng.standard_normal(spec.shape)
+                if spec.dtype.startswith("float")
+                else np.zeros(spec.shape)  # the valid values are not known
+            ).astype(spec.dtype)
+            for spec in opened.inputs
+        }
+        for threads in options.threads:
+            cases.append(BenchmarkCase(Path(name), inputs, opened.xnnpack, threads))
+            timings.append(
+                Timing(name, opened.route, opened.xnnpack, threads, opened.batch_size, 0.0)
+            )
+    status.update("Timing")
+    measured = latencies(cases, rounds=200, seconds=options.seconds)
+    return [
+        dataclasses.replace(one, latency_ms=ms) for one, ms in zip(timings, measured, strict=True)
+    ]

@@ -13,14 +13,14 @@ from keras_sparse_ortho.export._errors import (
 )
 from keras_sparse_ortho.export._export_litert import export_litert
 from keras_sparse_ortho.export._export_routes import export_routes
-from keras_sparse_ortho.export._latency import Rival, latencies
-from keras_sparse_ortho.export._litert_model import LiteRTModel
-from keras_sparse_ortho.export._load_litert import load_litert
+from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
+from keras_sparse_ortho.export._litert_file import WeightZeros
+from keras_sparse_ortho.export._load_litert import LiteRTModel, load_litert
 from keras_sparse_ortho.export._outcome import RouteOutcome
 from keras_sparse_ortho.export._report import ExportReport
-from keras_sparse_ortho.export._weights import WeightZeros
 
 __all__ = [
+    "BenchmarkCase",
     "ExportConversionError",
     "ExportFallbackWarning",
     "ExportReport",
@@ -28,7 +28,6 @@ __all__ = [
     "ExportVerificationError",
     "LiteRTFileError",
     "LiteRTModel",
-    "Rival",
     "RouteOutcome",
     "WeightZeros",
     "export_litert",

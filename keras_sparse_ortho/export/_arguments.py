@@ -1,6 +1,9 @@
 """The arguments of an export, checked before any time is spent, and what follows from them."""
 
+import dataclasses
+import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,12 +11,43 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.export._candidates import Task
-from keras_sparse_ortho.export._execution import keras_outputs
-from keras_sparse_ortho.export._plain import plain_model
-from keras_sparse_ortho.export._route import Route
+from keras_sparse_ortho.export._plain_model import plain_model
+from keras_sparse_ortho.export._routes import ROUTES, Route, route_for, route_named
 from keras_sparse_ortho.export._signature import Signature, signature_of
-from keras_sparse_ortho.export._twin import float32_twin
+from keras_sparse_ortho.export._verification import keras_outputs
+
+MODES = ("small", "fast", "sparse", "auto")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What all routes of an export share.
+
+    Attributes:
+        model: The plain float32 model.
+        signature: Its inputs.
+        names: Names of its outputs.
+        want: Keras' outputs on `sample`.
+        sample: Rows to compare on, one array an input.
+        representative: Rows to calibrate on, or None.
+        tolerance: The user's, or None for each route's own.
+        timeout: Seconds for each job of a subprocess.
+        folder: For the files on the way; to be set before anything is converted.
+    """
+
+    model: keras.Model
+    signature: Signature
+    names: list[str]
+    want: list[np.ndarray]
+    sample: list[np.ndarray]
+    representative: list[np.ndarray] | None
+    tolerance: float | None
+    timeout: float
+    folder: Path = Path()
+
+    def allowed(self, route: Route) -> float:
+        """The largest error that is let through."""
+        return route.tolerance if self.tolerance is None else self.tolerance
 
 
 def make_task(
@@ -26,7 +60,7 @@ def make_task(
     seed: int,
     timeout: float,
 ) -> Task:
-    """What all routes share; its folder is still to be set.
+    """Check the model and its data, strip the model and ask it for its outputs.
 
     Args:
         model: The user's model.
@@ -37,21 +71,49 @@ def make_task(
             several.
         tolerance: The largest error to allow, or None for each route's own.
         seed: Seed of the random sample.
-        timeout: Seconds for each subprocess.
+        timeout: Seconds for each job of a subprocess.
 
     Raises:
         ValueError: if an argument does not fit.
     """
     batch_size = check_positive("batch_size", batch_size)
-    if tolerance is not None:
-        tolerance = check_tolerance(tolerance)
+    if tolerance is not None and not tolerance >= 0:  # `not` refuses NaN as well
+        raise ValueError(f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}")
     signature = signature_of(model, batch_size, sample)
     representative = _representative(data_for, representative_data, signature)
     compared = _sample(signature, sample, representative, seed)
-    stripped = plain_model(model)
-    plain = float32_twin(stripped)
-    names, want = keras_outputs(model if plain is stripped else plain, signature, compared)
-    return Task(plain, signature, names, want, compared, representative, tolerance, Path(), timeout)
+    plain, reference = plain_model(model)
+    names, want = keras_outputs(reference, signature, compared)
+    allowed = None if tolerance is None else float(tolerance)
+    return Task(plain, signature, names, want, compared, representative, allowed, timeout)
+
+
+def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
+    """The routes that a mode tries; a route's own name is a mode of one.
+
+    Args:
+        mode: One of `MODES`, the name of a route, or None: the dense one of the storage.
+        quantization: Only routes of this storage; None: all, but for "sparse", where it means
+            float32.
+        has_data: Whether there is representative data, without which static int8 is left out.
+
+    Raises:
+        ExportRouteError: for a route that cannot work, with the reason.
+        ValueError: if there is no such mode, route or storage.
+    """
+    if mode is None:
+        return [route_for(quantization)]
+    if mode not in MODES:
+        return [_named_by(mode, quantization)]
+    storage = None if quantization is None else route_for(quantization)
+    if mode == "sparse":
+        wanted = storage or route_for(None)
+        routes = [r for r in ROUTES if r.quantization == wanted.quantization]
+        return [r for r in routes if r.encoding != "dense"]
+    routes = [r for r in ROUTES if storage is None or r.quantization == storage.quantization]
+    if storage is None and not has_data:
+        routes = [r for r in routes if not r.needs_representative_data]
+    return routes
 
 
 def accepted(routes: Sequence[Route], model: keras.Model) -> list[Route]:
@@ -89,11 +151,58 @@ def check_positive(name: str, value: int) -> int:
     return int(value)
 
 
-def check_tolerance(tolerance: float) -> float:
-    """A number of at least 0."""
-    if not tolerance >= 0:  # also refuses NaN, with which every comparison would fail or pass
-        raise ValueError(f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}")
-    return float(tolerance)
+def require_litert() -> None:
+    """Raise if TensorFlow or ai-edge-litert is missing, without importing either.
+
+    Raises:
+        ImportError: naming the extra to install.
+    """
+    for name in ("tensorflow", "ai_edge_litert"):
+        if not _is_installed(name):
+            raise ImportError(
+                "`export_litert` converts with TensorFlow and runs the file with ai-edge-litert. "
+                'Install both with: pip install "keras-sparse-ortho[litert]". '
+                f"Received: no module named '{name}'",
+                name=name,
+            )
+
+
+def require_interpreter() -> None:
+    """Raise if ai-edge-litert is missing: opening a file needs no TensorFlow.
+
+    Raises:
+        ImportError: naming the package to install.
+    """
+    if not _is_installed("ai_edge_litert"):
+        raise ImportError(
+            "`load_litert` runs the file with ai-edge-litert. Install it with: pip install "
+            "ai-edge-litert. Received: no module named 'ai_edge_litert'",
+            name="ai_edge_litert",
+        )
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None  # None is how Python marks a blocked import
+    return importlib.util.find_spec(name) is not None
+
+
+def _named_by(mode: str, quantization: str | None) -> Route:
+    try:
+        route = route_named(mode)
+    except ValueError as error:
+        if mode.split("+")[0] not in {route.name for route in ROUTES}:
+            raise ValueError(
+                f"`mode` must be one of {list(MODES)} or the name of a route, one of "
+                f"{[route.name for route in ROUTES]}. Received: mode={mode!r}"
+            ) from None
+        raise error
+    if quantization is not None and route_for(quantization).quantization != route.quantization:
+        raise ValueError(
+            f"`mode` names a route of quantization={route.quantization!r}; leave "
+            f"`quantization` out. Received: mode={mode!r}, quantization={quantization!r}"
+        )
+    return route
 
 
 def _representative(

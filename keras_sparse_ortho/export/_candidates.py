@@ -5,56 +5,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
-from keras_sparse_ortho.export._comparison import Comparison, compare
+from keras_sparse_ortho.export._arguments import Task
 from keras_sparse_ortho.export._conversion import convert
 from keras_sparse_ortho.export._errors import (
     ExportConversionError,
     ExportRouteError,
     ExportVerificationError,
 )
-from keras_sparse_ortho.export._execution import litert_outputs
-from keras_sparse_ortho.export._latency import Rival, latencies
-from keras_sparse_ortho.export._metadata import attach, seal
+from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
+from keras_sparse_ortho.export._litert_file import attach, read_weights, seal
 from keras_sparse_ortho.export._outcome import RouteOutcome
-from keras_sparse_ortho.export._route import Route
-from keras_sparse_ortho.export._signature import Signature
-from keras_sparse_ortho.export._weights import lost_zeros, read_weights, sparse_kernels
+from keras_sparse_ortho.export._process import Worker
+from keras_sparse_ortho.export._routes import Route
+from keras_sparse_ortho.export._verification import (
+    Comparison,
+    litert_outputs,
+    lost_zeros,
+    sparse_kernels,
+    verify,
+)
 
 Failure = ExportConversionError | ExportVerificationError | ExportRouteError
 
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What all routes of an export share.
-
-    Attributes:
-        model: The plain float32 model.
-        signature: Its inputs.
-        names: Names of its outputs.
-        want: Keras' outputs on `sample`.
-        sample: Rows to compare on, one array an input.
-        representative: Rows to calibrate on, or None.
-        tolerance: The user's, or None for each route's own.
-        folder: Where the files are made.
-        timeout: Seconds for each subprocess.
-    """
-
-    model: keras.Model
-    signature: Signature
-    names: list[str]
-    want: list[np.ndarray]
-    sample: list[np.ndarray]
-    representative: list[np.ndarray] | None
-    tolerance: float | None
-    folder: Path
-    timeout: float
-
-    def allowed(self, route: Route) -> float:
-        """The largest error that is let through."""
-        return route.tolerance if self.tolerance is None else self.tolerance
+_NEAR = 1.1  # "auto" gives up so much speed for a smaller file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,19 +46,11 @@ class Candidate:
 def candidates(task: Task, routes: Sequence[Route]) -> list[Candidate]:
     """Try each route; a failure is part of the result, not raised."""
     needed = {route.converted_as.name: route.converted_as for route in routes}
-    converted = convert(
-        task.model,
-        list(needed.values()),
-        task.signature,
-        task.names,
-        task.representative,
-        task.folder,
-        task.timeout,
-    )
+    converted = convert(task, list(needed.values()))
     return [_candidate(task, route, converted[route.converted_as.name]) for route in routes]
 
 
-def timed(task: Task, found: Sequence[Candidate], threads: int) -> list[Candidate]:
+def timed(task: Task, tried: Sequence[Candidate], threads: int) -> list[Candidate]:
     """The same candidates with the latency of each verified file."""
     rows = task.signature.batch_size
     inputs = {
@@ -91,34 +58,41 @@ def timed(task: Task, found: Sequence[Candidate], threads: int) -> list[Candidat
         for spec, array in zip(task.signature.inputs, task.sample, strict=True)
     }
     cases = [
-        (c.route.name, c.file, setting)
-        for c in found
+        (c.route.name, BenchmarkCase(c.file, inputs, xnnpack, threads))
+        for c in tried
         if c.file is not None
-        for setting, verified in ((True, c.outcome.xnnpack), (False, c.outcome.plain))
+        for xnnpack, verified in ((True, c.outcome.xnnpack), (False, c.outcome.without_xnnpack))
         if verified
     ]
-    rivals = [Rival(file, inputs, setting, threads) for _, file, setting in cases]
-    measured = latencies(rivals, timeout=task.timeout) if rivals else []
+    measured = latencies([case for _, case in cases], timeout=task.timeout) if cases else []
     times: dict[str, dict[bool, float]] = {}
-    for (name, _, setting), ms in zip(cases, measured, strict=True):
-        times.setdefault(name, {})[setting] = ms
-    return [_with_latency(c, times[c.route.name], threads) if c.file else c for c in found]
+    for (name, case), ms in zip(cases, measured, strict=True):
+        times.setdefault(name, {})[case.xnnpack] = ms
+    return [_with_latency(c, times[c.route.name], threads) if c.file else c for c in tried]
 
 
-def _with_latency(candidate: Candidate, times: dict[bool, float], threads: int) -> Candidate:
-    """The candidate with its figures, and the faster setting in the record of its file."""
-    # Without XNNPACK only where that is clearly faster: the other is what users have by default.
-    setting = min(times, key=lambda key: times[key] * (1.0 if key else 1.05))
-    if candidate.file is not None and setting != candidate.outcome.setting:
-        candidate.file.write_bytes(seal(candidate.file.read_bytes(), setting))
-    outcome = dataclasses.replace(
-        candidate.outcome,
-        setting=setting,
-        latency_ms=times[setting],
-        default_ms=times.get(True),
-        threads=threads,
-    )
-    return dataclasses.replace(candidate, outcome=outcome)
+def choose(mode: str, tried: Sequence[Candidate], sidecar: str | None) -> Candidate:
+    """The candidate that a mode takes, of at least one verified.
+
+    Files that only run without XNNPACK are taken where there is no other: a plain interpreter
+    would crash on them.
+    """
+    good = [c for c in tried if c.file is not None]
+    good = [c for c in good if c.outcome.xnnpack] or good
+
+    def size(c: Candidate) -> int:
+        packed = {"gzip": c.outcome.gzip_bytes, "zstd": c.outcome.zstd_bytes}.get(sidecar or "")
+        return packed or c.outcome.bytes or 0
+
+    def latency(c: Candidate) -> float:
+        return c.outcome.latency_ms or float("inf")
+
+    if mode == "fast":
+        return min(good, key=latency)
+    if mode == "auto":
+        least = min(map(latency, good))
+        return min((c for c in good if latency(c) <= _NEAR * least), key=size)
+    return min(good, key=size)
 
 
 def _candidate(task: Task, route: Route, converted: Path | ExportConversionError) -> Candidate:
@@ -130,7 +104,8 @@ def _candidate(task: Task, route: Route, converted: Path | ExportConversionError
         content = attach(encoded.content, _record(task, route))
         file = task.folder / f"{route.name}.verified.tflite"
         file.write_bytes(content)
-        runs = [_run(task, route, file, xnnpack) for xnnpack in (True, False)]
+        with Worker() as worker:
+            runs = [_run(worker, task, route, file, xnnpack) for xnnpack in (True, False)]
         good = [run for run in runs if not isinstance(run, ExportVerificationError)]
         # What a plain interpreter does with a dense file must be right; the sparse encodings of
         # the converter have routes that run only without XNNPACK, and those carry the setting.
@@ -158,8 +133,8 @@ def _candidate(task: Task, route: Route, converted: Path | ExportConversionError
         max_abs_diff=comparison.max_abs_diff,
         mean_abs_diff=comparison.mean_abs_diff,
         xnnpack=with_xnnpack,
-        setting=with_xnnpack,
-        plain=not isinstance(runs[1], ExportVerificationError),
+        without_xnnpack=not isinstance(runs[1], ExportVerificationError),
+        uses_xnnpack=with_xnnpack,
         load_bytes=load_bytes,
         encoded=encoded.encoded,
         kept=encoded.kept,
@@ -182,33 +157,29 @@ def _record(task: Task, route: Route) -> dict[str, Any]:
 
 
 def _run(
-    task: Task, route: Route, file: Path, xnnpack: bool
+    worker: Worker, task: Task, route: Route, file: Path, xnnpack: bool
 ) -> tuple[Comparison, int | None] | ExportVerificationError:
     try:
         got, load_bytes = litert_outputs(
-            file, task.signature, task.names, task.sample, task.folder, task.timeout, xnnpack
+            worker, file, task.signature, task.names, task.sample, task.timeout, xnnpack
         )
         return verify(task.names, task.want, got, route.measure, task.allowed(route)), load_bytes
     except ExportVerificationError as error:
+        worker.close()  # the next run is to be one in a fresh process, its memory counted anew
         return error
 
 
-def verify(
-    names: list[str], want: list[np.ndarray], got: list[np.ndarray], measure: str, allowed: float
-) -> Comparison:
-    """The comparison, if the error is allowed.
-
-    Raises:
-        ExportVerificationError: if it is not, or a shape differs.
-    """
-    try:
-        result = compare(names, want, got, measure)
-    except ValueError as error:
-        raise ExportVerificationError(str(error)) from error
-    if not result.error <= allowed:
-        raise ExportVerificationError(
-            f"The file must agree with Keras to {allowed:g} ({measure} error, see "
-            f"`tolerance`). Received: error={result.error:.3g} at output "
-            f"`{result.worst_output}`, maximal difference {result.max_abs_diff:.3g}"
-        )
-    return result
+def _with_latency(candidate: Candidate, times: dict[bool, float], threads: int) -> Candidate:
+    """The candidate with its figures, and the faster setting in the record of its file."""
+    # Without XNNPACK only where that is clearly faster: the other is what users have by default.
+    xnnpack = min(times, key=lambda key: times[key] * (1.0 if key else 1.05))
+    if candidate.file is not None and xnnpack != candidate.outcome.uses_xnnpack:
+        candidate.file.write_bytes(seal(candidate.file.read_bytes(), xnnpack))
+    outcome = dataclasses.replace(
+        candidate.outcome,
+        uses_xnnpack=xnnpack,
+        latency_ms=times[xnnpack],
+        default_ms=times.get(True),
+        threads=threads,
+    )
+    return dataclasses.replace(candidate, outcome=outcome)

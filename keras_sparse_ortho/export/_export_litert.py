@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shutil
 import tempfile
 import warnings
 from pathlib import Path
@@ -11,21 +10,24 @@ from typing import Any
 import keras
 from rich.console import Console
 
-from keras_sparse_ortho.export._arguments import accepted, check_path, check_positive, make_task
-from keras_sparse_ortho.export._candidates import Candidate, candidates, timed
+from keras_sparse_ortho.export._arguments import (
+    MODES,
+    accepted,
+    check_path,
+    check_positive,
+    make_task,
+    require_litert,
+    routes_of,
+)
+from keras_sparse_ortho.export._candidates import Candidate, candidates, choose, timed
 from keras_sparse_ortho.export._errors import (
     ExportFallbackWarning,
     ExportRouteError,
     ExportVerificationError,
 )
-from keras_sparse_ortho.export._make_report import report_on
-from keras_sparse_ortho.export._modes import MODES, choose, routes_of
-from keras_sparse_ortho.export._registry import route_for
-from keras_sparse_ortho.export._report import ExportReport
-from keras_sparse_ortho.export._requirements import require_litert
-from keras_sparse_ortho.export._route import Route
+from keras_sparse_ortho.export._report import ExportReport, gzip_size, report_on, zstd_size
+from keras_sparse_ortho.export._routes import Route, route_for
 from keras_sparse_ortho.export._sidecar import check_sidecar, write_sidecar
-from keras_sparse_ortho.export._sizes import gzip_size, zstd_size
 
 
 def export_litert(
@@ -46,7 +48,7 @@ def export_litert(
 ) -> ExportReport:
     """Export a model as a LiteRT (TFLite) file, verified.
 
-    The model is stripped (its effective weights baked into a plain Keras model), converted with a
+    The model is stripped (to a plain Keras model with its effective weights), converted with a
     static batch, and the file is run by ai-edge-litert's interpreter with and without XNNPACK,
     its default, and compared with Keras on sample data. The file appears at `path` only if it
     agrees and no zero of a kernel was lost; otherwise what stood there before stays as it was.
@@ -93,7 +95,7 @@ def export_litert(
             `.gz` added, which `load_litert` opens as well.
         threads: Threads of the interpreter where latency is measured.
         seed: Seed of the random sample.
-        timeout: Seconds that the conversion, and then the run, may take.
+        timeout: Seconds that the conversion by one route, or one run of a file, may take.
         verbose: 0 is silent; 1 says each step and prints the report.
 
     Returns:
@@ -138,7 +140,8 @@ def export_litert(
     target = check_path(path)
     batch_size = check_positive("batch_size", batch_size)
     threads = check_positive("threads", threads)
-    check_sidecar(sidecar)
+    if sidecar is not None:
+        check_sidecar(sidecar)
     routes = routes_of(mode, quantization, has_data=representative_data is not None)
     single = mode not in MODES
     if single:
@@ -159,37 +162,37 @@ def export_litert(
     fallback = route_for(routes[0].quantization)
 
     # Aside, but on the same file system, so that the last step is one atomic rename.
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        task = dataclasses.replace(task, folder=staging)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{target.name}-", dir=target.parent, ignore_cleanup_errors=True
+    ) as folder:
+        task = dataclasses.replace(task, folder=Path(folder).absolute())
         # With what a named sparse route falls back to, so that nothing is converted twice.
-        tried = [*routes, *([] if fallback in routes else [fallback])]
-        console.print(f"Converting ({', '.join(route.name for route in tried)})")
-        found = candidates(task, tried)
-        mine = [c for c in found if c.route in routes]
+        needed = [*routes, *([] if fallback in routes else [fallback])]
+        console.print(f"Converting ({', '.join(route.name for route in needed)})")
+        tried = candidates(task, needed)
+        wanted = [c for c in tried if c.route in routes]
         # The record of a sparse file says which setting of the interpreter is the faster one.
-        if mode in ("fast", "auto") or (single and mine[0].outcome.encoded):
+        if mode in ("fast", "auto") or (single and wanted[0].outcome.encoded):
             console.print("Timing the files that agree with Keras")
-            mine = timed(task, mine, threads)
+            wanted = timed(task, wanted, threads)
         if mode == "small" and sidecar is not None:
-            mine = [_packed(c) for c in mine]
+            wanted = [_packed(c) for c in wanted]
         reason = None
-        if any(c.file is not None for c in mine):
-            taken = choose(mode or "", mine, sidecar)
+        if any(c.file is not None for c in wanted):
+            taken = choose(mode or "", wanted, sidecar)
         else:
-            taken = _fall_back(mine, found, fallback)
-            reason = mine[0].outcome.reason
+            taken = _fall_back(wanted, tried, fallback)
+            reason = wanted[0].outcome.reason
         if taken.file is None or taken.comparison is None:
             raise taken.failure or ExportVerificationError("There is no file.")
         _warn(taken, reason, routes, mode)
-        outcomes = [c.outcome for c in (mine if taken in mine else [*mine, taken])]
+        outcomes = [c.outcome for c in (wanted if taken in wanted else [*wanted, taken])]
         report = report_on(
             taken, outcomes, task, target, sidecar, mode=mode, fallback_reason=reason
         )
-        write_sidecar(taken.file, target, sidecar)
+        if sidecar is not None:
+            write_sidecar(taken.file, target, sidecar)
         os.replace(taken.file, target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     console.print(report)
     return report
 
@@ -204,12 +207,12 @@ def _packed(candidate: Candidate) -> Candidate:
     return dataclasses.replace(candidate, outcome=outcome)
 
 
-def _fall_back(mine: list[Candidate], found: list[Candidate], fallback: Route) -> Candidate:
+def _fall_back(wanted: list[Candidate], tried: list[Candidate], fallback: Route) -> Candidate:
     """The dense file in place of the sparse one, unless the route can never work on the model."""
-    first = mine[0]
-    if isinstance(first.failure, ExportRouteError) and len(mine) == 1:
+    first = wanted[0]
+    if isinstance(first.failure, ExportRouteError) and len(wanted) == 1:
         raise first.failure
-    (dense,) = [c for c in found if c.route is fallback]
+    (dense,) = [c for c in tried if c.route is fallback]
     return dense
 
 

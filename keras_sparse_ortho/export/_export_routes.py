@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +9,11 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho.export._arguments import accepted, make_task
+from keras_sparse_ortho.export._arguments import accepted, make_task, require_litert
 from keras_sparse_ortho.export._candidates import candidates
-from keras_sparse_ortho.export._make_report import report_on
 from keras_sparse_ortho.export._outcome import RouteOutcome
-from keras_sparse_ortho.export._registry import ROUTES, route_named
-from keras_sparse_ortho.export._report import ExportReport
-from keras_sparse_ortho.export._requirements import require_litert
+from keras_sparse_ortho.export._report import ExportReport, report_on
+from keras_sparse_ortho.export._routes import ROUTES, route_named
 
 
 def export_routes(
@@ -82,17 +79,16 @@ def export_routes(
         seed=seed,
         timeout=timeout,
     )
-    staging = Path(tempfile.mkdtemp(prefix=".routes-", dir=target))
-    try:
-        task = dataclasses.replace(task, folder=staging)
-        results: dict[str, ExportReport | RouteOutcome] = {}
-        for found in candidates(task, accepted(chosen, model)):
-            name = found.route.name
-            results[name] = found.outcome
-            if found.file is not None:
+    results: dict[str, ExportReport | RouteOutcome] = {}
+    with tempfile.TemporaryDirectory(
+        prefix=".routes-", dir=target, ignore_cleanup_errors=True
+    ) as staging:
+        task = dataclasses.replace(task, folder=Path(staging).absolute())
+        for candidate in candidates(task, accepted(chosen, model)):
+            name = candidate.route.name
+            results[name] = candidate.outcome
+            if candidate.file is not None:
                 path = target / f"{name}.tflite"
-                results[name] = report_on(found, [found.outcome], task, path)
-                os.replace(found.file, path)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+                results[name] = report_on(candidate, [candidate.outcome], task, path)
+                os.replace(candidate.file, path)
     return results

@@ -8,15 +8,103 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho.export._arguments import require_interpreter
 from keras_sparse_ortho.export._errors import LiteRTFileError
-from keras_sparse_ortho.export._foreign import inspect_foreign
-from keras_sparse_ortho.export._litert_model import LiteRTModel
-from keras_sparse_ortho.export._metadata import read_record
-from keras_sparse_ortho.export._plain import plain_model
-from keras_sparse_ortho.export._requirements import require_interpreter
+from keras_sparse_ortho.export._litert_file import read_record
+from keras_sparse_ortho.export._plain_model import plain_model
+from keras_sparse_ortho.export._process import Worker, WorkerError
 from keras_sparse_ortho.export._sidecar import read_packed
-from keras_sparse_ortho.export._signature import InputSpec, signature_of
-from keras_sparse_ortho.export._twin import float32_twin
+from keras_sparse_ortho.export._signature import InputSpec, Signature, signature_of
+from keras_sparse_ortho.export._verification import compare, keras_outputs
+
+
+class LiteRTModel:
+    """An open LiteRT file, as `load_litert` returns it.
+
+    Attributes:
+        route: Name of the route of its export; None for a file of another origin.
+        model_name: Name of the Keras model it was made of; likewise.
+        xnnpack: Whether the interpreter uses XNNPACK.
+        inputs: Name, static shape and dtype of each input.
+        output_names: Names of the outputs.
+        measure: Measure of the difference from Keras, see `export_litert`.
+        tolerance: What was allowed of it.
+
+    Limits: One instance is for one thread at a time, as the interpreter is.
+    """
+
+    def __init__(self, content: bytes, record: dict[str, Any], threads: int = 1) -> None:
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+        self.route: str | None = record.get("route")
+        self.model_name: str | None = record.get("model")
+        self.xnnpack = bool(record["xnnpack"])
+        self.inputs = tuple(
+            InputSpec(spec["name"], tuple(spec["shape"]), spec["dtype"])
+            for spec in record["inputs"]
+        )
+        self.output_names: list[str] = [output["name"] for output in record["outputs"]]
+        self.measure: str = record.get("measure", "rms")
+        self.tolerance = float(record.get("tolerance", 0.1))
+        resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        interpreter = Interpreter(
+            model_content=content,
+            num_threads=threads,
+            experimental_op_resolver_type=OpResolverType.AUTO if self.xnnpack else resolver,
+        )
+        self._runner = interpreter.get_signature_runner()
+        # In the order of the record, whatever nesting the Keras model had: a dict or a list.
+        count = len(self.inputs)
+        self._signature = Signature(self.inputs, list(range(count)) if count > 1 else 0)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows that the file takes at once; `predict` takes any number."""
+        return self.inputs[0].shape[0]
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs, in the order in which `predict` takes them in a list."""
+        return [spec.name for spec in self.inputs]
+
+    def predict(self, x: Any) -> Any:
+        """The outputs on any number of rows, batch by batch.
+
+        Args:
+            x: An array `(rows, *input shape)`; several inputs as a dict by name or as a list in
+                the order of `inputs`.
+
+        Returns:
+            An array `(rows, *output shape)`, or a dict by name if there are several outputs.
+
+        Raises:
+            ValueError: if a name, a shape, a dtype or the number of rows does not fit.
+        """
+        outputs = self.predict_dict(x)
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def predict_dict(self, x: Any) -> dict[str, np.ndarray]:
+        """As `predict`, but always a dict by the name of the output."""
+        arrays = self._signature.flatten(x, "x")
+        rows, size = len(arrays[0]), self.batch_size
+        pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.output_names}
+        for start in range(0, rows, size):
+            batch = {}
+            for name, array in zip(self.input_names, arrays, strict=True):
+                part = array[start : start + size]
+                missing = size - len(part)
+                batch[name] = np.concatenate([part, *[part[-1:]] * missing]) if missing else part
+            answers = self._runner(**batch)
+            for name, collected in pieces.items():
+                collected.append(np.array(answers[name]))  # the interpreter reuses its memory
+        return {name: np.concatenate(collected)[:rows] for name, collected in pieces.items()}
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{s.name}: {s.dtype}{list(s.shape)}" for s in self.inputs)
+        return (
+            f"LiteRTModel(route={self.route!r}, xnnpack={self.xnnpack}, inputs=[{inputs}], "
+            f"outputs={self.output_names})"
+        )
 
 
 def load_litert(
@@ -70,8 +158,7 @@ def load_litert(
     name = str(path)
     record = read_record(content, name)
     if record is None:
-        with tempfile.TemporaryDirectory() as folder:
-            record = inspect_foreign(content, name, Path(folder), timeout)
+        record = _inspect(content, name, timeout)
     opened = LiteRTModel(content, record, threads)
     if model is not None:
         _compare(opened, model, sample, name)
@@ -90,11 +177,33 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _compare(opened: LiteRTModel, model: keras.Model, sample: Any, path: str) -> None:
-    # Imported here: both need what only this check needs.
-    from keras_sparse_ortho.export._comparison import compare
-    from keras_sparse_ortho.export._execution import keras_outputs
+def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
+    """What is needed to open a file that this package did not write, which is run on zeros.
 
+    Raises:
+        LiteRTFileError: if it cannot be read or crashes, with and without XNNPACK.
+    """
+    reasons = []
+    with tempfile.TemporaryDirectory() as folder, Worker() as worker:
+        file = Path(folder) / "foreign.tflite"
+        file.write_bytes(content)
+        for xnnpack in (True, False):
+            try:
+                record: dict[str, Any] = worker.run(
+                    "inspect", timeout, file=str(file), xnnpack=xnnpack
+                )
+            except WorkerError as error:
+                reasons.append(str(error))
+            else:
+                return record
+    raise LiteRTFileError(
+        "The file must run in ai-edge-litert's interpreter, which was tried in a subprocess: it "
+        f"is corrupted, truncated, or no LiteRT file with a signature. Received: {path!r}; with "
+        f"XNNPACK: {reasons[0]}; without: {reasons[1]}"
+    )
+
+
+def _compare(opened: LiteRTModel, model: keras.Model, sample: Any, path: str) -> None:
     signature = signature_of(model, opened.batch_size, sample)
     if _described(signature.inputs) != _described(opened.inputs):
         raise LiteRTFileError(
@@ -103,9 +212,7 @@ def _compare(opened: LiteRTModel, model: keras.Model, sample: Any, path: str) ->
             f"{_described(opened.inputs)}"
         )
     arrays = signature.random_sample(0) if sample is None else signature.flatten(sample, "sample")
-    stripped = plain_model(model)
-    plain = float32_twin(stripped)
-    names, want = keras_outputs(model if plain is stripped else plain, signature, arrays)
+    names, want = keras_outputs(plain_model(model)[1], signature, arrays)
     if sorted(names) != sorted(opened.output_names):
         raise LiteRTFileError(
             f"The file must be of model '{model.name}', with outputs {sorted(names)}. "

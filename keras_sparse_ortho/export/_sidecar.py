@@ -9,14 +9,14 @@ from keras_sparse_ortho.export._errors import LiteRTFileError
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
 
 
-def check_sidecar(sidecar: str | None) -> None:
+def check_sidecar(sidecar: str) -> None:
     """Refuse an unknown compression, or zstd without its package.
 
     Raises:
         ValueError: for an unknown one.
         ImportError: if `zstandard` is missing.
     """
-    if sidecar is not None and sidecar not in _ENDINGS:
+    if sidecar not in _ENDINGS:
         raise ValueError(
             f"`sidecar` must be None or one of {sorted(_ENDINGS)}. Received: sidecar={sidecar!r}"
         )
@@ -29,10 +29,8 @@ def sidecar_path(target: Path, sidecar: str) -> Path:
     return target.with_name(target.name + _ENDINGS[sidecar])
 
 
-def write_sidecar(file: Path, target: Path, sidecar: str | None) -> None:
+def write_sidecar(file: Path, target: Path, sidecar: str) -> None:
     """Write the compressed copy of `file` beside `target`: aside first, then renamed."""
-    if sidecar is None:
-        return
     content = file.read_bytes()
     if sidecar == "gzip":
         packed = gzip.compress(content, compresslevel=9, mtime=0)
@@ -41,6 +39,11 @@ def write_sidecar(file: Path, target: Path, sidecar: str | None) -> None:
     aside = file.with_name(file.name + _ENDINGS[sidecar])
     aside.write_bytes(packed)
     os.replace(aside, sidecar_path(target, sidecar))
+
+
+def is_packed(path: Path) -> bool:
+    """Whether the name of a file ends as that of a compressed one."""
+    return path.suffix in _ENDINGS.values()
 
 
 def read_packed(path: Path) -> bytes:

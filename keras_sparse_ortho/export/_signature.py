@@ -1,15 +1,22 @@
-"""What goes into the exported model: names, static shapes, dtypes and nesting of its inputs."""
+"""What goes into the exported model: names, static shapes, dtypes and nesting of its inputs.
+
+The *nesting* of inputs is their structure with the position of each tensor in place of the tensor:
+`{"a": 0, "b": [1, 2]}`. It is plain JSON, so that it travels to the worker processes. `keras.tree`
+has no order that is the same everywhere: on torch it leaves the keys of a dict within a dict in
+the order of their insertion, on all backends those of an OrderedDict, and sorts all others.
+"""
 
 import dataclasses
 import math
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho.export._structure import leaves, pack, skeleton, unique_names
-
 _SAMPLE_ROWS = 8
+_AUTOMATIC_NAME = re.compile(r"(keras_tensor|input_layer)(_\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Signature:
     """All inputs of the file in order, and the nesting in which the Keras model takes them."""
 
     inputs: tuple[InputSpec, ...]
-    skeleton: Any
+    nesting: Any
 
     @property
     def batch_size(self) -> int:
@@ -40,7 +47,7 @@ class Signature:
 
     def pack(self, arrays: list[Any]) -> Any:
         """Arrays in the order of `inputs`, nested as the Keras model takes them."""
-        return pack(self.skeleton, arrays)
+        return pack(self.nesting, arrays)
 
     def flatten(self, data: Any, argument: str) -> list[np.ndarray]:
         """Check the user's arrays against the inputs and list them in the order of `inputs`.
@@ -57,21 +64,21 @@ class Signature:
             single = (
                 isinstance(data, (list, tuple)) and len(data) == 1 and hasattr(data[0], "shape")
             )
-            found = [data[0] if single else data]
+            given = [data[0] if single else data]
         elif isinstance(data, dict) and sorted(data) == sorted(names):
-            found = [data[name] for name in names]
-        elif isinstance(data, (list, tuple)) or skeleton(data) == self.skeleton:
-            found = [array for _, array in leaves(data)]
+            given = [data[name] for name in names]
+        elif isinstance(data, (list, tuple)) or nesting_of(data) == self.nesting:
+            given = [array for _, array in leaves(data)]
         else:  # a dict of other names: the right count of arrays would be matched at random
-            found = []
-        if len(found) != len(names):
+            given = []
+        if len(given) != len(names):
             raise ValueError(
                 f"`{argument}` must hold one array for each input of the model, nested like the "
                 f"inputs or as a dict by name: {names}. Received: {_describe(data)}"
             )
         arrays = [
             _check_array(spec, array, argument)
-            for spec, array in zip(self.inputs, found, strict=True)
+            for spec, array in zip(self.inputs, given, strict=True)
         ]
         rows = {array.shape[0] for array in arrays}
         if len(rows) != 1 or 0 in rows:
@@ -126,16 +133,68 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
                 f"Model '{model.name}' is subclassed and does not know the shapes of its inputs. "
                 "Pass `sample=` with arrays nested like the inputs. Received: sample=None"
             )
-        structure = _map(sample, np.asarray)
-        found = [(k, ("input", (None, *a.shape[1:]), a.dtype.name)) for k, a in leaves(structure)]
+        structure = sample
+        arrays = [(key, np.asarray(array)) for key, array in leaves(sample)]
+        tensors = [(k or "input", (None, *a.shape[1:]), a.dtype.name) for k, a in arrays]
     else:
-        found = [(k, (t.name, tuple(t.shape), str(t.dtype))) for k, t in leaves(structure)]
-    names = unique_names([key or tensor[0] for key, tensor in found], "input")
+        tensors = [(k or t.name, tuple(t.shape), str(t.dtype)) for k, t in leaves(structure)]
+    names = unique_names([name for name, _, _ in tensors], "input")
     specs = tuple(
         InputSpec(name, _static(name, shape, batch_size), dtype)
-        for name, (_, (_, shape, dtype)) in zip(names, found, strict=True)
+        for name, (_, shape, dtype) in zip(names, tensors, strict=True)
     )
-    return Signature(specs, skeleton(structure))
+    return Signature(specs, nesting_of(structure))
+
+
+def leaves(structure: Any, key: str | None = None) -> list[tuple[str | None, Any]]:
+    """Each leaf with the innermost dict key above it, dict keys in sorted order."""
+    if isinstance(structure, dict):
+        return [pair for k in sorted(structure) for pair in leaves(structure[k], str(k))]
+    if isinstance(structure, (list, tuple)):
+        return [pair for item in structure for pair in leaves(item)]
+    return [(key, structure)]
+
+
+def nesting_of(structure: Any) -> Any:
+    """The structure with the position of each leaf, in the order of `leaves`, in its place."""
+    counter = iter(range(len(leaves(structure))))
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {k: walk(node[k]) for k in sorted(node)}
+        if isinstance(node, (list, tuple)):
+            return [walk(item) for item in node]
+        return next(counter)
+
+    return walk(structure)
+
+
+def pack(nesting: Any, flat: Sequence[Any]) -> Any:
+    """Put a flat list back into the nesting that a nesting describes."""
+    if isinstance(nesting, dict):
+        return {k: pack(v, flat) for k, v in nesting.items()}
+    if isinstance(nesting, list):
+        return [pack(item, flat) for item in nesting]
+    return flat[nesting]
+
+
+def unique_names(names: Sequence[str | None], fallback: str) -> list[str]:
+    """Names a LiteRT signature can hold: no odd characters, none twice, none made up by Keras.
+
+    Keras numbers unnamed inputs through a session, so the same model would get other names in
+    each file; those become `fallback` (or `fallback_0`, `fallback_1`... where there are several).
+    """
+    result: list[str] = []
+    for position, name in enumerate(names):
+        if name is None or _AUTOMATIC_NAME.fullmatch(name):
+            name = fallback if len(names) == 1 else f"{fallback}_{position}"
+        name = re.sub(r"\W", "_", name, flags=re.ASCII)
+        free, number = name, 0
+        while free in result:
+            number += 1
+            free = f"{name}_{number}"
+        result.append(free)
+    return result
 
 
 def _input_structure(model: keras.Model) -> Any:
@@ -185,11 +244,3 @@ def _describe(data: Any) -> str:
     if isinstance(data, (list, tuple)):
         return f"a {type(data).__name__} of {len(leaves(data))} arrays"
     return f"one {type(data).__name__}"
-
-
-def _map(structure: Any, function: Any) -> Any:
-    if isinstance(structure, dict):
-        return {k: _map(v, function) for k, v in structure.items()}
-    if isinstance(structure, (list, tuple)):
-        return [_map(v, function) for v in structure]
-    return function(structure)

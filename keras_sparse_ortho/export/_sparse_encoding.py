@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.export._flatbuffer import read_model, write_model
+from keras_sparse_ortho.export._litert_file import read_model, write_model
 
 _SPARSE_VERSION = 8
 _LEAST_ZEROS = 0.3  # as the converter: below this the indices cost more than the zeros

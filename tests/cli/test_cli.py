@@ -1,5 +1,6 @@
 """`kso` as a shell runs it, in this process for speed."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -60,14 +61,18 @@ def test_export(exported, model_file):
     )
 
 
-def test_bench(exported, capsys):
+def test_bench(exported, tmp_path, capsys):
     path, _ = exported
-    arguments = ["bench", str(path), "--threads", "1", "2", "--seconds", "0.2"]
+    packed = tmp_path / "m.tflite.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    arguments = ["bench", str(path), str(packed), "--threads", "1", "2", "--seconds", "0.2"]
     assert main([*arguments, "--json"]) == 0
-    one, two = json.loads(capsys.readouterr().out)
-    assert (one["threads"], two["threads"]) == (1, 2)
-    assert one["route"] == "float32"
-    assert min(one["latency_ms"], two["latency_ms"]) > 0
+    timings = json.loads(capsys.readouterr().out)
+    assert [(one["file"], one["threads"]) for one in timings] == [
+        (str(file), threads) for file in (path, packed) for threads in (1, 2)
+    ]
+    assert {one["route"] for one in timings} == {"float32"}
+    assert min(one["latency_ms"] for one in timings) > 0
     assert main(arguments) == 0
     assert "ms a call" in capsys.readouterr().out
 

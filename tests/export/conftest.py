@@ -1,10 +1,30 @@
-"""Files that several modules of this folder read: every route of one model, converted once."""
+"""What several modules of this folder share: one converter, and every route of one model."""
+
+import sys
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
-from tests.export.models import layers
+from tests.export.models import layers, tiny
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_converter():
+    """All exports convert in one process, which loads TensorFlow once; see `cold`."""
+    from keras_sparse_ortho.export._process import kept_converter
+
+    with kept_converter() as worker:
+        yield worker
+
+
+@pytest.fixture
+def cold(kept_converter, monkeypatch):
+    """Exports start converters of their own, as everywhere else."""
+    from keras_sparse_ortho.export import _process
+
+    monkeypatch.setattr(_process, "_kept", None)
 
 
 def blocks(weight, rng, rows=16, density=0.25):
@@ -37,5 +57,34 @@ def all_routes(tmp_path_factory):
     model = block_model()
     folder = tmp_path_factory.mktemp("routes")
     data = np.random.default_rng(0).standard_normal((40, 64)).astype("float32")
-    found = export_routes(model, folder, representative_data=data, sample=data)
-    return model, data, keras.ops.convert_to_numpy(model(data)), folder, found
+    results = export_routes(model, folder, representative_data=data, sample=data)
+    return model, data, keras.ops.convert_to_numpy(model(data)), folder, results
+
+
+@pytest.fixture(scope="session")
+def tiny_export(tmp_path_factory):
+    """A file of `tiny` with the weights of seed 1, and in which files functions were called."""
+    from keras_sparse_ortho import export
+
+    keras.utils.set_random_seed(1)
+    model = tiny()
+    path = tmp_path_factory.mktemp("tiny") / "tiny.tflite"
+    sources = set()
+
+    def note(frame, event, _):
+        if event == "call":
+            sources.add(Path(frame.f_code.co_filename))
+
+    profiler = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        export.export_litert(model, path)
+    finally:
+        sys.setprofile(profiler)
+    ours = Path(export.__file__).parent
+    return path, {source.name for source in sources if source.parent == ours}
+
+
+@pytest.fixture
+def tiny_file(tiny_export):
+    return tiny_export[0]

@@ -64,6 +64,11 @@ def tiny():
     return keras.Sequential([keras.Input((4,), name="x"), layers.Dense(3)])
 
 
+def recurrent():
+    x = keras.Input((6, 4), name="x")
+    return keras.Model({"x": x}, layers.Dense(3)(layers.LSTM(5)(x)), name="recurrent")
+
+
 def interpret(path, **inputs):
     """The outputs of a LiteRT file, by name, as a user without this package would get them."""
     from ai_edge_litert.interpreter import Interpreter

@@ -11,8 +11,7 @@ from keras_sparse_ortho.export import (
     ExportConversionError,
     ExportVerificationError,
     _candidates,
-    _conversion,
-    _execution,
+    _process,
     export_litert,
 )
 from tests.export.models import interpret, layers, mlp, tiny
@@ -22,13 +21,9 @@ pytestmark = pytest.mark.tensorflow_only
 DEATH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n"
 
 
-@pytest.fixture(scope="module")
-def good_file(tmp_path_factory):
-    """A true file of `tiny` with weights of its own, converted once for this module."""
-    keras.utils.set_random_seed(1)
-    path = tmp_path_factory.mktemp("good") / "tiny.tflite"
-    export_litert(tiny(), path)
-    return path.read_bytes()
+@pytest.fixture
+def good_file(tiny_file):
+    return tiny_file.read_bytes()
 
 
 @pytest.fixture
@@ -42,9 +37,9 @@ def target(tmp_path):
 
 
 def convert_to(monkeypatch, content):
-    def convert(model, routes, signature, output_names, representative, folder, timeout):
-        (folder / "model.tflite").write_bytes(content)
-        return {route.name: folder / "model.tflite" for route in routes}
+    def convert(task, routes):
+        (task.folder / "model.tflite").write_bytes(content)
+        return {route.name: task.folder / "model.tflite" for route in routes}
 
     monkeypatch.setattr(_candidates, "convert", convert)
 
@@ -97,31 +92,33 @@ def test_lost_zeros(monkeypatch, target, good_file):
         export_litert(model, target, tolerance=10.0)
 
 
-def test_crash_of_the_interpreter_names_the_signal(
-    monkeypatch, target, good_file, tmp_path_factory
-):
-    script = tmp_path_factory.mktemp("script") / "dies.py"
-    script.write_text(DEATH)
+@pytest.fixture
+def worker_that(cold, monkeypatch, tmp_path_factory):
+    """A function that puts a script in place of the workers'."""
+
+    def replace(script):
+        path = tmp_path_factory.mktemp("script") / "worker.py"
+        path.write_text(script)
+        monkeypatch.setattr(_process, "_SCRIPT", path)
+
+    return replace
+
+
+def test_crash_of_the_interpreter_names_the_signal(monkeypatch, target, good_file, worker_that):
+    worker_that(DEATH)
     convert_to(monkeypatch, good_file)
-    monkeypatch.setattr(_execution._run_worker, "__file__", str(script))
     with pytest.raises(ExportVerificationError, match=signal.SIGSEGV.name):
         export_litert(tiny(), target)
 
 
-def test_crash_of_the_converter_names_the_signal(monkeypatch, target, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("modules")
-    (folder / "dying_converter.py").write_text(DEATH)
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(_conversion, "_WORKER", "dying_converter")
+def test_crash_of_the_converter_names_the_signal(target, worker_that):
+    worker_that(DEATH)
     with pytest.raises(ExportConversionError, match=signal.SIGSEGV.name):
         export_litert(tiny(), target)
 
 
-def test_converter_that_hangs(monkeypatch, target, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("modules")
-    (folder / "hanging_converter.py").write_text("import time; time.sleep(60)\n")
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(_conversion, "_WORKER", "hanging_converter")
+def test_converter_that_hangs(target, worker_that):
+    worker_that("import time; time.sleep(60)\n")
     with pytest.raises(ExportConversionError, match=r"within 0\.3 seconds"):
         export_litert(tiny(), target, timeout=0.3)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.export import LiteRTFileError, load_litert
-from keras_sparse_ortho.export._metadata import attach, read_record, seal
+from keras_sparse_ortho.export._litert_file import attach, read_record, seal
 from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, encode
 from tests.export.conftest import block_model
 
@@ -181,23 +181,23 @@ def test_truncated_foreign_file(foreign, share, tmp_path):
 
 def test_foreign_file_that_xnnpack_would_crash_on(all_routes, monkeypatch, tmp_path):
     """Sparse weights at operator version 1, which the converter writes: see LITERT's traps."""
-    from keras_sparse_ortho.export import _foreign, _sparse_encoding
-    from keras_sparse_ortho.export._process import Ending
+    from keras_sparse_ortho.export import _sparse_encoding
+    from keras_sparse_ortho.export._process import Worker, WorkerError
 
     monkeypatch.setattr(_sparse_encoding, "_SPARSE_VERSION", 1)
     found = encode((all_routes[3] / "float32.tflite").read_bytes(), BLOCK_1X4).content
     path = tmp_path / "m.tflite"
     path.write_bytes(found.replace(b"keras_sparse_ortho/1", b"some_other_exporter1"))
-    real, tried = _foreign.run_python, []
+    real, tried = Worker.run, []
 
-    def run(arguments, timeout):
+    def run(worker, task, timeout, **job):
         # Reading beyond a buffer crashes large models always, but such a small one by chance.
-        tried.append(arguments)
+        tried.append(task)
         if len(tried) == 1:
-            return Ending("it was ended by signal SIGSEGV", "")
-        return real(arguments, timeout)
+            raise WorkerError("it was ended by signal SIGSEGV")
+        return real(worker, task, timeout, **job)
 
-    monkeypatch.setattr(_foreign, "run_python", run)
+    monkeypatch.setattr(Worker, "run", run)
     file = load_litert(path)
     assert not file.xnnpack
     np.testing.assert_allclose(file.predict(all_routes[1]), all_routes[2], atol=1e-5)

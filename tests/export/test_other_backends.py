@@ -1,6 +1,7 @@
-"""Export where Keras runs on another backend.
+"""Export where Keras runs on another backend, from a folder with the names of packages in it.
 
-Importing the module loads no TensorFlow there. (Exporting does: `Model.save` itself imports it.)
+It starts workers of its own, as an export outside of these tests does. Importing the module loads
+no TensorFlow there. (Exporting does: `Model.save` itself imports it.)
 """
 
 import os
@@ -10,37 +11,63 @@ import sys
 import numpy as np
 import pytest
 
-from tests.export.models import interpret
+from keras_sparse_ortho.export import export_litert
+from tests.export.models import interpret, recurrent
 
 pytestmark = pytest.mark.tensorflow_only
 
+HIDDEN = ("keras", "numpy", "json", "queue")  # what workers import first
+
 EXPORT_ON_JAX = """
-import sys
+import os, sys
 import keras, numpy as np
 from keras_sparse_ortho.export import export_litert
 assert "tensorflow" not in sys.modules and "ai_edge_litert" not in sys.modules
 assert keras.backend.backend() == "jax"
-x = keras.Input((6, 4), name="x")
-y = keras.layers.LSTM(5)(x)
-model = keras.Model({"x": x}, keras.layers.Dense(3)(y))
+from tests.export.models import recurrent
+model = recurrent()
 data = np.linspace(-1, 1, 24, dtype="float32").reshape(1, 6, 4)
-report = export_litert(model, sys.argv[1])
+assert sys.path[0] == "", "the current directory, as in an interactive session"
+os.chdir(sys.argv[1])
+report = export_litert(model, "m.tflite", sample=data)
 assert "ai_edge_litert.interpreter" not in sys.modules, "the run belongs in the worker"
 assert report.error <= 1e-5
-np.save(sys.argv[2], np.asarray(model({"x": data})))
+np.save("want.npy", np.asarray(model({"x": data})))
+np.savez("weights.npz", *model.get_weights())
 """
 
 
-def test_export_from_the_jax_backend(tmp_path):
-    file, outputs = tmp_path / "m.tflite", tmp_path / "want.npy"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where a process on JAX exported `m.tflite`, among modules that say when they are imported."""
+    folder = tmp_path_factory.mktemp("jax")
+    for name in HIDDEN:
+        (folder / f"{name}.py").write_text("open(__file__ + '.imported', 'w'); raise ImportError")
     done = subprocess.run(
-        [sys.executable, "-c", EXPORT_ON_JAX, file, outputs],
+        [sys.executable, "-c", EXPORT_ON_JAX, folder],
         env=dict(os.environ, KERAS_BACKEND="jax", PYTHONPATH=os.pathsep.join(sys.path)),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_export_from_the_jax_backend(folder):
     data = np.linspace(-1, 1, 24, dtype="float32").reshape(1, 6, 4)
-    (got,) = interpret(file, x=data).values()
-    np.testing.assert_allclose(got, np.load(outputs), atol=1e-5)
+    (got,) = interpret(folder / "m.tflite", x=data).values()
+    np.testing.assert_allclose(got, np.load(folder / "want.npy"), atol=1e-5)
+
+
+def test_kept_converter_on_this_backend_writes_the_same_bytes(folder, tmp_path):
+    """What was converted before in the process does not matter, nor does the caller's backend."""
+    model = recurrent()
+    with np.load(folder / "weights.npz") as weights:
+        model.set_weights(list(weights.values()))
+    export_litert(model, tmp_path / "m.tflite")
+    assert (tmp_path / "m.tflite").read_bytes() == (folder / "m.tflite").read_bytes()
+
+
+def test_workers_import_nothing_that_lies_in_the_current_directory(folder):
+    assert not list(folder.glob("*.imported"))

@@ -1,14 +1,13 @@
-"""The pure parts: names, nesting, comparison, zero count."""
+"""The pure parts: names, nesting, comparison, zero count; and how many files an export calls."""
 
 import keras
 import numpy as np
 import pytest
 
 from keras_sparse_ortho.export import WeightZeros
-from keras_sparse_ortho.export._comparison import compare
-from keras_sparse_ortho.export._structure import leaves, pack, skeleton, unique_names
-from keras_sparse_ortho.export._twin import float32_twin
-from keras_sparse_ortho.export._weights import lost_zeros, sparse_kernels
+from keras_sparse_ortho.export._plain_model import float32_clone
+from keras_sparse_ortho.export._signature import leaves, nesting_of, pack, unique_names
+from keras_sparse_ortho.export._verification import compare, lost_zeros, sparse_kernels
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.tensorflow_only
 def test_nesting_is_put_back_whatever_the_order_of_keys():
     nested = {"b": [10, (20, 30)], "a": {"d": 40, "c": 50}}
     flat = [value for _, value in leaves(nested)]
-    assert pack(skeleton(nested), flat) == {"a": {"c": 50, "d": 40}, "b": [10, [20, 30]]}
+    assert pack(nesting_of(nested), flat) == {"a": {"c": 50, "d": 40}, "b": [10, [20, 30]]}
     assert [key for key, _ in leaves(nested)] == ["c", "d", None, None, None]
 
 
@@ -120,27 +119,34 @@ def test_kernels_are_known_by_name_or_by_some_zeros():
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
-def test_twin_computes_in_float32_with_the_same_weights(policy):
+def test_clone_computes_in_float32_with_the_same_weights(policy):
     keras.config.set_dtype_policy(policy)
     x = keras.Input((4, 3), dtype="float32")
     y = keras.layers.Bidirectional(keras.layers.GRU(2))(x)
     # A list, because Keras before 3.11 makes one of a single input when it restores a model.
     model = keras.Model([x], keras.layers.Dense(2)(y))
     model.compile("sgd", "mse")
-    twin = float32_twin(model)
-    assert {v.dtype for v in twin.weights} == {"float32"}
+    clone = float32_clone(model)
+    assert {v.dtype for v in clone.weights} == {"float32"}
     data = np.random.default_rng(0).standard_normal((5, 4, 3)).astype("float32")
-    out = twin([data])
+    out = clone([data])
     assert keras.backend.standardize_dtype(out.dtype) == "float32"
     half = keras.ops.convert_to_numpy(keras.ops.cast(model([data]), "float32"))
     np.testing.assert_allclose(keras.ops.convert_to_numpy(out), half, atol=0.02)
-    for mine, theirs in zip(twin.weights, model.weights, strict=True):
+    for mine, theirs in zip(clone.weights, model.weights, strict=True):
         np.testing.assert_array_equal(
             keras.ops.convert_to_numpy(mine),
             keras.ops.convert_to_numpy(keras.ops.cast(theirs, "float32")),
         )
 
 
-def test_twin_of_a_float32_model_is_the_model():
+def test_clone_of_a_float32_model_is_the_model():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    assert float32_twin(model) is model
+    assert float32_clone(model) is model
+
+
+def test_calls_of_an_export_stay_in_eleven_files(tiny_export):
+    """So that a reader can follow them, from the call of `export_litert` to its result."""
+    _, files = tiny_export
+    assert {"_export_litert.py", "_conversion.py", "_verification.py"} < files
+    assert len(files) <= 11, sorted(files)

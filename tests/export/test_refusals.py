@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import _conversion, _export_litert, export_litert
+from keras_sparse_ortho.export import _export_litert, export_litert
+from keras_sparse_ortho.export._process import Worker
 from tests.export.models import layers, tiny
 
 pytestmark = pytest.mark.tensorflow_only
@@ -17,7 +18,7 @@ def _no_process(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr(_conversion, "run_python", refuse)
+    monkeypatch.setattr(Worker, "submit", refuse)
 
 
 def refused(message, model, path, **arguments):

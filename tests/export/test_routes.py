@@ -19,16 +19,16 @@ from keras_sparse_ortho.export import (
     _candidates,
     _sparse_encoding,
     export_litert,
+    export_routes,
     load_litert,
 )
-from keras_sparse_ortho.export._candidates import Candidate
-from keras_sparse_ortho.export._flatbuffer import read_model, write_model
-from keras_sparse_ortho.export._modes import choose, routes_of
-from keras_sparse_ortho.export._registry import ROUTES, TRAPS, route_named
+from keras_sparse_ortho.export._arguments import routes_of
+from keras_sparse_ortho.export._candidates import Candidate, choose
+from keras_sparse_ortho.export._litert_file import read_model, read_weights, write_model
+from keras_sparse_ortho.export._routes import ROUTES, TRAPS, route_named
 from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, BLOCK_1X16, CSR, encode
-from keras_sparse_ortho.export._weights import read_weights
 from tests.export.conftest import block_model, blocks
-from tests.export.models import interpret, kernel_zeros, layers
+from tests.export.models import interpret, kernel_zeros, layers, tiny
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -50,7 +50,7 @@ def test_any_interpreter_answers_as_keras(all_routes, name):
     report = found[name]
     assert isinstance(report, ExportReport)
     assert report.xnnpack
-    assert report.routes[0].plain
+    assert report.routes[0].without_xnnpack
     got = np.concatenate([interpret(folder / f"{name}.tflite", x=x[None])["head"] for x in data])
     if name.startswith("float32"):
         np.testing.assert_allclose(got, want, atol=1e-5)
@@ -249,7 +249,7 @@ def test_indices_take_the_narrowest_type(count):
 def converted(all_routes, monkeypatch):
     """Exports of the model take the file that was converted for `all_routes`."""
 
-    def convert(model, routes, signature, output_names, representative, folder, timeout):
+    def convert(task, routes):
         return {route.name: all_routes[3] / f"{route.name}.tflite" for route in routes}
 
     monkeypatch.setattr(_candidates, "convert", convert)
@@ -278,10 +278,10 @@ def test_crash_of_a_sparse_file_falls_back_to_dense(converted, monkeypatch, tmp_
     model, data, _, _, _ = converted
     real = _candidates.litert_outputs
 
-    def crash(file, *arguments):
+    def crash(worker, file, *arguments):
         if "+" in file.name:
             raise ExportVerificationError("Received: it was ended by signal SIGSEGV")
-        return real(file, *arguments)
+        return real(worker, file, *arguments)
 
     monkeypatch.setattr(_candidates, "litert_outputs", crash)
     with pytest.warns(ExportFallbackWarning, match="SIGSEGV"):
@@ -331,16 +331,19 @@ def test_tensors_of_a_type_that_the_kernel_lacks_are_kept_dense(converted):
     assert all("float" in why or "int8" in why for why in dense.kept.values())
 
 
-def test_a_model_without_zeros_has_no_sparse_route(tmp_path):
-    model = keras.Sequential([keras.Input((16,), name="x"), layers.Dense(16)])
-    with pytest.raises(ExportRouteError, match="Received"):
-        export_litert(model, tmp_path / "m.tflite", mode="float32+csr")
+def test_a_model_without_zeros_has_no_sparse_route(tiny_file, monkeypatch, tmp_path):
+    monkeypatch.setattr(_candidates, "convert", lambda task, routes: {"float32": tiny_file})
+    with pytest.raises(ExportRouteError, match=r"needs a weight .*only 0% of its entries are zero"):
+        export_litert(tiny(), tmp_path / "m.tflite", mode="float32+csr")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["float32+csr", "float32+1x4", "dynamic_int8+1x16"])
-def test_a_kernel_that_is_zero_throughout_is_encoded_and_counted(name, tmp_path):
-    """As a layer that a learnt threshold has taken all entries of, in a file of sparse ones."""
+ENCODINGS = ["float32+csr", "float32+1x4", "dynamic_int8+1x16"]
+
+
+@pytest.fixture(scope="module")
+def with_a_dead_layer(tmp_path_factory):
+    """Reports on a model of which a learnt threshold, say, has taken all entries of one kernel."""
     hidden = [layers.Dense(64, activation="relu", name=f"hidden_{k}") for k in range(3)]
     model = keras.Sequential([keras.Input((64,), name="x"), *hidden, layers.Dense(8)])
     rng = np.random.default_rng(0)
@@ -348,7 +351,12 @@ def test_a_kernel_that_is_zero_throughout_is_encoded_and_counted(name, tmp_path)
         kernel = rng.normal(size=(64, 64)) * (rng.random((4, 64)) < 0.25).repeat(16, axis=0)
         layer.kernel.assign(kernel * (k != 1))
         layer.bias.assign(rng.normal(size=64))
-    report = export_litert(model, tmp_path / "m.tflite", mode=name)
+    return export_routes(model, tmp_path_factory.mktemp("dead"), ENCODINGS)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_kernel_that_is_zero_throughout_is_encoded_and_counted(with_a_dead_layer, name):
+    report = with_a_dead_layer[name]
     square = [weight for weight in report.weights if weight.shape == (64, 64)]
     assert len(square) == 3
     assert [w.encoding for w in square if w.zeros == w.size] == [name.split("+")[1]]

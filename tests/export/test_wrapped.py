@@ -7,7 +7,7 @@ import pytest
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.initializers import ExactOrthogonal
-from tests.export.models import interpret, kernel_zeros, layers, mlp
+from tests.export.models import interpret, layers
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -42,19 +42,6 @@ def test_effective_weights_go_into_the_file_and_the_model_stays_wrapped(tmp_path
     assert [type(layer) for layer in model.layers] == [PrunableLayer, PrunableLayer]
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
-
-
-def test_no_negative_zero_goes_into_the_file(tmp_path):
-    """A product with a mask leaves -0.0, whose signs would be noise to a compressor."""
-    model = mlp()
-    for variable in model.trainable_weights:
-        value = np.array(variable)
-        variable.assign(np.where(value == 0, np.float32(-0.0), value))
-    signed = export_litert(model, tmp_path / "signed.tflite")
-    assert signed.total_zeros == kernel_zeros(model) > 0
-    content = (tmp_path / "signed.tflite").read_bytes()
-    assert content.count(np.float32(-0.0).tobytes()) < 20  # by chance, of about 6000 zeros
-    assert np.signbit(np.array(model.weights[0])).sum() > 1000  # the user's model is left alone
 
 
 def test_wrappers_in_a_class_are_not_taken_off_behind_the_back(tmp_path):

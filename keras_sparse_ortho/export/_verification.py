@@ -1,0 +1,229 @@
+"""Whether a file does what Keras does: both outputs, their difference, and the zeros."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.export._errors import ExportVerificationError
+from keras_sparse_ortho.export._litert_file import WeightZeros
+from keras_sparse_ortho.export._process import Worker, WorkerError
+from keras_sparse_ortho.export._signature import Signature, leaves, unique_names
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The disagreement of two lists of outputs, over all outputs and rows.
+
+    `error` is in the measure asked for, the largest over the outputs, and `worst_output` is the
+    output that has it.
+    """
+
+    max_abs_diff: float
+    mean_abs_diff: float
+    argmax_agreement: float | None
+    error: float
+    worst_output: str
+
+
+def compare(
+    names: list[str], want: list[np.ndarray], got: list[np.ndarray], measure: str
+) -> Comparison:
+    """Compare Keras' outputs with those of the file.
+
+    With d the difference of one output y, the measure `"max"` is max|d| / max(1, max|y|), and
+    `"rms"` is sqrt(mean d^2) / sqrt(mean y^2). Rounding to int8 now and then clips a single
+    value by much, so only the second is steady there; a wrong file has 1 or more in it.
+    A value that is not finite makes the error infinite.
+    """
+    diffs, errors, agreements = [], [], []
+    for name, y, z in zip(names, want, got, strict=True):
+        if y.shape != z.shape:
+            raise ValueError(
+                f"Output `{name}` of the file must have the shape that Keras gives, {y.shape}. "
+                f"Received: shape={z.shape}"
+            )
+        y, z = y.astype(np.float64), z.astype(np.float64)
+        diff = np.abs(z - y)
+        diffs.append(diff.ravel())
+        errors.append(_error(y, diff, measure))
+        if y.ndim == 2 and y.shape[1] > 1:
+            agreements.append(float(np.mean(y.argmax(1) == z.argmax(1))))
+    worst = int(np.argmax(errors))
+    joined = np.concatenate(diffs)
+    return Comparison(
+        max_abs_diff=float(joined.max()),
+        mean_abs_diff=float(joined.mean()),
+        argmax_agreement=min(agreements) if agreements else None,
+        error=errors[worst],
+        worst_output=names[worst],
+    )
+
+
+def verify(
+    names: list[str], want: list[np.ndarray], got: list[np.ndarray], measure: str, allowed: float
+) -> Comparison:
+    """The comparison, if the error is allowed.
+
+    Raises:
+        ExportVerificationError: if it is not, or a shape differs.
+    """
+    try:
+        result = compare(names, want, got, measure)
+    except ValueError as error:
+        raise ExportVerificationError(str(error)) from error
+    if not result.error <= allowed:
+        raise ExportVerificationError(
+            f"The file must agree with Keras to {allowed:g} ({measure} error, see "
+            f"`tolerance`). Received: error={result.error:.3g} at output "
+            f"`{result.worst_output}`, maximal difference {result.max_abs_diff:.3g}"
+        )
+    return result
+
+
+def keras_outputs(
+    model: keras.Model, signature: Signature, sample: list[np.ndarray]
+) -> tuple[list[str], list[np.ndarray]]:
+    """Names and values of the model's outputs on all rows, one batch at a time.
+
+    Raises:
+        ValueError: if an output is not finite, as nothing could be compared with it.
+    """
+    pieces: list[list[np.ndarray]] = []
+    keys: list[str | None] = []
+    for batch in _full_batches(sample, signature.batch_size):
+        inputs = [keras.ops.convert_to_tensor(array) for array in batch]
+        answers = leaves(model(signature.pack(inputs), training=False))
+        keys = [key for key, _ in answers]
+        pieces.append([np.asarray(keras.ops.convert_to_numpy(tensor)) for _, tensor in answers])
+    known = getattr(model, "output_names", None) or []
+    if len(known) == len(keys):
+        keys = [key or name for key, name in zip(keys, known, strict=True)]
+    names = unique_names(keys, "output")
+    rows = len(sample[0])
+    outputs = [np.concatenate(piece)[:rows] for piece in zip(*pieces, strict=True)]
+    for name, output in zip(names, outputs, strict=True):
+        if not np.all(np.isfinite(output)):
+            raise ValueError(
+                "Keras' own outputs must be finite on the sample, or nothing can be compared. "
+                f"Received: non-finite values in output `{name}` of model '{model.name}'"
+            )
+    return names, outputs
+
+
+def litert_outputs(
+    worker: Worker,
+    file: Path,
+    signature: Signature,
+    names: list[str],
+    sample: list[np.ndarray],
+    timeout: float,
+    xnnpack: bool,
+) -> tuple[list[np.ndarray], int | None]:
+    """The outputs of a LiteRT file on all rows, run by ai-edge-litert in a worker.
+
+    Returns:
+        The outputs, and the bytes by which loading the file raised the peak of the worker's
+        memory: of the file itself only in a fresh worker; None where the system does not tell.
+
+    Raises:
+        ExportVerificationError: if the interpreter refuses the file or dies on it.
+    """
+    batches = _full_batches(sample, signature.batch_size)
+    rows, result = file.with_suffix(".sample.npz"), file.with_suffix(".outputs.npz")
+    np.savez(rows, *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])
+    try:
+        load_bytes: int | None = worker.run(
+            "run",
+            timeout,
+            file=str(file),
+            xnnpack=xnnpack,
+            sample=str(rows),
+            input_names=[spec.name for spec in signature.inputs],
+            output_names=names,
+            batch_size=signature.batch_size,
+            result=str(result),
+        )
+    except WorkerError as error:
+        raise ExportVerificationError(
+            "The file must run in ai-edge-litert's interpreter, in a subprocess. Received: "
+            f"{error} ({'with' if xnnpack else 'without'} XNNPACK)"
+        ) from None
+    with np.load(result) as data:
+        outputs = [data[f"arr_{i}"][: len(sample[0])] for i in range(len(names))]
+    return outputs, load_bytes
+
+
+def lost_zeros(
+    kernels: Iterable[tuple[str, np.ndarray]], weights: Iterable[WeightZeros]
+) -> str | None:
+    """Say which Keras kernel has zeros that the file does not have, or None.
+
+    The converter transposes, reshapes, renames and merges equal constants but keeps sizes, so a
+    kernel is compared with the tensors of its size, the one with most zeros first. Kernels with
+    no such tensor (split by the converter) are compared by their sum with all tensors left over.
+
+    Args:
+        kernels: Path and value of each kernel (rank 2 or more) of the plain Keras model.
+        weights: What `read_weights` gives for the file.
+    """
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for weight in weights:
+        by_size[weight.size].append(weight.zeros)
+    wanted: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for path, value in kernels:
+        zeros = int(value.size - np.count_nonzero(value))
+        wanted[value.size].append((zeros, path))
+    unmatched = 0
+    for size, pairs in wanted.items():
+        there = sorted(by_size.pop(size, []), reverse=True)
+        if not there:
+            unmatched += sum(zeros for zeros, _ in pairs)
+            continue
+        for rank, (zeros, path) in enumerate(sorted(pairs, reverse=True)):
+            # Fewer tensors than kernels: equal kernels became one tensor.
+            most = there[min(rank, len(there) - 1)]
+            if most < zeros:
+                return f"kernel '{path}' has {zeros} zeros of {size}, its tensor in the file {most}"
+    left = sum(zeros for group in by_size.values() for zeros in group)
+    if left < unmatched:
+        return f"kernels without a tensor of their size have {unmatched} zeros, the rest {left}"
+    return None
+
+
+def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndarray]]:
+    """Path and value of the weights whose zeros must not be lost: kernels, by name or by looks.
+
+    A bias can have rank 2 as well (GRU, MultiHeadAttention), and the converter may fold it away.
+    Fresh biases are all zero and trained ones have none, so that a weight of any other name
+    (of a custom layer) counts as a kernel if some but not all of it is zero.
+    """
+    kernels = []
+    for variable in weights:
+        if len(variable.shape) < 2:
+            continue
+        value = np.asarray(keras.ops.convert_to_numpy(variable.value))
+        live = np.count_nonzero(value)
+        if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
+            kernels.append((variable.path, value))
+    return kernels
+
+
+def _error(y: np.ndarray, diff: np.ndarray, measure: str) -> float:
+    if not np.all(np.isfinite(diff)):
+        return float("inf")
+    if measure == "max":
+        return float(diff.max() / max(1.0, np.abs(y).max()))
+    scale = float(np.sqrt(np.mean(y**2)))
+    return float(np.sqrt(np.mean(diff**2))) / (scale or 1.0)
+
+
+def _full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:
+    """Batches of the static size; the last one is filled up with copies of the last row."""
+    missing = -len(sample[0]) % rows
+    full = [np.concatenate([array, *[array[-1:]] * missing]) for array in sample]
+    starts = range(0, len(full[0]), rows)
+    return [[array[start : start + rows] for array in full] for start in starts]

@@ -1,0 +1,283 @@
+"""A worker process: it does jobs in turn, one line of JSON each, and ends when its parent does.
+
+Started by the path of this file (`_process.py`), with `python -P`: neither the current directory
+nor the private names beside this file may hide an installed package. `run`, `inspect` and `bench`
+load NumPy and ai-edge-litert only, so that they start in a fraction of a second; `trace` and
+`convert` load TensorFlow and this package.
+"""
+
+import functools
+import gc
+import importlib
+import json
+import os
+import queue
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def trace(
+    keras_file: str,
+    modules: list[str],
+    saved_model: str,
+    inputs: list[dict[str, Any]],
+    nesting: Any,
+    output_names: list[str],
+) -> dict[str, Any] | None:
+    """Write a `.keras` file as a SavedModel; None, or what went wrong and at which stage."""
+    _load_tensorflow()
+    import keras
+
+    from keras_sparse_ortho.export._conversion import write_saved_model
+
+    keras.utils.clear_session()  # of the job before
+    try:
+        model = _load(keras_file, modules)
+    except Exception as error:
+        return {"stage": "load", **_failure(error)}
+    try:
+        write_saved_model(model, inputs, nesting, output_names, saved_model)
+    except Exception as error:
+        return {"stage": "trace", **_failure(error)}
+    return None
+
+
+def convert(
+    route: str,
+    saved_model: str,
+    inputs: list[dict[str, Any]],
+    representative: str | None,
+    result: str,
+) -> dict[str, Any] | None:
+    """Convert a SavedModel by a route; None, or what went wrong."""
+    _load_tensorflow()
+    from keras_sparse_ortho.export._routes import route_named
+
+    batches = None if representative is None else lambda: _batches(representative, inputs)
+    try:
+        content = route_named(route).convert(saved_model, batches)
+    except Exception as error:
+        return _failure(error)
+    Path(result).write_bytes(content)
+    return None
+
+
+def run(
+    file: str,
+    xnnpack: bool,
+    sample: str,
+    input_names: list[str],
+    output_names: list[str],
+    batch_size: int,
+    result: str,
+) -> int | None:
+    """Run a sample through a file as a user would, one batch at a time, and save the outputs.
+
+    Returns:
+        The bytes by which loading the file raised the peak of this process' memory, which is
+        what it is only in a fresh process; None where the system does not tell.
+    """
+    import ai_edge_litert.interpreter  # noqa: F401 - no part of what loading the file takes
+    import numpy as np
+
+    with np.load(sample) as data:
+        arrays = [data[f"arr_{i}"] for i in range(len(input_names))]
+    before = _memory(reset=True)
+    interpreter = _interpreter(file, xnnpack)
+    interpreter.allocate_tensors()
+    runner = interpreter.get_signature_runner("serving_default")
+    peak = _memory()
+    details = runner.get_input_details()
+    for name, array in zip(input_names, arrays, strict=True):
+        # The interpreter would resize the file's input to whatever it is given, in silence.
+        want, shape = [batch_size, *array.shape[1:]], details[name]["shape"].tolist()
+        if want != shape:
+            raise ValueError(f"input {name} must have shape {want}. Received: shape={shape}")
+    outputs: list[list[np.ndarray]] = [[] for _ in output_names]
+    for start in range(0, len(arrays[0]), batch_size):
+        batch = {n: a[start : start + batch_size] for n, a in zip(input_names, arrays, strict=True)}
+        answers = runner(**batch)
+        for collected, name in zip(outputs, output_names, strict=True):
+            collected.append(answers[name].copy())
+    np.savez(result, *[np.concatenate(collected) for collected in outputs])
+    return None if before is None or peak is None else peak - before
+
+
+def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
+    """Check that all data of a file lie in it, run it once on zeros, and read its signature."""
+    import numpy as np
+    from ai_edge_litert import schema_py_generated as schema
+
+    content = Path(file).read_bytes()
+    model = schema.Model.GetRootAs(content, 0)
+    for k in range(model.BuffersLength()):
+        buffer = model.Buffers(k)
+        if buffer.DataLength():
+            buffer.DataAsNumpy()  # raises where the data would end beyond the file
+        if buffer.Offset() + buffer.Size() > len(content):
+            raise ValueError(f"buffer {k} ends beyond the file")
+    runner = _interpreter(file, xnnpack).get_signature_runner()
+    inputs = runner.get_input_details()
+    outputs = runner(**{n: np.zeros(d["shape"], d["dtype"]) for n, d in inputs.items()})
+    return {
+        "xnnpack": xnnpack,
+        "inputs": [
+            {"name": n, "shape": d["shape"].tolist(), "dtype": np.dtype(d["dtype"]).name}
+            for n, d in inputs.items()
+        ],
+        "outputs": [{"name": n, "shape": list(a.shape)} for n, a in outputs.items()],
+    }
+
+
+def bench(
+    file: str, xnnpack: bool, threads: int, inputs: str, input_names: list[str], calls: int
+) -> list[float]:
+    """Milliseconds of some calls of a file, which stays loaded for the next job of this kind.
+
+    One process for each file, because they are not independent: after XNNPACK has run int8
+    layers in a process, LiteRT's built-in kernels are up to three times slower there (measured
+    on an AVX-512 machine: 0.048 ms alone, 0.148 ms in turn with a file that XNNPACK runs).
+    """
+    interpreter = _warm_interpreter(file, xnnpack, threads, inputs, tuple(input_names))
+    interpreter.invoke()  # the other files have used the caches meanwhile
+    times = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        interpreter.invoke()
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    task.__name__: task for task in (trace, convert, run, inspect, bench)
+}
+
+
+def serve() -> None:
+    """Answer jobs until standard input ends; an exception of a job is its answer."""
+    # Libraries print to standard output, so the answers go to a copy that only this line knows.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(jobs,), daemon=True).start()
+    while True:
+        job = json.loads(jobs.get())
+        try:
+            answer = {"answer": TASKS[job.pop("task")](**job)}
+        except Exception as error:
+            lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+            answer = {"error": lines[-1]}
+        answers.write("\x1e" + json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _read(jobs: "queue.SimpleQueue[str]") -> None:
+    """Hand on the lines of standard input; at its end, end the process, whatever it is doing.
+
+    The pipe closes when the parent dies, by SIGKILL as well.
+    """
+    for line in sys.stdin:
+        jobs.put(line)
+    os._exit(0)
+
+
+@functools.cache
+def _load_tensorflow() -> None:
+    """Import what conversions need, and keep Python from looking for garbage in it.
+
+    Tracing and converting collect garbage explicitly, which would take two thirds of their time.
+    """
+    import tensorflow  # noqa: F401
+
+    import keras_sparse_ortho.export._routes  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+
+
+def _load(keras_file: str, modules: list[str]) -> Any:
+    import keras
+
+    try:
+        return keras.saving.load_model(keras_file, compile=False, safe_mode=False)
+    except Exception:
+        # Registered objects are found once their module is imported, which is done only where
+        # it is needed: importing a user's module may have effects.
+        for name in modules:
+            importlib.import_module(name)
+        return keras.saving.load_model(keras_file, compile=False, safe_mode=False)
+
+
+def _batches(representative: str, inputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    import numpy as np
+
+    with np.load(representative) as data:
+        arrays = [data[f"arr_{i}"] for i in range(len(inputs))]
+    rows = inputs[0]["shape"][0]
+    for start in range(0, len(arrays[0]) - rows + 1, rows):
+        yield {
+            spec["name"]: array[start : start + rows]
+            for spec, array in zip(inputs, arrays, strict=True)
+        }
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    text = str(error)
+    missing = re.findall(r"(?:TF Select|Custom) ops: (.+)", text)
+    return {
+        "message": f"{type(error).__name__}: {text[:1000]}",
+        "missing_ops": sorted({op for line in missing for op in line.split(", ")}),
+    }
+
+
+def _interpreter(file: str, xnnpack: bool, threads: int | None = None) -> Any:
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    return Interpreter(
+        model_path=file,
+        num_threads=threads,
+        experimental_op_resolver_type=OpResolverType.AUTO if xnnpack else resolver,
+    )
+
+
+@functools.cache
+def _warm_interpreter(
+    file: str, xnnpack: bool, threads: int, inputs: str, input_names: tuple[str, ...]
+) -> Any:
+    import numpy as np
+
+    interpreter = _interpreter(file, xnnpack, threads)
+    interpreter.allocate_tensors()
+    details = interpreter.get_signature_runner().get_input_details()
+    with np.load(inputs) as data:
+        for k, name in enumerate(input_names):
+            interpreter.set_tensor(details[name]["index"], data[f"arr_{k}"])
+    for _ in range(3):
+        interpreter.invoke()
+    return interpreter
+
+
+def _memory(reset: bool = False) -> int | None:
+    """Peak of this process' resident memory in bytes, after `reset` the present one.
+
+    None but on Linux: `getrusage` has the parent's peak in it.
+    """
+    try:
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5")
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return 1024 * int(peak)
+
+
+if __name__ == "__main__":
+    serve()
