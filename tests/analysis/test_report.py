@@ -77,6 +77,22 @@ def test_a_stripped_model_has_the_orthogonality_and_flops_of_the_wrapped_one():
         assert theirs.live <= ours.live  # trainable zeros are live only in the mask
 
 
+def test_trained_kernels_and_random_ones_have_no_orthogonality_error(tmp_path):
+    model = sparse()
+    assert all(row.orthogonality_error < 1e-6 for row in kso.report(model).rows)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert all(row.orthogonality_error < 1e-6 for row in kso.report(loaded).rows)
+    assert "|G - I|" in str(kso.report(loaded))
+    kernel = model.get_layer("hidden").layer.kernel
+    kernel.assign(keras.ops.multiply(kernel, 1.001))
+    errors = {row.path: row.orthogonality_error for row in kso.report(model).rows}
+    assert [path for path, error in errors.items() if error is None] == ["hidden/kernel"]
+    random = kso.sparsify(network(), 0.2, initializer="random_sparse", seed=0)
+    assert {row.orthogonality_error for row in kso.report(random).rows} == {None}
+    assert "|G - I|" not in str(kso.report(random))
+
+
 def test_the_orthogonality_errors_can_be_left_out():
     summary = kso.report(network(), orthogonality=False)
     assert {row.orthogonality_error for row in summary.rows} == {None}
