@@ -109,6 +109,12 @@ def refuse_separate_targets(call: str, separate: tuple[Any, ...]) -> None:
         )
 
 
+def is_batched(data: Any) -> bool:
+    """Whether data come in batches, and are no arrays or structures of them."""
+    structure = isinstance(data, tuple | list | dict) or data is None
+    return not structure and (callable(data) or _is_iterator(data) or _is_dataset(data))
+
+
 def samples(batch: Batch) -> int:
     """Samples in a batch."""
     return int(keras.tree.flatten(batch[0])[0].shape[0])

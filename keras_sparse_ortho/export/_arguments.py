@@ -11,10 +11,15 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._data import first_batches, is_batched
 from keras_sparse_ortho.export._plain_model import plain_model
 from keras_sparse_ortho.export._routes import ROUTES, Route, route_for, route_named
-from keras_sparse_ortho.export._signature import Signature, signature_of
+from keras_sparse_ortho.export._signature import Signature, leaves, signature_of
 from keras_sparse_ortho.export._verification import keras_outputs
+
+# Of a data set as many are taken, which is enough to calibrate on.
+_BATCHES = 16
+
 
 MODES = ("small", "fast", "sparse", "auto")
 
@@ -216,7 +221,7 @@ def _representative(
         )
     if data is None:
         return None
-    arrays = signature.flatten(data, "representative_data")
+    arrays = signature.flatten(inputs_of(data, signature), "representative_data")
     if len(arrays[0]) < signature.batch_size:
         raise ValueError(
             "`representative_data` must fill at least one batch. Received: "
@@ -229,7 +234,17 @@ def _sample(
     signature: Signature, sample: Any, representative: list[np.ndarray] | None, seed: int
 ) -> list[np.ndarray]:
     if sample is not None:
-        return signature.flatten(sample, "sample")
+        return signature.flatten(inputs_of(sample, signature), "sample")
     if representative is not None:
         return [array[: signature.default_rows] for array in representative]
     return signature.random_sample(seed)
+
+
+def inputs_of(data: Any, signature: Signature) -> Any:
+    """The inputs alone of data that come with targets, as a tuple for `fit` or as batches."""
+    if isinstance(data, tuple) and len(leaves(data)) != len(signature.inputs):
+        return data[0]
+    if is_batched(data):
+        inputs = [x for x, _, _ in first_batches(data, batches=_BATCHES)]
+        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *inputs)
+    return data

@@ -80,9 +80,10 @@ def export_litert(
             try static int8 only with it): arrays of shape
             `(rows, *input shape)`, nested like the inputs or a dict by input name, to calibrate
             the activations on. 100 to 500 rows of real data are usual. Rows that do not fill a
-            last batch are left out.
+            last batch are left out. `(x, y)` or a data set will do as well.
         batch_size: Rows that one call of the file takes.
-        sample: Arrays of shape `(rows, *input shape)` to compare on, nested likewise. Default:
+        sample: Arrays of shape `(rows, *input shape)` to compare on, nested likewise; `(x, y)` or
+            batches, as `fit` takes them, of which the inputs are used. Default:
             the first rows of `representative_data`, else 8 standard normal rows (more for a
             larger batch). Needed where an input is of integers, and for subclassed models.
         tolerance: The largest error that is let through, in the measure of the route. Let d be

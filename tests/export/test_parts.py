@@ -5,10 +5,18 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.export import WeightZeros
+from keras_sparse_ortho.export._arguments import inputs_of
 from keras_sparse_ortho.export._plain_model import float32_clone
-from keras_sparse_ortho.export._signature import leaves, nesting_of, pack, unique_names
+from keras_sparse_ortho.export._signature import (
+    leaves,
+    nesting_of,
+    pack,
+    signature_of,
+    unique_names,
+)
 from keras_sparse_ortho.export._verification import compare, lost_zeros, sparse_kernels
 
+L = keras.layers
 pytestmark = pytest.mark.tensorflow_only
 
 
@@ -150,3 +158,27 @@ def test_calls_of_an_export_stay_in_eleven_files(tiny_export):
     _, files = tiny_export
     assert {"_export_litert.py", "_conversion.py", "_verification.py"} < files
     assert len(files) <= 11, sorted(files)
+
+
+def test_data_with_targets_are_handed_over_as_for_fit():
+    a, b, y = np.arange(12.0).reshape(6, 2), np.arange(18.0).reshape(6, 3), np.zeros(6)
+    one = signature_of(keras.Sequential([keras.Input((2,)), L.Dense(1)]), 1, None)
+    halves = [(a[:4], y[:4]), (a[4:], y[4:])]
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return halves[index]
+
+    for given in (a, (a, y), (a, y, y), lambda: iter(halves), Batches(), iter(halves)):
+        [found] = one.flatten(inputs_of(given, one), "sample")
+        np.testing.assert_array_equal(found, a)
+    inputs = [keras.Input((2,)), keras.Input((3,))]
+    model = keras.Model(inputs, L.Dense(1)(L.Concatenate()(inputs)))
+    two = signature_of(model, 1, None)
+    for given in ([a, b], (a, b), ([a, b], y), lambda: iter([([a, b], y)])):
+        found = two.flatten(inputs_of(given, two), "sample")
+        for value, expected in zip(found, (a, b), strict=True):
+            np.testing.assert_array_equal(value, expected)
