@@ -70,7 +70,7 @@ def train(net: str, method: str, density: float, seed: int, data: Dataset, optio
     if method == "str":
         plan["budget_file"].parent.mkdir(parents=True, exist_ok=True)
         kso.Budget.from_model(model).save(plan["budget_file"])
-    weights = kso.prunable_weights(model)
+    weights = kso.prunable_weights(model, flops=True)
     return {
         "net": net,
         "method": method,

@@ -20,9 +20,7 @@ def check_density(density: Any, name: str = "density") -> float:
     except (TypeError, ValueError):
         value = np.nan
     if not 0.0 < value <= 1.0:  # also refuses NaN
-        raise DensityError(
-            f"`{name}` is a live fraction, which must be in (0, 1]. Received: {name}={density!r}"
-        )
+        raise DensityError(f"`{name}` must be in (0, 1]. Received: {name}={density!r}")
     return value
 
 

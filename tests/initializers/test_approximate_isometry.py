@@ -49,7 +49,7 @@ def test_progress_can_be_seen(capsys):
 
 def test_refusals():
     mask = np.ones((4, 4), bool)
-    with pytest.raises(DensityError, match=r"live fraction.*Received: density=None"):
+    with pytest.raises(DensityError, match=r"must be in .*Received: density=None"):
         ApproximateIsometry(None)
     with pytest.raises(DensityError, match=r"`mask` has its own density.*density=0.5"):
         ApproximateIsometry(0.5, mask=mask)

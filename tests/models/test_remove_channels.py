@@ -392,6 +392,5 @@ def test_the_file_loads_without_the_package(tmp_path):
     small = kso.remove_channels(model)
     small.save(tmp_path / "plain.keras")
     np.save(tmp_path / "x.npy", x)
-    files = [str(tmp_path / name) for name in ("plain.keras", "x.npy", "y.npy")]
-    subprocess.run([sys.executable, "-c", BLOCKED, *files], check=True, cwd=tmp_path)
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), outputs(model, x), atol=1e-5)
+    subprocess.run([sys.executable, "-c", BLOCKED, "plain"], check=True, cwd=tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "plain.npy"), outputs(model, x), atol=1e-5)

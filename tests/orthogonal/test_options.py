@@ -10,7 +10,7 @@ pytestmark = pytest.mark.numpy_only
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"taps": "center"}, r'`taps` must be "center", "shift" or "cascade". Received: taps='),
+        ({"taps": "middle"}, r'`taps` must be "center", "shift" or "cascade". Received: taps='),
         ({"norms": "unit"}, r'`norms` must be None or "equal". Received: norms=\'unit\''),
         ({"start": None}, r'`start` must be "covering" or "published". Received: start=None'),
         ({"taps": "shift", "center_density": 0.3}, r"are for taps=\"center\". Received: taps="),

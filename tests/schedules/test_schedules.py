@@ -80,7 +80,7 @@ def test_a_density_is_a_constant_schedule():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Cubic(0.0, 0, 10), r"`density` .*must be in \(0, 1\]\. Received: density=0.0"),
+        (lambda: Cubic(0.0, 0, 10), r"`density` must be in \(0, 1\]\. Received: density=0.0"),
         (lambda: Cubic(0.1, 0, 10, initial_density=1.2), "Received: density=1.2"),
         (lambda: Cubic(0.1, 10, 10), "must come after `begin_step`.*Received: begin_step=10"),
         (lambda: Cubic(0.1, -1, 10), "`begin_step`.*at least 0.*Received: begin_step=-1"),
