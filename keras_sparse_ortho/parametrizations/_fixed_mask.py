@@ -162,4 +162,4 @@ class FixedMask(Masked):
 
 def _digest(value: np.ndarray) -> int:
     # The sum turns -0.0, which a mask writes as 0.0, into that.
-    return zlib.crc32((value + 0.0).data)
+    return zlib.crc32(np.ascontiguousarray(value + 0.0).data)

@@ -173,7 +173,7 @@ def test_the_density_of_the_center_tap():
     # Lowered to what the kernel's count leaves, and lifted to what orthogonality needs.
     assert center(0.05, 1.0) <= 0.05 * 9
     assert center(0.005, None) == 32 / 1024
-    with pytest.raises(ValueError, match=r"`center_density` must be in None, .*Received"):
+    with pytest.raises(ValueError, match=r"`center_density` must be None, .*Received"):
         check(shape, 0.3, center_density="more")
     with pytest.raises(DensityError, match="`center_density` must be in"):
         check(shape, 0.3, center_density=2.0)
