@@ -24,6 +24,8 @@ PACKAGE = "keras_sparse_ortho"
 # Most of a test's time is tracing, on one core. Stealing keeps neighbours, which share fixtures,
 # with one worker until the other has nothing left.
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
+# The blocks of a page share their names.
+TWO_FILES_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
 
 
 @dataclass
@@ -48,11 +50,12 @@ def python(*arguments: str, **env: str) -> bool:
     return run(sys.executable, *arguments, **env)
 
 
-def pytest(backend: str, *arguments: str) -> Result:
-    """Run pytest on a Keras backend and count what it ran."""
+def pytest(backend: str, *arguments: str, **env: str) -> Result:
+    """Run pytest on a Keras backend, with `env` in the environment, and count what it ran."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
-        ok = python("-m", "pytest", "-q", f"--junitxml={report}", *arguments, KERAS_BACKEND=backend)
+        command = ("-m", "pytest", "-q", f"--junitxml={report}", *arguments)
+        ok = python(*command, KERAS_BACKEND=backend, **env)
         if not report.exists():
             return Result(False, note="no report: pytest did not start")
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
@@ -79,7 +82,7 @@ def types(_: list[str]) -> Result:
 def docs(_: list[str]) -> Result:
     """The examples in docstrings, README.md and docs/."""
     texts = [name for name in ("README.md", "docs") if (ROOT / name).exists()]
-    return pytest("tensorflow", "--doctest-modules", PACKAGE, *texts)
+    return pytest("tensorflow", "--doctest-modules", PACKAGE, *texts, *TWO_FILES_AT_A_TIME)
 
 
 def tensorflow(options: list[str]) -> Result:
@@ -89,12 +92,23 @@ def tensorflow(options: list[str]) -> Result:
 
 def jax(options: list[str]) -> Result:
     """The backend-neutral part of the suite."""
-    return pytest("jax", "tests", *TWO_AT_A_TIME, *options)
+    with tempfile.TemporaryDirectory() as cache:
+        # Runs that are compared with each other, or resumed, are compiled once.
+        return pytest(
+            "jax",
+            "tests",
+            *TWO_AT_A_TIME,
+            *options,
+            JAX_COMPILATION_CACHE_DIR=cache,
+            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+            JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+        )
 
 
 def torch(options: list[str]) -> Result:
     """The part of the suite that is marked ``core``."""
-    return pytest("torch", "tests", *options)
+    # Two processes of one thread each: the tensors are too small to share out.
+    return pytest("torch", "tests", *TWO_AT_A_TIME, *options, OMP_NUM_THREADS="1")
 
 
 def wheel(_: list[str]) -> Result:

@@ -1,6 +1,7 @@
 """Kernels that are drawn while a wrapped layer is built, with their masks."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,20 +23,21 @@ class _Recorder:
     def __init__(self, initializer: SparseInitializer, layout: KernelLayout | None) -> None:
         self.initializer = initializer
         self.layout = layout if initializer.layout is None else None
-        self.mask: np.ndarray | None = None
+        # By shape: a layer may have several weights from one initializer, which for a shape gives
+        # the same values at every call.
+        self._masks: dict[tuple[int, ...], np.ndarray] = {}
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
         # In a scope that only traces, Keras asks for a placeholder each time the value is read.
         if are_weights_set_later() or in_stateless_scope():
             return keras.ops.zeros(shape, dtype=dtype)
-        kernel, self.mask = self.initializer.sample(shape, dtype, self.layout)
+        kernel, mask = self.initializer.sample(shape, dtype, self.layout)
+        self._masks[tuple(shape)] = mask
         return keras.ops.convert_to_tensor(kernel)
 
-    def take_mask(self) -> np.ndarray:
-        """The mask, which is not kept any longer."""
-        assert self.mask is not None
-        mask, self.mask = self.mask, None
-        return mask
+    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
+        """The mask that was drawn for a shape."""
+        return self._masks[shape]
 
 
 class RecordedDraws:
@@ -54,7 +56,7 @@ class RecordedDraws:
         """What gives the mask of a weight, `None` if its initializer is not recorded."""
         attribute = initializer_attribute(weight.owner, weight.variable.name)
         recorder = self._recorders.get((id(weight.owner), str(attribute)))
-        return None if recorder is None else recorder.take_mask
+        return None if recorder is None else functools.partial(recorder.mask, weight.shape)
 
 
 @contextlib.contextmanager

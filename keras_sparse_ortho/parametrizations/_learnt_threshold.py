@@ -1,6 +1,7 @@
 """`LearntThreshold`: the base of parametrizations with a trainable threshold."""
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -71,7 +72,7 @@ class LearntThreshold(Parametrization):
     ) -> None:
         """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
         weight.finite_raw_value()
-        self._weight = weight
+        self._weight = dataclasses.replace(weight, drawn_mask=None)
         self.s = add_weight(
             name="s",
             shared=shared,

@@ -1,6 +1,7 @@
 """The base of parametrizations with a stored mask."""
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -80,4 +81,6 @@ class Masked(Parametrization):
             return keras.ops.zeros(shape, dtype="bool")
         mask = self._initial_mask()
         self._clear(mask)
+        # From here on the variable holds it.
+        self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return keras.ops.convert_to_tensor(mask)
