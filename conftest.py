@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before anything imports Keras or a backend. An explicit setting of the user wins.
@@ -88,12 +89,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_keras_state() -> None:
+def _fresh_keras_state() -> Iterator[None]:
     """Start each test with fixed seeds, no used-up layer names, and the float32 policy."""
     keras = sys.modules.get("keras")
     if keras is not None:  # a pure NumPy run need not pay for the import
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(0)
+        keras.config.set_dtype_policy("float32")
+    yield
+    if keras is not None:  # fixtures of the next module are made before this one runs again
         keras.config.set_dtype_policy("float32")
 
 
