@@ -1,5 +1,6 @@
 """Keras initializers that draw a kernel together with its mask."""
 
+from keras_sparse_ortho.initializers._activation_gain import activation_gain as activation_gain
 from keras_sparse_ortho.initializers._approximate_isometry import (
     ApproximateIsometry as ApproximateIsometry,
 )
