@@ -2,14 +2,21 @@
 
     python benchmarks/methods.py                                  # the small CNN, the whole grid
     python benchmarks/methods.py --net resnet20 --methods dense eoi_erk rigl
+    python benchmarks/methods.py --tune                           # each at its best learning rate
     python benchmarks/methods.py --summary                        # the table of what is there
 
 Settings stand in `methods.toml`. Every finished run is a line of `results/methods.jsonl`; runs that
 are there are not repeated, so the script can be killed, started again, and run in parts. The table
 goes to `results/methods.md`, with the time ratios that `methods_time.py` has measured.
+
+With `--tune` (lines in `results/tuned.jsonl`) each method first trains at each density with all
+`learning_rates`, with the first seed and without the last tenth of the training set; the one of
+the highest accuracy there is that of its runs, which train on the whole set. The test set is
+looked at by these alone.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -18,11 +25,13 @@ import statistics
 import tomllib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# AI's many small products: with two threads that wait for each other they take 100 times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
 from example_data import Dataset, load
-from methods_table import METHODS
+from methods_table import DENSE, METHODS
 from networks import NETWORKS
 from timing import machine, markdown
 
@@ -34,18 +43,29 @@ TIMES = "methods_time.json"
 Run = dict
 
 
-def build(net: str, method: str, density: float, seed: int, data: Dataset, options: dict) -> tuple:
+def build(
+    net: str,
+    method: str,
+    density: float,
+    seed: int,
+    data: Dataset,
+    options: dict,
+    learning_rate: float | None = None,
+) -> tuple:
     """A fresh network under a method, compiled; its callbacks; and the plan of the run."""
     keras.utils.set_random_seed(seed)
     steps = len(data.x_train) // options["batch_size"] * options["epochs"]
-    dense = NETWORKS[net](data.x_train.shape[1:], data.classes, options["filters"])
+    dense = NETWORKS[net](data.x_train.shape[1:], data.classes, options)
     frequency = min(options["frequency"], max(steps // 10, 1))
     plan = {"density": density, "seed": seed, "steps": steps, "frequency": frequency}
     plan |= {"data": (data.x_train, data.y_train), "batch_size": options["batch_size"]}
+    if "activation" in options:
+        plan["gain"] = kso.analysis.critical_gain(options["activation"], options["bias_std"])
     name = f"{net}_{options['epochs']}_epochs_str_{density}_{seed}.csv"
     plan["budget_file"] = options["budgets"] / name
     model, callbacks = METHODS[method](dense, plan)
-    rate = keras.optimizers.schedules.CosineDecay(options["learning_rate"], steps)
+    rate = learning_rate or options["learning_rate"]
+    rate = keras.optimizers.schedules.CosineDecay(rate, steps)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(
         keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=options["jit"]
@@ -53,19 +73,47 @@ def build(net: str, method: str, density: float, seed: int, data: Dataset, optio
     return model, callbacks, plan
 
 
-def train(net: str, method: str, density: float, seed: int, data: Dataset, options: dict) -> Run:
-    """One run: a fresh network, the method, training, the test set."""
-    keras.utils.clear_session()
-    model, callbacks, plan = build(net, method, density, seed, data, options)
+def fit(model: keras.Model, callbacks: list, data: Dataset, options: dict) -> None:
+    """Trains on whole batches: one compilation."""
     kept = len(data.x_train) // options["batch_size"] * options["batch_size"]
     model.fit(
-        data.x_train[:kept],  # whole batches: one compilation
+        data.x_train[:kept],
         data.y_train[:kept],
         batch_size=options["batch_size"],
         epochs=options["epochs"],
         verbose=0,
         callbacks=callbacks,
     )
+
+
+def live_channels(model: keras.Model, images: np.ndarray) -> list[list[int]]:
+    """Of each ReLU layer, how many channels differ between some images or places, and of all."""
+    layers = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
+    if not layers:
+        return []
+    ends = []
+    for layer in layers:
+        places = tuple(range(1, len(layer.output.shape) - 1))
+        ends += [keras.ops.min(layer.output, places), keras.ops.max(layer.output, places)]
+    found = keras.Model(model.inputs, ends).predict(images, batch_size=100, verbose=0)
+    pairs = zip(found[::2], found[1::2], strict=True)
+    varies = [high.max(axis=0) > low.min(axis=0) for low, high in pairs]
+    return [[int(channels.sum()), channels.size] for channels in varies]
+
+
+def train(
+    net: str,
+    method: str,
+    density: float,
+    seed: int,
+    data: Dataset,
+    options: dict,
+    learning_rate: float | None = None,
+) -> Run:
+    """One run: a fresh network, the method, training, the test set."""
+    keras.utils.clear_session()
+    model, callbacks, plan = build(net, method, density, seed, data, options, learning_rate)
+    fit(model, callbacks, data, options)
     accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
     if method == "str":
         plan["budget_file"].parent.mkdir(parents=True, exist_ok=True)
@@ -80,10 +128,60 @@ def train(net: str, method: str, density: float, seed: int, data: Dataset, optio
         "live": sum(weight.live for weight in weights),
         "size": sum(weight.size for weight in weights),
         "flops": sum(weight.sparse_flops or 0 for weight in weights),
+        "live_channels": live_channels(model, data.x_test[:1000]),
         "epochs": options["epochs"],
+        "learning_rate": learning_rate,
         "jit": options["jit"],
         "backend": keras.backend.backend(),
     }
+
+
+def without_tenth(data: Dataset) -> Dataset:
+    """The training set without its last tenth, which is there in place of the test set."""
+    kept = len(data.x_train) * 9 // 10
+    return dataclasses.replace(
+        data,
+        x_train=data.x_train[:kept],
+        y_train=data.y_train[:kept],
+        x_test=data.x_train[kept:],
+        y_test=data.y_train[kept:],
+    )
+
+
+def chosen_rate(
+    lines: pathlib.Path, net: str, method: str, density: float, data: Dataset, options: dict
+) -> float:
+    """The learning rate of the highest validation accuracy; trains what is not there yet."""
+    there = {
+        (run["method"], identity(run)[3], run["net"], run["epochs"], run["learning_rate"]): run
+        for run in finished(lines)
+        if "validation" in run
+    }
+    accuracies = {}
+    for rate in options["learning_rates"]:
+        key = method, None if method in DENSE else density, net, options["epochs"], rate
+        if key not in there:
+            seed = options["seeds"][0]
+            run = train(net, method, density, seed, without_tenth(data), options, rate)
+            run["validation"] = run.pop("accuracy")
+            append(lines, run)
+            there[key] = run
+        accuracies[rate] = there[key]["validation"]
+    return max(accuracies, key=accuracies.__getitem__)
+
+
+def append(lines: pathlib.Path, run: Run) -> None:
+    """Writes a finished run, and says so."""
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    with lines.open("a") as file:
+        file.write(json.dumps(run) + "\n")
+    kind = "validation" if "validation" in run else "accuracy"
+    rate = "" if run["learning_rate"] is None else f" learning rate {run['learning_rate']}"
+    print(
+        f"{run['net']} {run['method']} density {run['density']} seed {run['seed']}{rate}: "
+        f"{kind} {run[kind]:.4f}",
+        flush=True,
+    )
 
 
 def finished(lines: pathlib.Path) -> list[Run]:
@@ -99,13 +197,13 @@ def finished(lines: pathlib.Path) -> list[Run]:
 
 def identity(run: Run) -> tuple:
     """What tells runs apart; a dense network has no density."""
-    density = None if run["method"] == "dense" else run["density"]
+    density = None if run["method"] in DENSE else run["density"]
     return run["net"], run["epochs"], run["method"], density, run["seed"]
 
 
 def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, options: dict) -> None:
     """Trains what is asked for and not there yet, `str` before what takes its budget."""
-    there = {identity(run) for run in finished(lines)}
+    there = {identity(run) for run in finished(lines) if "accuracy" in run}
     order = sorted(grid["methods"], key=list(METHODS).index)
     for seed, density, method in itertools.product(grid["seeds"], grid["densities"], order):
         wanted = {"net": net, "method": method, "density": density, "seed": seed}
@@ -113,18 +211,15 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
         if identity(wanted) in there:
             continue
         try:
-            run = train(net, method, density, seed, data, options)
+            rate = None
+            if options["tune"]:
+                rate = chosen_rate(lines, net, method, density, data, options)
+            run = train(net, method, density, seed, data, options, rate)
         except BudgetError as error:  # a mask that leaves a layer nothing: no run, and no line
             print(f"{net} {method} density {density} seed {seed}: {error}", flush=True)
             continue
         there.add(identity(run))
-        lines.parent.mkdir(parents=True, exist_ok=True)
-        with lines.open("a") as file:
-            file.write(json.dumps(run) + "\n")
-        print(
-            f"{net} {method} density {density} seed {seed}: accuracy {run['accuracy']:.4f}",
-            flush=True,
-        )
+        append(lines, run)
 
 
 def _mean(values: list[float], scale: float = 1.0) -> str:
@@ -136,7 +231,7 @@ def _mean(values: list[float], scale: float = 1.0) -> str:
 
 def table(runs: list[Run], ratios: dict[str, float]) -> str:
     """Mean and standard deviation over the seeds, for each method and density."""
-    densities = {run["density"] for run in runs if run["method"] != "dense"}
+    densities = {run["density"] for run in runs if run["method"] not in DENSE}
     densities = sorted(densities, reverse=True)
     rows = []
     for density, method in itertools.product([None, *densities], METHODS):
@@ -152,28 +247,42 @@ def table(runs: list[Run], ratios: dict[str, float]) -> str:
                 f"{len(mine)}",
                 f"{np.mean([run['live'] / run['size'] for run in mine]):.4f}",
                 f"{flops:.3f}",
+                _channels([run.get("live_channels") or [] for run in mine]),
                 f"{ratios[method]:.2f}" if method in ratios else "-",
+                ", ".join(sorted({f"{run.get('learning_rate') or '-'}" for run in mine})),
             ]
         )
-    header = ["density", "method", "test accuracy [%]", "seeds", "reached", "MFLOPs", "time ratio"]
-    return markdown(header, rows)
+    header = ["density", "method", "test accuracy [%]", "seeds", "reached", "MFLOPs"]
+    return markdown([*header, "live channels", "time ratio", "learning rate"], rows)
 
 
-def summarize(lines: pathlib.Path, settings: dict) -> str:
+def _channels(runs: list[list[list[int]]]) -> str:
+    """Mean numbers of live channels, one by one for few layers, else in all."""
+    if not all(runs):
+        return "-"
+    live, most = np.mean(runs, axis=0).T
+    if len(live) > 4:
+        return f"{live.sum():.0f} of {most.sum():.0f}"
+    return "/".join(f"{count:.0f}" for count in live)
+
+
+def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     """The text of `results/methods.md`."""
-    runs = finished(lines)
-    text = f"# Methods on Fashion-MNIST\n\n{machine()}, Keras {keras.__version__} on "
+    runs = [run for run in finished(lines) if "accuracy" in run]
+    text = f"# {title}\n\n{machine()}, Keras {keras.__version__} on "
     text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam, cosine decay. "
     text += "Mean and standard deviation over seeds. `reached` is the live fraction in the end, "
-    text += "MFLOPs are multiply-adds of the live entries for one sample. The time ratio is that "
-    text += "of training against the dense network, without compilation and what sets up an epoch, "
-    text += "timed apart and interleaved by `methods_time.py` at one density. A method without a "
-    text += "row has not been run, or left a layer without any live entry (layer collapse).\n"
+    text += "MFLOPs are multiply-adds of the live entries for one sample. Live channels are those "
+    text += "after ReLU that are not constant over 1000 test images, in the end. The time ratio is "
+    text += "that of training against the dense network, without compilation and what sets up an "
+    text += "epoch, timed apart and interleaved by `methods_time.py` at one density. A method "
+    text += "without a row has not been run, or left a layer without any live entry (collapse).\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
     for net, epochs in sorted({identity(run)[:2] for run in runs}):
         mine = [run for run in runs if identity(run)[:2] == (net, epochs)]
-        about = ", ".join(f"{key} {settings[net][key]}" for key in ("filters", "batch_size"))
+        keys = ("filters", "width", "depth", "activation", "batch_size", "learning_rates")
+        about = ", ".join(f"{key} {settings[net][key]}" for key in keys if key in settings[net])
         compiled = sorted({run["jit"] for run in mine})
         about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)
         timed = ratios.get(net, {})
@@ -183,45 +292,58 @@ def summarize(lines: pathlib.Path, settings: dict) -> str:
     return text
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
-    settings = tomllib.loads((HERE / "methods.toml").read_text())
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--net", choices=settings, default="cnn")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+def command_line(
+    arguments: list[str] | None, name: str, title: str, nets: list[str] | None, tune: bool
+) -> None:
+    """Runs what is asked for, and writes the table.
+
+    Args:
+        arguments: Of the command line.
+        name: Of the settings in this folder, and of the results.
+        title: Of the table.
+        nets: The networks by default; `None` for all.
+        tune: Whether learning rates are chosen by default.
+    """
+    settings = tomllib.loads((HERE / f"{name}.toml").read_text())
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--net", nargs="+", choices=settings, default=nets or list(settings))
+    parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--densities", nargs="+", type=float)
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--dataset", choices=["digits", "fashion_mnist"])
     parser.add_argument("--samples", type=int, help="train on so many samples only")
-    parser.add_argument("--epochs", type=int, help="instead of those of methods.toml")
+    parser.add_argument("--epochs", type=int, help="instead of those of the settings")
+    parser.add_argument("--depth", type=int, help="instead of that of the settings")
     parser.add_argument("--no-jit", action="store_true", help="without XLA")
-    parser.add_argument("--out", type=pathlib.Path, default=HERE / "results" / "methods.jsonl")
+    parser.add_argument("--tune", action=argparse.BooleanOptionalAction, default=tune)
+    parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--summary", action="store_true", help="only write the table")
     given = parser.parse_args(arguments)
-    options = dict(settings[given.net])
-    options["jit"] = not given.no_jit
-    options["budgets"] = given.out.parent / "budgets"
-    if given.epochs:
-        options["epochs"] = given.epochs
-    if not given.summary:
+    file = "tuned" if given.tune and not tune else name
+    out = given.out or HERE / "results" / f"{file}.jsonl"
+    for net in [] if given.summary else given.net:
+        options = dict(settings[net])
+        options |= {"jit": not given.no_jit, "budgets": out.parent / "budgets", "tune": given.tune}
+        options |= {key: getattr(given, key) for key in ("epochs", "depth") if getattr(given, key)}
         data = load(given.dataset or options["dataset"])
         if given.samples:
-            data = Dataset(
-                data.name,
-                data.x_train[: given.samples],
-                data.y_train[: given.samples],
-                data.x_test[: given.samples],
-                data.y_test[: given.samples],
-            )
+            cut = slice(given.samples)
+            parts = (data.x_train[cut], data.y_train[cut], data.x_test[cut], data.y_test[cut])
+            data = Dataset(data.name, *parts)
         grid = {
-            "methods": given.methods,
+            "methods": given.methods or options.get("methods") or list(METHODS),
             "densities": given.densities or options["densities"],
             "seeds": given.seeds or options["seeds"],
         }
-        run_missing(given.out, given.net, grid, data, options)
-    text = summarize(given.out, settings)
-    given.out.with_suffix(".md").write_text(text, encoding="utf-8")
+        run_missing(out, net, grid, data, options)
+    text = summarize(out, settings, title)
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    command_line(arguments, "methods", "Methods on Fashion-MNIST", ["cnn"], tune=False)
 
 
 if __name__ == "__main__":

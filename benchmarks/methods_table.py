@@ -1,16 +1,117 @@
 """The methods of methods.py: from a dense network to a model and its callbacks.
 
-`plan` holds density, seed, steps of the whole run, frequency, data, batch_size and budget_file.
+`plan` holds density, seed, steps of the whole run, frequency, data, batch_size, budget_file, and
+gain: what the activation of a network without normalization asks for, `None` in others. There
+orthogonal kernels have the gain 1, and the others their usual scale.
 """
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import BudgetError
+from keras_sparse_ortho.initializers import (
+    ApproximateIsometry,
+    ExactOrthogonal,
+    RamanujanOrthogonal,
+    RandomSparse,
+    SparseInitializer,
+)
 
 Method = Callable[[Any, dict[str, Any]], tuple[Any, list[Any]]]
+Pattern = str | SparseInitializer
+
+
+def scaled(gain: float | None) -> Pattern:
+    """A random mask, each output scaled to its live fan-in."""
+    if gain is None:
+        return RandomSparse(None, "glorot_uniform", rescale=True)
+    dense = keras.initializers.VarianceScaling(gain**2, "fan_in", "untruncated_normal", seed=0)
+    return RandomSparse(None, dense, rescale=True)
+
+
+INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
+    "base_erk": lambda gain: "random_sparse",
+    "base_scaled": scaled,
+    "base_orthogonal": lambda gain: RandomSparse(
+        None, keras.initializers.Orthogonal(gain or 1.0, seed=0)
+    ),
+    "ai": lambda gain: ApproximateIsometry(1.0, gain or 1.0, max_iterations=300),
+    "eoi_published": lambda gain: ExactOrthogonal(gain=gain or 1.0, start="published"),
+    "eoi_erk": lambda gain: ExactOrthogonal(gain=gain or 1.0),
+    "eoi_center": lambda gain: ExactOrthogonal(gain=gain or 1.0, center_density="more_nonzeros"),
+    "eoi_auto": lambda gain: ExactOrthogonal(gain="auto", taps="auto"),
+    "eoi_shift": lambda gain: ExactOrthogonal(gain="auto", taps="shift"),
+}
+"""What draws kernels and fixed masks, by name, for a gain:
+
+- base_erk: the usual initializer times a random mask; base_scaled: scaled to the live fan-in;
+  base_orthogonal: a dense orthogonal kernel times a random mask, the baseline of the EOI paper;
+- ai: a random mask, made as orthogonal as it can be (Lee et al.);
+- eoi_published: exactly orthogonal as published; eoi_erk: without dead outputs; eoi_center: with
+  denser center taps (`more_nonzeros`); eoi_auto: gain and taps by what follows each layer;
+  eoi_shift: all on all taps.
+"""
+
+
+def sparse(name: str, model: Any, plan: dict[str, Any]) -> Any:
+    """The model with kernels of an entry of `INITIALIZERS`, ERK."""
+    pattern = INITIALIZERS[name](plan.get("gain"))
+    with warnings.catch_warnings():
+        # Their number stands in the table.
+        warnings.filterwarnings("ignore", "These kernels have outputs", UserWarning)
+        return kso.sparsify(model, plan["density"], "erk", pattern, seed=plan["seed"])
+
+
+def fixed(name: str) -> Method:
+    """Fixed masks."""
+    return lambda model, plan: (sparse(name, model, plan), [])
+
+
+def rigl_from(name: str) -> Method:
+    """RigL, ERK."""
+
+    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+        callback = kso.callbacks.RigL(
+            plan["data"], plan["batch_size"], plan["frequency"], 0.3, seed=plan["seed"]
+        )
+        return sparse(name, model, plan), [callback]
+
+    return method
+
+
+def sao(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """SAO in the square kernels, at the degree nearest to ERK's; the others as `base_scaled`."""
+    gain = plan.get("gain")
+    weights = kso.prunable_weights(model)
+    erk = kso.budgets.erk(model, plan["density"], orthogonal=False)
+    square = {}
+    for weight in weights:
+        inputs, outputs = weight.layout.matrix_shape(weight.shape)
+        if inputs == outputs:
+            wanted = erk.counts[weight.path] / outputs
+            degrees = [k for k in range(1, outputs + 1) if outputs % k == 0]
+            degree = min(degrees, key=lambda k: abs(math.log(k / wanted)))
+            square[weight.path] = degree * outputs / weight.size
+    if not square:
+        raise BudgetError("SAO needs square kernels. Received: a model that has none")
+    pattern, seed = RamanujanOrthogonal(1, gain or 1.0), plan["seed"]
+    model = kso.sparsify(model, None, square, pattern, seed=seed, include=[*square])
+    rest = {path: density for path, density in erk.items() if path not in square}
+    with warnings.catch_warnings():
+        # The clone that the first call gives has initializers with other seeds.
+        warnings.filterwarnings("ignore", "sparsify draws the kernels anew", UserWarning)
+        return kso.sparsify(model, None, rest, scaled(gain), seed=seed, include=[*rest]), []
+
+
+def dense_orthogonal(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """Dense orthogonal kernels, at the center tap of convolutions (delta-orthogonal)."""
+    pattern = ExactOrthogonal(gain=plan.get("gain") or 1.0)
+    return kso.strip(kso.sparsify(model, 1.0, "uniform", pattern, seed=plan["seed"])), []
 
 
 def dense(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -22,17 +123,6 @@ def learnt_thresholds(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]
     """STR with the density asked for."""
     model = kso.parametrize(model, kso.parametrizations.SoftThreshold())
     return model, [kso.callbacks.TargetDensity(plan["density"], frequency=plan["frequency"])]
-
-
-def eoi_erk(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Exactly orthogonal, fixed masks, ERK."""
-    return kso.sparsify(model, plan["density"], "erk", seed=plan["seed"]), []
-
-
-def eoi_center(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """As `eoi_erk`, with the reference's denser center taps (`more_nonzeros`)."""
-    pattern = kso.initializers.ExactOrthogonal(1.0, center_density="more_nonzeros")
-    return kso.sparsify(model, plan["density"], "erk", pattern, seed=plan["seed"]), []
 
 
 def snip(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -49,14 +139,12 @@ def synflow(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 
 def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Exactly orthogonal, fixed masks, the densities that STR ended with on the same seed."""
-    budget = kso.Budget.load(plan["budget_file"])
+    """Exactly orthogonal, fixed masks, the densities that STR ended with on the same seed.
+
+    Lifted, so that no output is dead.
+    """
+    budget = kso.budgets.lift(model, kso.Budget.load(plan["budget_file"]))
     return kso.sparsify(model, budget=budget, seed=plan["seed"]), []
-
-
-def base_erk(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """The usual initializer times a random mask, ERK."""
-    return kso.sparsify(model, plan["density"], "erk", "random_sparse", seed=plan["seed"]), []
 
 
 def magnitude(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -78,29 +166,26 @@ def straight_through(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 def evolutionary(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """SET from an exactly orthogonal start, ERK."""
     callback = kso.callbacks.SET(plan["frequency"], 0.3, seed=plan["seed"])
-    return eoi_erk(model, plan)[0], [callback]
-
-
-def rigged(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """RigL from an exactly orthogonal start, ERK."""
-    callback = kso.callbacks.RigL(
-        plan["data"], plan["batch_size"], plan["frequency"], 0.3, seed=plan["seed"]
-    )
-    return eoi_erk(model, plan)[0], [callback]
+    return sparse("eoi_erk", model, plan), [callback]
 
 
 METHODS: dict[str, Method] = {
     "dense": dense,
+    "dense_orthogonal": dense_orthogonal,
     "str": learnt_thresholds,
-    "eoi_erk": eoi_erk,
-    "eoi_center": eoi_center,
+    **{name: fixed(name) for name in INITIALIZERS},
+    "sao": sao,
     "eoi_str": eoi_str,
-    "base_erk": base_erk,
     "snip": snip,
     "synflow": synflow,
     "gmp": magnitude,
     "dnw": straight_through,
     "set": evolutionary,
-    "rigl": rigged,
+    "rigl": rigl_from("eoi_erk"),
+    "rigl_auto": rigl_from("eoi_auto"),
+    "rigl_random": rigl_from("base_erk"),
 }
 """By name, in the order in which they are run: `str` before what takes its budget."""
+
+DENSE = ("dense", "dense_orthogonal")
+"""Those without a density."""

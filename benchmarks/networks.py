@@ -1,9 +1,11 @@
-"""The networks of methods.py."""
+"""The networks of methods.py and deep.py: `(shape, classes, options) -> model`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
+
+from keras_sparse_ortho.layers import CircularPadding
 
 L = keras.layers
 
@@ -18,8 +20,9 @@ def _normalization(name: str) -> Any:
     return L.BatchNormalization(momentum=0.9, name=name)
 
 
-def cnn(shape: tuple[int, ...], classes: int, filters: Sequence[int]) -> keras.Model:
+def cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
     """3x3 convolutions with batch normalization, all but the last with stride 2."""
+    filters = options["filters"]
     x = inputs = keras.Input(shape)
     for k, width in enumerate(filters):
         x = _convolution(width, 3, 1 if k == len(filters) - 1 else 2, f"conv_{k}")(x)
@@ -28,8 +31,9 @@ def cnn(shape: tuple[int, ...], classes: int, filters: Sequence[int]) -> keras.M
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
-def resnet20(shape: tuple[int, ...], classes: int, filters: Sequence[int]) -> keras.Model:
+def resnet20(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
     """He et al. (2016), section 4.2 with n = 3, with projections where the width changes."""
+    filters = options["filters"]
     x = inputs = keras.Input(shape)
     x = _convolution(filters[0], 3, 1, "stem")(x)
     x = L.ReLU()(_normalization("stem_norm")(x))
@@ -48,4 +52,42 @@ def resnet20(shape: tuple[int, ...], classes: int, filters: Sequence[int]) -> ke
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
-NETWORKS = {"cnn": cnn, "resnet20": resnet20}
+def deep_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+    """A projection, `depth` square layers of `width` units, a head; nothing normalizes."""
+    bias = keras.initializers.RandomNormal(stddev=options["bias_std"])
+    x = inputs = keras.Input(shape)
+    x = L.Flatten()(x)
+    x = L.Rescaling((options["width"] / x.shape[-1]) ** 0.5)(x)
+    for k in range(options["depth"] + 1):
+        dense = L.Dense(options["width"], bias_initializer=bias, name=f"dense_{k}")
+        x = L.Activation(options["activation"])(dense(x))
+    return keras.Model(inputs, L.Dense(classes, name="head")(x))
+
+
+def deep_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+    """`depth + 1` circular 3x3 convolutions of `width` channels, the first two with stride 2.
+
+    Images are halved and framed, so that 28 x 28 ones have 16 x 16 pixels: both strides are exact.
+    """
+    bias = keras.initializers.RandomNormal(stddev=options["bias_std"])
+    x = inputs = keras.Input(shape)
+    x = CircularPadding(1)(L.AveragePooling2D(2)(x))
+    for k in range(options["depth"] + 1):
+        strides = 2 if k < 2 else 1
+        convolution = L.Conv2D(
+            options["width"], 3, strides, padding="valid", bias_initializer=bias, name=f"conv_{k}"
+        )
+        x = L.Activation(options["activation"])(convolution(CircularPadding(1)(x)))
+    x = L.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, L.Dense(classes, name="head")(x))
+
+
+Network = Callable[[tuple[int, ...], int, dict[str, Any]], keras.Model]
+
+NETWORKS: dict[str, Network] = {
+    "cnn": cnn,
+    "resnet20": resnet20,
+    "deep_mlp": deep_mlp,
+    "deep_mlp_relu": deep_mlp,
+    "deep_cnn": deep_cnn,
+}

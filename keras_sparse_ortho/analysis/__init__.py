@@ -1,8 +1,5 @@
 """What came out: density, parameters, FLOPs and orthogonality of every kernel."""
 
-from keras_sparse_ortho.analysis._critical_gain import CriticalPoint as CriticalPoint
-from keras_sparse_ortho.analysis._critical_gain import critical_gain as critical_gain
-from keras_sparse_ortho.analysis._critical_gain import critical_point as critical_point
 from keras_sparse_ortho.analysis._jacobian import (
     jacobian_singular_values as jacobian_singular_values,
 )
@@ -11,6 +8,9 @@ from keras_sparse_ortho.analysis._orthogonality import orthogonality_error as or
 from keras_sparse_ortho.analysis._plot_history import plot_history as plot_history
 from keras_sparse_ortho.analysis._report import report as report
 from keras_sparse_ortho.analysis._sparsity_report import SparsityReport as SparsityReport
+from keras_sparse_ortho.initializers import CriticalPoint as CriticalPoint
+from keras_sparse_ortho.initializers import critical_gain as critical_gain
+from keras_sparse_ortho.initializers import critical_point as critical_point
 
 __all__ = [
     "CriticalPoint",

@@ -1,10 +1,12 @@
 """How far a kernel is from orthogonal."""
 
 import math
+from typing import Any
 
 import numpy as np
 
 from keras_sparse_ortho.initializers import KernelLayout
+from keras_sparse_ortho.orthogonal import center_of, to_polyphase
 
 
 def orthogonality_error(
@@ -19,7 +21,9 @@ def orthogonality_error(
 
     and 0 for an exactly orthogonal one. A convolution with more than one tap is orthogonal in this
     sense if the sum over taps `s` of `K_s^T K_{s + shift}` is, for every shift of the taps (its
-    operator with circular padding and stride 1).
+    operator with circular padding). One with strides is read as what it is, a convolution of
+    stride 1 between the phases of the stride (`keras_sparse_ortho.orthogonal.to_polyphase`),
+    unless all its entries are at the center tap: that is the matrix there, whatever the stride.
 
     Args:
         kernel: Kernel in Keras layout.
@@ -35,7 +39,10 @@ def orthogonality_error(
     0.1
     """
     layout = KernelLayout.convolution() if layout is None else layout
-    canonical = layout.to_canonical(np.asarray(kernel, dtype=np.float64))
+    kernel = np.asarray(kernel, dtype=np.float64)
+    canonical = layout.to_canonical(kernel)
+    if layout.strides and _leaves_center(canonical):
+        canonical = to_polyphase(kernel, layout)
     *taps, rows, columns = canonical.shape[2:]
     matrices = canonical.reshape(-1, *taps, rows, columns)
     worst = 0.0
@@ -49,6 +56,12 @@ def orthogonality_error(
         gram[0] -= square * np.eye(gram.shape[-1])
         worst = max(worst, float(np.abs(gram).max()) / square)
     return worst
+
+
+def _leaves_center(canonical: np.ndarray) -> bool:
+    """Whether there are nonzero entries at other taps than the center."""
+    center: Any = (slice(None), slice(None), *center_of(canonical.shape))
+    return bool(np.count_nonzero(canonical) > np.count_nonzero(canonical[center]))
 
 
 def _gram_by_shift(matrix: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:

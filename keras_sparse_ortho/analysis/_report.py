@@ -2,20 +2,26 @@
 
 from typing import Any
 
+import numpy as np
+
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._sparsity_report import Row, SparsityReport
-from keras_sparse_ortho.initializers import is_as_drawn
+from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.orthogonal import dead_outputs
 from keras_sparse_ortho.parametrizations import FixedMask
 
 
 def report(model: Any, *, orthogonality: bool | str = True) -> SparsityReport:
-    """Parameters, density, FLOPs and orthogonality of every kernel of a model, with totals.
+    """Parameters, density, FLOPs, orthogonality and dead outputs of every kernel of a model.
 
     For kernel `k`: `density = live / size`; FLOPs are multiply-adds for one sample, counted once
     each as in the tables of the STR and RigL papers, `size * positions` for the dense kernel and
-    `live * positions` for the sparse one.
+    `live * positions` for the sparse one. `dead_outputs` counts the outputs whose effective kernel
+    is all zero, which after ReLU never wake; `gain` and `taps` are those of the initializer that
+    drew the kernel, as `sparsify` has chosen them. These have columns in the table where they tell
+    something: any dead output, any gain but 1, any taps but the center.
 
     Args:
         model: A built Keras model; wrapped, stripped or dense.
@@ -53,6 +59,9 @@ def report(model: Any, *, orthogonality: bool | str = True) -> SparsityReport:
                 flops=weight.flops,
                 sparse_flops=weight.sparse_flops,
                 orthogonality_error=_orthogonality(weight, orthogonality),
+                dead_outputs=_dead_outputs(weight),
+                gain=getattr(_drawn_by(weight), "gain", None),
+                taps=getattr(_drawn_by(weight), "taps", None),
             )
         )
     return SparsityReport(tuple(rows), name=str(getattr(model, "name", "")))
@@ -65,13 +74,27 @@ def _orthogonality(weight: PrunableWeight, which: bool | str) -> float | None:
     return orthogonality_error(weight.value(), weight.layout)
 
 
-def _is_as_drawn(weight: PrunableWeight) -> bool:
+def _drawn_by(weight: PrunableWeight) -> SparseInitializer | None:
+    """The sparse initializer that drew a kernel and its mask, `None` for others."""
     mask = weight.parametrization
     if isinstance(mask, FixedMask):
-        drawn_by, fresh = mask.drawn_by, mask.is_as_drawn
-    else:
-        drawn_by, fresh = weight.initializer, lambda: is_as_drawn(weight)
-        # To compare, it is drawn once more, which for an approximate one may take minutes.
-        if mask is not None or getattr(drawn_by, "isometry", None) != "exact":
-            return False
-    return drawn_by is not None and drawn_by.isometry is not None and fresh()
+        return mask.drawn_by
+    own = weight.initializer if mask is None else None
+    return own if isinstance(own, SparseInitializer) else None
+
+
+def _is_as_drawn(weight: PrunableWeight) -> bool:
+    drawn_by = _drawn_by(weight)
+    if drawn_by is None or drawn_by.isometry is None:
+        return False
+    mask = weight.parametrization
+    if isinstance(mask, FixedMask):
+        return mask.is_as_drawn()
+    # To compare, it is drawn once more, which for an approximate one may take minutes.
+    return drawn_by.isometry == "exact" and is_as_drawn(weight)
+
+
+def _dead_outputs(weight: PrunableWeight) -> int:
+    if len(weight.shape) < 2 and weight.layout is None:  # of a layer that names its own weights
+        return int(np.count_nonzero(weight.value() == 0))
+    return dead_outputs(weight.value(), weight.layout)

@@ -22,6 +22,9 @@ class Row:
     flops: int | None
     sparse_flops: int | None
     orthogonality_error: float | None
+    dead_outputs: int = 0
+    gain: float | None = None
+    taps: str | None = None
 
     @property
     def density(self) -> float:
@@ -101,12 +104,11 @@ class SparsityReport:
         # Without a least width, a terminal of 80 columns would leave no room for the names.
         longest = max([len(row.path) for row in self.rows], default=0)
         table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), 24))
-        titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs"]
-        orthogonal = any(row.orthogonality_error is not None for row in self.rows)
-        for title in [*titles, "|G - I|"] if orthogonal else titles:
+        told = {title: cells for title, cells in self._columns().items() if any(cells)}
+        titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", *told]
+        for title in titles:
             table.add_column(title, justify="right", no_wrap=True)
-        for row in self.rows:
-            error = row.orthogonality_error
+        for k, row in enumerate(self.rows):
             table.add_row(
                 row.path,
                 "x".join(map(str, row.shape)),
@@ -115,7 +117,7 @@ class SparsityReport:
                 f"{row.density:.4f}",
                 _number(row.flops),
                 _number(row.sparse_flops),
-                *(["" if error is None else f"{error:.1e}"] if orthogonal else []),
+                *(cells[k] for cells in told.values()),
             )
         table.add_section()
         table.add_row(
@@ -128,6 +130,19 @@ class SparsityReport:
             _number(self.sparse_flops),
         )
         return table
+
+    def _columns(self) -> dict[str, list[str]]:
+        """Columns by title that are shown only if they tell something: all empty, if not."""
+        errors = [row.orthogonality_error for row in self.rows]
+        gains = [row.gain for row in self.rows]
+        taps = [row.taps or "" for row in self.rows]
+        chosen = {gain for gain in gains if gain is not None} - {1.0}
+        return {
+            "|G - I|": ["" if error is None else f"{error:.1e}" for error in errors],
+            "dead\noutputs": [str(row.dead_outputs or "") for row in self.rows],
+            "gain": [f"{gain:.4g}" if chosen and gain is not None else "" for gain in gains],
+            "taps": taps if set(taps) - {"", "center"} else ["" for _ in taps],
+        }
 
     def __str__(self) -> str:
         stream = io.StringIO()

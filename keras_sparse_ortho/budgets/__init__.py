@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from keras_sparse_ortho.budgets._allocation import Orthogonal as Orthogonal
 from keras_sparse_ortho.budgets._allocation import allocate as allocate
 from keras_sparse_ortho.budgets._allocation import fit_structure as fit_structure
 from keras_sparse_ortho.budgets._allocation import lift as lift
+from keras_sparse_ortho.budgets._allocation import needs_of as needs_of
 from keras_sparse_ortho.budgets._budget import Budget as Budget
 from keras_sparse_ortho.budgets._shares import er as er
 from keras_sparse_ortho.budgets._shares import erk as erk

@@ -5,9 +5,13 @@ from typing import Any
 
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError, LayoutError
+from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.models import weights_of
-from keras_sparse_ortho.orthogonal import Structure, apportion, least_count, live_count
+from keras_sparse_ortho.orthogonal import apportion, live_count
+
+Orthogonal = bool | SparseInitializer | Mapping[str, SparseInitializer]
+"""Whether kernels are to be exactly orthogonal; or what draws them, for all or by weight path."""
 
 
 def allocate(
@@ -15,22 +19,24 @@ def allocate(
     density: float,
     relative: Sequence[float],
     *,
-    orthogonal: bool,
+    orthogonal: Orthogonal,
     dense: Sequence[str] = (),
 ) -> Budget:
     """Densities proportional to `relative`, with exactly `round(density * total)` live entries.
 
-    Weight `k` gets `clip(scale * relative_k * size_k, least_k, size_k)` entries, with the one
+    Weight `k` gets `clip(scale * relative_k * size_k, covering_k, size_k)` entries, with the one
     `scale` for which these sum to the total; fractions are rounded by largest remainder. So a
     weight that would pass density 1 is dense, and one whose share is too small for an orthogonal
-    kernel is lifted to the least that is possible; the others are rescaled to keep the total.
+    kernel without dead outputs is lifted to the least count of one; the others are rescaled to
+    keep the total. A total that is too small for that is shared out between the bounds `least_k`
+    of an orthogonal kernel and `covering_k`, so that as few outputs are dead as it allows.
 
     Args:
         weights: The weights.
         density: Global live fraction over all of them.
         relative: Density of each weight relative to the others.
         orthogonal: Whether every kernel must be able to be exactly orthogonal; else each keeps at
-            least one live entry.
+            least one live entry. Or what is to draw the kernels.
         dense: Paths of weights that stay dense.
 
     Raises:
@@ -41,23 +47,26 @@ def allocate(
     size = sum(weight.size for weight in weights)
     total = live_count(density, size)
     upper = [weight.size for weight in weights]
-    least = [least_count(w.shape, w.layout) if orthogonal else 1 for w in weights]
-    lower = [w.size if w.path in dense else few for w, few in zip(weights, least, strict=True)]
-    if total < sum(lower):
+    given = [w.path in dense for w in weights]
+    least, covering = (
+        [full if all_of_it else few for full, all_of_it, few in zip(upper, given, row, strict=True)]
+        for row in needs_of(weights, orthogonal)
+    )
+    if total < sum(least):
         what = "exactly orthogonal kernels" if orthogonal else "a live entry in every weight"
         what += " and the weights that stay dense" if dense else ""
         raise BudgetError(
-            f"The least global density that leaves room for {what} is {sum(lower) / size:.6g}. "
+            f"The least global density that leaves room for {what} is {sum(least) / size:.6g}. "
             f"Received: density={density!r}"
         )
     wanted = [share * weight.size for share, weight in zip(relative, weights, strict=True)]
-    counts = _clipped_shares(total, wanted, lower, upper)
+    counts = _clipped_shares(total, wanted, *bounds_for(total, least, covering, upper))
     unbounded = _clipped_shares(total, wanted, [0] * len(weights), upper)
-    lifted = [
-        w.path
-        for w, few, share in zip(weights, least, unbounded, strict=True)
-        if orthogonal and share < few and w.path not in dense
-    ]
+    lifted = {
+        w.path: share
+        for w, share, count, enough in zip(weights, unbounded, counts, covering, strict=True)
+        if orthogonal and share < min(count, enough) and w.path not in dense
+    }
     return Budget(
         {w.path: count / w.size for w, count in zip(weights, counts, strict=True)},
         {w.path: w.size for w in weights},
@@ -65,18 +74,25 @@ def allocate(
     )
 
 
-def lift(model: Any, budget: Budget) -> Budget:
+def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:
     """The budget nearest to another one that exactly orthogonal kernels can have.
 
-    An orthogonal kernel cannot be sparser than `least_density` of its shape, and methods that
-    learn or score densities do not take that into account. Here weight `k` gets
-    `clip(scale * density_k * size_k, least_k, size_k)` live entries, with the one `scale` that
-    keeps the global count: weights below their least density get it, and the others give entries
-    up in proportion. `Budget.lifted` names those that were lifted.
+    An orthogonal kernel needs `least_count` live entries, and `covering_count` for none of its
+    outputs to be zero (a unit after ReLU that is zero never wakes). Methods that learn or score
+    densities do not take that into account. Here weight `k` gets
+
+        clip(scale * density_k * size_k, covering_k, size_k)
+
+    live entries, with the one `scale` that keeps the global count: weights below what they need
+    get it, and the others give entries up in proportion. A global count that is too small for all
+    outputs is shared out between `least_k` and `covering_k`. `Budget.lifted_from` says what was
+    lifted, and from which count.
 
     Args:
         model: A built Keras model, or a list of `PrunableWeight`, with the weights of the budget.
         budget: Densities, e.g. those that STR, SNIP or a published table ends with.
+        initializer: What is to draw the kernels, if not `ExactOrthogonal()`: with other `norms`,
+            `taps` or `start` a kernel needs another count.
 
     Raises:
         BudgetError: A budget for other weights; a global count below what orthogonal kernels need.
@@ -85,46 +101,49 @@ def lift(model: Any, budget: Budget) -> Budget:
 
     >>> import keras
     >>> import keras_sparse_ortho as kso
-    >>> model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(100, name="a"),
+    >>> model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(200, name="a"),
     ...                           keras.layers.Dense(10, name="b")])
-    >>> lift(model, kso.Budget({"a/kernel": 0.002, "b/kernel": 0.5}))
-    <Budget of 2 weights, density 0.0472727, 520 of 11000 live
-      a/kernel  0.01        100 of 10000  (lifted to the least orthogonal density)
-      b/kernel  0.42        420 of 1000>
+    >>> lift(model, kso.Budget({"a/kernel": 0.006, "b/kernel": 0.5}))
+    <Budget of 2 weights, density 0.0883333, 1060 of 12000 live
+      a/kernel  0.02        200 of 10000  (lifted from 60)
+      b/kernel  0.43        860 of 2000>
     """
     weights = [weight for weight in weights_of(model) if weight.path in budget]
     plan = budget.for_weights(weights)
     relative = [plan[weight.path] for weight in weights]
-    return allocate(weights, plan.live / plan.size, relative, orthogonal=True)
+    return allocate(weights, plan.live / plan.size, relative, orthogonal=initializer or True)
 
 
 def fit_structure(
-    plan: Budget, weights: Sequence[PrunableWeight], structures: Mapping[str, Structure | None]
+    plan: Budget, weights: Sequence[PrunableWeight], patterns: Mapping[str, SparseInitializer]
 ) -> Budget:
-    """`plan` within the bounds of the structures, every count a multiple of its unit.
+    """`plan` within the bounds of structures, every count a multiple of its unit.
 
-    The total is at most that of the plan, and less than it by less than the smallest unit of the
-    weights that are not full.
+    No kernel has dead outputs, where the total allows. It is at most that of the plan, and less
+    than it by less than the smallest unit of the weights that are not full.
 
     Args:
         plan: Densities of the weights.
         weights: The weights, all of which are to be exactly orthogonal.
-        structures: By path; `None` for a weight without a structure.
+        patterns: By path what is to draw them, with a structure or without.
 
     Raises:
         LayoutError: A weight that its structure does not fit; the message names it.
         BudgetError: A total that the structures do not allow, with the densities that they do.
     """
-    bounds = [_bounds(weight, structures[weight.path]) for weight in weights]
-    units, lower, upper = ([int(row[k]) for row in bounds] for k in range(3))
-    if not sum(lower) <= plan.live <= sum(upper):
-        names = sorted({str(structure) for structure in structures.values() if structure})
+    rows = [_structured(weight, patterns[weight.path]) for weight in weights]
+    units, least, covering, most = ([row[k] for row in rows] for k in range(4))
+    if not sum(least) <= plan.live <= sum(most):
+        found = (getattr(pattern, "structure", None) for pattern in patterns.values())
+        names = sorted({str(structure) for structure in found if structure})
         raise BudgetError(
             f"Exactly orthogonal kernels with the structure {', '.join(names)} allow global "
-            f"densities from {sum(lower) / plan.size:.6g} to {sum(upper) / plan.size:.6g}. "
+            f"densities from {sum(least) / plan.size:.6g} to {sum(most) / plan.size:.6g}. "
             f"Received: density={plan.density:.6g}"
         )
-    wanted = _clipped_shares(plan.live, [plan.counts[w.path] for w in weights], lower, upper)
+    lower, upper = bounds_for(plan.live, least, covering, most)
+    given = [plan.counts[w.path] for w in weights]
+    wanted = _clipped_shares(plan.live, given, lower, upper)
     # The bounds are multiples of the units, so rounding down keeps them.
     counts = [count - count % unit for count, unit in zip(wanted, units, strict=True)]
     left = plan.live - sum(counts)
@@ -134,13 +153,17 @@ def fit_structure(
             left -= units[k]
     # Less than a unit of each is left, which weights of smaller units can take.
     for k in sorted(range(len(counts)), key=lambda k: units[k]):
-        more = min(left, upper[k] - counts[k]) // units[k] * units[k]
+        more = min(left, most[k] - counts[k]) // units[k] * units[k]
         counts[k] += more
         left -= more
+    lifted = dict(plan.lifted_from)
+    for weight, share, count, few in zip(weights, given, counts, lower, strict=True):
+        if share < few <= count:
+            lifted.setdefault(weight.path, share)
     return Budget(
         {w.path: c / w.size for w, c in zip(weights, counts, strict=True)},
         {w.path: w.size for w in weights},
-        plan.lifted,
+        lifted,
     )
 
 
@@ -173,13 +196,48 @@ def _clipped_shares(
     return counts
 
 
-def _bounds(weight: PrunableWeight, structure: Structure | None) -> tuple[int, int, int]:
-    """Unit, least and most of the live entries of a weight."""
+def _structured(weight: PrunableWeight, pattern: SparseInitializer) -> tuple[int, int, int, int]:
+    """Unit of the live entries of a weight; the least, the least without dead outputs, the most."""
+    (least,), (covering,) = needs_of([weight], pattern)
+    structure = getattr(pattern, "structure", None)
     if structure is None:
-        return 1, least_count(weight.shape, weight.layout), weight.size
-    shape = (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
+        return 1, least, covering, weight.size
+    layout = axes_for(weight, pattern) or pattern.resolve_layout(weight.shape)
+    shape = (layout or KernelLayout.convolution()).canonical_shape(weight.shape)
+    return structure.unit(shape), least, covering, structure.most(shape)
+
+
+def needs_of(
+    weights: Sequence[PrunableWeight], orthogonal: Orthogonal
+) -> tuple[list[int], list[int]]:
+    """Fewest live entries of each weight, and fewest with which no output of it is dead."""
+    pairs = [_needs(weight, orthogonal) for weight in weights]
+    return [least for least, _ in pairs], [covering for _, covering in pairs]
+
+
+def bounds_for(
+    total: int, least: Sequence[int], covering: Sequence[int], most: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Lower and upper bounds of counts that leave as few outputs dead as `total` allows.
+
+    Where it is enough for all outputs of all weights, none gets fewer than `covering`; else none
+    gets more, as what one weight has beyond that is missing to another.
+    """
+    if total >= sum(covering):
+        return list(covering), list(most)
+    return list(least), list(covering)
+
+
+def _needs(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int]:
+    if isinstance(orthogonal, bool):
+        if not orthogonal:
+            return 1, 1
+        initializer: SparseInitializer = ExactOrthogonal(seed=0)
+    elif isinstance(orthogonal, Mapping):
+        initializer = orthogonal[weight.path]
+    else:
+        initializer = orthogonal
     try:
-        structure.check(shape)
+        return initializer.least_counts(weight.shape, axes_for(weight, initializer))
     except LayoutError as error:
         raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
-    return structure.unit(shape), structure.least(shape), structure.most(shape)

@@ -14,7 +14,7 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
 
-_COLUMNS = ("weight", "density", "size", "lifted")
+_COLUMNS = ("weight", "density", "size", "lifted", "lifted_from")
 
 
 class Budget(Mapping[str, float]):
@@ -27,8 +27,9 @@ class Budget(Mapping[str, float]):
         densities: From weight path to density, in (0, 1].
         sizes: From weight path to number of entries; needed for counts before the budget is
             applied to a model.
-        lifted: Paths of the weights whose share was below the least density that an exactly
-            orthogonal kernel can have, and that got that density instead.
+        lifted: Paths of the weights that got more than their share, because an exactly orthogonal
+            kernel (without dead outputs) needs it; or a dict from these to the live entries of
+            their share, which is then `lifted_from`.
 
     Raises:
         BudgetError: A density outside (0, 1], a size for a weight without a density, no weights.
@@ -45,7 +46,7 @@ class Budget(Mapping[str, float]):
         self,
         densities: Mapping[str, float],
         sizes: Mapping[str, int] | None = None,
-        lifted: Sequence[str] = (),
+        lifted: Sequence[str] | Mapping[str, int | None] = (),
     ) -> None:
         if not densities:
             raise BudgetError(f"A budget needs weights. Received: densities={densities!r}")
@@ -56,7 +57,9 @@ class Budget(Mapping[str, float]):
             except DensityError as error:
                 raise BudgetError(f"In the budget of '{path}': {error}") from None
         self.sizes = {str(path): int(size) for path, size in (sizes or {}).items()}
-        self.lifted = tuple(lifted)
+        known = lifted if isinstance(lifted, Mapping) else dict.fromkeys(lifted)
+        self.lifted_from: dict[str, int | None] = dict(known)
+        self.lifted = tuple(known)
         unknown = [p for p in (*self.sizes, *self.lifted) if p not in self._densities]
         if unknown:
             raise BudgetError(f"`sizes` and `lifted` name unknown weights. Received: {unknown}")
@@ -128,7 +131,7 @@ class Budget(Mapping[str, float]):
                     f"The weight '{path}' of {sizes[path]} entries would have no live one. "
                     f"Received: density={density}"
                 )
-        return Budget(self._densities, sizes, self.lifted)
+        return Budget(self._densities, sizes, self.lifted_from)
 
     @classmethod
     def from_model(cls, model: Any) -> "Budget":
@@ -142,15 +145,15 @@ class Budget(Mapping[str, float]):
         return cls({w.path: w.density for w in weights}, {w.path: w.size for w in weights})
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the budget as `.csv` (weight, density, size, lifted) or `.json`."""
+        """Writes the budget as `.csv` or `.json`: weight, density, size, lifted, lifted_from."""
         path = pathlib.Path(path)
-        lifted = set(self.lifted)
         rows = [
             {
                 "weight": name,
                 "density": density,
                 "size": self.sizes.get(name),
-                "lifted": name in lifted,
+                "lifted": name in self.lifted_from,
+                "lifted_from": self.lifted_from.get(name),
             }
             for name, density in self.items()
         ]
@@ -174,7 +177,7 @@ class Budget(Mapping[str, float]):
         rows = _json_rows(path) if _suffix(path) == ".json" else _csv_rows(path)
         densities: dict[str, float] = {}
         sizes: dict[str, int] = {}
-        lifted: list[str] = []
+        lifted: dict[str, int | None] = {}
         for place, row in rows:
             try:
                 name = row["weight"]
@@ -184,7 +187,8 @@ class Budget(Mapping[str, float]):
                 if row.get("size") not in (None, ""):
                     sizes[name] = int(row["size"])
                 if row.get("lifted") not in (None, "", "0", 0, False):
-                    lifted.append(name)
+                    share = row.get("lifted_from")
+                    lifted[name] = None if share in (None, "") else int(share)
             except (KeyError, TypeError, ValueError) as error:
                 raise BudgetError(f"{path}, {place}: {error}. Received: {row!r}") from None
         return cls(densities, sizes, lifted)
@@ -193,11 +197,12 @@ class Budget(Mapping[str, float]):
         width = max(len(path) for path in self)
         known = len(self.sizes) == len(self)
         total = f", density {self.density:.6g}, {self.live} of {self.size} live" if known else ""
-        lifted = set(self.lifted)
         lines = [f"<Budget of {len(self)} weights{total}"]
         for path, density in self.items():
             count = f"  {self.counts[path]} of {self.sizes[path]}" if known else ""
-            note = "  (lifted to the least orthogonal density)" if path in lifted else ""
+            share = self.lifted_from.get(path)
+            note = "" if path not in self.lifted_from else "  (lifted)"
+            note = note if share is None else f"  (lifted from {share})"
             lines.append(f"  {path:<{width}}  {density:<10.6g}{count}{note}")
         return "\n".join(lines) + ">"
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from keras_sparse_ortho.budgets._allocation import allocate
+from keras_sparse_ortho.budgets._allocation import Orthogonal, allocate
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import weights_of
@@ -17,7 +17,7 @@ def uniform(
     dense_last: bool = False,
     include: Selection = None,
     exclude: Selection = None,
-    orthogonal: bool = True,
+    orthogonal: Orthogonal = True,
 ) -> Budget:
     """Every weight has the same density `d`.
 
@@ -32,7 +32,8 @@ def uniform(
         dense_last: Whether the last weight stays dense.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights not.
-        orthogonal: Whether weights are lifted to the least density of an orthogonal kernel.
+        orthogonal: Whether weights are lifted to what an exactly orthogonal kernel without dead
+            outputs needs (see `lift`); or the initializer that is to draw the kernels.
 
     Raises:
         BudgetError: A global density that the bounds do not allow.
@@ -60,7 +61,7 @@ def er(
     *,
     include: Selection = None,
     exclude: Selection = None,
-    orthogonal: bool = True,
+    orthogonal: Orthogonal = True,
 ) -> Budget:
     """Erdos-Renyi: density of a layer in proportion to `(in + out) / (in * out)`.
 
@@ -73,7 +74,8 @@ def er(
             `round(density * size)`.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights not.
-        orthogonal: Whether weights are lifted to the least density of an orthogonal kernel.
+        orthogonal: Whether weights are lifted to what an exactly orthogonal kernel without dead
+            outputs needs (see `lift`); or the initializer that is to draw the kernels.
 
     Raises:
         BudgetError: A global density that the bounds do not allow.
@@ -102,7 +104,7 @@ def erk(
     *,
     include: Selection = None,
     exclude: Selection = None,
-    orthogonal: bool = True,
+    orthogonal: Orthogonal = True,
 ) -> Budget:
     """Erdos-Renyi-Kernel: density in proportion to `sum(dims) / prod(dims)` of the kernel.
 
@@ -115,7 +117,8 @@ def erk(
             `round(density * size)`.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights not.
-        orthogonal: Whether weights are lifted to the least density of an orthogonal kernel.
+        orthogonal: Whether weights are lifted to what an exactly orthogonal kernel without dead
+            outputs needs (see `lift`); or the initializer that is to draw the kernels.
 
     Raises:
         BudgetError: A global density that the bounds do not allow.
@@ -140,7 +143,7 @@ def _erdos_renyi(
     density: float,
     include: Selection,
     exclude: Selection,
-    orthogonal: bool,
+    orthogonal: Orthogonal,
     *,
     spatial: bool,
 ) -> Budget:

@@ -1,9 +1,13 @@
 """Keras initializers that draw a kernel together with its mask."""
 
+from keras_sparse_ortho.initializers._activation_gain import activation_gain as activation_gain
 from keras_sparse_ortho.initializers._approximate_isometry import (
     ApproximateIsometry as ApproximateIsometry,
 )
 from keras_sparse_ortho.initializers._attention_layout import AttentionLayout as AttentionLayout
+from keras_sparse_ortho.initializers._critical_gain import CriticalPoint as CriticalPoint
+from keras_sparse_ortho.initializers._critical_gain import critical_gain as critical_gain
+from keras_sparse_ortho.initializers._critical_gain import critical_point as critical_point
 from keras_sparse_ortho.initializers._draws import Draw as Draw
 from keras_sparse_ortho.initializers._draws import adopt as adopt
 from keras_sparse_ortho.initializers._draws import axes_for as axes_for

@@ -21,7 +21,9 @@ from keras_sparse_ortho.orthogonal import (
     Rotations,
     Structure,
     check_options,
+    covering_count,
     exact_orthogonal,
+    least_count,
 )
 
 # Here, as the room below does not know Keras.
@@ -48,7 +50,16 @@ class ExactOrthogonal(SparseInitializer):
     Args:
         density: Live fraction of the kernel, in (0, 1]. `None` with `rotations`, and as a pattern
             for `sparsify`, which sets it.
-        gain: Scale of the kernel, e.g. `sqrt(2)` for ReLU.
+        gain: Scale of the kernel, e.g. `sqrt(2)` for ReLU; or `"auto"` as a pattern for `sparsify`,
+            which chooses it for each kernel by what follows its layer:
+
+            - normalization: the norm of the layer's usual initializer under the same mask (it acts
+              as a learning rate there), `sqrt(2 density in out / ((in + out) min(in, out)))` for
+              Glorot's, `sqrt(density)` for square kernels;
+            - an odd activation such as tanh: `keras_sparse_ortho.analysis.critical_gain`, with the
+              standard deviation of a `RandomNormal` bias initializer;
+            - another activation: `E[phi(z)^2]^(-1/2)`, `sqrt(2)` for ReLU;
+            - the output of the model, or another linear layer: 1.
         seed: Integer or `None` (drawn now). The same integer gives the same kernel and mask on
             every backend and machine, and for every kernel of the same shape: give layers
             different seeds, as `sparsify` does.
@@ -67,12 +78,16 @@ class ExactOrthogonal(SparseInitializer):
         norms: `"equal"`: all outputs have the same norm; or `None`.
         taps: Where the entries of a convolution lie: `"center"`, or on all taps by `"shift"` or
             `"cascade"`, exact under circular padding and for strides (a wrapped layer tells its
-            own; else give them to the `layout`).
+            own; else give them to the `layout`). `"auto"`, as a pattern for `sparsify`: `"shift"`
+            where normalization follows or `CircularPadding` stands before a layer that pads by
+            nothing itself, else `"center"`.
 
     Raises:
         DensityError: At a call, for a density less than the least one of the shape, `1 / max(in,
             out)` for matrices, or one that the structure cannot have. The message names the bound.
         LayoutError: At a call, for a shape that does not fit the layout or the structure.
+        ValueError: Options that are not known or exclude each other; at a call, `"auto"`, as an
+            initializer does not know what follows.
 
     Limits: float16 and bfloat16 kernels are orthogonal to those types' rounding. A zero-padded
     convolution is no exact isometry, unless it is of stride 1 and its entries lie at the center
@@ -97,7 +112,7 @@ class ExactOrthogonal(SparseInitializer):
     def __init__(
         self,
         density: float | None = None,
-        gain: float = 1.0,
+        gain: float | str = 1.0,
         seed: int | None = None,
         *,
         layout: LayoutLike = None,
@@ -111,7 +126,7 @@ class ExactOrthogonal(SparseInitializer):
     ) -> None:
         super().__init__(seed, layout)
         self.density = None if density is None else check_density(density)
-        self.gain = float(gain)
+        self.gain = _checked_gain(gain)
         if isinstance(angles, dict):
             angles = keras.saving.deserialize_keras_object(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles
@@ -124,7 +139,8 @@ class ExactOrthogonal(SparseInitializer):
                 "`structure` must be a Block, NByM, ConstantFan or None. "
                 f"Received: structure={structure!r}"
             )
-        check_options(start, norms, taps, center_density, structure, self.rotations)
+        known = "center" if taps == "auto" else taps
+        check_options(start, norms, known, center_density, structure, self.rotations)
         self.structure = structure
         self.start = start
         self.norms = norms
@@ -137,11 +153,12 @@ class ExactOrthogonal(SparseInitializer):
         target = numpy_dtype(dtype)
         if self.rotations is None:
             self.need_density(self.density)
+        gain = self._need_choice()
         # The mask is that of the float32 kernel, so that it does not depend on the dtype.
         kernel, mask = exact_orthogonal(
             shape,
             self.density,
-            gain=self.gain,
+            gain=gain,
             seed=self._draw_seed,
             layout=self.resolve_layout(shape, layout),
             angles=self.angles,
@@ -154,6 +171,43 @@ class ExactOrthogonal(SparseInitializer):
             dtype=np.float64 if target == np.float64 else np.float32,
         )
         return kernel.astype(target, copy=False), mask
+
+    def least_counts(
+        self, shape: Sequence[int], layout: KernelLayout | None = None
+    ) -> tuple[int, int]:
+        """As `least_count` and `covering_count` say, or the structure; see the base class."""
+        if self.taps == "auto":
+            self._need_choice()
+        layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
+        covers = self.start == "covering"
+        if self.structure is not None:
+            *_, inputs, outputs = canonical = layout.canonical_shape(shape)
+            self.structure.check(canonical)
+            least = self.structure.least(canonical)
+            # Outputs of a kernel that narrows are orthonormal, so that none is zero.
+            covers = covers and inputs < outputs
+            return least, max(least, self.structure.covering(canonical)) if covers else least
+        least = least_count(shape, layout, norms=self.norms, taps=self.taps)
+        return least, max(least, covering_count(shape, layout, taps=self.taps)) if covers else least
+
+    @property
+    def has_auto(self) -> bool:
+        """Whether gain or taps are to be chosen."""
+        return "auto" in (self.gain, self.taps)
+
+    def with_options(self, **options: Any) -> "ExactOrthogonal":
+        """The same pattern with other options."""
+        return self.from_config({**self.get_config(), **options})
+
+    def _need_choice(self) -> float:
+        """The gain, or an error for options that are still to be chosen."""
+        if isinstance(self.gain, str) or self.taps == "auto":
+            raise ValueError(
+                'gain="auto" and taps="auto" are chosen by keras_sparse_ortho.sparsify(model, '
+                "density, initializer=...), which knows what follows each layer; elsewhere give a "
+                f"number and the taps. Received: gain={self.gain!r}, taps={self.taps!r}"
+            )
+        return self.gain
 
     def get_config(self) -> dict[str, Any]:
         """Everything needed to make the initializer anew."""
@@ -172,3 +226,9 @@ class ExactOrthogonal(SparseInitializer):
             "norms": self.norms,
             "taps": self.taps,
         }
+
+
+def _checked_gain(gain: Any) -> float | str:
+    if isinstance(gain, str) and gain != "auto":
+        raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
+    return gain if isinstance(gain, str) else float(gain)

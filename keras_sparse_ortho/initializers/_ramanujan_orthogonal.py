@@ -14,7 +14,12 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
     SparseInitializer,
     numpy_dtype,
 )
-from keras_sparse_ortho.orthogonal import KernelLayout, center_of, random_orthogonal
+from keras_sparse_ortho.orthogonal import (
+    KernelLayout,
+    center_of,
+    least_count,
+    random_orthogonal,
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -130,6 +135,13 @@ class RamanujanOrthogonal(SparseInitializer):
                 f"{' and '.join(near)}. Received: density={density:.6g}, a degree of {degree:.6g}"
             )
         return type(self).from_config({**self.get_config(), "degree": round(degree), "seed": seed})
+
+    def least_counts(
+        self, shape: Sequence[int], layout: KernelLayout | None = None
+    ) -> tuple[int, int]:
+        """An entry for each input and output; see the base class."""
+        least = least_count(shape, self.resolve_layout(shape, layout))
+        return least, least
 
     def get_config(self) -> dict[str, Any]:
         """Everything needed to make the initializer anew."""

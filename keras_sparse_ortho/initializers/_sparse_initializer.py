@@ -118,6 +118,17 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
             )
         return type(self).from_config({**config, "density": density, "seed": seed})
 
+    def least_counts(
+        self, shape: Sequence[int], layout: KernelLayout | None = None
+    ) -> tuple[int, int]:
+        """Fewest live entries of a kernel, and fewest with which none of its outputs is dead.
+
+        Args:
+            shape: Kernel shape in Keras layout.
+            layout: What its axes mean, where the initializer itself does not say it.
+        """
+        return 1, 1
+
     def need_density(self, density: float | None) -> float:
         """The density, or an error for a pattern that was given none."""
         if density is None:

@@ -1,6 +1,7 @@
 """Drawing sparse kernels for given weights, each with its own density and seed."""
 
 import random
+import warnings
 from typing import Any
 
 from keras_sparse_ortho._checks import check_seed
@@ -11,10 +12,12 @@ from keras_sparse_ortho.initializers import (
     ExactOrthogonal,
     RandomSparse,
     SparseInitializer,
+    axes_for,
     draw,
 )
 from keras_sparse_ortho.kernels import PrunableWeight, derived_seed
-from keras_sparse_ortho.orthogonal import Structure
+from keras_sparse_ortho.orthogonal import Structure, dead_outputs
+from keras_sparse_ortho.pruning._auto_options import AutoOptions, usual_initializer
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
 
 Pattern = str | SparseInitializer
@@ -44,25 +47,29 @@ def draw_kernels(
             structure keeps it.
         structure: For all kernels.
         seed: Integer, or `None` for one from Python's `random`.
+
+    Warns:
+        UserWarning: Outputs of exactly orthogonal kernels that stay zero; layers of which it is not
+            known what follows, where an option is `"auto"`.
     """
     base_seed = check_seed(seed)
     pattern = _checked(pattern, structure)
     base_seed = random.randrange(2**31) if base_seed is None else base_seed
-    plan = plan_for(model, density, budget, weights, orthogonal=is_orthogonal(pattern))
     patterns = {weight.path: _own_pattern(pattern, weight) for weight in weights}
-    structures = {path: getattr(own, "structure", None) for path, own in patterns.items()}
-    if any(structures.values()):
-        plan = fit_structure(plan, weights, structures)
+    choices = AutoOptions(model, weights, patterns)
+    patterns = {w.path: choices.with_taps(w, patterns[w.path]) for w in weights}
+    exact = all(own.isometry == "exact" for own in patterns.values())
+    plan = plan_for(model, density, budget, weights, orthogonal=patterns if exact else False)
+    if any(getattr(own, "structure", None) for own in patterns.values()):
+        plan = fit_structure(plan, weights, patterns)
     draws = {}
     for weight in weights:
-        own_seed = derived_seed(base_seed, weight.path)
-        draws[weight.path] = _draw(weight, patterns[weight.path], plan, own_seed)
+        own = choices.with_gain(weight, patterns[weight.path], plan.counts[weight.path])
+        draws[weight.path] = _draw(weight, own, plan, derived_seed(base_seed, weight.path))
+    choices.warn_of_guesses(draws)
+    if exact:
+        _warn_of_dead_outputs(weights, draws)
     return draws
-
-
-def is_orthogonal(pattern: Pattern) -> bool:
-    """Whether kernels of this pattern are exactly orthogonal, and so have a least density."""
-    return pattern == "exact_orthogonal" or getattr(pattern, "isometry", None) == "exact"
 
 
 def _draw(weight: PrunableWeight, pattern: SparseInitializer, plan: Budget, seed: int) -> Draw:
@@ -71,6 +78,26 @@ def _draw(weight: PrunableWeight, pattern: SparseInitializer, plan: Budget, seed
     except LayoutError as error:
         raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
     return draw(weight, own)
+
+
+def _warn_of_dead_outputs(weights: list[PrunableWeight], draws: dict[str, Draw]) -> None:
+    found = []
+    for weight in weights:
+        drawn = draws[weight.path]
+        assert drawn.kernel is not None
+        assert drawn.initializer is not None
+        layout = axes_for(weight, drawn.initializer)
+        dead = dead_outputs(drawn.kernel, layout or drawn.initializer.resolve_layout(weight.shape))
+        if dead:
+            found.append(f"{dead} of '{weight.path}'")
+    if found:
+        warnings.warn(
+            "These kernels have outputs without a nonzero entry, which never wake under ReLU: the "
+            "density is too low for them all, or their own count in the `budget` (see "
+            'keras_sparse_ortho.budgets.lift), or start="published" leaves them empty. '
+            f"Received: {', '.join(found)}",
+            stacklevel=5,
+        )
 
 
 def _checked(pattern: Pattern, structure: Structure | None) -> Pattern:
@@ -106,7 +133,6 @@ def _own_pattern(pattern: Pattern, weight: PrunableWeight) -> SparseInitializer:
         structure = own.structure if isinstance(own, ExactOrthogonal) else None
         return ExactOrthogonal(seed=0, structure=structure)
     if pattern == "random_sparse":
-        usual = own is not None and not isinstance(own, SparseInitializer)
-        return RandomSparse(initializer=own if usual else "glorot_uniform", seed=0)
+        return RandomSparse(initializer=usual_initializer(weight), seed=0)
     assert isinstance(pattern, SparseInitializer)
     return pattern

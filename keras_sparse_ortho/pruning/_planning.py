@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho.budgets import Budget, er, erk, uniform
+from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, uniform
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight, select
-from keras_sparse_ortho.orthogonal import least_count, live_count
+from keras_sparse_ortho.orthogonal import live_count
 
 BudgetLike = str | Budget | Mapping[str, float]
 """The name of a budget, a `Budget`, or a dict from weight path or pattern to density."""
@@ -22,7 +22,7 @@ def plan_for(
     budget: BudgetLike,
     weights: list[PrunableWeight],
     *,
-    orthogonal: bool,
+    orthogonal: Orthogonal,
 ) -> Budget:
     """The budget for exactly these weights.
 
@@ -31,7 +31,9 @@ def plan_for(
         density: Global live fraction, or `None` where the budget says it.
         budget: See `BudgetLike`.
         weights: The weights.
-        orthogonal: Whether every kernel must be able to be exactly orthogonal.
+        orthogonal: Whether every kernel must be able to be exactly orthogonal, or by path what is
+            to draw it. Budgets by name leave no output dead, where the density allows; those that
+            are given are not changed.
 
     Raises:
         DensityError: A density outside (0, 1].
@@ -64,7 +66,7 @@ def plan_for(
             f"Received: density={density!r}"
         )
     if orthogonal:
-        _refuse_too_sparse(plan, weights)
+        _refuse_too_sparse(plan, weights, orthogonal)
     return plan
 
 
@@ -89,14 +91,15 @@ def _from_patterns(table: Any, weights: list[PrunableWeight]) -> Budget:
     return Budget({path: density for path, (_, density) in chosen.items()})
 
 
-def _refuse_too_sparse(plan: Budget, weights: list[PrunableWeight]) -> None:
+def _refuse_too_sparse(plan: Budget, weights: list[PrunableWeight], orthogonal: Orthogonal) -> None:
     """A budget of another method may ask for less than an orthogonal kernel needs."""
-    least = {weight.path: least_count(weight.shape, weight.layout) for weight in weights}
-    short = [path for path, count in plan.counts.items() if count < least[path]]
+    needs = zip(weights, needs_of(weights, orthogonal)[0], strict=True)
+    short = [(w.path, least) for w, least in needs if plan.counts[w.path] < least]
     if short:
-        path = short[0]
+        path, least = short[0]
         raise BudgetError(
             f"The budget leaves {len(short)} weights too few entries for an exactly orthogonal "
-            f"kernel; keras_sparse_ortho.budgets.lift(model, budget) gives them the least, which "
-            f"for '{path}' is {least[path]}. Received: {plan.counts[path]} for '{path}'"
+            "kernel; keras_sparse_ortho.budgets.lift(model, budget) gives them enough (with the "
+            "`initializer`, if it is another one than ExactOrthogonal()). The least for "
+            f"'{path}' is {least}. Received: {plan.counts[path]} for '{path}'"
         )

@@ -49,7 +49,10 @@ def sparsify(
         initializer: `"exact_orthogonal"` (default; a layer whose own initializer is an
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
             layer's own initializer times a random mask); or a sparse initializer as a pattern, of
-            which density (degree, of a `RamanujanOrthogonal`) and seed are replaced.
+            which density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name the
+            gain is 1 and the entries of convolutions lie at their center tap: what
+            `ExactOrthogonal(gain="auto", taps="auto")` chooses for each kernel by what follows its
+            layer is to become the default only once it has been measured to train better.
         structure: `Block`, `NByM` or `ConstantFan` for every selected kernel.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras
             does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name
@@ -73,7 +76,10 @@ def sparsify(
         UnknownWeightError: An `include` or `exclude` that names nothing.
 
     Warns:
-        UserWarning: A model that has been trained, whose weights are lost.
+        UserWarning: A model that has been trained, whose weights are lost. Exactly orthogonal
+            kernels with outputs that are zero, by name and number: they never wake under ReLU. The
+            budgets by name leave none where the density allows. An option that is `"auto"`, where
+            it is not known what follows a layer.
 
     Example:
 
@@ -89,6 +95,10 @@ def sparsify(
     ...     print(weight)
     <hidden/kernel shape=(64, 128), density=0.0672607>
     <head/kernel shape=(128, 10), density=0.309375>
+    >>> pattern = kso.initializers.ExactOrthogonal(gain="auto")
+    >>> sparse = sparsify(dense, density=0.1, initializer=pattern, seed=0)
+    >>> [round(row.gain, 4) for row in kso.report(sparse).rows]
+    [1.4142, 1.0]
 
     Reference:
 

@@ -21,7 +21,7 @@ def warn_of_training_lost(model: Any, weights: list[PrunableWeight]) -> None:
         warnings.warn(
             "sparsify draws the kernels anew, so that what they hold is lost. To keep trained "
             f"weights and mask them, call keras_sparse_ortho.prune(model, density). {reason}",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

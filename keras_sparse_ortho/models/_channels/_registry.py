@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import keras
 
 from keras_sparse_ortho._keras_internals import GraphCall
+from keras_sparse_ortho.layers import CircularPadding
 from keras_sparse_ortho.models._channels import _linear, _tied
 from keras_sparse_ortho.models._channels._rule import Barrier, ChannelRule
 
@@ -49,6 +50,7 @@ _RULES: Mapping[type, type[ChannelRule]] = types.MappingProxyType(
         **dict.fromkeys((L.SeparableConv1D, L.SeparableConv2D), _linear.Separable),
         **dict.fromkeys((L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D), _tied.Padding),
         **dict.fromkeys((L.ReLU, L.LeakyReLU, L.ELU), _tied.Elementwise),
+        CircularPadding: _tied.Tied,
         L.Activation: _tied.Activation,
         L.BatchNormalization: _tied.Normalization,
         L.Reshape: _tied.Reshape,

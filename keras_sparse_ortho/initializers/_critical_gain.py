@@ -10,7 +10,7 @@ import numpy as np
 import scipy.optimize
 
 from keras_sparse_ortho._backend import float64_operations
-from keras_sparse_ortho.analysis._gaussian_mean import gaussian_means
+from keras_sparse_ortho.initializers._gaussian_mean import gaussian_means
 
 # Variances of pre-activations among which the fixed point is looked for.
 _VARIANCES = np.geomspace(1e-6, 1e3, 73)

@@ -1,0 +1,22 @@
+"""Accuracy of sparse initializations in deep networks without normalization, on Fashion-MNIST.
+
+    python benchmarks/deep.py                              # all networks, methods and densities
+    python benchmarks/deep.py --net deep_mlp --methods base_scaled eoi_auto --densities 0.125
+    python benchmarks/deep.py --summary                    # the table of what is there
+
+Settings stand in `deep.toml`, the methods are those of methods.py, each at the learning rate that
+it chooses on a validation split (`--no-tune`: all at one). Every finished run is a line of
+`results/deep.jsonl`; runs that are there are not repeated. The table goes to `results/deep.md`.
+"""
+
+from methods import command_line
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    title = "Deep networks without normalization on Fashion-MNIST"
+    command_line(arguments, "deep", title, None, tune=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Learning rates chosen on a validation split, live channels, and the deep networks."""
+
+import dataclasses
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+
+FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
+pytestmark = pytest.mark.tensorflow_only
+
+
+@pytest.fixture
+def methods(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    import methods
+
+    return methods
+
+
+def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
+    lines = tmp_path / "runs.jsonl"
+    seen = []
+
+    def train(net, method, density, seed, data, options, rate=None):
+        seen.append((data.name, len(data.x_train), len(data.x_test), rate))
+        accuracy = {1e-3: 0.2, 2e-3: 0.9, 4e-3: 0.3}[rate]
+        return {
+            **{"net": net, "method": method, "density": density, "seed": seed},
+            **{"accuracy": accuracy, "epochs": 1, "learning_rate": rate, "jit": False},
+            **{"live": 1, "size": 2, "flops": 3, "backend": "none"},
+        }
+
+    monkeypatch.setattr(methods, "train", train)
+    small = ["--dataset", "digits", "--densities", "0.1", "--epochs", "1", "--tune"]
+    small += ["--out", str(lines), "--methods", "base_erk"]
+    methods.main([*small, "--seeds", "0"])
+    assert [rate for *_, rate in seen] == [1e-3, 2e-3, 4e-3, 2e-3]
+    samples = len(methods.load("digits").x_train)
+    kept = samples * 9 // 10
+    assert [(train, test) for _, train, test, _ in seen[:3]] == [(kept, samples - kept)] * 3
+    assert seen[3][1] == samples
+    methods.main([*small, "--seeds", "0", "1"])  # what is there is not repeated
+    assert [rate for *_, rate in seen[4:]] == [2e-3]
+    table = lines.with_suffix(".md").read_text()
+    assert "| 0.1 | base_erk | 90.00 +- 0.00 | 2 |" in table
+    assert table.count("| 0.002 |") == 1
+
+
+def test_live_channels(methods):
+    inputs = keras.Input((4, 4, 2))
+    x = keras.layers.Conv2D(3, 1, name="a")(inputs)
+    x = keras.layers.ReLU()(x)
+    x = keras.layers.ReLU()(keras.layers.Dense(5, name="b")(keras.layers.Flatten()(x)))
+    model = keras.Model(inputs, x)
+    kernel, bias = model.get_layer("a").get_weights()
+    kernel[..., 1], bias[:] = 0, 1  # constant, though not 0
+    model.get_layer("a").set_weights([kernel, bias])
+    kernel, bias = model.get_layer("b").get_weights()
+    bias[[0, 3]] = -1e6
+    model.get_layer("b").set_weights([kernel, bias])
+    images = np.random.default_rng(0).normal(size=(50, 4, 4, 2)).astype("float32")
+    assert methods.live_channels(model, images) == [[2, 3], [3, 5]]
+    assert methods.live_channels(keras.Sequential([keras.Input((2,))]), images) == []
+
+
+@pytest.mark.parametrize("net", ["deep_mlp", "deep_mlp_relu", "deep_cnn"])
+def test_deep_networks_under_every_initializer(methods, net):
+    options = methods.tomllib.loads((FOLDER / "deep.toml").read_text())[net]
+    data = methods.load("digits")
+    data = dataclasses.replace(data, x_train=data.x_train[:128], y_train=data.y_train[:128])
+    options |= {"width": 32, "depth": 3, "jit": False, "budgets": FOLDER}
+    gain = 2**0.5 if net == "deep_mlp_relu" else 1.0247
+    for name in options["methods"]:
+        model, callbacks, _ = methods.build(net, name, 0.2, 0, data, options)
+        assert not callbacks
+        rows = kso.report(model).rows
+        squared = [(w.value() ** 2).sum() / 32 for w in kso.prunable_weights(model)][1:-1]
+        if "eoi" in name:
+            assert all(row.orthogonality_error < 1e-5 for row in rows)
+            assert [row.gain for row in rows[:-1]] == pytest.approx([gain] * 4, abs=1e-4)
+        if net != "deep_cnn" and name not in ("dense", "base_erk", "base_orthogonal"):
+            tolerance = {"base_scaled": 0.3, "ai": 0.1}.get(name, 1e-2)
+            assert squared == pytest.approx([gain**2] * 3, rel=tolerance)
+        if name not in ("dense", "dense_orthogonal", "sao"):
+            assert sum(row.live for row in rows) == round(0.2 * sum(row.size for row in rows))
+
+
+def test_the_command_line_of_the_deep_networks(methods, tmp_path):
+    import deep
+
+    out = tmp_path / "deep.jsonl"
+    small = ["--dataset", "digits", "--samples", "256", "--epochs", "1", "--densities", "0.2"]
+    small += ["--seeds", "0", "--no-jit", "--depth", "2", "--out", str(out), "--no-tune"]
+    deep.main([*small, "--net", "deep_mlp", "deep_cnn", "--methods", "eoi_auto"])
+    runs = methods.finished(out)
+    assert [run["net"] for run in runs] == ["deep_mlp", "deep_cnn"]
+    assert [run["live_channels"] for run in runs] == [[], []]  # nothing is ReLU here
+    text = out.with_suffix(".md").read_text()
+    assert "## deep_cnn, epochs: 1" in text
+    assert "## deep_mlp, epochs: 1" in text
