@@ -102,10 +102,7 @@ def sao(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     pattern, seed = RamanujanOrthogonal(1, gain or 1.0), plan["seed"]
     model = kso.sparsify(model, None, square, pattern, seed=seed, include=[*square])
     rest = {path: density for path, density in erk.items() if path not in square}
-    with warnings.catch_warnings():
-        # The clone that the first call gives has initializers with other seeds.
-        warnings.filterwarnings("ignore", "sparsify draws the kernels anew", UserWarning)
-        return kso.sparsify(model, None, rest, scaled(gain), seed=seed, include=[*rest]), []
+    return kso.sparsify(model, None, rest, scaled(gain), seed=seed, include=[*rest]), []
 
 
 def dense_orthogonal(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:

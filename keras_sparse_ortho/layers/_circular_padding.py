@@ -39,7 +39,8 @@ class CircularPadding(keras.layers.Layer):
     Example:
 
     >>> import numpy as np
-    >>> CircularPadding([(1, 2)])(np.arange(4.0).reshape(1, 4, 1))[0, :, 0].tolist()
+    >>> padded = CircularPadding([(1, 2)])(np.arange(4.0).reshape(1, 4, 1))
+    >>> keras.ops.convert_to_numpy(padded)[0, :, 0].tolist()
     [3.0, 0.0, 1.0, 2.0, 3.0, 0.0, 1.0]
     """
 

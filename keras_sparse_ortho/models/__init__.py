@@ -10,6 +10,7 @@ from keras_sparse_ortho.models._remove_channels import remove_channels as remove
 from keras_sparse_ortho.models._rewrite import Replacement as Replacement
 from keras_sparse_ortho.models._rewrite import is_clonable as is_clonable
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
+from keras_sparse_ortho.models._rewrite import share_initializers as share_initializers
 from keras_sparse_ortho.models._stateless_loss import Objective as Objective
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss as StatelessLoss
 from keras_sparse_ortho.models._strip import strip as strip

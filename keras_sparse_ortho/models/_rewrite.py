@@ -8,6 +8,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import replace_sublayers, sublayers
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +104,7 @@ class _Rewriter:
             return  # an operation of keras.ops
         if old.weights:
             new.set_weights(old.get_weights())
+            share_initializers(old, new)
         self._change_inside(new, prefix)
 
     def _change_inside(self, parent: Any, prefix: str) -> None:
@@ -153,6 +155,22 @@ def _copy_names(old: Any, new: Any) -> None:
         if type(theirs) is type(ours):
             ours.name = theirs.name
             _copy_names(theirs, ours)
+
+
+def share_initializers(old: Any, new: Any) -> None:
+    """Gives the layers of a copy the initializers of the original, seeds included.
+
+    One without a seed draws another with its copy. So it would no longer be known of the copied
+    weights that they are what their initializers leave, and have not been trained.
+    """
+    for (copied, _), (layer, _) in zip(walk(new, ""), walk(old, ""), strict=False):
+        if type(copied) is not type(layer):
+            return
+        for name, value in vars(layer).items():
+            given = isinstance(value, keras.initializers.Initializer)
+            # Another type is that of a configuration that was changed on purpose.
+            if given and type(vars(copied).get(name)) is type(value):
+                setattr(copied, name, value)
 
 
 def is_clonable(model: Any) -> bool:

@@ -8,7 +8,7 @@ import keras
 from keras_sparse_ortho.initializers import Draw, weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models import Replacement, rewrite
+from keras_sparse_ortho.models import Replacement, rewrite, share_initializers
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
 
 
@@ -64,6 +64,8 @@ def wrap(
                 if old is not new and id(new) not in replaced:
                     # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
                     new.assign(keras.ops.copy(old))
+            if inner is not layer:
+                share_initializers(layer, inner)
             for key, parametrization in parametrizations.items():
                 _finish(parametrization, drawn[key])
 

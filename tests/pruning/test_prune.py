@@ -151,6 +151,17 @@ def test_sparsify_warns_where_training_is_lost():
     kso.prune(model, 0.5)  # keeps what was trained
 
 
+def test_a_model_made_sparse_in_two_calls_has_lost_nothing():
+    attention = L.MultiHeadAttention(2, 4, name="attention")
+    inputs = keras.Input((5, 8))
+    x = L.Dense(8, name="first")(attention(inputs, inputs))
+    x = L.SeparableConv1D(8, 3, name="separable")(x)
+    model = keras.Model(inputs, L.LSTM(4, name="last")(x))
+    half = kso.sparsify(model, 0.5, seed=0, include="first")
+    whole = kso.sparsify(half, 0.5, seed=0, exclude="first")  # not a word
+    assert all(weight.parametrization for weight in kso.prunable_weights(whole))
+
+
 def test_a_structure_for_the_whole_model():
     model = keras.Sequential([keras.Input((32,)), L.Dense(16, name="a"), L.Dense(32, name="b")])
     sparse = kso.sparsify(model, 0.25, structure=kso.Block(4, 1), seed=0)
