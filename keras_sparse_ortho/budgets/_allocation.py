@@ -110,7 +110,7 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
     """
     weights = [weight for weight in weights_of(model) if weight.path in budget]
     plan = budget.for_weights(weights)
-    relative = [plan[weight.path] for weight in weights]
+    relative = [plan.counts[weight.path] / weight.size for weight in weights]
     return allocate(weights, plan.live / plan.size, relative, orthogonal=initializer or True)
 
 
