@@ -120,6 +120,9 @@ def test_the_dict_is_json_and_has_every_figure():
         "flops": FLOPS["conv/kernel"],
         "sparse_flops": first.sparse_flops,
         "orthogonality_error": first.orthogonality_error,
+        "dead_outputs": 0,
+        "gain": 1.0,
+        "taps": "center",
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import budgets
 from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.orthogonal import least_count
+from keras_sparse_ortho.orthogonal import covering_count, least_count
 
 L = keras.layers
 
@@ -78,10 +78,12 @@ def test_lifting_for_orthogonal_kernels_keeps_the_global_count(resnet50):
     assert lifted.live == sparse.live
     assert lifted.lifted
     for weight in resnet50:
-        count, least = lifted.counts[weight.path], least_count(weight.shape, weight.layout)
-        assert count >= least
-        assert (count == least) == (weight.path in lifted.lifted)
-    rest = [path for path in sparse if path not in lifted.lifted]
+        count, enough = lifted.counts[weight.path], covering_count(weight.shape, weight.layout)
+        assert count >= max(enough, least_count(weight.shape, weight.layout))
+        assert (sparse.counts[weight.path] < enough) == (weight.path in lifted.lifted)
+        assert lifted.lifted_from.get(weight.path, count) in (count, sparse.counts[weight.path])
+    covering = {weight.path: covering_count(weight.shape, weight.layout) for weight in resnet50}
+    rest = [path for path in sparse if lifted.counts[path] > covering[path]]
     ratios = [lifted.counts[path] / sparse.counts[path] for path in rest]
     assert max(ratios) <= 1
     np.testing.assert_allclose(ratios, np.mean(ratios), rtol=0.02)
