@@ -21,9 +21,9 @@ def network(dropout=0.0):
     x = L.BatchNormalization()(x)
     x = L.Dropout(dropout, seed=4)(x)
     x = L.Dense(3, name="head", kernel_regularizer="l2")(L.Flatten()(x))
-    # Without outputs of a small norm, which batch statistics would make steep for differences.
-    start = kso.initializers.ExactOrthogonal(start="published")
-    return kso.sparsify(keras.Model(inputs, x), 0.5, initializer=start, seed=0)
+    # An output of a small norm would be steep after batch statistics, too steep for differences.
+    equal = kso.initializers.ExactOrthogonal(norms="equal")
+    return kso.sparsify(keras.Model(inputs, x), 0.5, initializer=equal, seed=0)
 
 
 def batch(count=8):
