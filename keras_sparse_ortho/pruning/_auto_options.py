@@ -154,6 +154,11 @@ def _mean_square(weight: PrunableWeight) -> float:
         fans = {"fan_in": rows * window, "fan_out": columns * window}
         fan = fans.get(usual.mode, sum(fans.values()) / 2)
         return float(usual.scale) / max(1.0, fan)
+    if isinstance(usual, keras.initializers.RandomNormal):
+        return float(usual.mean**2 + usual.stddev**2)
+    if isinstance(usual, keras.initializers.RandomUniform):
+        low, high = usual.minval, usual.maxval
+        return float(low**2 + low * high + high**2) / 3
     drawn = keras.ops.convert_to_numpy(usual(weight.shape, dtype="float32"))
     mean = float(np.mean(np.square(drawn, dtype=np.float64)))
     if not (math.isfinite(mean) and mean > 0):

@@ -85,6 +85,8 @@ def test_normalization_asks_for_the_norm_of_the_usual_initializer(norm, first):
         (L.Dense(33, kernel_initializer="he_normal", name="a"), (20,)),
         (L.Dense(33, kernel_initializer="lecun_uniform", name="a"), (20,)),
         (L.Dense(33, kernel_initializer=keras.initializers.RandomNormal(0, 0.3), name="a"), (20,)),
+        (L.Dense(33, kernel_initializer=keras.initializers.RandomUniform(0, 0.3), name="a"), (20,)),
+        (L.Dense(20, kernel_initializer="orthogonal", name="a"), (20,)),  # from one draw
         (L.Conv1D(12, 3, strides=2, name="a"), (9, 8)),
         (L.Conv2D(12, 3, groups=2, name="a"), (9, 9, 8)),
         (L.Conv2DTranspose(12, 3, strides=2, name="a"), (5, 5, 8)),
