@@ -26,6 +26,9 @@ PACKAGE = "keras_sparse_ortho"
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 # The blocks of a page share their names.
 TWO_FILES_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
+# What a test compiles runs for milliseconds: optimizing it takes longer than it saves. With --slow
+# XLA compiles as it does for users.
+COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 @dataclass
@@ -52,6 +55,8 @@ def python(*arguments: str, **env: str) -> bool:
 
 def pytest(backend: str, *arguments: str, **env: str) -> Result:
     """Run pytest on a Keras backend, with `env` in the environment, and count what it ran."""
+    if "--slow" not in arguments:
+        env = COMPILE_QUICKLY | env
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         command = ("-m", "pytest", "-q", f"--junitxml={report}", *arguments)

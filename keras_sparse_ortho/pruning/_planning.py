@@ -8,12 +8,12 @@ from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, un
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight, select
 from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.saliency import SALIENCIES
 
 BudgetLike = str | Budget | Mapping[str, float]
 """The name of a budget, a `Budget`, or a dict from weight path or pattern to density."""
 
 _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
-_SALIENCIES = ("snip", "grasp", "synflow", "magnitude", "random")
 
 
 def plan_for(
@@ -43,7 +43,7 @@ def plan_for(
     if isinstance(budget, str):
         if budget not in _BUDGETS:
             hint = ""
-            if budget in _SALIENCIES:
+            if budget in SALIENCIES:
                 hint = (
                     f" For masks by {budget} call keras_sparse_ortho.prune(model, density, "
                     f"score={budget!r}); for its densities alone give `budget` the `.budget` of "

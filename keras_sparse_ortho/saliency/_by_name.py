@@ -10,7 +10,8 @@ from keras_sparse_ortho.saliency._snip import snip
 from keras_sparse_ortho.saliency._synflow import synflow
 
 _WITH_DATA = {"snip": snip, "grasp": grasp}
-_NAMES = ("magnitude", "random", "snip", "grasp", "synflow")
+SALIENCIES = ("magnitude", "random", "snip", "grasp", "synflow")
+"""What can be asked for by name."""
 
 
 def saliency_by_name(
@@ -42,8 +43,8 @@ def saliency_by_name(
         ValueError: A name that is not known; no data for a method that needs them, or data for one
             that uses none.
     """
-    if name not in _NAMES:
-        names = ", ".join(f'"{known}"' for known in _NAMES)
+    if name not in SALIENCIES:
+        names = ", ".join(f'"{known}"' for known in SALIENCIES)
         raise ValueError(f"`score` must be one of {names}. Received: score={name!r}")
     if name in _WITH_DATA and data is None:
         raise ValueError(

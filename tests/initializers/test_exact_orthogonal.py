@@ -1,5 +1,6 @@
 """`ExactOrthogonal` inside Keras layers: its start, equal norms, and taps beyond the center."""
 
+import hashlib
 import json
 
 import keras
@@ -33,6 +34,19 @@ def test_options_survive_serialization(options):
         np.testing.assert_array_equal(a, b)
     plain = ExactOrthogonal(0.3, seed=3)
     assert (plain.sample((3, 3, 8, 24))[0] != initializer.sample((3, 3, 8, 24))[0]).any()
+
+
+PINNED = {"covering": "e82f827d883eae44", "published": "5ce81018758119e2"}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("start", PINNED)
+def test_every_backend_and_dtype_has_the_same_kernels(start):
+    state = hashlib.sha256()
+    for dtype in ("float32", "float16", "bfloat16"):
+        kernel = ExactOrthogonal(0.2, seed=3, start=start)((3, 3, 16, 40), dtype=dtype)
+        state.update(array(keras.ops.cast(kernel, "float32")).tobytes())
+    assert state.hexdigest()[:16] == PINNED[start]
 
 
 def test_configurations_from_before_have_the_defaults():
