@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import sys
+import tomllib
 
 import keras
 import numpy as np
@@ -24,11 +25,13 @@ def methods(monkeypatch):
 
 def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     lines = tmp_path / "runs.jsonl"
+    settings = tomllib.loads((methods.HERE / "methods.toml").read_text())
+    rates = low, best, high = settings["cnn"]["learning_rates"]
     seen = []
 
     def train(net, method, density, seed, data, options, rate=None):
         seen.append((data.name, len(data.x_train), len(data.x_test), rate))
-        accuracy = {1e-3: 0.2, 2e-3: 0.9, 4e-3: 0.3}[rate]
+        accuracy = {low: 0.2, best: 0.9, high: 0.3}[rate]
         return {
             **{"net": net, "method": method, "density": density, "seed": seed},
             **{"accuracy": accuracy, "epochs": 1, "learning_rate": rate, "jit": False},
@@ -39,16 +42,16 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     small = ["--dataset", "digits", "--densities", "0.1", "--epochs", "1", "--tune"]
     small += ["--out", str(lines), "--methods", "base_erk"]
     methods.main([*small, "--seeds", "0"])
-    assert [rate for *_, rate in seen] == [1e-3, 2e-3, 4e-3, 2e-3]
+    assert [rate for *_, rate in seen] == [*rates, best]
     samples = len(methods.load("digits").x_train)
     kept = samples * 9 // 10
     assert [(train, test) for _, train, test, _ in seen[:3]] == [(kept, samples - kept)] * 3
     assert seen[3][1] == samples
     methods.main([*small, "--seeds", "0", "1"])  # what is there is not repeated
-    assert [rate for *_, rate in seen[4:]] == [2e-3]
+    assert [rate for *_, rate in seen[4:]] == [best]
     table = lines.with_suffix(".md").read_text()
     assert "| 0.1 | base_erk | 90.00 +- 0.00 | 2 |" in table
-    assert table.count("| 0.002 |") == 1
+    assert table.count(f"| {best} |") == 1
 
 
 def test_live_channels(methods):
