@@ -14,11 +14,17 @@ from keras_sparse_ortho._keras_internals import applied_batches
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
+from keras_sparse_ortho.callbacks._structured_moves import move
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import ExactOrthogonal
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, derived_seed
+from keras_sparse_ortho.initializers import ExactOrthogonal, axes_for
+from keras_sparse_ortho.kernels import (
+    KernelLayout,
+    PrunableWeight,
+    Selection,
+    choose,
+    derived_seed,
+)
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.orthogonal import Structure
 from keras_sparse_ortho.parametrizations import FixedMask
 
 # The RigL paper stops at three quarters of the training.
@@ -29,7 +35,9 @@ class DynamicSparseTraining(StepCallback):
     """Moves live entries to other places every `frequency` steps; `SET` and `RigL` say where to.
 
     Subclasses implement `growth_scores`. The callback keeps no state between steps: an update
-    depends on the model, the optimizer's step count and the arguments alone.
+    depends on the model, the optimizer's step count and the arguments alone. Masks that were drawn
+    with a structure keep it: whole blocks move, `ConstantFan` and `NByM` hold for every line and
+    group.
 
     Args:
         frequency: Optimizer steps between updates.
@@ -136,7 +144,7 @@ class DynamicSparseTraining(StepCallback):
         before = parametrization.mask_value()
         count = math.floor(self.drop_fraction(step) * np.count_nonzero(before))
         rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
-        mask = drop_and_grow(weight.finite_raw_value(), before, count, scores, rng)
+        mask = _moved(weight, before, count, scores, rng)
         changed = before ^ mask
         if not changed.any():
             return 0
@@ -159,14 +167,6 @@ class DynamicSparseTraining(StepCallback):
                 )
         chosen = choose(wrapped, self.include, self.exclude) if wrapped else []
         chosen = [weight for weight in chosen if weight.variable.trainable]
-        for weight in chosen:
-            structure = _structure(weight)
-            if structure is not None:
-                raise NotPrunableError(
-                    f"{name} moves single entries, which would destroy the structure of a mask; "
-                    "`exclude` the weight, or draw its mask without a structure. "
-                    f"Received: '{weight.path}' with structure={structure}"
-                )
         if not chosen:
             raise NotPrunableError(
                 f"{rule}make the model sparse first, with keras_sparse_ortho.sparsify. Received: "
@@ -191,7 +191,25 @@ def fixed_mask(weight: PrunableWeight) -> FixedMask:
     return weight.parametrization
 
 
-def _structure(weight: PrunableWeight) -> Structure | None:
-    """The structure that the weight's mask was drawn with."""
-    drawn_by = fixed_mask(weight).initializer or weight.initializer
-    return drawn_by.structure if isinstance(drawn_by, ExactOrthogonal) else None
+def _moved(
+    weight: PrunableWeight,
+    mask: np.ndarray,
+    count: int,
+    scores: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """The mask after `count` entries have moved, within the structure that it was drawn with."""
+    value = weight.finite_raw_value()
+    drawn_by = fixed_mask(weight).drawn_by
+    if not isinstance(drawn_by, ExactOrthogonal) or drawn_by.structure is None:
+        return drop_and_grow(value, mask, count, scores, rng)
+    layout = axes_for(weight, drawn_by) or drawn_by.resolve_layout(weight.shape)
+    layout = layout or KernelLayout.convolution()
+    canonical = [np.ascontiguousarray(layout.to_canonical(a)) for a in (value, mask, scores)]
+    after = move(drawn_by.structure, canonical[0], canonical[1], count, canonical[2], rng)
+    if np.count_nonzero(after) != np.count_nonzero(mask):
+        raise NotPrunableError(
+            f"The mask of '{weight.path}' does not have the structure of its initializer; give it "
+            f"one that has, or `exclude` the weight. Received: structure={drawn_by.structure}"
+        )
+    return np.ascontiguousarray(layout.from_canonical(after, weight.shape))

@@ -44,7 +44,7 @@ class RigL(DynamicSparseTraining):
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or none has one; or if an initializer with a `structure` drew the mask.
+            `FixedMask`, or none has one.
         ValueError: Other data, such as a generator, which cannot start again; an argument out of
             range; no `end_step` where an epoch's length is not known.
 
@@ -70,6 +70,8 @@ class RigL(DynamicSparseTraining):
     References:
 
     - Evci et al., "Rigging the lottery: making all tickets winners" (ICML 2020), arXiv 1911.11134
+    - Lasby et al., "Dynamic sparse training with structured sparsity" (SRigL, ICLR 2024),
+      arXiv 2305.02299: RigL where the mask was drawn with `ConstantFan("in")`
     """
 
     def __init__(

@@ -19,6 +19,10 @@ class SET(DynamicSparseTraining):
     live, drawn uniformly. Density stays what it is to the entry, in each layer. As in the RigL
     paper's SET, an entry that was just dropped may be drawn; it is then as if it had stayed.
 
+    Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
+    their entries; with `ConstantFan` a line grows as many entries as it has lost (as in SRigL),
+    with `NByM` entries grow where a group has room.
+
     Entries that became live start from zero. Raw weights of dropped and grown entries are set to
     zero, and so are their moments and averages in the optimizer. Masks are variables: nothing is
     recompiled. Random choices follow from `seed`, the step and the path of the weight, so that a
@@ -37,7 +41,7 @@ class SET(DynamicSparseTraining):
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or none has one; or if an initializer with a `structure` drew the mask.
+            `FixedMask`, or none has one.
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
     Limits: ranking is done on the host with NumPy, so an update copies the kernels there. With
@@ -65,6 +69,8 @@ class SET(DynamicSparseTraining):
       connectivity inspired by network science", Nature Communications 9 (2018), arXiv 1707.04780.
       (There new weights are random; here they are zero, as in the comparison of the RigL paper.)
     - Evci et al., "Rigging the lottery" (ICML 2020), arXiv 1911.11134
+    - Lasby et al., "Dynamic sparse training with structured sparsity" (SRigL, ICLR 2024),
+      arXiv 2305.02299, for `ConstantFan`
     """
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
