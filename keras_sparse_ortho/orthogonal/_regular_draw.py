@@ -1,6 +1,5 @@
 """Drawing exactly orthogonal kernels of regular blocks, live blocks only."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,7 +124,7 @@ def dense_rows(
         new = np.arange(filled, filled + more)
         _rotate(columns, reached, np.arange(more), new, rng, angles)
         filled += more
-    left = math.ceil(math.log2(groups)) + _ROUNDS if width > size else 0
+    left = (groups - 1).bit_length() + _ROUNDS if width > size else 0
     while left > 0 or not reached.all():
         order = rng.random(width).argsort()
         _rotate(
