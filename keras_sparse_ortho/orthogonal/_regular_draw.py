@@ -31,7 +31,7 @@ def draw_regular(
 ) -> RegularBlocks:
     """Exactly orthogonal matrices of regular blocks, each drawn on its own.
 
-    Memory: the result, and about 1.3 float64 copies of the live blocks. No input and no output is dead.
+    Memory: the result, and about 1.3 float64 copies of the live blocks. No line is dead.
 
     Args:
         canonical_shape: `(batch, parts, *taps, inputs, outputs)`; `rows` divides the inputs, `cols`
