@@ -8,6 +8,7 @@ import functools
 import numpy as np
 
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow, largest
+from keras_sparse_ortho.callbacks._regular_moves import move_regular
 from keras_sparse_ortho.orthogonal import Block, ConstantFan, NByM, Structure
 
 
@@ -55,17 +56,26 @@ def _(
     scores: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Whole blocks: magnitudes and scores are summed over each."""
+    """Whole blocks: magnitudes and scores are summed over each, of regular ones over taps too."""
     rows, cols = structure.rows, structure.cols
-    *outer, inputs, outputs = mask.shape
-    grid = (*outer, inputs // rows, rows, outputs // cols, cols)
+    batch, parts, *taps, inputs, outputs = mask.shape
+    grid = (batch, parts, *taps, inputs // rows, rows, outputs // cols, cols)
+    inside = (*(range(2, 2 + len(taps)) if structure.regular else ()), -3, -1)
 
     def sums(array: np.ndarray) -> np.ndarray:
-        return array.reshape(grid).sum(axis=(-3, -1))
+        return array.reshape(grid).sum(axis=inside)
 
-    live = np.asarray(mask.reshape(grid).any(axis=(-3, -1)))
-    moved = drop_and_grow(sums(np.abs(value)), live, count // (rows * cols), sums(scores), rng)
-    return moved.repeat(rows, axis=-2).repeat(cols, axis=-1)
+    live = np.asarray(mask.reshape(grid).any(axis=inside))
+    count = int(count * np.count_nonzero(live) // np.count_nonzero(mask))
+    if not structure.regular:
+        moved = drop_and_grow(sums(np.abs(value)), live, count, sums(scores), rng)
+        return moved.repeat(rows, axis=-2).repeat(cols, axis=-1)
+    matrices = (batch * parts, *live.shape[2:])
+    found = [array.reshape(matrices) for array in (sums(np.abs(value)), live, sums(scores))]
+    moved = move_regular(found[0], found[1], count, found[2], rng).reshape(live.shape)
+    moved = moved.repeat(rows, axis=-2).repeat(cols, axis=-1)
+    moved = moved.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
+    return np.broadcast_to(moved, mask.shape).copy()
 
 
 @move.register

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.numpy_only
 CASES = [
     (Block(4, 1), (16, 24), None),
     (Block(4, 8), (3, 3, 8, 16), None),
+    (Block(4, 2, regular=True), (3, 32, 16), None),
+    (Block(2, 4, regular=True), (16, 64), KernelLayout.recurrent(4)),
     (ConstantFan("in"), (10, 21), None),
     (ConstantFan("out"), (3, 3, 8, 5), None),
     (ConstantFan("in"), (12, 32), KernelLayout.recurrent(4)),
@@ -24,7 +26,8 @@ CASES = [
 def sums(structure, array):
     *outer, inputs, outputs = array.shape
     grid = (*outer, inputs // structure.rows, structure.rows, outputs // structure.cols)
-    return array.reshape(*grid, structure.cols).sum(axis=(-3, -1))
+    taps = tuple(range(2, len(outer))) if structure.regular else ()
+    return array.reshape(*grid, structure.cols).sum(axis=(*taps, -3, -1))
 
 
 def fans(structure, mask):
@@ -58,12 +61,16 @@ def test_counts_structure_and_choices(structure, shape, layout, seed, share, tie
     left, stayed = mask & ~after, mask & after
     if isinstance(structure, Block):
         unit = structure.rows * structure.cols
+        unit *= np.prod(mask.shape[2:-2], dtype=int) if structure.regular else 1
         blocks = sums(structure, after)
         assert set(np.unique(blocks)) <= {0, unit}
         value, scores = sums(structure, np.abs(value)), sums(structure, scores)
         left, stayed = sums(structure, left) > 0, sums(structure, stayed) > 0
         was, now = sums(structure, mask) > 0, blocks > 0
-        if (now & ~was).any() and (~now).any():
+        if structure.regular:
+            for axis in (-2, -1):
+                np.testing.assert_array_equal(now.sum(axis=axis), was.sum(axis=axis))
+        elif (now & ~was).any() and (~now).any():
             assert scores[now & ~was].min() >= scores[~now].max()
         count //= unit
     elif isinstance(structure, ConstantFan):
