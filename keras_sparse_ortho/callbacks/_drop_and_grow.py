@@ -31,11 +31,18 @@ def drop_and_grow(
     array([ True, False, False,  True])
     """
     result = mask.reshape(-1).copy()
-    live = np.flatnonzero(result)
-    result[live[largest(-np.abs(value.reshape(-1)[live]), count, rng)]] = False
+    result[smallest(value, mask, count, rng)] = False
     dead = np.flatnonzero(~result)
     result[dead[largest(scores.reshape(-1)[dead], count, rng)]] = True
     return result.reshape(mask.shape)
+
+
+def smallest(
+    value: np.ndarray, live: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Flat indices of the `count` live entries of smallest magnitude."""
+    entries = np.flatnonzero(live)
+    return entries[largest(-np.abs(value.reshape(-1)[entries]), count, rng)]
 
 
 def largest(scores: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

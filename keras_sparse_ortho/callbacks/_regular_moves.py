@@ -4,7 +4,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from keras_sparse_ortho.callbacks._drop_and_grow import largest
+from keras_sparse_ortho.callbacks._drop_and_grow import smallest
 
 
 def move_regular(
@@ -38,10 +38,8 @@ def move_regular(
     >>> move_regular(live * 1.0, live, 3, scores, np.random.default_rng(0))[0].astype(int).tolist()
     [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
     """
-    entries = np.flatnonzero(live)
-    dropped = entries[largest(-magnitudes.reshape(-1)[entries], count, rng)]
     result = live.copy()
-    result.reshape(-1)[dropped] = False
+    result.reshape(-1)[smallest(magnitudes, live, count, rng)] = False
     for kept, before, score in zip(result, live, scores, strict=True):
         lost = before & ~kept
         kept |= _joined(kept, lost.sum(axis=1), lost.sum(axis=0), score, rng)

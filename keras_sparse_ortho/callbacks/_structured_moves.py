@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow, largest
+from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow, largest, smallest
 from keras_sparse_ortho.callbacks._regular_moves import move_regular
 from keras_sparse_ortho.orthogonal import Block, ConstantFan, NByM, Structure
 
@@ -93,9 +93,7 @@ def _(
     lines = by_line.reshape(int(np.prod(by_line.shape[:3])), -1).copy()
     fans = lines.sum(axis=1)
     of_lines = [np.moveaxis(array, axis, 2).reshape(lines.shape) for array in (value, scores)]
-    live = np.flatnonzero(lines)
-    small = largest(-np.abs(of_lines[0].reshape(-1)[live]), count, rng)
-    lines.reshape(-1)[live[small]] = False
+    lines.reshape(-1)[smallest(of_lines[0], lines, count, rng)] = False
     lost = fans - lines.sum(axis=1)
     for line in np.flatnonzero(lost):
         dead = np.flatnonzero(~lines[line])
@@ -116,8 +114,7 @@ def _(
     *outer, inputs, outputs = mask.shape
     groups = (*outer, inputs // structure.m, structure.m, outputs)
     result = mask.reshape(-1).copy()
-    live = np.flatnonzero(result)
-    result[live[largest(-np.abs(value.reshape(-1)[live]), count, rng)]] = False
+    result[smallest(value, mask, count, rng)] = False
     kept = result.reshape(groups)
     # The places within a group by score, those that are live last.
     keys = np.where(kept, np.inf, -scores.reshape(groups))
