@@ -21,6 +21,12 @@ from keras_sparse_ortho.orthogonal._layout import KernelLayout as KernelLayout
 from keras_sparse_ortho.orthogonal._n_by_m import NByM as NByM
 from keras_sparse_ortho.orthogonal._options import check_options as check_options
 from keras_sparse_ortho.orthogonal._polyphase import to_polyphase as to_polyphase
+from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks as RegularBlocks
+from keras_sparse_ortho.orthogonal._regular_kernel import regular_blocks as regular_blocks
+from keras_sparse_ortho.orthogonal._regular_pattern import check_regular as check_regular
+from keras_sparse_ortho.orthogonal._regular_pattern import fan_step as fan_step
+from keras_sparse_ortho.orthogonal._regular_pattern import regular_pattern as regular_pattern
+from keras_sparse_ortho.orthogonal._regular_pattern import slots_of as slots_of
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw as AngleLaw
 from keras_sparse_ortho.orthogonal._rotations import Rotations as Rotations
 from keras_sparse_ortho.orthogonal._selection import largest_mask as largest_mask
@@ -35,20 +41,26 @@ __all__ = [
     "ConstantFan",
     "KernelLayout",
     "NByM",
+    "RegularBlocks",
     "Rotations",
     "Structure",
     "apportion",
     "approximate_isometry",
+    "check_regular",
     "covering_count",
     "dead_outputs",
     "exact_orthogonal",
     "expected_density",
+    "fan_step",
     "largest_mask",
     "least_count",
     "least_density",
     "live_count",
+    "regular_blocks",
+    "regular_pattern",
     "rotations_for_density",
     "shift_taps",
+    "slots_of",
     "to_polyphase",
     "unmask_at_random",
 ]

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keras_sparse_ortho.errors import LayoutError
+from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._dense_blocks import random_orthogonal
 from keras_sparse_ortho.orthogonal._eoi import covering_rotations
+from keras_sparse_ortho.orthogonal._regular_draw import draw_regular
+from keras_sparse_ortho.orthogonal._regular_pattern import fan_step
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin
 from keras_sparse_ortho.orthogonal._structure import (
     Structure,
@@ -20,7 +23,7 @@ from keras_sparse_ortho.orthogonal._structure import (
 from keras_sparse_ortho.orthogonal._supports import Supports
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Block(Structure):
     """Blocks of `rows` consecutive inputs by `cols` consecutive outputs, live or dead as a whole.
 
@@ -33,9 +36,18 @@ class Block(Structure):
     their blocks: first empty lines with others, so that none is left, then random pairs. Blocks
     that are missing to the count are unmasked at random, with zeros.
 
+    With `regular=True`, every output block has the same number `k` of live input blocks, and every
+    input block the same number of live output blocks, as products of live blocks alone need it
+    (`regular_blocks`). Of `I` input and `J` output blocks `k` is a multiple of `I / gcd(I, J)`, so
+    that of square kernels all `k` are possible, of others fewer. No output and no input is dead,
+    even at the least density. All taps of a convolution have the same live blocks, over channels;
+    the matrix stands at the center tap, and the live entries of other taps are zeros.
+
     Args:
         rows: Inputs in a block.
-        cols: Outputs in a block. One of `rows` and `cols` divides the other.
+        cols: Outputs in a block. One of `rows` and `cols` divides the other; with `regular=True`
+            they may be anything.
+        regular: Whether all block lines have equally many live blocks.
 
     Raises:
         LayoutError: At a draw, for inputs that `rows`, or outputs that `cols`, do not divide.
@@ -47,14 +59,26 @@ class Block(Structure):
     >>> blocks = mask.reshape(4, 16, 128).sum(axis=1)
     >>> sorted({int(live) for live in blocks.flat}), int(mask.sum())
     ([0, 16], 1024)
+    >>> regular = Block(8, 8, regular=True)
+    >>> kernel, mask = exact_orthogonal((64, 128), 0.25, seed=0, structure=regular)
+    >>> live = mask.reshape(8, 8, 16, 8).any(axis=(1, 3))
+    >>> {int(fan) for fan in live.sum(axis=0)}, {int(fan) for fan in live.sum(axis=1)}
+    ({2}, {4})
     """
 
     rows: int
     cols: int
+    regular: bool = dataclasses.field(default=False, kw_only=True)
+
+    def __repr__(self) -> str:
+        regular = ", regular=True" if self.regular else ""
+        return f"Block(rows={self.rows}, cols={self.cols}{regular})"
 
     def __post_init__(self) -> None:
-        positive_integers(self)
-        if max(self.rows, self.cols) % min(self.rows, self.cols):
+        positive_integers(self, "rows", "cols")
+        if not isinstance(self.regular, bool):
+            raise ValueError(f"`regular` must be a bool. Received: regular={self.regular!r}")
+        if not self.regular and max(self.rows, self.cols) % min(self.rows, self.cols):
             raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
 
     def check(self, canonical_shape: Sequence[int]) -> None:
@@ -68,17 +92,32 @@ class Block(Structure):
             )
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
-        """Entries of a block."""
-        return self.rows * self.cols
+        """Entries of a block; of regular blocks, those of the fewest that all lines can have."""
+        unit = self.rows * self.cols
+        if not self.regular:
+            return unit
+        batch, parts, *taps, inputs, outputs = canonical_shape
+        blocks = math.lcm(inputs // self.rows, outputs // self.cols)
+        return batch * parts * math.prod(taps) * blocks * unit
+
+    def fan_in(self, canonical_shape: Sequence[int], count: int) -> int:
+        """Live input blocks of each output block of a regular kernel with `count` live entries."""
+        *_, inputs, outputs = canonical_shape
+        step = fan_step(inputs // self.rows, outputs // self.cols)
+        return count // self.unit(canonical_shape) * step
 
     def least(self, canonical_shape: Sequence[int]) -> int:
         """A block row of `a` orthonormal rows needs blocks of `a` columns together."""
+        if self.regular:
+            return self.unit(canonical_shape)
         batch, parts, *_, inputs, outputs = canonical_shape
         blocks = min(inputs, outputs) // min(self.rows, self.cols)
         return batch * parts * blocks * self.unit(canonical_shape)
 
     def covering(self, canonical_shape: Sequence[int]) -> int:
         """A block for each line across the longer side."""
+        if self.regular:
+            return self.unit(canonical_shape)
         batch, parts, *_, inputs, outputs = canonical_shape
         blocks = _covering_blocks(inputs, outputs, self)
         return batch * parts * blocks * self.unit(canonical_shape)
@@ -86,6 +125,20 @@ class Block(Structure):
     def most(self, canonical_shape: Sequence[int]) -> int:
         """All entries."""
         return math.prod(canonical_shape)
+
+    def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
+        """See `Structure.live_count`."""
+        step = self.unit(canonical_shape) / math.prod(canonical_shape)
+        # All counts up to the whole kernel are possible, so that only too low ones are refused.
+        if self.regular and round(check_density(density) / step) == 0:
+            near = f"the nearest two to it are {step:.6g} and {2 * step:.6g}"
+            near = near if step < 1.0 else "there is no other"
+            raise DensityError(
+                f"A kernel of {describe(canonical_shape)} with the structure {self} has multiples "
+                f"of {step:.6g} for its density: the least density is {step:.6g}, the largest 1; "
+                f"{near}. Received: density={density!r}"
+            )
+        return super().live_count(canonical_shape, density)
 
     def draw(
         self,
@@ -98,7 +151,11 @@ class Block(Structure):
         *,
         cover: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See `Structure.draw`."""
+        """See `Structure.draw`. Regular blocks ignore `center_density`, and always cover."""
+        if self.regular:
+            fan = self.fan_in(canonical_shape, count)
+            drawn = draw_regular(canonical_shape, self.rows, self.cols, fan, gain, rng, angles)
+            return drawn.dense(), drawn.mask()
         batch, parts, *taps, inputs, outputs = canonical_shape
         unit = self.rows * self.cols
         matrices = batch * parts

@@ -49,7 +49,7 @@ class NByM(Structure):
     m: int
 
     def __post_init__(self) -> None:
-        positive_integers(self)
+        positive_integers(self, "n", "m")
         if self.m % self.n:
             raise ValueError(f"`n` must divide `m`. Received: {self}")
 

@@ -31,6 +31,11 @@ def check_options(
                 f"`{name}` must be {', '.join(first)} or {last}. Received: {name}={value!r}"
             )
     check_center_density(center_density)
+    if center_density is not None and getattr(structure, "regular", False):
+        raise ValueError(
+            "Regular blocks are live at all taps alike: `center_density` must be None. "
+            f"Received: structure={structure}, center_density={center_density!r}"
+        )
     if structure is not None and rotations is not None:
         raise ValueError(
             "A `structure` draws its own rotations; give one of the two. "

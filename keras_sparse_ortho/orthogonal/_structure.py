@@ -104,7 +104,7 @@ def center_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
     return tuple((taps - 1) // 2 for taps in canonical_shape[2:-2])
 
 
-def positive_integers(structure: Structure) -> None:
+def positive_integers(structure: Structure, *names: str) -> None:
     """Refuses fields of a structure that are not positive integers."""
-    for name, value in structure.get_config().items():
-        object.__setattr__(structure, name, check_integer(name, value))
+    for name in names:
+        object.__setattr__(structure, name, check_integer(name, getattr(structure, name)))

@@ -1,0 +1,187 @@
+"""Patterns whose block lines all have the same number of live blocks, as lists of indices."""
+
+import math
+
+import numpy as np
+
+from keras_sparse_ortho._checks import check_integer, is_integer
+from keras_sparse_ortho.errors import DensityError
+
+# Rounds of trades after which patterns of 16 to 1024 lines have forgotten where they began: the
+# share of common blocks with the start is then that of independent patterns.
+_ROUNDS = 16
+
+
+def fan_step(input_blocks: int, output_blocks: int) -> int:
+    """Step between the fan-ins that a regular pattern of these numbers of blocks can have.
+
+    From `J k = I out` with integer fans, `k` is a multiple of `I / gcd(I, J)`.
+
+    Example:
+
+    >>> fan_step(64, 64), fan_step(64, 24), fan_step(24, 64)
+    (1, 8, 3)
+    """
+    return input_blocks // math.gcd(input_blocks, output_blocks)
+
+
+def check_fan(input_blocks: int, output_blocks: int, fan_in: int) -> int:
+    """Returns `fan_in` as an int, or refuses one that no regular pattern has."""
+    step = fan_step(input_blocks, output_blocks)
+    if is_integer(fan_in) and 0 < fan_in <= input_blocks and fan_in % step == 0:
+        return int(fan_in)
+    text = (
+        f"With {input_blocks} input and {output_blocks} output blocks, as many to each line, an "
+        f"output block has a multiple of {step} live input blocks, from {step} to {input_blocks}"
+    )
+    if is_integer(fan_in) and step < fan_in < input_blocks:
+        below = fan_in // step * step
+        text += f"; the nearest are {below} and {below + step}"
+    raise DensityError(f"{text}. Received: fan_in={fan_in!r}")
+
+
+def regular_pattern(
+    input_blocks: int, output_blocks: int, fan_in: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws which input blocks each output block sees, so that all blocks are used equally.
+
+    Of `I` input blocks each of `J` output blocks gets `k` different ones, and each input block
+    goes to exactly `out` output blocks, `J k = I out`. The inputs are dealt in turn, `k` to each
+    output, and labels shuffled; then, over and over, random pairs of outputs put what they do
+    not have in common together and share it out anew at random (a Curveball trade). Such trades
+    change no fan and lead to all regular patterns with equal probability.
+
+    Args:
+        input_blocks: `I`.
+        output_blocks: `J`.
+        fan_in: `k`, a multiple of `I / gcd(I, J)` up to `I`.
+        rng: NumPy generator. The same state gives the same pattern on every machine.
+
+    Returns:
+        int32 array `(J, k)`, ascending in each line.
+
+    Raises:
+        DensityError: A fan-in that no regular pattern has; the message names the nearest two.
+
+    Limits: the values that belong to the pattern are another matter; exactly orthogonal ones need
+    a pattern of their own, see `regular_blocks`.
+
+    Example:
+
+    >>> inputs_of = regular_pattern(6, 4, 3, np.random.default_rng(0))
+    >>> inputs_of.shape, np.bincount(inputs_of.ravel()).tolist()
+    ((4, 3), [2, 2, 2, 2, 2, 2])
+
+    Reference:
+
+    - Strona et al., "A fast and unbiased procedure to randomize ecological binary matrices with
+      fixed row and column totals" (Nature Communications, 2014)
+    """
+    count, lines = (
+        check_integer("input_blocks", input_blocks),
+        check_integer("output_blocks", output_blocks),
+    )
+    fan = check_fan(count, lines, fan_in)
+    # `fan` consecutive numbers modulo `count` are all different, and each comes equally often.
+    dealt = (np.arange(lines * fan) % count).reshape(lines, fan)
+    pattern = _shuffled(count, rng)[dealt][_shuffled(lines, rng)]
+    half = lines // 2
+    if half and fan < count:
+        for _ in range(_ROUNDS):
+            order = _shuffled(lines, rng)
+            first, second = order[:half], order[half : 2 * half]
+            both = np.sort(np.concatenate([pattern[first], pattern[second]], axis=1), axis=1)
+            keys = rng.random(both.shape)
+            # What both have stands there twice: one goes to the first, one to the second.
+            same = both[:, 1:] == both[:, :-1]
+            keys[:, :-1][same] = -1.0
+            keys[:, 1:][same] = 2.0
+            both = np.take_along_axis(both, np.argsort(keys, axis=1), axis=1)
+            pattern[first], pattern[second] = both[:, :fan], both[:, fan:]
+    return np.sort(pattern, axis=1).astype(np.int32)
+
+
+def slots_of(inputs_of: np.ndarray, input_blocks: int) -> np.ndarray:
+    """Where each input block stands in a regular pattern: the list for the transposed product.
+
+    Args:
+        inputs_of: Integer array `(..., J, k)`, the input blocks of each output block.
+        input_blocks: `I`.
+
+    Returns:
+        int32 array `(..., I, out)`: the slots `j * k + l` with `inputs_of[j, l] == i`, ascending.
+
+    Example:
+
+    >>> slots_of(np.array([[0, 1], [1, 2], [0, 2]]), 3).tolist()
+    [[0, 4], [1, 2], [3, 5]]
+    """
+    inputs_of = np.asarray(inputs_of)
+    *batch, lines, fan = inputs_of.shape
+    flat = inputs_of.reshape(*batch, lines * fan)
+    order = np.argsort(flat, axis=-1, kind="stable").astype(np.int32)
+    return order.reshape(*batch, input_blocks, lines * fan // input_blocks)
+
+
+def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
+    """Refuses indices that are no regular pattern, as a damaged file may hold them.
+
+    Args:
+        inputs_of: Integer array `(..., J, k)`, the input blocks of each output block.
+        input_blocks: `I`.
+
+    Raises:
+        ValueError: Indices outside `0 ... I - 1`, an input block twice in a line, or input blocks
+            that are not all used equally often. The message names the first place.
+
+    Example:
+
+    >>> check_regular(np.array([[0, 1], [1, 2], [0, 2]]), 3)
+    >>> check_regular(np.array([[0, 1], [1, 1], [0, 2]]), 3)
+    Traceback (most recent call last):
+    ...
+    ValueError: An output block sees an input block once at most. Received: inputs_of[1] = [1, 1]
+    """
+    inputs_of = np.asarray(inputs_of)
+    count = check_integer("input_blocks", input_blocks)
+    integers = np.issubdtype(inputs_of.dtype, np.integer)
+    if inputs_of.ndim < 2 or not inputs_of.size or not integers:
+        raise ValueError(
+            "`inputs_of` must be an integer array (..., output blocks, fan-in). Received: shape "
+            f"{inputs_of.shape}, dtype {inputs_of.dtype}"
+        )
+    outside = (inputs_of < 0) | (inputs_of >= count)
+    if outside.any():
+        place, text = _first(outside)
+        raise ValueError(
+            f"Input blocks are numbered from 0 to {count - 1}. "
+            f"Received: inputs_of[{text}] = {inputs_of[place]}"
+        )
+    ordered = np.sort(inputs_of, axis=-1)
+    doubled = (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
+    if doubled.any():
+        place, text = _first(doubled)
+        raise ValueError(
+            "An output block sees an input block once at most. "
+            f"Received: inputs_of[{text}] = {inputs_of[place].tolist()}"
+        )
+    *_, lines, fan = inputs_of.shape
+    for matrix in inputs_of.reshape(-1, lines * fan):
+        uses = np.bincount(matrix, minlength=count)
+        if uses.min() < uses.max():
+            low, high = int(uses.argmin()), int(uses.argmax())
+            raise ValueError(
+                "All input blocks must be used by equally many output blocks. Received: input "
+                f"block {low} used {uses[low]} times, input block {high} {uses[high]} times"
+            )
+
+
+def _shuffled(count: int, rng: np.random.Generator) -> np.ndarray:
+    # From `random`, whose stream NumPy keeps; `permutation` may change between its versions.
+    return rng.random(count).argsort()
+
+
+def _first(wrong: np.ndarray) -> tuple[tuple[int, ...], str]:
+    """Index of the first wrong place, and how it is written."""
+    place = tuple(int(k) for k in np.argwhere(wrong)[0])
+    return place, ", ".join(map(str, place))
