@@ -40,8 +40,7 @@ def with_gradient(
         floats: Tensors that are differentiated.
         integers: Tensors that are not.
     """
-    floats = [keras.ops.convert_to_tensor(value) for value in floats]
-    integers = [keras.ops.convert_to_tensor(value) for value in integers]
+    floats, integers = ([_tensor(value) for value in values] for values in (floats, integers))
     if keras.backend.backend() == "jax":
         # Not jax.custom_gradient, which keeps what it closes over out of second derivatives.
         return _jax_rule(function, gradient, len(floats))(*floats, *integers)
@@ -57,6 +56,15 @@ def with_gradient(
     return keras.ops.custom_gradient(with_rule)(*floats)
 
 
+def _tensor(value: Any) -> Any:
+    value = keras.ops.convert_to_tensor(value)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(value)  # of a variable Keras gives TensorFlow's own
+    return value
+
+
 def _jax_rule(function: Callable[..., Any], gradient: Gradient, count: int) -> Any:
     def forward(*values: Any) -> tuple[Any, Any]:
         return function(*values), values
@@ -69,9 +77,7 @@ def _jax_rule(function: Callable[..., Any], gradient: Gradient, count: int) -> A
     return ruled
 
 
-def map_chunks(
-    function: Callable[..., Any], arrays: Sequence[Any], chunks: int, dtype: Any
-) -> Any:
+def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int, dtype: Any) -> Any:
     """`function(*arrays)`, computed for so many equal runs of their first axis, one by one.
 
     `function` treats the entries of the first axis apart, and gives one tensor with that axis. On

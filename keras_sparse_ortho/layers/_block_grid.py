@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.orthogonal import check_regular, fan_step, regular_pattern
 
 # A density is met as well as the grid allows, if that is not off by more than this part of it.
 _FURTHEST = 0.25
@@ -54,8 +55,8 @@ class BlockGrid:
             DensityError: A density that is off the nearest possible one by more than a quarter.
         """
         density = check_density(density)
-        dense = cls(inputs, outputs, *block, fan_in=_blocks("inputs", inputs, block[0]), taps=(*taps,))
-        _blocks("outputs", outputs, block[1])
+        dense = cls(inputs, outputs, *block, fan_in=inputs // block[0], taps=(*taps,))
+        dense.check_sides()
         blocks, step = dense.in_blocks, dense.fan_in_step
         fan_in = max(round(density * blocks / step) * step, step)
         if abs(fan_in / blocks - density) > _FURTHEST * density:
@@ -69,6 +70,11 @@ class BlockGrid:
                 f"Received: density={density!r}"
             )
         return dataclasses.replace(dense, fan_in=fan_in)
+
+    def check_sides(self) -> None:
+        """Refuses sides that the block does not divide."""
+        _blocks("inputs", self.inputs, self.rows)
+        _blocks("outputs", self.outputs, self.cols)
 
     @property
     def in_blocks(self) -> int:
@@ -88,7 +94,7 @@ class BlockGrid:
     @property
     def fan_in_step(self) -> int:
         """`fan_in` must be a multiple of this, or `fan_out` is no integer."""
-        return self.in_blocks // math.gcd(self.in_blocks, self.out_blocks)
+        return fan_step(self.in_blocks, self.out_blocks)
 
     @property
     def density(self) -> float:
@@ -120,48 +126,21 @@ class BlockGrid:
         taps = range(2, 2 + len(self.taps))
         return (*taps, 1, len(self.taps) + 2, 0, len(self.taps) + 3)
 
-    def draw_pattern(self, rng: np.random.Generator) -> np.ndarray:
-        """Random `inputs_of`, regular both ways: dealt in turn, then ends swapped at random."""
-        edges = self.out_blocks * self.fan_in
-        dealt = (np.arange(edges) % self.in_blocks).reshape(self.out_blocks, self.fan_in)
-        lines = [set(line) for line in dealt.tolist()]
-        table = dealt.tolist()
-        for first, second, a, b in zip(
-            *rng.integers(0, self.out_blocks, (2, 10 * edges)).tolist(),
-            *rng.integers(0, self.fan_in, (2, 10 * edges)).tolist(),
-            strict=True,
-        ):
-            one, other = table[first][a], table[second][b]
-            if one not in lines[second] and other not in lines[first]:
-                table[first][a], table[second][b] = other, one
-                lines[first] ^= {one, other}
-                lines[second] ^= {one, other}
-        return np.sort(np.array(table, dtype=np.int32), axis=1)
+    def draw_pattern(self, seed: int) -> np.ndarray:
+        """A random `inputs_of`."""
+        rng = np.random.default_rng(seed)
+        return regular_pattern(self.in_blocks, self.out_blocks, self.fan_in, rng)
 
-    def check_pattern(self, inputs_of: Any, name: str = "inputs_of") -> np.ndarray:
+    def check_pattern(self, inputs_of: Any) -> np.ndarray:
         """`inputs_of` as an int32 array, or the reason why it is none."""
         pattern = np.asarray(inputs_of)
-        expected = (self.out_blocks, self.fan_in)
-        reason = None
-        if pattern.shape != expected or pattern.dtype.kind not in "iu":
-            reason = f"{name} must hold integers of shape {expected}"
-        elif pattern.min() < 0 or pattern.max() >= self.in_blocks:
-            reason = f"{name} must be in the range of the {self.in_blocks} input blocks"
-        elif (np.diff(np.sort(pattern, axis=1), axis=1) == 0).any():
-            reason = f"{name} must name each input block once in a row"
-        elif (np.bincount(pattern.ravel(), minlength=self.in_blocks) != self.fan_out).any():
-            reason = f"{name} must name each input block {self.fan_out} times in all"
-        if reason is not None:
-            values = f" with values from {pattern.min()} to {pattern.max()}" if pattern.size else ""
+        if pattern.shape != (self.out_blocks, self.fan_in):
             raise ValueError(
-                f"{reason}. Received: {pattern.dtype} of shape {pattern.shape}{values}"
+                f"`inputs_of` must have the shape {(self.out_blocks, self.fan_in)}: {self.fan_in} "
+                f"input blocks for each output block. Received: shape {pattern.shape}"
             )
+        check_regular(pattern, self.in_blocks)
         return pattern.astype(np.int32)
-
-    def slots_of(self, inputs_of: np.ndarray) -> np.ndarray:
-        """`(I, fan_out)`: the slots `j fan_in + l` in which `inputs_of` names each input block."""
-        slots = np.argsort(inputs_of.ravel(), kind="stable")
-        return slots.reshape(self.in_blocks, self.fan_out).astype(np.int32)
 
     def kernel(self, blocks: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
         """The kernel with these live blocks, zero elsewhere."""
