@@ -69,8 +69,8 @@ def draw_blocks(
             grid.shape, grid.density, structure, gain=gain, seed=seed, dtype=np.float64
         )
         values = np.zeros(grid.blocks_shape)
-        center = center_of((1, 1, *grid.shape))
-        values[:, :, *center] = drawn.blocks[0, 0]
+        index: tuple[Any, ...] = (slice(None), slice(None), *center_of((1, 1, *grid.shape)))
+        values[index] = drawn.blocks[0, 0]
         return values, drawn.inputs_of[0, 0]
     pattern = grid.draw_pattern(seed) if inputs_of is None else grid.check_pattern(inputs_of)
     columns = to_numpy(initializer(grid.columns_shape, dtype="float32"))

@@ -68,7 +68,7 @@ def block_layer_like(
         own["kernel_initializer"] = "exact_orthogonal"
         gain = getattr(layer.kernel_initializer, "gain", 1.0)
         own["gain"] = gain if isinstance(gain, float | int) else 1.0
-    return kind.from_config({**config, **own})
+    return kind(**{**config, **own})
 
 
 _DRAWN_WHOLE = (SparseInitializer, keras.initializers.Orthogonal, keras.initializers.Identity)

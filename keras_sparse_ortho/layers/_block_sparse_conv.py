@@ -111,7 +111,8 @@ class BlockSparseConv(BlockSparseLayer):
         if self.bias is not None:
             shape = [1] * (self.rank + 2)
             shape[axis] = self.filters
-            result = ops.add(result, ops.reshape(self.bias, shape))
+            # Not ops.add, which on TensorFlow takes channels for columns where they are as many.
+            result = result + ops.reshape(self.bias, shape)
         return self.activation(result)
 
     def _kernels(self) -> list[Any]:

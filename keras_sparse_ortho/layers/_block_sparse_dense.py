@@ -103,7 +103,8 @@ class BlockSparseDense(BlockSparseLayer):
             inputs = ops.reshape(inputs, (product_of(lead), self.grid.inputs))
         x = product_features_first(ops.transpose(inputs), self.grid, self)
         if self.bias is not None:
-            x = ops.add(x, ops.expand_dims(self.bias, 1))
+            # Not ops.add, which on TensorFlow takes a column for a row where both have one length.
+            x = x + ops.expand_dims(self.bias, 1)
         early = is_elementwise(self.activation)
         outputs = ops.transpose(self.activation(x) if early else x)
         if len(lead) > 1:

@@ -124,7 +124,8 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         if self.bias is not None:
             full = (1,) * (len(output) - len(self.bias.shape)) + tuple(self.bias.shape)
             bias = ops.reshape(self.bias, full)
-            x = ops.add(x, ops.transpose(bias, [output.index(letter) for letter in now]))
+            # Not ops.add: see BlockSparseDense.
+            x = x + ops.transpose(bias, [output.index(letter) for letter in now])
         early = is_elementwise(self.activation)
         x = ops.transpose(
             self.activation(x) if early else x, [now.index(letter) for letter in output]

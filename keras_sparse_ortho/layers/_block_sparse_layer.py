@@ -267,7 +267,7 @@ class BlockSparseLayer(keras.layers.Layer):
                 or not regular both ways.
         """
         wanted = {variable.name: tuple(variable.shape) for variable in self.weights}
-        found = {name: tuple(store[name].shape) for name in store}
+        found = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
         if found != wanted:
             raise ValueError(
                 f"The file does not fit the layer '{self.name}', which has {wanted}. "
