@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
-from tests.helpers import array, classifier_loss, data, jit
+from tests.helpers import array, classifier_loss, data, jit, two_device_strategy
 from tests.layers.block_kinds import masked_twin
 
 L = keras.layers
@@ -153,3 +153,37 @@ def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_
         assert word not in text.replace("dynamic_slice", ""), word
     assert "?x" not in text  # no size is left open
     assert "while" in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
+def trained_on_devices():
+    keras.utils.set_random_seed(3)
+    layer = BlockSparseDense(32, "tanh", density=0.5, block=4, seed=0)
+    model = keras.Sequential([keras.Input((16,)), layer, L.Dense(3, name="head")])
+    x, y = data(model, 3)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), classifier_loss(), jit_compile=False)
+    model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    return [array(v) for v in model.weights]
+
+
+@pytest.mark.tensorflow_only
+def test_mirrored_strategy_on_two_devices_agrees_with_one():
+    one = trained_on_devices()
+    keras.utils.clear_session()
+    with two_device_strategy().scope():
+        two = trained_on_devices()
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.jax_only
+def test_data_parallel_on_two_devices_agrees_with_one():
+    one = trained_on_devices()
+    keras.utils.clear_session()
+    previous = keras.distribution.distribution()
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    try:
+        two = trained_on_devices()
+    finally:
+        keras.distribution.set_distribution(previous)
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
