@@ -18,7 +18,7 @@ import keras
 import numpy as np
 from timing import interleaved, machine, markdown, write
 
-from keras_sparse_ortho.orthogonal import exact_orthogonal
+from keras_sparse_ortho.orthogonal import Block, RegularBlocks, exact_orthogonal, regular_blocks
 
 DENSITY = 0.1
 
@@ -72,6 +72,60 @@ def peak_memory(n: int, density: float) -> float:
     return int(done.stdout) / (4 * n * n)
 
 
+def blocks_of(n: int, size: int, density: float) -> RegularBlocks:
+    structure = Block(size, size, regular=True)
+    return regular_blocks((n, n), density, structure, seed=1, dtype=np.float32)
+
+
+def blocks_memory(n: int, size: int, density: float) -> float:
+    """Peak memory of drawing live blocks above that of an idle process, in MiB."""
+    code = (
+        "import re, sys; import numpy as np\n"
+        "from keras_sparse_ortho.orthogonal import Block, regular_blocks\n"
+        "def peak():\n"
+        "    return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        "def draw(n, size, density):\n"
+        "    structure = Block(size, size, regular=True)\n"
+        "    regular_blocks((n, n), density, structure, seed=1, dtype=np.float32)\n"
+        "draw(256, 16, 0.5)\n"
+        "idle = peak()\n"
+        "draw(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))\n"
+        "print(peak() - idle)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(n), str(size), str(density)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return int(done.stdout) / 1024
+
+
+def table_of_blocks(quick: bool) -> str:
+    """Regular blocks, drawn as live blocks alone."""
+    rows = []
+    cases = [(n, size, 0.1) for n in (1024, 2048, 4096, 8192) for size in (16, 32, 64, 128)]
+    cases += [(16384, size, 0.05) for size in (32, 64, 128)]
+    for n, size, density in cases[:8] if quick else cases:
+        times = interleaved({"draw": lambda n=n, s=size, d=density: blocks_of(n, s, d)}, 3)
+        drawn = blocks_of(n, size, density)
+        zero = float((drawn.blocks == 0).all(axis=(-1, -2)).mean())
+        rows.append(
+            [
+                str(n),
+                str(size),
+                f"{drawn.density:.4f}",
+                f"{zero:.3f}",
+                f"{1e3 * times['draw']:.0f}",
+                f"{drawn.blocks.nbytes / 2**20:.1f}",
+                f"{blocks_memory(n, size, density):.0f}",
+                f"{4 * n * n / 2**20:.0f}",
+            ]
+        )
+    head = ["n", "block", "density", "zero blocks", "draw [ms]", "live blocks [MiB]", "peak [MiB]"]
+    return markdown([*head, "dense kernel [MiB]"], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="widths up to 2048 only")
@@ -122,6 +176,8 @@ def main() -> None:
     text += markdown(
         ["density", "n", "EOI [ms]", "write [ms]", "ratio", "peak memory / output"], rows
     )
+    text += "\nRegular blocks, drawn as live blocks alone (float32, all arithmetic in float64):\n\n"
+    text += table_of_blocks(quick)
     write("orthogonal", text)
 
 

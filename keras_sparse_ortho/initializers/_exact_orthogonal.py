@@ -71,8 +71,9 @@ class ExactOrthogonal(SparseInitializer):
         rotations: Explicit `(i, j, angle)` triples, in place of random ones.
         center_density: Density of a convolution's center tap: `None` (that of the kernel),
             `"more_nonzeros"`, or a number; see `keras_sparse_ortho.orthogonal.exact_orthogonal`.
-        structure: Pattern of the live entries: `Block(rows, cols)`, `NByM(n, m)`,
-            `ConstantFan(side)`, or `None`. The live count is the nearest that it can have.
+        structure: Pattern of the live entries: `Block(rows, cols)`, also with `regular=True`,
+            `NByM(n, m)`, `ConstantFan(side)`, or `None`. The live count is the nearest that it can
+            have.
         start: `"covering"`: no output is zero, and no input, where the live count allows; or
             `"published"`: as in the paper, with kernels that at low densities leave outputs dead.
         norms: `"equal"`: all outputs have the same norm; or `None`.

@@ -131,11 +131,11 @@ class Block(Structure):
         step = self.unit(canonical_shape) / math.prod(canonical_shape)
         # All counts up to the whole kernel are possible, so that only too low ones are refused.
         if self.regular and round(check_density(density) / step) == 0:
-            near = f"the nearest two to it are {step:.6g} and {2 * step:.6g}"
+            near = f"the nearest two to this one are {step:.6g} and {2 * step:.6g}"
             near = near if step < 1.0 else "there is no other"
             raise DensityError(
-                f"A kernel of {describe(canonical_shape)} with the structure {self} has multiples "
-                f"of {step:.6g} for its density: the least density is {step:.6g}, the largest 1; "
+                f"The density of a kernel of {describe(canonical_shape)} with the structure {self} "
+                f"is a multiple of {step:.6g}: the least density is {step:.6g}, the largest 1; "
                 f"{near}. Received: density={density!r}"
             )
         return super().live_count(canonical_shape, density)

@@ -80,8 +80,8 @@ def exact_orthogonal(
             lowered where the center alone would exceed the kernel's count, and lifted to what
             covers all columns, where that count allows.
         structure: Pattern of the live entries, kept by all matrices and taps: `Block(rows, cols)`,
-            `NByM(n, m)`, `ConstantFan(side)`; default: none. The number of live entries is then
-            the nearest that the structure can have. Not with `rotations`.
+            also with `regular=True`, `NByM(n, m)`, `ConstantFan(side)`; default: none. The number
+            of live entries is then the nearest that the structure can have. Not with `rotations`.
         start: `"covering"`, or `"published"`: `[I | 0]` as in the paper, with kernels and masks as
             this package drew them before there was another. At low densities it leaves outputs
             of kernels that widen zero.

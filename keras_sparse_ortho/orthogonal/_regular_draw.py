@@ -1,6 +1,5 @@
 """Drawing exactly orthogonal kernels of regular blocks, live blocks only."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,10 @@ from keras_sparse_ortho.orthogonal._rotations import AngleLaw, cos_sin
 
 # Rotations of every column of a start that is wider than high, after which no two are parallel.
 _ROUNDS = 4
+# Larger blocks begin as smaller ones: a tournament of all pairs of rows costs their cube.
+_LARGEST = 64
+# Entries of the matrices that are rotated at once, so that they and what is computed stay small.
+_AT_ONCE = 1 << 17
 
 
 def draw_regular(
@@ -28,7 +31,7 @@ def draw_regular(
 ) -> RegularBlocks:
     """Exactly orthogonal matrices of regular blocks, each drawn on its own.
 
-    Memory is about twice that of the live blocks in float64. No input and no output is dead.
+    Memory: the result, and about 1.3 float64 copies of the live blocks. No line is dead.
 
     Args:
         canonical_shape: `(batch, parts, *taps, inputs, outputs)`; `rows` divides the inputs, `cols`
@@ -108,24 +111,30 @@ def dense_rows(
 ) -> np.ndarray:
     """Dense orthonormal rows, transposed: `(count, width, groups * size)`, `width` the longer side.
 
-    Dense blocks of `size` on the diagonal; the columns beyond get halves of them; then random
-    pairs of columns are rotated until every column reaches all groups, and some rounds more.
+    Dense blocks of `size` (or less) on the diagonal; the columns beyond get halves of them; then
+    random pairs of columns are rotated until every column reaches all rows, and some rounds more.
     """
+    while size > _LARGEST and size % 2 == 0:
+        groups, size = 2 * groups, size // 2
     rows = groups * size
     columns = np.zeros((count, width, rows))
     reached = np.zeros((width, groups), dtype=bool)
-    blocks = random_orthogonal(count * groups, size, rng, angles).reshape(count, groups, size, size)
-    for group in range(groups):
-        part = slice(group * size, (group + 1) * size)
-        columns[:, part, part] = blocks[:, group]
-        reached[part, group] = True
+    step = max(1, _AT_ONCE // (groups * size**2))
+    for k in range(0, count, step):
+        some = columns[k : k + step]
+        blocks = random_orthogonal(len(some) * groups, size, rng, angles)
+        blocks = blocks.reshape(len(some), groups, size, size)
+        for group in range(groups):
+            part = slice(group * size, (group + 1) * size)
+            some[:, part, part] = blocks[:, group]
+            reached[part, group] = True
     filled = rows
     while filled < width:
         more = min(filled, width - filled)
         new = np.arange(filled, filled + more)
         _rotate(columns, reached, np.arange(more), new, rng, angles)
         filled += more
-    left = math.ceil(math.log2(groups)) + _ROUNDS if width > size else 0
+    left = (groups - 1).bit_length() + _ROUNDS if width > size else 0
     while left > 0 or not reached.all():
         order = rng.random(width).argsort()
         _rotate(
@@ -146,6 +155,9 @@ def _rotate(
     """Rotates disjoint pairs of columns of every matrix, in place, an angle for each."""
     count = len(columns)
     cos, sin = (v.reshape(count, -1, 1) for v in cos_sin(angles, count * len(first), rng))
-    x, y = columns[:, first], columns[:, second]
-    columns[:, first], columns[:, second] = cos * x + sin * y, cos * y - sin * x
+    step = max(1, _AT_ONCE // columns[0].size)
+    for k in range(0, count, step):
+        part, c, s = (v[k : k + step] for v in (columns, cos, sin))
+        x, y = part[:, first], part[:, second]
+        part[:, first], part[:, second] = c * x + s * y, c * y - s * x
     reached[first] = reached[second] = reached[first] | reached[second]

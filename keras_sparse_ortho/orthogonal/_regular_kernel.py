@@ -28,8 +28,8 @@ def regular_blocks(
     """Draws an exactly orthogonal kernel of regular blocks straight into its live blocks.
 
     The kernel is that of `exact_orthogonal(shape, density, structure=structure, ...)` for the same
-    seed, to the bit; the memory is about that of three float64 copies of the live blocks, and no
-    array of the size of the dense kernel is ever made.
+    seed, to the bit. It takes about the memory of the live blocks and 1.3 float64 copies of them;
+    no array of the size of the dense kernel is ever made.
 
     A convolution has the same live blocks, over channels, at all its taps. Its values stand at the
     center tap, where they make the kernel exactly orthogonal; the live entries of other taps are

@@ -7,8 +7,8 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho.errors import DensityError
 
-# Rounds of trades after which patterns of 16 to 1024 lines have forgotten where they began: the
-# share of common blocks with the start is then that of independent patterns.
+# Rounds of trades, one for every line in each, after which patterns of 16 to 1024 lines have
+# forgotten where they began: how many blocks two lines share varies as after four times as many.
 _ROUNDS = 16
 
 

@@ -19,6 +19,8 @@ import numpy as np
 # Sizes of cells. Products of them lie within a seventh below any number; larger cells would leave
 # the kernel in parts that are not connected.
 _CELLS = (2, 3, 5)
+# Choices of sizes that are drawn, where supports overlap or cannot be completed.
+_TRIES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,38 +51,25 @@ class RegularSupports:
         for own_lines, own_groups in zip(lines_of.tolist(), groups_of.tolist(), strict=True):
             for line in own_lines:
                 start[line] = sum(1 << group for group in own_groups)
-        bits = list(start)
-        levels = [_mix(bits, size, rng) for size in cell_sizes(lines, times)]
-        # Where all is to be live, every union fits: no live block needs to be zero.
-        while times == parts and min(line.bit_count() for line in bits) < groups:
-            levels.append(_mix(bits, 2, rng))
-        dropped = 0
-        while True:
-            live = _as_matrix(bits, groups)
-            if complete(live, times * groups // parts, times * lines // parts, rng):
-                return cls(lines_of, groups_of, levels, live)
-            # Fans that differ may leave no way to complete them, those of fewer cells do: the
-            # start itself is regular. Its dead blocks are, too, so that taking an equal fraction
-            # of each meets all fans, and a flow of integers exists where one of fractions does.
-            levels[-1].sort(key=len, reverse=True)
-            more = max(1, dropped)
-            del levels[-1][-more:]
-            dropped += more
-            if not levels[-1]:
-                levels.pop()
-                dropped = 0
-            bits = list(start)
-            for cell in itertools.chain.from_iterable(levels):
-                _unite(bits, cell)
+        best, reached = None, 0
+        for fan, sizes in cell_sizes(lines, times)[:_TRIES]:
+            # No draw of these cells has larger supports than that, and hardly one as large.
+            if reached * parts >= 0.95 * fan * lines * groups:
+                break
+            levels, live, found = _levels(start, sizes, groups, times, rng)
+            if best is None or found > reached:
+                best, reached = cls(lines_of, groups_of, levels, live), found
+        assert best is not None
+        return best
 
 
-def cell_sizes(lines: int, times: int) -> list[int]:
+def cell_sizes(lines: int, times: int) -> list[tuple[float, list[int]]]:
     """Sizes of the cells of each level, with a product of at most `times`; largest first.
 
-    The ones with the largest mean fan; among equals those with more levels, as these connect more.
+    Those with the largest mean fan, which stands before them, come first; among equals those with
+    more levels, as these connect more.
     """
-    best: tuple[float, int, list[int]] = (1.0, 0, [])
-    found: list[tuple[float, int, list[int]]] = [best]
+    found: list[tuple[float, list[int]]] = [(1.0, [])]
     for size in reversed(_CELLS):
         cells = -(-lines // size)
         small, larger = divmod(lines, cells)
@@ -88,18 +77,45 @@ def cell_sizes(lines: int, times: int) -> list[int]:
         more = found
         while more:
             more = [
-                (fan * mean, levels + 1, [*sizes, size])
-                for fan, levels, sizes in more
+                (fan * mean, [*sizes, size])
+                for fan, sizes in more
                 if math.prod(sizes) * size <= times
             ]
             found = found + more
-    for candidate in found:
-        # Equal up to rounding counts as equal, on every machine.
-        better = candidate[0] - best[0] > 1e-9
-        equal = abs(candidate[0] - best[0]) <= 1e-9
-        if better or (equal and candidate[1] > best[1]):
-            best = candidate
-    return best[2]
+    # Equal up to rounding counts as equal, on every machine.
+    return sorted(found, key=lambda entry: (-round(entry[0], 6), -len(entry[1]), entry[1]))
+
+
+def _levels(
+    start: list[int], sizes: list[int], groups: int, times: int, rng: np.random.Generator
+) -> tuple[list[list[list[int]]], np.ndarray, int]:
+    """Levels of cells whose supports can be completed; the pattern; and the size of supports."""
+    lines = len(start)
+    parts = math.gcd(lines, groups)
+    bits = list(start)
+    levels = [_mix(bits, size, rng) for size in sizes]
+    # Where all is to be live, every union fits: no live block needs to be zero.
+    while times == parts and min(line.bit_count() for line in bits) < groups:
+        levels.append(_mix(bits, 2, rng))
+    dropped = 0
+    while True:
+        live = _as_matrix(bits, groups)
+        found = int(live.sum())
+        if complete(live, times * groups // parts, times * lines // parts, rng):
+            return levels, live, found
+        # Fans that differ may leave no way to complete them, those of fewer cells do: the
+        # start itself is regular. Its dead blocks are, too, so that taking an equal fraction
+        # of each meets all fans, and a flow of integers exists where one of fractions does.
+        levels[-1].sort(key=len, reverse=True)
+        more = max(1, dropped // 2)
+        del levels[-1][-more:]
+        dropped += more
+        if not levels[-1]:
+            levels.pop()
+            dropped = 0
+        bits = list(start)
+        for cell in itertools.chain.from_iterable(levels):
+            _unite(bits, cell)
 
 
 def complete(live: np.ndarray, line_fan: int, group_fan: int, rng: np.random.Generator) -> bool:

@@ -148,7 +148,12 @@ def test_a_layout_of_the_initializer_counts():
     assert allocate([weight], 0.05, [1.0], orthogonal=True).live == 51
 
 
-@pytest.mark.parametrize("structure", [Block(4, 1), Block(1, 4), NByM(2, 4), ConstantFan("out")])
+STRUCTURES = [
+    *(Block(4, 1), Block(1, 4), Block(4, 4, regular=True), NByM(2, 4), ConstantFan("out")),
+]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
 def test_structures_cover_where_they_can(structure):
     weights = [Weight("wide", (16, 64)), Weight("tall", (64, 16))]
     pattern = ExactOrthogonal(structure=structure, seed=0)

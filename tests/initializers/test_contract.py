@@ -33,6 +33,7 @@ INITIALIZERS = {
     "law": lambda: ExactOrthogonal(0.2, seed=3, angles=narrow),
     "layout": lambda: ExactOrthogonal(0.2, seed=3, layout=KernelLayout.recurrent(4)),
     "block": lambda: ExactOrthogonal(0.25, seed=3, structure=Block(4, 1)),
+    "regular": lambda: ExactOrthogonal(0.25, seed=3, structure=Block(6, 4, regular=True)),
     "n_by_m": lambda: ExactOrthogonal(0.2, seed=3, structure=NByM(2, 4)),
     "fan": lambda: ExactOrthogonal(0.25, seed=3, structure=ConstantFan("in")),
     "sequence": lambda: ExactOrthogonal(

@@ -46,6 +46,39 @@ def test_whole_blocks_before_and_after_training():
     assert 0 <= round(0.1 * sum(weight.size for weight in found)) - live < 16
 
 
+def test_regular_blocks_of_every_kind_of_kernel():
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 8)),
+            layers.Conv2D(16, 3, padding="same", activation="relu", name="widen"),
+            layers.Conv2D(32, 3, groups=2, activation="relu", name="groups"),
+            layers.Reshape((16, 32)),
+            layers.LSTM(32, name="gates"),
+            layers.Dense(64, activation="relu", name="dense"),
+            layers.Dense(10, name="head"),
+        ]
+    )
+    structure = kso.Block(4, 8, regular=True)
+    sparse = kso.sparsify(model, 0.55, "uniform", structure=structure, seed=1, exclude="head")
+    found = [weight for weight in kso.prunable_weights(sparse) if weight.live < weight.size]
+    assert {weight.path.split("/")[0] for weight in found} == {"widen", "groups", "gates", "dense"}
+    for weight in found:
+        mask = weight.parametrization.mask_value()
+        assert not weight.raw_value()[~mask].any()
+        layout = weight.layout or kso.initializers.KernelLayout.convolution()
+        live = layout.to_canonical(mask)
+        *_, inputs, outputs = live.shape
+        live = live.reshape(live.shape[0] * live.shape[1], -1, inputs // 4, 4, outputs // 8, 8)
+        blocks = live.all(axis=(3, 5))
+        np.testing.assert_array_equal(blocks, live.any(axis=(3, 5)))
+        for axis in (2, 3):
+            assert len(np.unique(blocks.sum(axis=axis))) == 1, weight.path
+    units = [structure.unit(w.layout.canonical_shape(w.shape)) for w in found]
+    missing = 0.55 * sum(w.size for w in found) - sum(w.live for w in found)
+    assert 0 <= round(missing) < max(units)
+
+
 def test_a_head_that_does_not_fit_is_named():
     pattern = ExactOrthogonal(0.1, structure=Block(1, 16))
     with pytest.raises(LayoutError, match=r"'head/kernel'.*outputs divisible by 16.*`exclude`"):

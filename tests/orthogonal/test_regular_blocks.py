@@ -1,0 +1,258 @@
+"""Regular blocks: equal fans, exactly orthogonal, the dense kernel and the live blocks the same."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    KernelLayout,
+    check_regular,
+    exact_orthogonal,
+    fan_step,
+    regular_blocks,
+    regular_pattern,
+    slots_of,
+)
+from keras_sparse_ortho.orthogonal._regular_supports import complete
+
+pytestmark = pytest.mark.numpy_only
+
+BLOCKS = st.sampled_from([(1, 1), (4, 4), (2, 6), (6, 4), (1, 8), (8, 1), (5, 3)])
+TAPS = st.sampled_from([(), (), (3,), (2, 3)])
+
+
+@st.composite
+def kernels(draw):
+    """Shape in Keras layout, the layout, and inputs and outputs of a block."""
+    rows, cols = draw(BLOCKS)
+    inputs, outputs = rows * draw(st.integers(1, 13)), cols * draw(st.integers(1, 13))
+    kind = draw(st.sampled_from(["dense", "groups", "gates", "transposed", "batch"]))
+    if kind == "dense":
+        return (inputs, outputs), KernelLayout.dense(), rows, cols
+    if kind == "gates":
+        return (inputs, 4 * outputs), KernelLayout.recurrent(4), rows, cols
+    if kind == "batch":
+        return (3, inputs, outputs), KernelLayout((1,), (2,), batch=(0,)), rows, cols
+    taps = draw(TAPS)
+    if kind == "transposed":
+        return (*taps, outputs, inputs), KernelLayout.transposed_convolution(), rows, cols
+    return (*taps, inputs, 2 * outputs), KernelLayout.convolution(groups=2), rows, cols
+
+
+@given(
+    kernel_of=kernels(),
+    share=st.floats(0.0, 1.0),
+    gain=st.sampled_from([1.0, math.sqrt(2), -0.5]),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=300, deadline=None)
+def test_regular_exactly_orthogonal_and_the_same_dense(kernel_of, share, gain, seed):
+    shape, layout, rows, cols = kernel_of
+    structure = Block(rows, cols, regular=True)
+    batch, parts, *taps, inputs, outputs = canonical = layout.canonical_shape(shape)
+    grid = inputs // rows, outputs // cols
+    times = max(1, round(share * math.gcd(*grid)))
+    options = {"gain": gain, "seed": seed, "layout": layout, "dtype": np.float64}
+    drawn = regular_blocks(shape, times / math.gcd(*grid), structure, **options)
+
+    # The live blocks: fans, count, both lists.
+    fan_in, fan_out = times * fan_step(*grid), times * fan_step(*grid[::-1])
+    assert drawn.blocks.shape == (batch, parts, grid[1], fan_in, rows, cols)
+    assert drawn.inputs_of.shape == (batch, parts, grid[1], fan_in)
+    assert drawn.slots_of.shape == (batch, parts, grid[0], fan_out)
+    assert drawn.inputs_of.dtype == drawn.slots_of.dtype == np.int32
+    check_regular(drawn.inputs_of, grid[0])
+    np.testing.assert_array_equal(drawn.slots_of, slots_of(drawn.inputs_of, grid[0]))
+    assert drawn.density == times / math.gcd(*grid)
+    count = structure.live_count(canonical, drawn.density)
+    assert drawn.live == count == times * structure.unit(canonical)
+
+    # The dense kernel, drawn from the same seed.
+    kernel, mask = exact_orthogonal(shape, drawn.density, structure=structure, **options)
+    np.testing.assert_array_equal(layout.to_canonical(kernel), drawn.dense())
+    np.testing.assert_array_equal(layout.to_canonical(mask), drawn.mask())
+    assert mask.sum() == count
+    assert not kernel[~mask].any()
+
+    # Read without the lists: every tap has the same blocks, every line equally many.
+    live = layout.to_canonical(mask).reshape(batch * parts, -1, grid[0], rows, grid[1], cols)
+    whole = live.sum(axis=(3, 5))
+    assert set(whole.reshape(-1).tolist()) <= {0, rows * cols}
+    assert (whole == whole[:, :1]).all()
+    assert ((whole > 0).sum(axis=2) == fan_in).all()
+    assert ((whole > 0).sum(axis=3) == fan_out).all()
+
+    values = layout.to_canonical(kernel)
+    at_center = values[(slice(None), slice(None), *((size - 1) // 2 for size in taps))]
+    assert np.count_nonzero(at_center) == np.count_nonzero(values)
+    for matrix in at_center.reshape(-1, inputs, outputs):
+        assert matrix.any(axis=0).all()
+        assert matrix.any(axis=1).all()
+        matrix = matrix if inputs >= outputs else matrix.T
+        gram = matrix.T @ matrix
+        assert np.abs(gram - gain**2 * np.eye(len(gram))).max() <= 1e-12
+
+
+def test_the_product_of_live_blocks_is_that_of_the_kernel():
+    for shape in ((24, 60), (48, 30), (32, 40)):
+        drawn = regular_blocks(shape, 0.5, Block(4, 5, regular=True), seed=2)
+        blocks, inputs_of, slots = (
+            v[0, 0] for v in (drawn.blocks, drawn.inputs_of, drawn.slots_of)
+        )
+        x = np.random.default_rng(0).standard_normal((7, shape[0]))
+        by_block = x.reshape(7, -1, 4)[:, inputs_of]
+        y = np.einsum("njkr,jkrc->njc", by_block, blocks).reshape(7, -1)
+        np.testing.assert_allclose(y, x @ drawn.dense()[0, 0], atol=1e-12)
+        # The transposed product, with gathers only.
+        back = np.einsum("njc,jkrc->njkr", y.reshape(7, -1, 5), blocks).reshape(7, -1, 4)
+        back = back[:, slots].sum(axis=2).reshape(7, -1)
+        np.testing.assert_allclose(back, y @ drawn.dense()[0, 0].T, atol=1e-12)
+
+
+def zero_blocks(drawn):
+    return float((drawn.blocks == 0).all(axis=(-1, -2)).mean())
+
+
+@pytest.mark.parametrize("inputs", [512, 1536, 640])
+@pytest.mark.parametrize("outputs", [512, 1536])
+@pytest.mark.parametrize("density", [0.05, 0.1, 0.2, 0.5, 1.0])
+def test_few_live_blocks_are_zero(inputs, outputs, density):
+    drawn = regular_blocks((inputs, outputs), density, Block(8, 8, regular=True), seed=0)
+    # A seventh is what products of 2, 3 and 5 miss at most; overlaps and odd lines take the rest.
+    assert zero_blocks(drawn) <= (0.2 if density < 1.0 else 0.0)
+    assert_dense_or_zero(drawn)
+
+
+def assert_dense_or_zero(drawn):
+    live = drawn.blocks.any(axis=(-1, -2))
+    assert (drawn.blocks[live] != 0).all()
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(130, 130), (128, 256), (256, 64), (67, 67)])
+def test_large_blocks(rows, cols):
+    drawn = regular_blocks((2 * rows, 4 * cols), 0.5, Block(rows, cols, regular=True), seed=0)
+    assert_dense_or_zero(drawn)
+    kernel = drawn.dense()[0, 0]
+    kernel = kernel if 2 * rows >= 4 * cols else kernel.T
+    np.testing.assert_allclose(kernel.T @ kernel, np.eye(kernel.shape[1]), atol=1e-12)
+
+
+@pytest.mark.parametrize("lines", [3, 5, 7, 11, 13])
+def test_numbers_of_lines_that_no_matching_divides(lines):
+    for times in range(1, lines + 1):
+        drawn = regular_blocks(
+            (2 * lines, 2 * lines), times / lines, Block(2, 2, regular=True), seed=times
+        )
+        share = zero_blocks(drawn)
+        assert share == 0.0 if times in (1, lines) else share <= 0.55
+        kernel = drawn.dense()[0, 0]
+        np.testing.assert_allclose(kernel.T @ kernel, np.eye(2 * lines), atol=1e-12)
+
+
+def test_no_two_outputs_of_a_widening_kernel_are_parallel():
+    """At the least density of all, where every output block has inputs of its own."""
+    kernel = regular_blocks((32, 128), 0.125, Block(4, 4, regular=True), seed=3).dense()[0, 0]
+    directions = kernel / np.sqrt((kernel**2).sum(axis=0))
+    cosines = np.abs(directions.T @ directions) - np.eye(128)
+    assert cosines.max() < 0.9999
+
+
+@given(
+    lines=st.integers(1, 12),
+    groups=st.integers(1, 12),
+    share=st.floats(0.0, 1.0),
+    kept=st.floats(0.0, 1.0),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=300, deadline=None)
+def test_what_can_be_completed_is(lines, groups, share, kept, seed):
+    rng = np.random.default_rng(seed)
+    fan = fan_step(groups, lines) * max(1, round(share * math.gcd(lines, groups)))
+    live = np.zeros((lines, groups), dtype=bool)
+    np.put_along_axis(live, regular_pattern(groups, lines, fan, rng).astype(int), True, axis=1)
+    live &= rng.random(live.shape) < kept  # some of a regular pattern, so there is a way
+    before = live.copy()
+    assert complete(live, fan, lines * fan // groups, rng)
+    assert (live.sum(axis=1) == fan).all()
+    assert (live.sum(axis=0) == lines * fan // groups).all()
+    assert live[before].all()
+
+
+def test_what_cannot_be_completed_is_told():
+    # The third line needs two groups, but only the third group misses lines.
+    live = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 0]], dtype=bool)
+    assert not complete(live, 2, 2, np.random.default_rng(0))
+
+
+def test_seeds():
+    structure = Block(4, 4, regular=True)
+    first, again, other = (regular_blocks((64, 96), 0.25, structure, seed=s) for s in (1, 1, 2))
+    np.testing.assert_array_equal(first.blocks, again.blocks)
+    np.testing.assert_array_equal(first.inputs_of, again.inputs_of)
+    assert (first.inputs_of != other.inputs_of).any()
+    half = regular_blocks((64, 96), 0.25, structure, seed=1, dtype=np.float32)
+    assert half.blocks.dtype == np.float32
+    np.testing.assert_array_equal(half.blocks, first.blocks.astype(np.float32))
+
+
+@pytest.mark.parametrize("block", [32, 128])
+def test_wide_kernels_never_have_a_dense_form(block):
+    tracemalloc.start()
+    try:
+        drawn = regular_blocks(
+            (16384, 16384), 0.05, Block(block, block, regular=True), seed=0, dtype=np.float32
+        )
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert abs(drawn.density - 0.05) <= block / 16384 / 2
+    # The float32 result, and a float64 copy with what changes at once; dense it would take 1 GiB.
+    assert peak <= 4 * drawn.live + 1.4 * 8 * drawn.live
+    # Rows of blocks j and l are orthogonal, where they meet: a few of them.
+    lines, inputs_of = drawn.blocks[0, 0].astype(np.float64), drawn.inputs_of[0, 0]
+    for j in range(4):
+        for other in (j, *np.flatnonzero(np.isin(inputs_of, inputs_of[j]).any(axis=1))[:8]):
+            _, here, there = np.intersect1d(inputs_of[j], inputs_of[other], return_indices=True)
+            gram = np.einsum("krc,krd->cd", lines[j, here], lines[other, there])
+            expected = np.eye(block) if other == j else np.zeros((block, block))
+            assert np.abs(gram - expected).max() <= 1e-6
+
+
+def test_densities():
+    structure = Block(8, 8, regular=True)
+    assert regular_blocks((64, 64), 0.3, structure, seed=0).density == 0.25
+    assert regular_blocks((64, 96), 0.3, structure, seed=0).density == 0.25  # I = 8, J = 12
+    assert structure.least((1, 1, 64, 96)) == structure.covering((1, 1, 64, 96)) == 24 * 64
+    least = r"is a multiple of 0.125: the least density is 0.125, the largest 1; "
+    with pytest.raises(
+        DensityError, match=f"{least}the nearest two to this one are 0.125 and 0.25. R"
+    ):
+        exact_orthogonal((64, 64), 0.05, structure=structure)
+    with pytest.raises(DensityError, match=r"is a multiple of 1: .*there is no other. Received"):
+        regular_blocks((56, 88), 0.4, structure)
+    with pytest.raises(DensityError, match=r"must be in \(0, 1\]. Received: density=1.5"):
+        regular_blocks((64, 64), 1.5, structure)
+
+
+def test_refusals():
+    structure = Block(8, 8, regular=True)
+    assert repr(structure) == "Block(rows=8, cols=8, regular=True)"
+    assert Block.from_config(structure.get_config()) == structure != Block(8, 8)
+    with pytest.raises(LayoutError, match=r"regular=True\) needs inputs divisible by 8.*60 inp"):
+        regular_blocks((60, 64), 0.5, structure)
+    with pytest.raises(ValueError, match=r"`regular` must be a bool. Received: regular=1"):
+        Block(8, 8, regular=1)
+    with pytest.raises(ValueError, match=r"regular=True\). Received: structure=Block\(rows=8, c"):
+        regular_blocks((64, 64), 0.5, Block(8, 8))
+    with pytest.raises(ValueError, match=r"must be a NumPy floating type. Received: dtype=<class"):
+        regular_blocks((64, 64), 0.5, structure, dtype=int)
+    with pytest.raises(ValueError, match=r"`gain` must be finite. Received: gain=nan"):
+        regular_blocks((64, 64), 0.5, structure, gain=math.nan)
+    with pytest.raises(ValueError, match=r"at all taps alike.*center_density='more_nonzeros'"):
+        exact_orthogonal((3, 3, 8, 8), 0.5, structure=structure, center_density="more_nonzeros")
