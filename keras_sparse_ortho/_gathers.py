@@ -105,21 +105,17 @@ def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int,
 
         if tf.executing_eagerly() or tf.config.list_logical_devices("GPU"):
             return function(*arrays)
-        parts = [tf.reshape(a, (chunks, a.shape[0] // chunks, *_sizes(a)[1:])) for a in arrays]
+        parts = [
+            tf.reshape(a, (chunks, a.shape[0] // chunks, *keras.ops.shape(a)[1:])) for a in arrays
+        ]
         mapped = tf.map_fn(
             lambda part: function(*part),
             tuple(parts),
             fn_output_signature=tf.as_dtype(dtype),
             parallel_iterations=1,
         )
-        return tf.reshape(mapped, (arrays[0].shape[0], *_sizes(mapped)[2:]))
+        return tf.reshape(mapped, (arrays[0].shape[0], *keras.ops.shape(mapped)[2:]))
     return function(*arrays)
-
-
-def _sizes(tensor: Any) -> list[Any]:
-    """The sizes of a tensor, those that are not known as tensors."""
-    shape = keras.ops.shape(tensor)
-    return list(shape)
 
 
 def _map_on_jax(function: Callable[..., Any], chunks: int, *arrays: Any) -> Any:

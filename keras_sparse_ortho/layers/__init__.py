@@ -22,4 +22,5 @@ __all__ = [
     "BlockSparseEinsumDense",
     "CircularPadding",
     "PrunableLayer",
+    "block_layer_like",
 ]
