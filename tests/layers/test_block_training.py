@@ -15,8 +15,9 @@ STEPS = 50
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(1e-3, use_ema=True),
     "adamw": lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.05),
-    "momentum": lambda: keras.optimizers.SGD(1e-2, momentum=0.9),
-    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.05, gradient_accumulation_steps=2),
+    "sgd": lambda: keras.optimizers.SGD(
+        0.02, momentum=0.9, clipnorm=0.05, gradient_accumulation_steps=2
+    ),
 }
 
 
