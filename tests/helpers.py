@@ -48,7 +48,8 @@ def gradients(model, x, y, loss):
             outputs, _ = model.stateless_call(trainable, fixed, x, training=True)
             return loss(y, outputs)
 
-        return [array(g) for g in jax.grad(objective)([v.value for v in model.trainable_variables])]
+        trainable = [v.value for v in model.trainable_variables]
+        return [array(g) for g in jax.jit(jax.grad(objective))(trainable)]
     model.zero_grad()
     loss(y, model(x, training=True)).backward()
     return [array(v.value.grad) for v in model.trainable_variables]

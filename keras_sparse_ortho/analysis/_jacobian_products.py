@@ -95,7 +95,10 @@ def _compiled(forward: Callable[..., Any]) -> tuple[Any, Any, Any]:
             return jax.vjp(lambda inputs: forward(states, inputs), x)[1](v)[0]
 
         def push(states: Any, x: Any, u: Any) -> Any:
-            return jax.jvp(lambda inputs: forward(states, inputs), (x,), (u,))[1]
+            # J^T v is linear in v: its own pull-back is J u. Works for every function that can be
+            # trained, where forward mode asks for a rule that some do not have (live blocks).
+            outputs, pulled = jax.vjp(lambda inputs: forward(states, inputs), x)
+            return jax.vjp(lambda v: pulled(v)[0], jax.numpy.zeros_like(outputs))[1](u)[0]
 
         return jax.jit(forward), jax.jit(pull), jax.jit(push)
     if backend == "tensorflow":
@@ -110,8 +113,7 @@ def _compiled(forward: Callable[..., Any]) -> tuple[Any, Any, Any]:
             return tf.convert_to_tensor(found)
 
         def push(states: Any, x: Any, u: Any) -> Any:
-            # J^T v is linear in v: its own pull-back is J u. Works for every differentiable
-            # operation, where forward mode asks for a rule of its own.
+            # As on JAX.
             v = tf.zeros_like(forward(states, x))
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(v)

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
 from keras_sparse_ortho.models import is_clonable, strip
 
 _HALF = ("float16", "bfloat16")
@@ -38,7 +38,8 @@ def without_wrappers(model: keras.Model) -> keras.Model:
         if isinstance(layer, keras.Model) and not is_clonable(layer)
     ]
     for owner in written_as_class:
-        wrapped = [layer.name for layer in all_layers(owner) if isinstance(layer, PrunableLayer)]
+        kinds = (PrunableLayer, BlockSparseLayer)
+        wrapped = [layer.name for layer in all_layers(owner) if isinstance(layer, kinds)]
         if wrapped:
             raise ValueError(
                 f"The wrappers of '{owner.name}', a model written as a class, can only be taken "

@@ -6,6 +6,7 @@ import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 
 def refuse_unwrappable(layer: Any) -> None:
@@ -14,6 +15,8 @@ def refuse_unwrappable(layer: Any) -> None:
         reason = None
         if getattr(inner, "transparent_path", False):
             reason = "it is wrapped already"
+        elif isinstance(inner, BlockSparseLayer):
+            reason = "it holds its live blocks only. Strip it first, then wrap the plain layer"
         elif isinstance(inner, keras.layers.SpectralNormalization):
             reason = (
                 "SpectralNormalization assigns its kernel in every call. Leave one of the two out"

@@ -10,6 +10,7 @@ from unittest import mock
 import keras
 
 from keras_sparse_ortho.kernels import PrunableWeight, walk
+from keras_sparse_ortho.layers import BlockSparseConv, BlockSparseDense, BlockSparseEinsumDense
 
 L = keras.layers
 
@@ -107,6 +108,7 @@ def _spatial(layer: Any, tensor: Any) -> int:
 
 
 @kernel_positions.register(L.Dense)
+@kernel_positions.register(BlockSparseDense)
 def _dense(layer: Any, inputs: Any, outputs: Any) -> int:
     return math.prod(tuple(inputs.shape)[1:-1])
 
@@ -123,6 +125,7 @@ def _embedding(layer: Any, inputs: Any, outputs: Any) -> int:
 @kernel_positions.register(L.DepthwiseConv2D)
 @kernel_positions.register(L.SeparableConv1D)
 @kernel_positions.register(L.SeparableConv2D)
+@kernel_positions.register(BlockSparseConv)
 def _convolution(layer: Any, inputs: Any, outputs: Any) -> int:
     return _spatial(layer, outputs)
 
@@ -135,6 +138,7 @@ def _transposed_convolution(layer: Any, inputs: Any, outputs: Any) -> int:
 
 
 @kernel_positions.register(L.EinsumDense)
+@kernel_positions.register(BlockSparseEinsumDense)
 def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
     data, kernel = layer.equation.replace(" ", "").split("->")[0].split(",")
     head, dots, tail = data.partition("...")

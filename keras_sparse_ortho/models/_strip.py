@@ -9,7 +9,7 @@ import keras
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import Replacement, rewrite
 from keras_sparse_ortho.models._thin import thin_replacement
@@ -19,7 +19,8 @@ def strip(model: keras.Model) -> keras.Model:
     """Removes every wrapper: a plain Keras model with effective weights and equal outputs.
 
     Each wrapped weight `w` is replaced by its effective weight `w_e`, whose dead entries are
-    exactly 0. A product of two thin factors (`parametrizations.LowRankSoftThreshold`) becomes two
+    exactly 0. A layer that computes on live blocks becomes the dense layer of Keras whose place it
+    took. A product of two thin factors (`parametrizations.LowRankSoftThreshold`) becomes two
     layers, in a Sequential model of the layer's name, where these are smaller. Nothing of this
     package remains in the model: it can be saved, and loaded where the package is not installed.
     (Initializers of ours in the configuration, which have done their work, become Keras' default.)
@@ -52,6 +53,8 @@ def strip(model: keras.Model) -> keras.Model:
     _refuse_unfinished(model)
     if isinstance(model, PrunableLayer):
         return _strip_layer(model)
+    if isinstance(model, BlockSparseLayer):
+        return model.to_dense_layer()
     return rewrite(model, _unwrap, _without_own_initializers)
 
 
@@ -67,6 +70,9 @@ def _refuse_unfinished(model: Any) -> None:
 
 
 def _unwrap(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
+    if isinstance(layer, BlockSparseLayer):
+        dense = layer.dense_layer()
+        return Replacement(dense, lambda: layer.fill_dense_layer(dense))
     if not isinstance(layer, PrunableLayer):
         return None
     plain = copy(layer.layer)

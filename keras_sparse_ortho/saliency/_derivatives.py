@@ -155,7 +155,10 @@ def _product(loss: Any, values: list[Any], vectors: list[Any]) -> list[Any]:
         import jax
 
         # Forward over reverse: a third of the memory of reverse over reverse.
-        return jax.jvp(jax.grad(loss), (values,), (vectors,))[1]
+        try:
+            return jax.jvp(jax.grad(loss), (values,), (vectors,))[1]
+        except TypeError:  # a function without a rule for forward mode, as layers of live blocks
+            pass
     return hessian_vector_product(loss, values, vectors)
 
 

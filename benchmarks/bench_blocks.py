@@ -1,0 +1,209 @@
+r"""Time of a training step on live blocks against the dense model and the masked one, interleaved.
+
+    KERAS_BACKEND=jax        python benchmarks/bench_blocks.py
+    KERAS_BACKEND=tensorflow python benchmarks/bench_blocks.py --models mlp4096 --batches 128
+    KERAS_BACKEND=tensorflow python benchmarks/bench_blocks.py --no-xla
+    KERAS_BACKEND=torch      python benchmarks/bench_blocks.py --models mlp1024
+
+Appends a line for each rival to `results/blocks.jsonl` and writes `results/blocks.md` from all of
+them, the last of each kind. Rivals are the dense model, a second dense model, whose ratio to the
+first is the noise of the measurement, the model with fixed masks of the same density, and the model
+on blocks of each size. All are in one process and train in turn, with Adam; medians, by the clock
+and by the time that the cores have worked. `fit` trains on JAX and torch; on TensorFlow the train
+function of `fit`, as repeated short calls of `fit` wait there now and then.
+
+The machine must be quiet for the times by the clock.
+"""
+
+import argparse
+import json
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+from timing import RESULTS, machine, markdown, wall_and_cpu, write
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
+
+L = keras.layers
+SEQUENCE = 128  # tokens in a sample of the Transformer's block
+
+
+def dense_layer(units, activation, name, rival, **options):
+    """A Dense layer: plain, masked, or of live blocks."""
+    plain = {"activation": activation, "name": name}
+    if isinstance(rival, int):
+        return BlockSparseDense(units, block=rival, seed=0, **options, **plain)
+    layer = L.Dense(units, kernel_initializer="lecun_normal", **plain)
+    if rival != "masked":
+        return layer
+    return kso.PrunableLayer(layer, kso.FixedMask(options["density"]))
+
+
+def mlp(width, rival, density):
+    """Four layers of one width."""
+    layers = [
+        dense_layer(width, "relu" if k < 3 else None, f"d{k}", rival, density=density)
+        for k in range(4)
+    ]
+    return keras.Sequential([keras.Input((width,)), *layers])
+
+
+def transformer(rival, density):
+    """The feed-forward block of a Transformer, 768-3072-768, at each of 128 tokens."""
+    inputs = keras.Input((SEQUENCE, 768))
+    x = L.LayerNormalization()(inputs)
+    x = dense_layer(3072, "gelu", "up", rival, density=density)(x)
+    x = dense_layer(768, None, "down", rival, density=density)(x)
+    return keras.Model(inputs, L.Add()([inputs, x]))
+
+
+def stage(size, channels, rival, density):
+    """A residual pair of 3 x 3 convolutions at one resolution."""
+
+    def convolution(name):
+        options = {"padding": "same", "use_bias": False, "name": name}
+        if isinstance(rival, int):
+            return BlockSparseConv2D(channels, 3, density=density, block=rival, seed=0, **options)
+        layer = L.Conv2D(channels, 3, **options)
+        return layer if rival != "masked" else kso.PrunableLayer(layer, kso.FixedMask(density))
+
+    inputs = keras.Input((size, size, channels))
+    x = L.ReLU()(L.BatchNormalization()(convolution("c0")(inputs)))
+    x = L.BatchNormalization()(convolution("c1")(x))
+    return keras.Model(inputs, L.ReLU()(L.Add()([inputs, x])))
+
+
+MODELS = {
+    "mlp256": lambda *which: mlp(256, *which),
+    "mlp1024": lambda *which: mlp(1024, *which),
+    "mlp2048": lambda *which: mlp(2048, *which),
+    "mlp4096": lambda *which: mlp(4096, *which),
+    "transformer": transformer,
+    "stage28x128": lambda *which: stage(28, 128, *which),
+    "stage14x256": lambda *which: stage(14, 256, *which),
+    "stage7x512": lambda *which: stage(7, 512, *which),
+}
+
+
+def stepper(model, xla, batch, steps):
+    """A function that trains so many steps on data that is made already."""
+    model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=xla)
+    rng = np.random.default_rng(0)
+    x, y = (
+        rng.standard_normal((steps * batch, *shape[1:]), dtype="float32")
+        for shape in (model.input_shape, model.output_shape)
+    )
+    if keras.backend.backend() != "tensorflow":
+        return lambda: model.fit(x, y, batch_size=batch, epochs=1, shuffle=False, verbose=0)
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch, drop_remainder=True).cache()
+    batches = iter(data.repeat())
+    model.make_train_function()
+
+    def run():
+        for _ in range(steps):
+            logs = model.train_function(batches)
+        float(logs["loss"])  # waits for the device
+
+    return run
+
+
+def live(model):
+    """The live part of all kernels."""
+    weights = kso.prunable_weights(model)
+    return sum(w.live for w in weights) / sum(w.size for w in weights)
+
+
+def measure(name, batch, density, blocks, args):
+    """Rows of the result file for one model, batch and density."""
+    keras.utils.set_random_seed(0)
+    rivals = {"dense": "dense", "dense again": "dense", "masked": "masked"}
+    rivals.update({f"blocks {size}": size for size in blocks})
+    models, steps = {}, {}
+    for title, rival in rivals.items():
+        try:
+            models[title] = MODELS[name](rival, density)
+        except kso.errors.DensityError as error:
+            print(f"{name}: no {title}: {error}", flush=True)
+    # Before `fit`, which on JAX holds the variables.
+    parts = {title: live(model) for title, model in models.items()}
+    steps = {title: stepper(model, args.xla, batch, args.steps) for title, model in models.items()}
+    times = wall_and_cpu(steps, args.rounds, warm_up=2)
+    wall, cpu = times["dense"]
+    setting = keras.backend.backend() + (" XLA" if args.xla and args.tensorflow else "")
+    for title, (its_wall, its_cpu) in times.items():
+        yield {
+            "setting": setting,
+            "model": name,
+            "batch": batch,
+            "density": density,
+            "rival": title,
+            "live": parts[title],
+            "wall_ms": 1e3 * its_wall / args.steps,
+            "cpu_ms": 1e3 * its_cpu / args.steps,
+            "wall_ratio": its_wall / wall,
+            "cpu_ratio": its_cpu / cpu,
+            "rounds": args.rounds,
+            "machine": machine(),
+            "keras": keras.__version__,
+            "tunables": os.environ.get("GLIBC_TUNABLES", ""),
+        }
+
+
+def page(lines):
+    """The Markdown page of the last result of each kind."""
+    last = {}
+    for line in lines:
+        key = tuple(line[k] for k in ("setting", "model", "batch", "density", "rival"))
+        last[key] = line
+    rows = [
+        [
+            *(str(line[k]) for k in ("setting", "model", "batch", "density", "rival")),
+            f"{line['live']:.4f}",
+            *(f"{line[k]:.2f}" for k in ("wall_ms", "cpu_ms")),
+            *(f"{line[k]:.3f}" for k in ("wall_ratio", "cpu_ratio")),
+        ]
+        for line in last.values()
+    ]
+    places = "; ".join(sorted({f"{line['machine']}, Keras {line['keras']}" for line in lines}))
+    header = ["setting", "model", "batch", "density", "rival", "live"]
+    header += ["step [ms]", "cores [ms]", "ratio", "ratio of cores"]
+    text = f"# Training step on live blocks against the dense model\n\n{places}. Adam, float32. "
+    text += "Medians of interleaved samples in one process; ratios to the dense model. "
+    text += '"dense again" is the noise. "cores" is the time that all cores have worked.\n\n'
+    return text + markdown(header, rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["mlp1024", "mlp2048", "mlp4096"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[128])
+    parser.add_argument("--densities", nargs="+", type=float, default=[0.1])
+    parser.add_argument("--blocks", nargs="+", type=int, default=[16, 32, 64, 128])
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--steps", type=int, default=4, help="training steps in one sample")
+    parser.add_argument("--no-xla", dest="xla", action="store_false")
+    parser.add_argument("--name", default="blocks", help="of the files in results/")
+    args = parser.parse_args()
+    args.tensorflow = keras.backend.backend() == "tensorflow"
+    args.xla = args.xla and keras.backend.backend() != "torch"
+    results = RESULTS / f"{args.name}.jsonl"
+    for name in args.models:
+        for batch in args.batches:
+            for density in args.densities:
+                for row in measure(name, batch, density, args.blocks, args):
+                    print(json.dumps(row), flush=True)
+                    with results.open("a", encoding="utf-8") as stream:
+                        stream.write(json.dumps(row) + "\n")
+                keras.utils.clear_session()
+    with results.open(encoding="utf-8") as stream:
+        write(args.name, page([json.loads(line) for line in stream]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Gathers with gradients of their own, and products in chunks, on TensorFlow, JAX and torch."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+Gradient = Callable[..., tuple[Any, ...]]
+"""`(*floats, *integers, upstream) -> gradients of the floats`."""
+
+
+def gather(values: Any, indices: Any, axis: int = 0) -> Any:
+    """`values` at integer `indices` along an axis, all of which must be in range.
+
+    `keras.ops.take` also serves negative and missing ones, with a select for each entry.
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        return _jax().numpy.take(values, indices, axis=axis, mode="clip")
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return tf.gather(values, indices, axis=axis)
+    return keras.ops.take(values, indices, axis=axis)
+
+
+def with_gradient(
+    function: Callable[..., Any],
+    gradient: Gradient,
+    floats: Sequence[Any],
+    integers: Sequence[Any],
+) -> Any:
+    """`function(*floats, *integers)`, a tensor, whose derivative is what `gradient` says.
+
+    Args:
+        function: Tensors to a tensor. It must close over no variable, which TensorFlow refuses.
+        gradient: See `Gradient`. Its own derivative is that of its operations.
+        floats: Tensors that are differentiated.
+        integers: Tensors that are not.
+    """
+    floats, integers = ([_tensor(value) for value in values] for values in (floats, integers))
+    if keras.backend.backend() == "jax":
+        # Not jax.custom_gradient, which keeps what it closes over out of second derivatives.
+        return _jax_rule(function, gradient, len(floats))(*floats, *integers)
+
+    def with_rule(*values: Any) -> tuple[Any, Any]:
+        def rule(*args: Any, upstream: Any = None) -> Any:
+            upstream = args[0] if upstream is None else upstream  # TensorFlow's, torch's
+            found = gradient(*values, *integers, upstream)
+            return found if len(found) > 1 else found[0]
+
+        return function(*values, *integers), rule
+
+    return keras.ops.custom_gradient(with_rule)(*floats)
+
+
+def _tensor(value: Any) -> Any:
+    value = keras.ops.convert_to_tensor(value)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(value)  # of a variable Keras gives TensorFlow's own
+    return value
+
+
+def _jax_rule(function: Callable[..., Any], gradient: Gradient, count: int) -> Any:
+    def forward(*values: Any) -> tuple[Any, Any]:
+        return function(*values), values
+
+    def backward(values: Any, upstream: Any) -> tuple[Any, ...]:
+        return (*gradient(*values, upstream), *[None] * (len(values) - count))
+
+    ruled = _jax().custom_vjp(function)
+    ruled.defvjp(forward, backward)
+    return ruled
+
+
+def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int, dtype: Any) -> Any:
+    """`function(*arrays)`, computed for so many equal runs of their first axis, one by one.
+
+    `function` treats the entries of the first axis apart, and gives one tensor with that axis. On
+    a processor what it needs in between stays in the cache then, and is not taken anew from the
+    operating system in every step, page by page, which costs as much as the products. On
+    accelerators, and for one chunk, it is called once.
+
+    Args:
+        function: Tensors to a tensor.
+        arrays: Tensors whose first axis `chunks` divides.
+        chunks: How many.
+        dtype: That of the result.
+    """
+    if chunks == 1:
+        return function(*arrays)
+    backend = keras.backend.backend()
+    if backend == "jax":
+        chunked = functools.partial(_map_on_jax, function, chunks)
+        # Decided when it is compiled, which may be for another device than that at hand.
+        return _jax().lax.platform_dependent(
+            *arrays, cpu=chunked, default=lambda *whole: function(*whole)
+        )
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        if tf.executing_eagerly() or tf.config.list_logical_devices("GPU"):
+            return function(*arrays)
+        parts = [
+            tf.reshape(a, (chunks, a.shape[0] // chunks, *keras.ops.shape(a)[1:])) for a in arrays
+        ]
+        mapped = tf.map_fn(
+            lambda part: function(*part),
+            tuple(parts),
+            fn_output_signature=tf.as_dtype(dtype),
+            parallel_iterations=1,
+        )
+        return tf.reshape(mapped, (arrays[0].shape[0], *keras.ops.shape(mapped)[2:]))
+    return function(*arrays)
+
+
+def _map_on_jax(function: Callable[..., Any], chunks: int, *arrays: Any) -> Any:
+    parts = [a.reshape(chunks, a.shape[0] // chunks, *a.shape[1:]) for a in arrays]
+    mapped = _jax().lax.map(lambda part: function(*part), parts)
+    return mapped.reshape(-1, *mapped.shape[2:])
+
+
+def _jax() -> Any:
+    import jax
+
+    return jax
+
+
+def divisor_near(number: int, wanted: float) -> int:
+    """The divisor of `number` that is nearest to `wanted`, as a ratio."""
+    divisors = [k for k in range(1, number + 1) if number % k == 0]
+    return min(divisors, key=lambda k: abs(np.log(k / wanted)))

@@ -1,0 +1,213 @@
+"""`BlockGrid`: which blocks of a kernel are live, and the kernel with them."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.orthogonal import check_regular, fan_step, regular_pattern
+
+# A density is met as well as the grid allows, if that is not off by more than this part of it.
+_FURTHEST = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockGrid:
+    """A kernel `(*taps, inputs, outputs)` of live blocks that are regular both ways.
+
+    The `(inputs, outputs)` matrix is cut into `I x J` blocks of `rows x cols`. Each of the `J`
+    output blocks has exactly `fan_in` live blocks, `inputs_of[j]`, and each of the `I` input
+    blocks is used by exactly `fan_out = J fan_in / I` of them. A live block is so at all taps.
+
+    Args:
+        inputs: Rows of the matrix.
+        outputs: Its columns.
+        rows: Inputs in a block.
+        cols: Outputs in a block.
+        fan_in: Live blocks of an output block.
+        taps: Spatial axes of a convolution's kernel.
+    """
+
+    inputs: int
+    outputs: int
+    rows: int
+    cols: int
+    fan_in: int
+    taps: tuple[int, ...] = ()
+
+    @classmethod
+    def for_density(
+        cls,
+        inputs: int,
+        outputs: int,
+        block: tuple[int, int],
+        density: float,
+        taps: Sequence[int] = (),
+    ) -> "BlockGrid":
+        """The grid with the density nearest to `density`.
+
+        Raises:
+            LayoutError: Sides that the block does not divide.
+            DensityError: A density that is off the nearest possible one by more than a quarter.
+        """
+        density = check_density(density)
+        dense = cls(inputs, outputs, *block, fan_in=inputs // block[0], taps=(*taps,))
+        dense.check_sides()
+        blocks, step = dense.in_blocks, dense.fan_in_step
+        fan_in = max(round(density * blocks / step) * step, step)
+        if abs(fan_in / blocks - density) > _FURTHEST * density:
+            below = math.floor(density * blocks / step) * step
+            near = [k / blocks for k in (below, below + step) if k]
+            raise DensityError(
+                f"Blocks of {block[0]} x {block[1]} in a kernel of {inputs} inputs x {outputs} "
+                f"outputs are regular both ways at multiples of the density {step / blocks:.6g}: "
+                f"the nearest {'ones are' if len(near) > 1 else 'one is'} "
+                f"{' and '.join(f'{value:.6g}' for value in near)}. Smaller blocks allow more. "
+                f"Received: density={density!r}"
+            )
+        return dataclasses.replace(dense, fan_in=fan_in)
+
+    def check_sides(self) -> None:
+        """Refuses sides that the block does not divide."""
+        _blocks("inputs", self.inputs, self.rows)
+        _blocks("outputs", self.outputs, self.cols)
+
+    @property
+    def in_blocks(self) -> int:
+        """`I`."""
+        return self.inputs // self.rows
+
+    @property
+    def out_blocks(self) -> int:
+        """`J`."""
+        return self.outputs // self.cols
+
+    @property
+    def fan_out(self) -> int:
+        """Output blocks that use an input block."""
+        return self.out_blocks * self.fan_in // self.in_blocks
+
+    @property
+    def fan_in_step(self) -> int:
+        """`fan_in` must be a multiple of this, or `fan_out` is no integer."""
+        return fan_step(self.in_blocks, self.out_blocks)
+
+    @property
+    def density(self) -> float:
+        """Live fraction, exactly."""
+        return self.fan_in / self.in_blocks
+
+    @property
+    def live(self) -> int:
+        """Live entries."""
+        return math.prod(self.blocks_shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the kernel."""
+        return (*self.taps, self.inputs, self.outputs)
+
+    @property
+    def blocks_shape(self) -> tuple[int, ...]:
+        """`(J, fan_in, *taps, rows, cols)`: the live blocks of each output block."""
+        return (self.out_blocks, self.fan_in, *self.taps, self.rows, self.cols)
+
+    @property
+    def columns_shape(self) -> tuple[int, ...]:
+        """`(*taps, fan_in rows, outputs)`: the live entries of each output in a column."""
+        return (*self.taps, self.fan_in * self.rows, self.outputs)
+
+    def columns_order(self) -> tuple[int, ...]:
+        """The axes of `blocks_shape` in the order of `columns_shape`."""
+        taps = range(2, 2 + len(self.taps))
+        return (*taps, 1, len(self.taps) + 2, 0, len(self.taps) + 3)
+
+    def draw_pattern(self, seed: int) -> np.ndarray:
+        """A random `inputs_of`."""
+        rng = np.random.default_rng(seed)
+        return regular_pattern(self.in_blocks, self.out_blocks, self.fan_in, rng)
+
+    def check_pattern(self, inputs_of: Any) -> np.ndarray:
+        """`inputs_of` as an int32 array, or the reason why it is none."""
+        pattern = np.asarray(inputs_of)
+        if pattern.shape != (self.out_blocks, self.fan_in):
+            raise ValueError(
+                f"`inputs_of` must have the shape {(self.out_blocks, self.fan_in)}: {self.fan_in} "
+                f"input blocks for each output block. Received: shape {pattern.shape}"
+            )
+        check_regular(pattern, self.in_blocks)
+        return pattern.astype(np.int32)
+
+    def kernel(self, blocks: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
+        """The kernel with these live blocks, zero elsewhere."""
+        dense = np.zeros(
+            (self.out_blocks, self.in_blocks, *self.taps, self.rows, self.cols), blocks.dtype
+        )
+        dense[np.arange(self.out_blocks)[:, None], inputs_of] = blocks
+        return dense.transpose(self.columns_order()).reshape(self.shape)
+
+    def mask(self, inputs_of: np.ndarray) -> np.ndarray:
+        """Which entries of the kernel are live."""
+        return self.kernel(np.ones(self.blocks_shape, dtype=bool), inputs_of)
+
+    def blocks(self, kernel: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
+        """The live blocks of a kernel."""
+        split = (*self.taps, self.in_blocks, self.rows, self.out_blocks, self.cols)
+        ordered = kernel.reshape(split).transpose(np.argsort(self.columns_order()))
+        return ordered[np.arange(self.out_blocks)[:, None], inputs_of]
+
+
+def pattern_of(mask: np.ndarray, block: tuple[int, int]) -> tuple[BlockGrid, np.ndarray]:
+    """The grid and `inputs_of` of a mask `(*taps, inputs, outputs)`.
+
+    Raises:
+        LayoutError: Sides that the block does not divide; a mask that is not of whole blocks, live
+            at all taps or at none, or that is not regular both ways.
+    """
+    *taps, inputs, outputs = mask.shape
+    shape = (*taps, _blocks("inputs", inputs, block[0]), block[0])
+    split = mask.reshape(*shape, _blocks("outputs", outputs, block[1]), block[1])
+    inside = (*range(len(taps)), len(taps) + 1, len(taps) + 3)
+    live = split.all(axis=inside)
+    if (live != split.any(axis=inside)).any():
+        raise LayoutError(
+            f"The mask is not one of whole blocks of {block[0]} x {block[1]} that are live at all "
+            f"taps. Received: {int((live != split.any(axis=inside)).sum())} blocks that are live "
+            "in part"
+        )
+    fan_in, fan_out = live.sum(axis=0), live.sum(axis=1)
+    if len({*fan_in.tolist()}) > 1 or len({*fan_out.tolist()}) > 1 or not fan_in.any():
+        raise LayoutError(
+            f"Blocks of {block[0]} x {block[1]} must be as many in every line of blocks, both ways"
+            f". Received: from {fan_in.min()} to {fan_in.max()} for an output block, from "
+            f"{fan_out.min()} to {fan_out.max()} for an input block"
+        )
+    grid = BlockGrid(inputs, outputs, *block, fan_in=int(fan_in[0]), taps=tuple(taps))
+    return grid, np.nonzero(live.T)[1].reshape(grid.out_blocks, grid.fan_in).astype(np.int32)
+
+
+def check_block(block: Any) -> tuple[int, int]:
+    """`block` as `(rows, cols)`: a positive integer for both, or a pair of them."""
+    pair = tuple(block) if isinstance(block, tuple | list) else (block, block)
+    if len(pair) != 2:
+        raise ValueError(
+            f"`block` must be an integer or a pair (rows, cols). Received: block={block!r}"
+        )
+    return check_integer("block", pair[0]), check_integer("block", pair[1])
+
+
+def _blocks(side: str, size: int, step: int) -> int:
+    if size % step:
+        below = size // step * step
+        near = " and ".join(str(value) for value in (below, below + step) if value)
+        divisors = ", ".join(str(k) for k in range(2, min(size, 257)) if size % k == 0)
+        raise LayoutError(
+            f"Blocks need {side} that {step} divides: {near} are nearest. "
+            f"{f'Or take blocks of one of {divisors}.' if divisors else ''} "
+            f"Received: {size} {side}"
+        )
+    return size // step

@@ -1,0 +1,247 @@
+"""`BlockKernel`: a layer that holds a kernel as its live blocks."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._backend import to_numpy
+from keras_sparse_ortho._checks import check_density, check_seed
+from keras_sparse_ortho.errors import LayoutError, NotPrunableError
+from keras_sparse_ortho.kernels import KernelLayout, StoredKernel
+from keras_sparse_ortho.layers._block_functions import (
+    check_kernel_functions,
+    draw_blocks,
+    on_columns,
+    restore_initializer,
+    serialize_initializer,
+)
+from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, pattern_of
+from keras_sparse_ortho.orthogonal import slots_of
+
+ops = keras.ops
+
+
+class BlockKernel(keras.layers.Layer):
+    """Base of `BlockSparseLayer`: the variables of a kernel of live blocks, its values and file.
+
+    Arguments are those of `BlockSparseLayer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        density: float | None,
+        block: int | tuple[int, int],
+        inputs_of: Any,
+        kernel_initializer: Any,
+        kernel_regularizer: Any,
+        kernel_constraint: Any,
+        gain: float,
+        seed: int | None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if (density is None) == (inputs_of is None):
+            raise ValueError(
+                "A layer of live blocks needs either a `density` or `inputs_of`. "
+                f"Received: density={density!r}, inputs_of={inputs_of!r}"
+            )
+        self._wanted = None if density is None else check_density(density)
+        self.block = check_block(block)
+        self._given = None if inputs_of is None else np.asarray(inputs_of)
+        self.gain = float(gain)
+        self.seed = check_seed(seed)
+        self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
+        self.kernel_initializer = restore_initializer(kernel_initializer, self._given is not None)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        check_kernel_functions(self.kernel_regularizer)
+        self._grid: BlockGrid | None = None
+
+    def _add_blocks(self, shape: tuple[int, ...], layout: KernelLayout) -> None:
+        """Makes the variables for a kernel of the namesake's shape."""
+        *taps, inputs, outputs = layout.canonical_shape(shape)[2:]
+        try:
+            self._grid = self._fitting_grid(inputs, outputs, tuple(taps))
+        except ValueError as error:
+            raise type(error)(f"The layer '{self.name}': {error}") from None
+        self._kernel_shape, self._layout = shape, layout
+        values, pattern = draw_blocks(
+            self._grid, self.kernel_initializer, self._given, self.gain, self._draw_seed
+        )
+        self.blocks = self.add_weight(
+            name="blocks",
+            shape=self._grid.blocks_shape,
+            initializer=_constant(values),
+            regularizer=on_columns(self._grid, self.kernel_regularizer),
+            constraint=on_columns(self._grid, self.kernel_constraint, back=True),
+        )
+        self.inputs_of = self._add_indices("inputs_of", pattern)
+        self.slots_of = self._add_indices("slots_of", slots_of(pattern, self._grid.in_blocks))
+
+    def _fitting_grid(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> BlockGrid:
+        if self._given is None:
+            assert self._wanted is not None
+            return BlockGrid.for_density(inputs, outputs, self.block, self._wanted, taps)
+        fan_in = self._given.shape[1] if self._given.ndim == 2 else 0
+        grid = BlockGrid(inputs, outputs, *self.block, fan_in=fan_in, taps=taps)
+        grid.check_sides()
+        grid.check_pattern(self._given)
+        return grid
+
+    def _add_indices(self, name: str, value: np.ndarray) -> Any:
+        return self.add_weight(
+            name=name,
+            shape=value.shape,
+            dtype="int32",
+            trainable=False,
+            autocast=False,
+            initializer=_constant(value),
+        )
+
+    @property
+    def grid(self) -> BlockGrid:
+        """The kernel's blocks; a layer that is not built has none yet."""
+        if self._grid is None:
+            raise NotPrunableError(
+                f"The layer '{self.name}' has no blocks before it is built. Received: "
+                f"{type(self).__name__} that is not built"
+            )
+        return self._grid
+
+    @property
+    def density(self) -> float | None:
+        """Live fraction, exactly; before the layer is built the one that was asked for."""
+        return self._wanted if self._grid is None else self._grid.density
+
+    def set_blocks(self, blocks: Any, inputs_of: Any) -> None:
+        """Sets values and places of the live blocks, `(J, k, *taps, r, c)` and `(J, k)`.
+
+        Raises:
+            ValueError: Blocks of another shape, places that are not regular both ways.
+        """
+        pattern = self.grid.check_pattern(inputs_of)
+        if tuple(blocks.shape) != self.grid.blocks_shape:
+            raise ValueError(
+                f"The blocks of '{self.name}' have the shape {self.grid.blocks_shape}. "
+                f"Received: blocks of shape {tuple(blocks.shape)}"
+            )
+        self.blocks.assign(blocks)
+        self.inputs_of.assign(pattern)
+        self.slots_of.assign(slots_of(pattern, self.grid.in_blocks))
+
+    # --- the dense kernel ------------------------------------------------------------------------
+
+    def kernel_value(self) -> np.ndarray:
+        """The kernel in the shape that the namesake has, as a NumPy array (bfloat16 as float32)."""
+        pattern = ops.convert_to_numpy(self.inputs_of)
+        return self._shaped(self.grid.kernel(to_numpy(self.blocks), pattern))
+
+    def mask_value(self) -> np.ndarray:
+        """Which entries of that kernel are live."""
+        return self._shaped(self.grid.mask(ops.convert_to_numpy(self.inputs_of)))
+
+    def _shaped(self, matrix: np.ndarray) -> np.ndarray:
+        return self._layout.from_canonical(matrix[None, None], self._kernel_shape)
+
+    def set_kernel(self, kernel: Any, mask: Any) -> None:
+        """Sets the live blocks from a dense kernel and its mask, both in the namesake's shape.
+
+        Raises:
+            LayoutError: A mask that is not one of whole blocks, as many in each line as the layer
+                has; a kernel that is not zero outside.
+        """
+        kernel, mask = np.asarray(kernel), np.asarray(mask, dtype=bool)
+        for name, given in (("kernel", kernel), ("mask", mask)):
+            if given.shape != self._kernel_shape:
+                raise LayoutError(
+                    f"The {name} of '{self.name}' has the shape {self._kernel_shape}. "
+                    f"Received: {name} of shape {given.shape}"
+                )
+        if lost := int(np.count_nonzero(kernel[~mask])):
+            raise LayoutError(
+                f"The kernel for '{self.name}' must be zero outside the mask. "
+                f"Received: {lost} nonzero entries outside"
+            )
+        grid, pattern = pattern_of(self._layout.to_canonical(mask)[0, 0], self.block)
+        if grid != self.grid:
+            raise LayoutError(
+                f"The layer '{self.name}' has {self.grid.fan_in} live blocks in each line. "
+                f"Received: a mask of {grid.fan_in}"
+            )
+        self.set_blocks(grid.blocks(self._layout.to_canonical(kernel)[0, 0], pattern), pattern)
+
+    def stored_kernels(self) -> dict[str, StoredKernel]:
+        """What `prunable_weights` lists: the kernel, by the name that it has in the namesake."""
+        return {"kernel": _StoredBlocks(self)}
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def save_own_variables(self, store: Any) -> None:
+        """By name, so that a file can be checked."""
+        for variable in self.weights:
+            store[variable.name] = variable
+
+    def load_own_variables(self, store: Any) -> None:
+        """Checks where the blocks stand before anything is changed.
+
+        Raises:
+            ValueError: A file with other variables, or with indices that are out of range, doubled
+                or not regular both ways.
+        """
+        wanted = {variable.name: tuple(variable.shape) for variable in self.weights}
+        found = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
+        if found != wanted:
+            raise ValueError(
+                f"The file does not fit the layer '{self.name}', which has {wanted}. "
+                f"Received: {found}"
+            )
+        try:
+            pattern = self.grid.check_pattern(np.array(store["inputs_of"]))
+            slots = slots_of(pattern, self.grid.in_blocks)
+            if not np.array_equal(slots, np.array(store["slots_of"])):
+                raise ValueError(
+                    "`slots_of` must list where `inputs_of` names each input block. "
+                    "Received: other slots"
+                )
+        except ValueError as error:
+            raise ValueError(f"The file is damaged at the layer '{self.name}': {error}") from None
+        for variable in self.weights:
+            variable.assign(store[variable.name])
+
+    def get_config(self) -> dict[str, Any]:
+        """What the kernel needs."""
+        return {
+            **super().get_config(),
+            "kernel_initializer": serialize_initializer(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            "density": self._wanted,
+            "block": self.block,
+            "inputs_of": None if self._given is None else self._given.tolist(),
+            "gain": self.gain,
+            "seed": self.seed,
+        }
+
+
+class _StoredBlocks:
+    """The `StoredKernel` of a layer."""
+
+    def __init__(self, layer: BlockKernel) -> None:
+        self._layer = layer
+        self.variable = layer.blocks
+        self.shape = layer._kernel_shape
+        self.layout: KernelLayout | None = layer._layout
+        self.live = layer.grid.live
+        self.value: Callable[[], np.ndarray] = layer.kernel_value
+        self.mask_value: Callable[[], np.ndarray] = layer.mask_value
+
+
+def _constant(value: np.ndarray) -> Callable[..., Any]:
+    def initializer(shape: Any, dtype: Any = None) -> Any:
+        return ops.cast(ops.convert_to_tensor(value), dtype)
+
+    return initializer

@@ -1,0 +1,74 @@
+"""`block_layer_like`: a layer of live blocks in the place of a plain one."""
+
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import SparseInitializer
+from keras_sparse_ortho.layers._block_sparse_conv1d import BlockSparseConv1D
+from keras_sparse_ortho.layers._block_sparse_conv2d import BlockSparseConv2D
+from keras_sparse_ortho.layers._block_sparse_conv3d import BlockSparseConv3D
+from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense
+from keras_sparse_ortho.layers._block_sparse_einsum_dense import BlockSparseEinsumDense
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+
+_KINDS: dict[Any, type[BlockSparseLayer]] = {
+    kind.namesake: kind
+    for kind in (
+        BlockSparseDense,
+        BlockSparseEinsumDense,
+        BlockSparseConv1D,
+        BlockSparseConv2D,
+        BlockSparseConv3D,
+    )
+}
+# Of plain layers only; what they stand for is refused below.
+_NOT_TAKEN = ("lora_rank", "lora_alpha", "quantization_config", "gptq_unpacked_column_size")
+
+
+def block_layer_like(
+    layer: keras.layers.Layer,
+    *,
+    density: float,
+    block: int | tuple[int, int],
+    seed: int | None = None,
+) -> BlockSparseLayer:
+    """The layer of live blocks with the settings of a plain layer, not built.
+
+    Once it is built, `set_kernel(kernel, mask)` gives it the values of the plain one.
+
+    Args:
+        layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras.
+        density: Live fraction.
+        block: `(r, c)`, or one integer for both.
+        seed: Of the places and values that are drawn.
+
+    Raises:
+        NotPrunableError: A layer of another type, one with groups, LoRA or quantization, an
+            einsum whose kernel is several matrices.
+    """
+    kind = _KINDS.get(type(layer))
+    reason = None
+    if kind is None:
+        reason = f"only {', '.join(known.__name__ for known in _KINDS)} have such a form"
+    elif getattr(layer, "lora_enabled", False):
+        reason = "LoRA is enabled on it, and its update of the kernel is dense"
+    elif getattr(layer, "quantization_mode", None) is not None:
+        reason = "it is quantized"
+    if kind is None or reason is not None:
+        raise NotPrunableError(
+            f"The layer '{layer.name}' cannot compute on live blocks: {reason}. "
+            f"Received: layer={type(layer).__name__}"
+        )
+    config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
+    own: dict[str, Any] = {"density": density, "block": block, "seed": seed}
+    if isinstance(layer.kernel_initializer, _DRAWN_WHOLE):
+        # They draw whole kernels; what takes their place in blocks is that.
+        own["kernel_initializer"] = "exact_orthogonal"
+        gain = getattr(layer.kernel_initializer, "gain", 1.0)
+        own["gain"] = gain if isinstance(gain, float | int) else 1.0
+    return kind(**{**config, **own})
+
+
+_DRAWN_WHOLE = (SparseInitializer, keras.initializers.Orthogonal, keras.initializers.Identity)

@@ -1,0 +1,143 @@
+"""`BlockSparseConv`: what the convolutions with live blocks of channels have in common."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import KernelLayout
+from keras_sparse_ortho.layers._block_product import spread_blocks
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+
+ops = keras.ops
+
+
+class BlockSparseConv(BlockSparseLayer):
+    """Base of `BlockSparseConv1D`, `BlockSparseConv2D` and `BlockSparseConv3D`.
+
+    Args:
+        filters: As for the namesake, a multiple of `c`.
+        kernel_size: As for the namesake.
+        strides: As for the namesake.
+        padding: As for the namesake.
+        data_format: As for the namesake.
+        dilation_rate: As for the namesake.
+        groups: Must be 1.
+        activation: As for the namesake.
+        use_bias: As for the namesake.
+        **kwargs: As for `BlockSparseLayer`.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: Any,
+        strides: Any = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: Any = 1,
+        groups: int = 1,
+        activation: Any = None,
+        use_bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(activation=activation, **kwargs)
+        if groups != 1:
+            raise NotPrunableError(
+                f"The layer '{self.name}' has its groups in the blocks: a live block is a "
+                "connection of channels to filters, and `density` says how many there are. Leave "
+                "`groups` out, or mask a grouped convolution with keras_sparse_ortho.PrunableLayer."
+                f" Received: groups={groups!r}"
+            )
+        self.filters = check_integer("filters", filters)
+        # Not tracked; it checks the other arguments and knows the shapes.
+        plain = self.namesake(
+            filters, kernel_size, strides, padding, data_format, dilation_rate, use_bias=use_bias
+        )
+        self._output_shape = plain.compute_output_shape
+        self.rank = plain.rank
+        self.kernel_size = plain.kernel_size
+        self.strides = plain.strides
+        self.padding = plain.padding
+        self.data_format = plain.data_format
+        self.dilation_rate = plain.dilation_rate
+        self.use_bias = use_bias
+        self.input_spec = keras.layers.InputSpec(min_ndim=self.rank + 2)
+
+    @property
+    def _channel_axis(self) -> int:
+        return 1 if self.data_format == "channels_first" else self.rank + 1
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        """Draws blocks and makes the weights."""
+        channels = input_shape[self._channel_axis]
+        assert channels is not None
+        self.compute_output_shape(input_shape)  # refuses a window that does not fit
+        shape = (*self.kernel_size, channels, self.filters)
+        bias = (self.filters,) if self.use_bias else None
+        self._add_kernel(shape, KernelLayout.convolution(strides=self.strides), bias)
+        axis = -1 if self._channel_axis > 1 else 1
+        self.input_spec = keras.layers.InputSpec(min_ndim=self.rank + 2, axes={axis: channels})
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """A small convolution for each output block, over the channels that it reads."""
+        grid, axis = self.grid, self._channel_axis
+        padding = self.padding
+        if padding == "causal":
+            first = self.dilation_rate[0] * (self.kernel_size[0] - 1)
+            ends = [[0, 0] for _ in range(3)]
+            ends[2 if axis == 1 else 1] = [first, 0]
+            inputs, padding = ops.pad(inputs, ends), "valid"
+        sizes = list(ops.shape(inputs))
+        x = ops.reshape(inputs, (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]))
+        x = spread_blocks(x, self.inputs_of, self.slots_of, axis)
+        sizes[axis] = grid.out_blocks * grid.fan_in * grid.rows
+        parts = ops.split(ops.reshape(x, sizes), grid.out_blocks, axis=axis)
+        outputs = [
+            ops.conv(
+                part,
+                kernel,
+                strides=list(self.strides),
+                padding=padding,
+                dilation_rate=self.dilation_rate,
+                data_format=self.data_format,
+            )
+            for part, kernel in zip(parts, self._kernels(), strict=True)
+        ]
+        result = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
+        if self.bias is not None:
+            shape = [1] * (self.rank + 2)
+            shape[axis] = self.filters
+            # Not ops.add, which on TensorFlow takes channels for columns where they are as many.
+            result = result + ops.reshape(self.bias, shape)
+        return self.activation(result)
+
+    def _kernels(self) -> list[Any]:
+        """`(*taps, k r, c)` for each output block."""
+        grid, rank = self.grid, self.rank
+        # (J, k, *taps, r, c) to (J, *taps, k, r, c)
+        order = (0, *range(2, 2 + rank), 1, rank + 2, rank + 3)
+        blocks = ops.transpose(ops.convert_to_tensor(self.blocks), order)
+        shape = (*grid.taps, grid.fan_in * grid.rows, grid.cols)
+        parts = ops.split(blocks, grid.out_blocks, axis=0)
+        return [ops.reshape(part, shape) for part in parts]
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        """That of the namesake."""
+        return tuple(self._output_shape(tuple(input_shape)))
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything needed to make the layer anew."""
+        return {
+            **super().get_config(),
+            "filters": self.filters,
+            "kernel_size": self.kernel_size,
+            "strides": self.strides,
+            "padding": self.padding,
+            "data_format": self.data_format,
+            "dilation_rate": self.dilation_rate,
+            "use_bias": self.use_bias,
+        }

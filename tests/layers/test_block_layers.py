@@ -1,0 +1,273 @@
+"""Layers of live blocks: equal to masked ones, usable as their namesakes, saved and stripped."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho._backend import compiled, value_and_gradients
+from keras_sparse_ortho.layers import (
+    BlockSparseConv2D,
+    BlockSparseDense,
+    BlockSparseEinsumDense,
+    block_layer_like,
+)
+from keras_sparse_ortho.layers import _block_product as product_module
+from keras_sparse_ortho.orthogonal import regular_pattern, slots_of
+from tests.helpers import array, classifier_loss, data, gradients, jit
+from tests.layers.block_kinds import as_dense, block_layers, block_network, masked_twin, network
+
+L = keras.layers
+ops = keras.ops
+
+
+@pytest.mark.core
+def test_outputs_and_gradients_equal_those_of_masked_layers():
+    model = block_network()
+    twin, masked = masked_twin(model, network)
+    x, y = data(model, 3, count=8)
+    np.testing.assert_allclose(model.predict(x, verbose=0), twin.predict(x, verbose=0), atol=1e-5)
+
+    def loss_of(network):
+        return lambda y, p: classifier_loss()(y, p) + sum(network.losses)
+
+    ours = gradients(model, x, y, loss_of(model))
+    ours = {id(v): g for v, g in zip(model.trainable_variables, ours, strict=True)}
+    theirs = gradients(twin, x, y, loss_of(twin))
+    theirs = {id(v): g for v, g in zip(twin.trainable_variables, theirs, strict=True)}
+    for name, layer in block_layers(model).items():
+        plain = {v.name: v for v in masked[name].layer.trainable_variables}
+        dense = as_dense(layer, ours[id(layer.blocks)])
+        expected = theirs[id(plain["kernel"])]
+        assert np.abs(expected).max() > 1e-4
+        np.testing.assert_allclose(dense, expected, atol=1e-5, err_msg=name)
+        if layer.bias is not None:
+            bias = ours[id(layer.bias)]
+            np.testing.assert_allclose(bias, theirs[id(plain["bias"])], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("chunk", [1, 2**30])
+def test_product_and_gradients_do_not_depend_on_chunks(monkeypatch, chunk):
+    monkeypatch.setattr(product_module, "_CHUNK_BYTES", chunk)
+    rng = np.random.default_rng(0)
+    pattern = regular_pattern(8, 12, 4, rng)
+    slots = slots_of(pattern, 8)
+    x = rng.normal(size=(8, 4, 10)).astype("float32")
+    blocks = rng.normal(size=(12, 4, 4, 2)).astype("float32")
+    weight = rng.normal(size=(12, 2, 10)).astype("float32")
+    kernel = np.zeros((12, 8, 4, 2))
+    kernel[np.arange(12)[:, None], pattern] = blocks
+    expected = np.einsum("jirc,irn->jcn", kernel, x)
+    of_x = np.einsum("jirc,jcn->irn", kernel, weight)
+    of_kernel = np.einsum("irn,jcn->jirc", x, weight)[np.arange(12)[:, None], pattern]
+
+    def run(x, blocks, pattern, slots):
+        made = product_module.block_product(x, blocks, pattern, slots)
+
+        def inner(values):
+            made = product_module.block_product(*values, pattern, slots)
+            return ops.sum(made * ops.convert_to_tensor(weight))
+
+        return made, value_and_gradients(inner, [x, blocks])[1]
+
+    tensors = [ops.convert_to_tensor(v) for v in (x, blocks, pattern, slots)]
+    assert product_module._chunks(tensors[0], pattern) == (6 if chunk == 1 else 1)
+    made, found = compiled(run, xla=True)(*tensors)
+    np.testing.assert_allclose(array(made), expected, atol=1e-5)
+    np.testing.assert_allclose(array(found[0]), of_x, atol=1e-5)
+    np.testing.assert_allclose(array(found[1]), of_kernel, atol=1e-5)
+
+
+@pytest.mark.core
+def test_saved_loaded_cloned_and_stripped(tmp_path):
+    model = block_network()
+    x, _ = data(model, 3, count=8)
+    expected = model.predict(x, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
+    for ours, theirs in zip(model.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(array(ours), array(theirs))
+    copy = keras.models.clone_model(model)
+    copy.load_weights(tmp_path / "model.keras")
+    np.testing.assert_array_equal(copy.predict(x, verbose=0), expected)
+    copy.set_weights(model.get_weights())
+    np.testing.assert_array_equal(copy.predict(x, verbose=0), expected)
+
+    plain = kso.strip(model)
+    assert not any("sparse_ortho" in type(layer).__module__ for layer in plain.layers)
+    np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-5)
+    assert [w.path for w in kso.prunable_weights(plain)] == [
+        w.path for w in kso.prunable_weights(model)
+    ]
+
+
+def test_prunable_weights_and_report():
+    model = block_network()
+    weights = {w.path: w for w in kso.prunable_weights(model, flops=True)}
+    plain = {w.path: w for w in kso.prunable_weights(kso.strip(model), flops=True)}
+    assert weights.keys() == plain.keys()
+    for path, weight in weights.items():
+        assert weight.shape == plain[path].shape
+        assert weight.flops == plain[path].flops, path
+        np.testing.assert_array_equal(weight.value(), plain[path].value())
+        if weight.stored is not None:
+            assert weight.live == weight.stored.mask_value().sum()
+            assert weight.density in (0.25, 0.5)
+            assert weight.layout == plain[path].layout
+    summary = kso.report(model)
+    assert summary.live == sum(w.live for w in weights.values())
+    assert summary.sparse_flops < 0.6 * summary.flops
+    model.summary(print_fn=lambda text, line_break=False: None)
+    # A budget of what there is.
+    assert kso.Budget.from_model(model).live == summary.live
+
+
+@pytest.mark.core
+def test_model_written_as_a_class():
+    @keras.saving.register_keras_serializable(package="test_block_layers")
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden = BlockSparseDense(32, "relu", density=0.5, block=8, seed=0, name="hidden")
+            self.head = L.Dense(3, name="head")
+
+        def call(self, inputs):
+            return self.head(self.hidden(inputs))
+
+    model = Net()
+    x = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
+    y = np.arange(8) % 3
+    model.compile("adam", classifier_loss(), jit_compile=jit())
+    model.fit(x, y, verbose=0)
+    expected = model.predict(x, verbose=0)
+    assert [w.path for w in kso.prunable_weights(model)] == ["hidden/kernel", "head/kernel"]
+    assert kso.strip(model) is model
+    assert type(model.hidden) is L.Dense
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-5)
+
+
+@pytest.mark.core
+def test_default_kernel_is_exactly_orthogonal_and_reproducible():
+    for layer, shape in (
+        (BlockSparseDense(128, density=0.25, block=8, gain=1.5, seed=3), (None, 64)),
+        (BlockSparseConv2D(32, 3, density=0.5, block=8, gain=1.5, seed=3), (None, 5, 5, 32)),
+    ):
+        layer.build(shape)
+        kernel = layer.kernel_value().astype("float64")
+        matrix = kernel if kernel.ndim == 2 else kernel[1, 1]
+        inputs = len(matrix)
+        assert np.abs(matrix @ matrix.T - 2.25 * np.eye(inputs)).max() < 2e-6
+        assert np.count_nonzero(kernel) == np.count_nonzero(matrix)
+        again = type(layer).from_config(layer.get_config())
+        again.build(shape)
+        np.testing.assert_array_equal(again.kernel_value(), layer.kernel_value())
+        mask = layer.mask_value()
+        assert mask.mean() == layer.density
+        assert not layer.kernel_value()[~mask].any()
+
+
+def test_initializers_of_keras_see_the_live_fans():
+    fans = {"lecun_normal": 64, "glorot_normal": (64 + 32) / 2}
+    for name, fan in fans.items():
+        layer = BlockSparseDense(256, density=0.125, block=16, kernel_initializer=name, seed=0)
+        layer.build((None, 512))
+        assert layer.blocks.shape == (16, 4, 16, 16)
+        np.testing.assert_allclose(array(layer.blocks).std(), fan**-0.5, rtol=0.02)
+
+
+@pytest.mark.core
+def test_constraint_sees_a_column_for_each_output():
+    layer = BlockSparseDense(
+        32, density=0.5, block=8, kernel_constraint=keras.constraints.UnitNorm(axis=0), seed=0
+    )
+    model = keras.Sequential([keras.Input((32,)), layer])
+    model.compile(keras.optimizers.SGD(0.5), "mse", jit_compile=jit())
+    x = np.random.default_rng(0).normal(size=(16, 32)).astype("float32")
+    model.fit(x, x, verbose=0)
+    np.testing.assert_allclose(np.linalg.norm(layer.kernel_value(), axis=0), 1, atol=1e-5)
+
+
+def test_places_may_be_given():
+    pattern = [[0, 2], [1, 3], [0, 1], [2, 3]]
+    layer = BlockSparseDense(
+        16, inputs_of=pattern, block=4, kernel_initializer="lecun_normal", seed=0
+    )
+    layer.build((None, 16))
+    assert layer.density == 0.5
+    blocks = layer.mask_value().reshape(4, 4, 4, 4)[:, 0, :, 0]
+    assert [list(np.flatnonzero(column)) for column in blocks.T] == pattern
+    again = BlockSparseDense.from_config(layer.get_config())
+    again.build((None, 16))
+    np.testing.assert_array_equal(again.mask_value(), layer.mask_value())
+
+
+@pytest.mark.core
+def test_channels_first_and_pointwise_convolutions():
+    x = np.random.default_rng(0).normal(size=(2, 16, 6, 6)).astype("float32")
+    for options in ({"data_format": "channels_first"}, {"data_format": "channels_last"}):
+        inputs = x if options["data_format"] == "channels_first" else x.transpose(0, 2, 3, 1)
+        for size, strides in ((3, 1), (1, 1), (1, 2)):
+            layer = BlockSparseConv2D(
+                32, size, strides, "same", density=0.5, block=8, activation="relu", **options
+            )
+            layer.build(inputs.shape)
+            plain = layer.to_dense_layer()
+            # Without XLA TensorFlow has no convolution with channels first on processors.
+            outputs, expected = (
+                array(
+                    compiled(lambda v, used=used: used(v), xla=True)(ops.convert_to_tensor(inputs))
+                )
+                for used in (layer, plain)
+            )
+            assert outputs.shape == layer.compute_output_shape(inputs.shape)
+            np.testing.assert_allclose(outputs, expected, atol=1e-5)
+
+
+@pytest.mark.core
+def test_from_a_plain_layer_and_its_mask():
+    source = BlockSparseDense(32, "relu", density=0.5, block=8, seed=1, name="source")
+    source.build((None, 16))
+    plain = source.to_dense_layer()
+    assert type(plain) is L.Dense
+    assert plain.name == "source"
+    layer = block_layer_like(plain, density=0.5, block=8)
+    layer.build((None, 16))
+    layer.set_kernel(array(plain.kernel), source.mask_value())
+    np.testing.assert_array_equal(array(layer.blocks), array(source.blocks))
+    np.testing.assert_array_equal(array(layer.slots_of), array(source.slots_of))
+
+
+@pytest.mark.core
+def test_bias_where_all_sizes_are_equal():
+    # Keras' own EinsumDense adds the bias along the wrong axis here on TensorFlow.
+    x = np.random.default_rng(0).normal(size=(8, 8, 8, 8)).astype("float32")
+    options = {"density": 0.5, "block": 2, "bias_initializer": "random_normal"}
+    for layer, inputs, equation, bias in (
+        (BlockSparseDense(8, **options), x[0, 0], "ab,bc->ac", (8,)),
+        (
+            BlockSparseEinsumDense("abc,cd->adb", (8, 8), bias_axes="d", **options),
+            x[0],
+            "abc,cd->adb",
+            (8, 1),
+        ),
+        (
+            BlockSparseConv2D(8, 1, data_format="channels_first", **options),
+            x,
+            "achw,xyco->aohw",
+            (8, 1, 1),
+        ),
+    ):
+        layer.build(inputs.shape)
+        outputs = compiled(layer, xla=True)(ops.convert_to_tensor(inputs))
+        expected = np.einsum(equation, inputs, layer.kernel_value())
+        expected += array(layer.bias).reshape(bias)
+        np.testing.assert_allclose(array(outputs), expected, atol=1e-5, err_msg=layer.name)
+
+
+def test_dynamical_isometry_can_be_asked_of_blocks():
+    layer = BlockSparseDense(32, density=0.5, block=8, seed=1)
+    model = keras.Sequential([keras.Input((32,)), layer])
+    spectrum = kso.analysis.jacobian_singular_values(model, np.ones((1, 32), "float32"))
+    np.testing.assert_allclose(spectrum.values, 1, atol=1e-5)

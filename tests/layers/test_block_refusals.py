@@ -1,0 +1,171 @@
+"""What layers of live blocks refuse, and that they are as they were afterwards."""
+
+import warnings
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import DensityError, LayoutError, NotPrunableError
+from keras_sparse_ortho.layers import (
+    BlockSparseConv1D,
+    BlockSparseDense,
+    BlockSparseEinsumDense,
+    block_layer_like,
+)
+from tests.helpers import array
+
+L = keras.layers
+
+
+def built(**kwargs):
+    layer = BlockSparseDense(32, **{"density": 0.5, "block": 8, "seed": 0, "name": "d", **kwargs})
+    layer.build((None, 32))
+    return layer
+
+
+def test_sizes_and_densities():
+    with pytest.raises(LayoutError, match=r"'d'.*8 divides: 96 and 104 are nearest.*2, 4, 5") as e:
+        BlockSparseDense(32, density=0.5, block=8, name="d").build((None, 100))
+    assert "Received: 100 inputs" in str(e.value)
+    with pytest.raises(LayoutError, match="Received: 33 outputs"):
+        BlockSparseDense(33, density=0.5, block=8).build((None, 32))
+    with pytest.raises(DensityError, match=r"the nearest ones are 0.25 and 0.5"):
+        built(density=0.35)
+    with pytest.raises(DensityError, match=r"the nearest one is 0.25.*density=0.1"):
+        built(density=0.1)
+    assert built(density=0.3).density == 0.25
+    with pytest.raises(DensityError, match=r"in \(0, 1\]"):
+        BlockSparseDense(32, density=1.5)
+    for wrong in ({}, {"density": 0.5, "inputs_of": [[0]]}):
+        with pytest.raises(ValueError, match="either a `density` or `inputs_of`"):
+            BlockSparseDense(32, **wrong)
+    with pytest.raises(ValueError, match="`block` must be"):
+        BlockSparseDense(32, density=0.5, block=(1, 2, 3))
+    with pytest.raises(ValueError, match="`units` must be a positive integer"):
+        BlockSparseDense(0, density=0.5)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ([[0, 1], [1, 2], [2, 3]], "shape"),
+        ([[0, 1], [1, 2], [2, 3], [3, 4]], "from 0 to 3"),
+        ([[0, 1], [1, 1], [2, 3], [3, 0]], "once at most"),
+        ([[0, 1], [0, 2], [0, 3], [0, 3]], "equally many"),
+    ],
+)
+def test_places(pattern, message):
+    with pytest.raises(ValueError, match=message):
+        built(density=None, inputs_of=pattern, kernel_initializer="he_normal")
+    layer = built()
+    before = layer.get_weights()
+    with pytest.raises(ValueError, match=message):
+        layer.set_blocks(array(layer.blocks), pattern)
+    for a, b in zip(before, layer.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_kernel_functions():
+    for initializer in ("orthogonal", kso.initializers.ExactOrthogonal(0.5)):
+        with pytest.raises(ValueError, match='starts from "exact_orthogonal"'):
+            built(kernel_initializer=initializer)
+    with pytest.raises(ValueError, match="places of their own"):
+        built(density=None, inputs_of=[[0]])
+    with pytest.raises(NotPrunableError, match="cannot be compared"):
+        built(kernel_regularizer=keras.regularizers.OrthogonalRegularizer())
+
+
+def test_lora_quantization_and_wrapping():
+    layer = built()
+    model = keras.Sequential([keras.Input((32,)), layer])
+    before = model.get_weights()
+    with pytest.raises(NotPrunableError, match=r"LoRA.*dense kernel.*strip"):
+        layer.enable_lora(4)
+    with pytest.raises(NotImplementedError, match=r"'d' cannot be quantized.*[Ss]trip"):
+        layer.quantize("int8")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.quantize("int8")
+    assert any("'d' cannot be quantized" in str(warning.message) for warning in told)
+    with pytest.raises(NotPrunableError, match="cannot be quantized"):
+        built(dtype="int8_from_float32")
+    with pytest.raises(NotPrunableError, match="live blocks only"):
+        kso.PrunableLayer(layer, kso.FixedMask(0.5))
+    with pytest.raises(NotPrunableError, match=r"live entries only.*'d/kernel'"):
+        kso.sparsify(model, 0.1)
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("equation", "reason"),
+    [
+        ("abc,bcd->abd", "a matrix of its own for each b"),
+        ("abc,cd->ad", "sums over b"),
+        ("abc,c->ab", "one of its own"),
+        ("abc", "the form"),
+    ],
+)
+def test_equations(equation, reason):
+    with pytest.raises(NotPrunableError, match=reason):
+        BlockSparseEinsumDense(equation, (None, 8), density=0.5)
+
+
+def test_groups_and_other_layers():
+    with pytest.raises(NotPrunableError, match=r"Leave `groups` out.*groups=2"):
+        BlockSparseConv1D(8, 3, groups=2, density=0.5, block=4)
+    grouped = L.Conv1D(8, 3, groups=2)
+    with pytest.raises(NotPrunableError, match="groups=2"):
+        block_layer_like(grouped, density=0.5, block=4)
+    with pytest.raises(NotPrunableError, match="only Dense"):
+        block_layer_like(L.LSTM(8), density=0.5, block=4)
+
+
+def test_masks_that_are_none_of_blocks():
+    layer = built()
+    kernel, mask = layer.kernel_value(), layer.mask_value()
+    single = mask.copy()
+    single[np.nonzero(~mask)[0][0], np.nonzero(~mask)[1][0]] = True
+    with pytest.raises(LayoutError, match="live in part"):
+        layer.set_kernel(kernel, single)
+    fuller = mask.copy()
+    fuller[:8, :8] = ~fuller[:8, :8]
+    with pytest.raises(LayoutError, match="as many in every line"):
+        layer.set_kernel(kernel * fuller, fuller)
+    with pytest.raises(LayoutError, match="zero outside the mask"):
+        layer.set_kernel(np.ones_like(kernel), mask)
+    with pytest.raises(LayoutError, match="2 live blocks"):
+        layer.set_kernel(kernel, np.ones_like(mask))
+    with pytest.raises(LayoutError, match=r"shape \(32, 32\)"):
+        layer.set_kernel(kernel[:8], mask)
+    np.testing.assert_array_equal(layer.kernel_value(), kernel)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("inputs_of", lambda v: v + 4, "from 0 to 3"),
+        ("inputs_of", lambda v: v * 0, "once at most"),
+        ("slots_of", lambda v: v[::-1], "other slots"),
+        ("blocks", None, "does not fit"),
+    ],
+)
+def test_damaged_files(tmp_path, name, change, message):
+    model = keras.Sequential([keras.Input((32,)), built()])
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        group = file["layers/block_sparse_dense/vars"]
+        value = group[name][()]
+        del group[name]
+        if change is not None:
+            group[name] = change(value)
+    other = keras.Sequential([keras.Input((32,)), built(seed=1)])
+    before = other.get_weights()
+    with pytest.raises(ValueError, match=message):
+        other.load_weights(path)
+    for a, b in zip(before, other.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
