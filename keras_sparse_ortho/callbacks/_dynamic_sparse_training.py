@@ -157,8 +157,14 @@ class DynamicSparseTraining(StepCallback):
                     f"{rule}other parametrizations choose their live entries themselves. "
                     f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"
                 )
+            if weight.stored is not None:
+                raise NotPrunableError(
+                    f"{name} moves entries of masks that are stored as such; convert with "
+                    'keras_sparse_ortho.to_masked(model), or `storage="masked"`. '
+                    f"Received: '{weight.path}' in compact storage"
+                )
         chosen = choose(wrapped, self.include, self.exclude) if wrapped else []
-        chosen = [weight for weight in chosen if weight.variable.trainable]
+        chosen = [weight for weight in chosen if weight.trainable]
         for weight in chosen:
             structure = _structure(weight)
             if structure is not None:

@@ -22,6 +22,20 @@ class EffectiveWeight(Protocol):
         """Which entries are live now."""
 
 
+class StoredWeight(Protocol):
+    """Where the values of a weight are that has no dense variable (a class of a room below)."""
+
+    values: Any
+    """The trainable variable that holds them."""
+
+    @property
+    def live(self) -> int:
+        """How many entries are live."""
+
+    def raw_value(self) -> np.ndarray:
+        """The dense weight, zero where it is not live."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrunableWeight:
     """A kernel of a layer: where it is, what its axes mean, and how sparse it is.
@@ -38,6 +52,8 @@ class PrunableWeight:
             the tables of the STR and RigL papers; `None` where it is not known.
         drawn_mask: Gives the mask that the weight's initializer drew together with its value,
             while the wrapper of its layer is built; `None` where nobody has kept it.
+        stored: What holds its values where `variable` has only shape, dtype and path, as in
+            compact storage; `None` where the variable holds them.
     """
 
     path: str
@@ -47,6 +63,7 @@ class PrunableWeight:
     parametrization: EffectiveWeight | None = None
     flops: int | None = None
     drawn_mask: Callable[[], np.ndarray] | None = None
+    stored: StoredWeight | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,9 +78,17 @@ class PrunableWeight:
     @property
     def live(self) -> int:
         """Number of live entries: of the mask, or of nonzeros in a plain layer."""
+        if self.stored is not None:
+            return self.stored.live
         if self.parametrization is not None:
             return int(np.count_nonzero(self.parametrization.mask_value()))
         return int(np.count_nonzero(self.value()))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether training changes it."""
+        holder = self.variable if self.stored is None else self.stored.values
+        return bool(holder.trainable)
 
     @property
     def density(self) -> float:
@@ -91,6 +116,8 @@ class PrunableWeight:
 
     def raw_value(self) -> np.ndarray:
         """The raw weight as a NumPy array (bfloat16 as float32)."""
+        if self.stored is not None:
+            return self.stored.raw_value()
         return to_numpy(keras.ops.convert_to_tensor(self.variable))
 
     def finite_raw_value(self) -> np.ndarray:
@@ -106,7 +133,7 @@ class PrunableWeight:
 
     def value(self) -> np.ndarray:
         """The effective weight as a NumPy array (bfloat16 as float32)."""
-        if self.parametrization is None:
+        if self.parametrization is None or self.stored is not None:
             return self.raw_value()
         raw = keras.ops.convert_to_tensor(self.variable)
         return to_numpy(self.parametrization.effective(raw))

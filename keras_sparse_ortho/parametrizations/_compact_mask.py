@@ -1,0 +1,293 @@
+"""`CompactMask`: a fixed mask of which only the live values are stored."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._backend import scatter_sorted, to_numpy
+from keras_sparse_ortho._keras_internals import (
+    StandIns,
+    in_stateless_scope,
+    saves_by_itself,
+    value_source,
+)
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
+from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
+from keras_sparse_ortho.parametrizations._regularization import of_values
+
+_LARGEST = 2**31 - 1
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class CompactMask(FixedMask):
+    """`FixedMask` in compact storage: live values and their indices are the only variables.
+
+    With `n` live entries, `values` (n,) and sorted flat `indices` (n,) int32 of a kernel `K`:
+
+        vec(K)[indices] = values, and 0 elsewhere;  dL/dvalues = vec(dL/dK)[indices]
+
+    The dense kernel is a temporary of the step. There is no dense variable, no dense gradient that
+    is kept, and no dense optimizer slot: at density 0.1, weights, Adam's moments and files take a
+    tenth of what they take dense, and the indices as much as the values. Outputs, gradients and
+    training are those of a `FixedMask` up to rounding: masked weights, moments and averages are
+    zeros there, and are left out here.
+
+    The layer's own variable keeps shape, dtype and path, but has no value outside of the calls of
+    its layer: read `keras_sparse_ortho.prunable_weights(model)`, whose `value()` is dense.
+
+    Args:
+        density: Live fraction, in (0, 1], or `None`; for where the mask comes from see `FixedMask`.
+        mask: Bool array of the weight's shape, or `None`.
+        initializer: One of our initializers, or `None`.
+        drawn_digest: From a configuration: a digest of the weight as it was drawn.
+
+    Raises:
+        NotPrunableError: When built: as `FixedMask`; a kernel of 2**31 entries and more, whose flat
+            indices are no int32; one with a constraint other than `NonNeg`, which needs the whole
+            kernel after every update; a layer of a class of one's own that saves its variables in
+            a way of its own.
+        DensityError: As `FixedMask`.
+
+    Limits: a step costs about what the dense one does; its memory has one dense kernel for each
+    layer. Optimizers that treat matrices in a way of their own (Adafactor, Muon) see a vector.
+    What needs the dense raw weight is refused: learnt and scheduled masks, SET and RigL, LoRA and
+    `quantize` (convert with `keras_sparse_ortho.to_masked`, or strip).
+
+    Example:
+
+    >>> import keras
+    >>> from keras_sparse_ortho import PrunableLayer
+    >>> layer = PrunableLayer(keras.layers.Dense(8, name="d"), CompactMask(0.25))
+    >>> layer.build((None, 16))
+    >>> [(weight.path, tuple(weight.shape)) for weight in layer.weights]
+    [('d/kernel_values', (32,)), ('d/bias', (8,)), ('d/kernel_indices', (32,))]
+    >>> layer.prunable_weights
+    [<d/kernel shape=(16, 8), density=0.25>]
+    """
+
+    compact = True
+
+    def __init__(
+        self,
+        density: float | None = None,
+        mask: np.ndarray | None = None,
+        initializer: SparseInitializer | None = None,
+        *,
+        drawn_digest: int | None = None,
+    ) -> None:
+        super().__init__(density, mask, initializer, drawn_digest=drawn_digest)
+        self.values: Any = None
+        self.indices: Any = None
+        self._stand_ins: StandIns | None = None
+        # What gives the dense kernel until `values` holds it.
+        self._source: Callable[[], Any] | None = None
+        self._has_value = False
+        self._drawn: tuple[np.ndarray, np.ndarray] | None = None
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        """Creates values and indices, and takes the weight's own variable out of its layer."""
+        refuse_compact(weight)
+        variable = weight.variable
+        self._source, self._has_value = value_source(variable)
+        self._weight = dataclasses.replace(weight, stored=self)
+        live = self._count()
+        stand_ins = StandIns(
+            weight.owner,
+            variable,
+            f"The weight '{weight.path}' is stored compactly (CompactMask): its variable has a "
+            "value only while its wrapped layer is called, and takes none. Read "
+            "`keras_sparse_ortho.prunable_weights(model)`, each with a `value()`, or convert with "
+            "keras_sparse_ortho.to_masked(model) or strip(model). "
+            f"Received: a use of '{variable.path}' outside of a call",
+        )
+        values = stand_ins.create(
+            "values",
+            shape=(live,),
+            dtype=variable.dtype,
+            trainable=variable.trainable,
+            initializer=self._initial_values,
+        )
+        indices = stand_ins.create(
+            "indices",
+            shape=(live,),
+            dtype="int32",
+            trainable=False,
+            autocast=False,
+            initializer=self._initial_indices,
+        )
+        values.regularizer = of_values(variable.regularizer, self._dense)
+        values.constraint = variable.constraint
+        self.values, self.indices, self._stand_ins = values, indices, stand_ins
+        stand_ins.put(values, indices, check=self._check_loaded)
+
+    def effective(self, value: Any) -> Any:
+        """The dense kernel, whatever `value` is."""
+        return self.current()
+
+    def current(self) -> Any:
+        """The dense kernel."""
+        return self._dense(self.values.value)
+
+    def _dense(self, values: Any) -> Any:
+        flat = scatter_sorted(values, self.indices.value, self.weight.size)
+        return keras.ops.reshape(flat, self.weight.shape)
+
+    @property
+    def live(self) -> int:
+        """Number of live entries."""
+        return int(self.values.shape[0])
+
+    def raw_value(self) -> np.ndarray:
+        """The dense kernel as a NumPy array (bfloat16 as float32)."""
+        if self._source is not None:
+            return to_numpy(self._source())
+        return self._scattered(to_numpy(self.values), keras.ops.convert_to_numpy(self.indices))
+
+    def mask_value(self) -> np.ndarray:
+        """Which entries are live, as a NumPy bool array."""
+        flat = np.zeros(self.weight.size, dtype=bool)
+        flat[keras.ops.convert_to_numpy(self.indices)] = True
+        return flat.reshape(self.weight.shape)
+
+    def assign_mask(self, mask: np.ndarray) -> None:
+        """Moves live entries: those that stay keep their values, new ones are zero.
+
+        Moments and averages in an optimizer do not move with them.
+        """
+        mask = np.asarray(mask)
+        count = int(np.count_nonzero(mask))
+        if mask.shape != self.weight.shape or mask.dtype != bool or count != self.live:
+            raise ValueError(
+                f"In compact storage the mask of '{self.weight.path}' is a bool array of shape "
+                f"{self.weight.shape} with {self.live} live entries, for which there is room. "
+                f"Received: dtype {mask.dtype}, shape {mask.shape}, {count} live"
+            )
+        raw = self.raw_value().reshape(-1)
+        flat = mask.reshape(-1)
+        raw[~self.mask_value().reshape(-1)] = 0
+        indices = np.flatnonzero(flat)
+        self.indices.assign(indices.astype(np.int32))
+        self.values.assign(raw[indices])
+
+    def assign_raw(self, value: Any) -> None:
+        """Sets the live values to those of a dense kernel."""
+        if isinstance(value, np.ndarray):  # no dense tensor on the device
+            live = value.reshape(-1)[keras.ops.convert_to_numpy(self.indices)]
+        else:
+            flat = keras.ops.reshape(keras.ops.convert_to_tensor(value), (-1,))
+            live = keras.ops.take(flat, self.indices.value, axis=0)
+        self.values.assign(live)
+
+    def settle(self) -> None:
+        """Nothing: there is no raw weight that is not live."""
+
+    def materialize(self) -> None:
+        """Nothing: what is stored is the effective weight."""
+
+    def release(self) -> None:
+        """Gives the layer its dense variable back."""
+        assert self._stand_ins is not None
+        self._stand_ins.take_away(self.raw_value())
+        self._weight = dataclasses.replace(self.weight, stored=None)
+
+    # What is stored at first.
+
+    def _count(self) -> int:
+        """How many entries will be live."""
+        weight, drawn_by = self.weight, self.drawn_by
+        if not in_stateless_scope() or self._given is not None:
+            return self._draw()[1].size
+        # Only shapes are traced now; kernel and mask are drawn when the variables get values.
+        if drawn_by is not None:
+            layout = axes_for(weight, drawn_by)
+            return int(np.count_nonzero(drawn_by.sample(weight.shape, layout=layout)[1]))
+        if self.density is None:
+            return self.resolve(weight).mask.size  # raises
+        return live_count(self.density, weight.size)
+
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        """Values and indices, drawn once."""
+        if self._drawn is not None:
+            return self._drawn
+        assert self._source is not None
+        if self._given is not None and are_weights_set_later() and not self._has_value:
+            indices = np.flatnonzero(self.resolve(self.weight).mask)
+            values = np.zeros(indices.size, dtype=np.float32)
+        else:
+            kernel = to_numpy(self._source())  # first, as an initializer then knows the mask
+            self._source = functools.partial(keras.ops.convert_to_tensor, kernel)
+            drawn = self.resolve(self.weight)
+            kernel = kernel if drawn.kernel is None else drawn.kernel
+            indices = np.flatnonzero(drawn.mask)
+            values = kernel.reshape(-1)[indices]
+            if drawn.fresh:
+                self._drawn_digest = digest(self._scattered(values, indices))
+        self._drawn = values, indices.astype(np.int32)
+        return self._drawn
+
+    def _initial_values(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
+        if in_stateless_scope():  # a placeholder, of which Keras only uses the shape
+            return keras.ops.zeros(shape, dtype=dtype)
+        return keras.ops.convert_to_tensor(self._draw()[0], dtype=dtype)
+
+    def _initial_indices(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
+        if in_stateless_scope():
+            return keras.ops.zeros(shape, dtype=dtype)
+        indices = keras.ops.convert_to_tensor(self._draw()[1])
+        # From here on the variables, of which this is the second, hold them.
+        self._drawn = self._source = self._given = None
+        self._weight = dataclasses.replace(self.weight, drawn_mask=None)
+        return indices
+
+    def _scattered(self, values: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        flat = np.zeros(self.weight.size, dtype=values.dtype)
+        flat[indices] = values
+        return flat.reshape(self.weight.shape)
+
+    def _check_loaded(self, stored: Callable[[Any], np.ndarray]) -> None:
+        """Refuses what a file has for the indices or values, before the layer is changed."""
+        indices, values = stored(self.indices), stored(self.values)
+        size, path = self.weight.size, self.weight.path
+        shape = (self.live,)
+        wrong = None
+        if indices.shape != shape or values.shape != shape:
+            wrong = f"indices of shape {indices.shape}, values of shape {values.shape}"
+        elif not np.issubdtype(indices.dtype, np.integer):
+            wrong = f"indices of dtype {indices.dtype}"
+        elif indices.size and (indices.min() < 0 or indices.max() >= size):
+            wrong = f"indices from {indices.min()} to {indices.max()}"
+        elif (steps := np.diff(indices.astype(np.int64)) <= 0).any():
+            at = int(np.flatnonzero(steps)[0])
+            wrong = f"{indices[at]} and then {indices[at + 1]}, at {at}"
+        if wrong is not None:
+            raise ValueError(
+                f"The stored indices of '{path}' must be {self.live} integers in [0, {size}), "
+                f"strictly increasing; the file is damaged, or of another model. Received: {wrong}"
+            )
+
+
+def refuse_compact(weight: PrunableWeight) -> None:
+    """Raises for a weight that cannot be stored compactly, with the reason."""
+    reason = None
+    constraint = weight.variable.constraint
+    if weight.size > _LARGEST:
+        reason = f"its flat indices are no int32. Received: {weight.size} entries"
+    elif constraint is not None and type(constraint) is not keras.constraints.NonNeg:
+        reason = (
+            "its constraint needs the dense kernel after every update; leave the weight masked. "
+            f"Received: constraint={constraint!r}"
+        )
+    elif saves_by_itself(weight.owner):
+        reason = (
+            "the class of its layer saves variables in a way of its own, which would read the "
+            f"kernel; leave the weight masked. Received: {type(weight.owner).__name__}"
+        )
+    if reason is not None:
+        raise NotPrunableError(f"The weight '{weight.path}' cannot be stored compactly: {reason}")
