@@ -77,8 +77,8 @@ def prune(
         BudgetError: A budget that does not fit the model; layer collapse: a kernel that is left
             without a live entry.
         NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
-            quantized already; a weight that cannot be stored compactly; weights or scores that are not finite; a mask of another shape or
-            type, or without live entries.
+            quantized already; weights or scores that are not finite; a mask of another shape or
+            type, or without live entries; a weight that cannot be stored compactly.
         UnknownWeightError: An `include`, `exclude` or mask that names nothing.
         ValueError: Arguments that exclude each other; `data` that is missing or of no use.
 

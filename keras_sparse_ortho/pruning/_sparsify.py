@@ -77,7 +77,7 @@ def sparsify(
             exactly orthogonal kernels; the message names the least one.
         LayoutError: A kernel that the structure or degree does not fit.
         NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
-            quantized already; a weight that cannot be stored compactly; weights that are not finite.
+            quantized already; weights that are not finite, or cannot be stored compactly.
         UnknownWeightError: An `include` or `exclude` that names nothing.
 
     Warns:
