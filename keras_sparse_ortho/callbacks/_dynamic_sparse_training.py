@@ -164,7 +164,7 @@ class DynamicSparseTraining(StepCallback):
                     f"Received: '{weight.path}' in compact storage"
                 )
         chosen = choose(wrapped, self.include, self.exclude) if wrapped else []
-        chosen = [weight for weight in chosen if weight.trainable]
+        chosen = [weight for weight in chosen if weight.variable.trainable]
         for weight in chosen:
             structure = _structure(weight)
             if structure is not None:

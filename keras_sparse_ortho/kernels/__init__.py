@@ -2,6 +2,7 @@
 
 from keras_sparse_ortho.kernels._kernel_layouts import kernel_layouts as kernel_layouts
 from keras_sparse_ortho.kernels._prunable_weight import PrunableWeight as PrunableWeight
+from keras_sparse_ortho.kernels._prunable_weight import StoredKernel as StoredKernel
 from keras_sparse_ortho.kernels._prunable_weight import (
     initializer_attribute as initializer_attribute,
 )

@@ -22,18 +22,30 @@ class EffectiveWeight(Protocol):
         """Which entries are live now."""
 
 
-class StoredWeight(Protocol):
-    """Where the values of a weight are that has no dense variable (a class of a room below)."""
+class StoredKernel(Protocol):
+    """A kernel whose variable does not have its dense form, such as one of live blocks or entries."""
 
-    values: Any
-    """The trainable variable that holds them."""
+    @property
+    def variable(self) -> Any:
+        """The Keras variable that is trained."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dense kernel."""
+
+    @property
+    def layout(self) -> KernelLayout | None:
+        """Meaning of the dense kernel's axes, `None` for `(*spatial, in, out)`."""
 
     @property
     def live(self) -> int:
-        """How many entries are live."""
+        """Number of live entries."""
 
-    def raw_value(self) -> np.ndarray:
-        """The dense weight, zero where it is not live."""
+    def value(self) -> np.ndarray:
+        """The dense kernel (bfloat16 as float32)."""
+
+    def mask_value(self) -> np.ndarray:
+        """Which entries of the dense kernel are live."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,8 +64,8 @@ class PrunableWeight:
             the tables of the STR and RigL papers; `None` where it is not known.
         drawn_mask: Gives the mask that the weight's initializer drew together with its value,
             while the wrapper of its layer is built; `None` where nobody has kept it.
-        stored: What holds its values where `variable` has only shape, dtype and path, as in
-            compact storage; `None` where the variable holds them.
+        stored: The kernel, where `variable` holds it in another form than the dense one; shape,
+            count and values are then those of the dense kernel.
     """
 
     path: str
@@ -63,12 +75,12 @@ class PrunableWeight:
     parametrization: EffectiveWeight | None = None
     flops: int | None = None
     drawn_mask: Callable[[], np.ndarray] | None = None
-    stored: StoredWeight | None = None
+    stored: StoredKernel | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the weight."""
-        return tuple(self.variable.shape)
+        return tuple(self.variable.shape) if self.stored is None else self.stored.shape
 
     @property
     def size(self) -> int:
@@ -85,12 +97,6 @@ class PrunableWeight:
         return int(np.count_nonzero(self.value()))
 
     @property
-    def trainable(self) -> bool:
-        """Whether training changes it."""
-        holder = self.variable if self.stored is None else self.stored.values
-        return bool(holder.trainable)
-
-    @property
     def density(self) -> float:
         """Live fraction."""
         return self.live / self.size
@@ -103,7 +109,9 @@ class PrunableWeight:
     @property
     def initializer(self) -> Any:
         """The initializer that the owner has for the weight, `None` if it has none."""
-        attribute = initializer_attribute(self.owner, self.variable.name)
+        # A variable in another form has another name, too.
+        name = self.variable.name if self.stored is None else self.path.rpartition("/")[2]
+        attribute = initializer_attribute(self.owner, name)
         return None if attribute is None else getattr(self.owner, attribute)
 
     @property
@@ -117,7 +125,7 @@ class PrunableWeight:
     def raw_value(self) -> np.ndarray:
         """The raw weight as a NumPy array (bfloat16 as float32)."""
         if self.stored is not None:
-            return self.stored.raw_value()
+            return self.stored.value()
         return to_numpy(keras.ops.convert_to_tensor(self.variable))
 
     def finite_raw_value(self) -> np.ndarray:

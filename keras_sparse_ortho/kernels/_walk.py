@@ -26,11 +26,24 @@ def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
 
 
 def _join(path: str, named: Any) -> str:
-    return f"{path}/{named.name}" if path else str(named.name)
+    return _join_name(path, str(named.name))
+
+
+def _join_name(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
 
 
 def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
-    """The kernels that a built layer itself owns, without those of its sublayers."""
+    """The kernels that a built layer itself owns, without those of its sublayers.
+
+    A layer whose variables do not have the dense form of its kernels says what they are: it has a
+    method `stored_kernels()`, which gives a dict from name to `StoredKernel`.
+    """
+    if hasattr(layer, "stored_kernels"):
+        return [
+            PrunableWeight(_join_name(path, name), kept.variable, layer, kept.layout, stored=kept)
+            for name, kept in layer.stored_kernels().items()
+        ]
     inherited = {id(v) for child in sublayers(layer) for v in child.weights}
     if hasattr(layer, "get_prunable_weights"):  # the duck type of TFMOT
         layouts = dict.fromkeys((v.name for v in layer.get_prunable_weights()), None)

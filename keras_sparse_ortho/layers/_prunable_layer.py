@@ -178,7 +178,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                     f"LoRA was enabled on '{weight.path}' while it is wrapped; its update of the "
                     "kernel is dense. Strip first. Received: a call of the wrapped layer"
                 )
-            pairs.append((weight.variable, parametrization.current()))
+            pairs.append((parametrization.layer_variable, parametrization.current()))
         with VariableOverrides(pairs) as scope:
             outputs = self.layer(*args, **kwargs)
         for loss in scope.losses:

@@ -82,7 +82,7 @@ def weights_of(model: Any) -> list[PrunableWeight]:
 
 
 def refuse_unfit(model: Any, weights: list[PrunableWeight], lack: str) -> None:
-    """Raises if there are no weights, or some are wrapped or not finite."""
+    """Raises if there are no weights, or some are wrapped, not dense or not finite."""
     if not weights:
         raise NotPrunableError(
             f"The model has {lack}. Received: model={getattr(model, 'name', model)!r}"
@@ -92,6 +92,12 @@ def refuse_unfit(model: Any, weights: list[PrunableWeight], lack: str) -> None:
         raise NotPrunableError(
             "These weights are wrapped already; strip the model first, or `exclude` them. "
             f"Received: {wrapped}"
+        )
+    stored = [weight.path for weight in weights if weight.stored is not None]
+    if stored:
+        raise NotPrunableError(
+            "These weights hold their live entries only; strip the model first, or `exclude` them. "
+            f"Received: {stored}"
         )
     for weight in weights:
         weight.finite_raw_value()

@@ -131,7 +131,6 @@ class _Conversion:
         old, compact = weight.parametrization, self._kind.compact
         if not isinstance(old, FixedMask) or old.compact == compact:
             return None
-        holder = weight.variable if weight.stored is None else weight.stored.values
         shape, live = weight.shape, np.flatnonzero(old.mask_value())
 
         def convert(slot: np.ndarray, start: float) -> np.ndarray:
@@ -141,8 +140,8 @@ class _Conversion:
             dense.reshape(-1)[live] = slot
             return dense
 
-        self._slots[id(holder)] = convert
-        return holder
+        self._slots[id(weight.variable)] = convert
+        return weight.variable
 
     def convert(self) -> Any:
         with weights_set_later():
@@ -175,7 +174,7 @@ class _Conversion:
                 layer.release()
                 wrapper.build()
             else:
-                held = {id(own.weight.variable): key for key, own in table.items()}
+                held = {id(own.layer_variable): key for key, own in table.items()}
                 for old, new in zip(layer.layer_weights, wrapper.layer_weights, strict=True):
                     if id(old) in held:
                         key = held[id(old)]

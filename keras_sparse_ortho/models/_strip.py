@@ -100,7 +100,7 @@ def _copy_effective(
 
     Where `other` has a value, by `id` of the wrapped layer's variable, to that one.
     """
-    effective = {id(p.weight.variable): p for p in wrapper.parametrizations.values()}
+    effective = {id(p.layer_variable): p for p in wrapper.parametrizations.values()}
     for old, new in zip(wrapper.layer_weights, plain.weights, strict=True):
         if id(old) in other:
             new.assign(other[id(old)])

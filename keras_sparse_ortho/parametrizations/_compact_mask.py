@@ -17,7 +17,7 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
 from keras_sparse_ortho.parametrizations._regularization import of_values
@@ -83,6 +83,7 @@ class CompactMask(FixedMask):
         drawn_digest: int | None = None,
     ) -> None:
         super().__init__(density, mask, initializer, drawn_digest=drawn_digest)
+        self.kernel: Any = None
         self.values: Any = None
         self.indices: Any = None
         self._stand_ins: StandIns | None = None
@@ -94,7 +95,7 @@ class CompactMask(FixedMask):
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         """Creates values and indices, and takes the weight's own variable out of its layer."""
         refuse_compact(weight)
-        variable = weight.variable
+        variable = self.kernel = weight.variable
         self._source, self._has_value = value_source(variable)
         self._weight = dataclasses.replace(weight, stored=self)
         live = self._count()
@@ -122,29 +123,45 @@ class CompactMask(FixedMask):
             autocast=False,
             initializer=self._initial_indices,
         )
-        values.regularizer = of_values(variable.regularizer, self._dense)
+        values.regularizer = of_values(variable.regularizer, self.effective)
         values.constraint = variable.constraint
         self.values, self.indices, self._stand_ins = values, indices, stand_ins
+        self._weight = dataclasses.replace(self.weight, variable=values)
         stand_ins.put(values, indices, check=self._check_loaded)
 
     def effective(self, value: Any) -> Any:
-        """The dense kernel, whatever `value` is."""
-        return self.current()
-
-    def current(self) -> Any:
-        """The dense kernel."""
-        return self._dense(self.values.value)
-
-    def _dense(self, values: Any) -> Any:
-        flat = scatter_sorted(values, self.indices.value, self.weight.size)
+        """The dense kernel for the live values."""
+        flat = scatter_sorted(value, self.indices.value, self.weight.size)
         return keras.ops.reshape(flat, self.weight.shape)
+
+    @property
+    def layer_variable(self) -> Any:
+        """The kernel of the layer, which has no value of its own."""
+        return self.kernel
+
+    # What `kernels.StoredKernel` asks for.
+
+    @property
+    def variable(self) -> Any:
+        """The live values."""
+        return self.values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dense kernel."""
+        return tuple(self.kernel.shape)
+
+    @property
+    def layout(self) -> KernelLayout | None:
+        """Meaning of the kernel's axes."""
+        return self.weight.layout
 
     @property
     def live(self) -> int:
         """Number of live entries."""
         return int(self.values.shape[0])
 
-    def raw_value(self) -> np.ndarray:
+    def value(self) -> np.ndarray:
         """The dense kernel as a NumPy array (bfloat16 as float32)."""
         if self._source is not None:
             return to_numpy(self._source())
@@ -169,10 +186,7 @@ class CompactMask(FixedMask):
                 f"{self.weight.shape} with {self.live} live entries, for which there is room. "
                 f"Received: dtype {mask.dtype}, shape {mask.shape}, {count} live"
             )
-        raw = self.raw_value().reshape(-1)
-        flat = mask.reshape(-1)
-        raw[~self.mask_value().reshape(-1)] = 0
-        indices = np.flatnonzero(flat)
+        indices, raw = np.flatnonzero(mask), self.value().reshape(-1)
         self.indices.assign(indices.astype(np.int32))
         self.values.assign(raw[indices])
 
@@ -194,8 +208,8 @@ class CompactMask(FixedMask):
     def release(self) -> None:
         """Gives the layer its dense variable back."""
         assert self._stand_ins is not None
-        self._stand_ins.take_away(self.raw_value())
-        self._weight = dataclasses.replace(self.weight, stored=None)
+        self._stand_ins.take_away(self.value())
+        self._weight = dataclasses.replace(self.weight, variable=self.kernel, stored=None)
 
     # What is stored at first.
 

@@ -89,6 +89,11 @@ class Parametrization(abc.ABC):
     def weight(self) -> PrunableWeight:
         """The weight it was built for."""
 
+    @property
+    def layer_variable(self) -> Any:
+        """The variable that the layer reads, in whose place it gets the effective weight."""
+        return self.weight.variable
+
     def materialize(self) -> None:
         """Sets the raw weight to the effective one."""
         self.assign_raw(self.current())

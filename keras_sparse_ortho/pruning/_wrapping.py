@@ -71,11 +71,11 @@ def wrap(
             drawn = {key: draws.get(full) for key, full in keys.items()}
             parametrizations = wrapper.parametrizations
             replaced = {
-                id(parametrizations[key].weight.variable)
+                id(parametrizations[key].layer_variable)
                 for key, given in drawn.items()
                 if given is not None and given.kernel is not None
             }
-            stored = {id(p.weight.variable): p for p in parametrizations.values() if p.compact}
+            stored = {id(p.layer_variable): p for p in parametrizations.values() if p.compact}
             for old, new in zip(given, wrapper.layer_weights, strict=True):
                 if old is new or id(new) in replaced:
                     continue
