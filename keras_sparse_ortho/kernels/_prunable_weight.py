@@ -23,7 +23,7 @@ class EffectiveWeight(Protocol):
 
 
 class StoredKernel(Protocol):
-    """A kernel whose variable does not have its dense form, such as one of live blocks or entries."""
+    """A kernel whose variable does not have its dense form, such as that of live blocks."""
 
     @property
     def variable(self) -> Any:

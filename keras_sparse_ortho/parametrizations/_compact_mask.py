@@ -57,6 +57,8 @@ class CompactMask(FixedMask):
 
     Limits: a step costs about what the dense one does; its memory has one dense kernel for each
     layer. Optimizers that treat matrices in a way of their own (Adafactor, Muon) see a vector.
+    Regularizers other than L1 and L2 are those of the effective kernel; with masks some move raw
+    weights that are not live.
     What needs the dense raw weight is refused: learnt and scheduled masks, SET and RigL, LoRA and
     `quantize` (convert with `keras_sparse_ortho.to_masked`, or strip).
 
