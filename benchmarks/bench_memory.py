@@ -3,7 +3,7 @@
     KERAS_BACKEND=jax        python benchmarks/bench_memory.py
     KERAS_BACKEND=tensorflow python benchmarks/bench_memory.py --width 2048
 
-Writes `results/memory_<backend>.md`. An MLP of four layers of 4096 units is built, trained for three
+Writes `results/memory_<backend>.md`. An MLP of four layers of 4096 units is built, trained three
 steps by Adam, and saved, in a fresh process for each form. Sparse forms have density 0.1. "Peak" is
 the largest resident set of the process, less what it has after its imports.
 """
@@ -37,7 +37,7 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
     import keras_sparse_ortho as kso
 
     def layer(k: int) -> keras.layers.Layer:
-        sparse = kso.initializers.RandomSparse(density, "he_normal", seed=k)
+        sparse = kso.initializers.ExactOrthogonal(density, seed=k)
         initializer = "he_normal" if form == "dense" else sparse
         dense = keras.layers.Dense(
             width, activation="relu", kernel_initializer=initializer, name=f"hidden_{k}"

@@ -107,8 +107,7 @@ def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
             if isinstance(value, keras.Variable):
                 yield ours, name, None, value
             elif isinstance(value, list) and len(value) == len(known) and name not in _NO_SLOTS:
-                for variable in known:
-                    slot = value[ours._get_variable_index(variable)]
+                for variable, slot in zip(known, value, strict=True):
                     if isinstance(slot, keras.Variable):
                         yield ours, name, variable, slot
 

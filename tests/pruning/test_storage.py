@@ -58,7 +58,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_fifty_steps_lose_as_much_as_with_masks(optimizer):
-    hidden = L.Dense(16, activation="tanh", kernel_regularizer="l1", name="hidden")
+    hidden = L.Dense(16, activation="tanh", kernel_regularizer="l2", name="hidden")
     dense = keras.Sequential([keras.Input((12,)), hidden, L.Dense(3, name="head")])
     losses, models = [], [kso.sparsify(dense, 0.3, seed=0, storage=name) for name in STORAGES]
     for model in models:
