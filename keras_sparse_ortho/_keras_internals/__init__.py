@@ -3,13 +3,13 @@
 Tested against the oldest and the newest Keras that pyproject.toml allows (`make test-oldest`).
 Private are: `Layer._call_signature` and its kin, `_maybe_build`, `_open_name_scope`,
 `_flatten_layers`, `_tracker`, `Variable._direct_assign`, `StatelessScope.original_scope`, the
-predicates `in_stateless_scope` and `in_symbolic_scope`, the list of variables that Keras has yet to
-initialize, `Variable._value`, `_initializer` and `_initialize`, the lists of a layer's variables,
-the class of ConvLSTM's cell, `Trainer._compile_loss` and `_compile_config`, the lists
-in which optimizers keep their slots, with `Optimizer._get_variable_index`,
-`Optimizer._iterations`, `Function._nodes_by_depth` and `Layer._inbound_nodes` with the nodes,
-`_keras_mask`, `Sequential._functional`, and the table `BIT64_TO_BIT32_DTYPE` of the rules for
-types.
+predicates `in_stateless_scope` and `in_symbolic_scope` with `get_stateless_scope`, the list of
+variables that Keras has yet to initialize, `Variable._value`, `_initializer` and `_initialize`, the
+lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_loss` and
+`_compile_config`, the lists in which optimizers keep their slots, with
+`Optimizer._get_variable_index`, `Optimizer._iterations`, `Function._nodes_by_depth` and
+`Layer._inbound_nodes` with the nodes, `_keras_mask`, `Sequential._functional`, and the table
+`BIT64_TO_BIT32_DTYPE` of the rules for types.
 """
 
 import contextlib
@@ -33,6 +33,7 @@ from keras_sparse_ortho._keras_internals._optimizers import refuse_other_slots a
 from keras_sparse_ortho._keras_internals._stand_ins import DeferredVariables as DeferredVariables
 from keras_sparse_ortho._keras_internals._stand_ins import StandIns as StandIns
 from keras_sparse_ortho._keras_internals._stand_ins import saves_by_itself as saves_by_itself
+from keras_sparse_ortho._keras_internals._stand_ins import value_in_scope as value_in_scope
 from keras_sparse_ortho._keras_internals._stand_ins import value_source as value_source
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "saves_by_itself",
     "sublayers",
     "track_parameters_anew",
+    "value_in_scope",
     "value_source",
 ]
 

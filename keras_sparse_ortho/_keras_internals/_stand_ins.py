@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 _SAVING = ("save_own_variables", "load_own_variables")
@@ -232,3 +232,9 @@ def saves_by_itself(layer: Any) -> bool:
         for kind in type(layer).__mro__
         for name in _SAVING
     )
+
+
+def value_in_scope(variable: Any) -> Any:
+    """The value that the innermost scope has for a variable; `None` where there is none."""
+    scope = get_stateless_scope()
+    return None if scope is None else scope.get_current_value(variable)

@@ -47,8 +47,8 @@ def to_compact(model: keras.Model) -> keras.Model:
     >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(100, name="hidden")])
     >>> masked = kso.sparsify(dense, 0.1, seed=0)
     >>> compact = kso.to_compact(masked)
-    >>> [weight.path for weight in compact.weights]
-    ['hidden/kernel_values', 'hidden/bias', 'hidden/kernel_indices']
+    >>> [weight.name for weight in compact.weights]
+    ['kernel_values', 'bias', 'kernel_indices']
     >>> masked.count_params() - compact.count_params()  # 12,800 for kernel and mask, 1,280 now
     11520
     """
@@ -89,8 +89,8 @@ def to_masked(model: keras.Model) -> keras.Model:
     >>> import keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(100, name="hidden")])
     >>> compact = kso.sparsify(dense, 0.1, storage="compact", seed=0)
-    >>> [weight.path for weight in kso.to_masked(compact).weights]
-    ['hidden/kernel', 'hidden/bias', 'hidden/kernel_mask']
+    >>> sorted(weight.name for weight in kso.to_masked(compact).weights)
+    ['bias', 'kernel', 'kernel_mask']
     """
     check_built(model)
     _wrapped(model)

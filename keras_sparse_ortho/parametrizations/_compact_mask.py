@@ -13,6 +13,7 @@ from keras_sparse_ortho._keras_internals import (
     StandIns,
     in_stateless_scope,
     saves_by_itself,
+    value_in_scope,
     value_source,
 )
 from keras_sparse_ortho.errors import NotPrunableError
@@ -59,8 +60,8 @@ class CompactMask(FixedMask):
     layer. Optimizers that treat matrices in a way of their own (Adafactor, Muon) see a vector.
     Regularizers other than L1 and L2 are those of the effective kernel; with masks some move raw
     weights that are not live.
-    What needs the dense raw weight is refused: learnt and scheduled masks, SET and RigL, LoRA and
-    `quantize` (convert with `keras_sparse_ortho.to_masked`, or strip).
+    What needs the dense raw weight is refused: learnt and scheduled masks, LoRA and `quantize`
+    (convert with `keras_sparse_ortho.to_masked`, or strip).
 
     Example:
 
@@ -68,8 +69,8 @@ class CompactMask(FixedMask):
     >>> from keras_sparse_ortho import PrunableLayer
     >>> layer = PrunableLayer(keras.layers.Dense(8, name="d"), CompactMask(0.25))
     >>> layer.build((None, 16))
-    >>> [(weight.path, tuple(weight.shape)) for weight in layer.weights]
-    [('d/kernel_values', (32,)), ('d/bias', (8,)), ('d/kernel_indices', (32,))]
+    >>> [(weight.name, tuple(weight.shape)) for weight in layer.weights]
+    [('kernel_values', (32,)), ('bias', (8,)), ('kernel_indices', (32,))]
     >>> layer.prunable_weights
     [<d/kernel shape=(16, 8), density=0.25>]
     """
@@ -136,6 +137,11 @@ class CompactMask(FixedMask):
         flat = scatter_sorted(value, self.indices.value, self.weight.size)
         return keras.ops.reshape(flat, self.weight.shape)
 
+    def current(self) -> Any:
+        """The dense kernel; that of the enclosing scope, if it has one, as for dense gradients."""
+        given = value_in_scope(self.kernel)
+        return super().current() if given is None else given
+
     @property
     def layer_variable(self) -> Any:
         """The kernel of the layer, which has no value of its own."""
@@ -178,7 +184,8 @@ class CompactMask(FixedMask):
     def assign_mask(self, mask: np.ndarray) -> None:
         """Moves live entries: those that stay keep their values, new ones are zero.
 
-        Moments and averages in an optimizer do not move with them.
+        Moments and averages in an optimizer do not move with them: `callbacks.SET` and `RigL` move
+        these as well.
         """
         mask = np.asarray(mask)
         count = int(np.count_nonzero(mask))
