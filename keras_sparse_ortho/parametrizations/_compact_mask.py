@@ -12,18 +12,15 @@ from keras_sparse_ortho._backend import scatter_sorted, to_numpy
 from keras_sparse_ortho._keras_internals import (
     StandIns,
     in_stateless_scope,
-    saves_by_itself,
     value_in_scope,
     value_source,
 )
-from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations._compact_checks import check_stored, refuse_compact
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
 from keras_sparse_ortho.parametrizations._regularization import of_values
-
-_LARGEST = 2**31 - 1
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -275,42 +272,5 @@ class CompactMask(FixedMask):
         return flat.reshape(self.weight.shape)
 
     def _check_loaded(self, stored: Callable[[Any], np.ndarray]) -> None:
-        """Refuses what a file has for the indices or values, before the layer is changed."""
-        indices, values = stored(self.indices), stored(self.values)
-        size, path = self.weight.size, self.weight.path
-        shape = (self.live,)
-        wrong = None
-        if indices.shape != shape or values.shape != shape:
-            wrong = f"indices of shape {indices.shape}, values of shape {values.shape}"
-        elif not np.issubdtype(indices.dtype, np.integer):
-            wrong = f"indices of dtype {indices.dtype}"
-        elif indices.size and (indices.min() < 0 or indices.max() >= size):
-            wrong = f"indices from {indices.min()} to {indices.max()}"
-        elif (steps := np.diff(indices.astype(np.int64)) <= 0).any():
-            at = int(np.flatnonzero(steps)[0])
-            wrong = f"{indices[at]} and then {indices[at + 1]}, at {at}"
-        if wrong is not None:
-            raise ValueError(
-                f"The stored indices of '{path}' must be {self.live} integers in [0, {size}), "
-                f"strictly increasing; the file is damaged, or of another model. Received: {wrong}"
-            )
-
-
-def refuse_compact(weight: PrunableWeight) -> None:
-    """Raises for a weight that cannot be stored compactly, with the reason."""
-    reason = None
-    constraint = weight.variable.constraint
-    if weight.size > _LARGEST:
-        reason = f"its flat indices are no int32. Received: {weight.size} entries"
-    elif constraint is not None and type(constraint) is not keras.constraints.NonNeg:
-        reason = (
-            "its constraint needs the dense kernel after every update; leave the weight masked. "
-            f"Received: constraint={constraint!r}"
-        )
-    elif saves_by_itself(weight.owner):
-        reason = (
-            "the class of its layer saves variables in a way of its own, which would read the "
-            f"kernel; leave the weight masked. Received: {type(weight.owner).__name__}"
-        )
-    if reason is not None:
-        raise NotPrunableError(f"The weight '{weight.path}' cannot be stored compactly: {reason}")
+        weight = self.weight
+        check_stored(weight.path, weight.size, self.live, stored(self.indices), stored(self.values))
