@@ -42,10 +42,14 @@ class DeferredVariables:
                 self._updates.append((variable, value))
 
     def initialize(self, but: list[Any]) -> None:
-        """Gives all variables their values but some, at once or when the enclosing scope ends."""
+        """Gives all variables their values but some, at once or when the enclosing scope ends.
+
+        These may still get theirs, by another call.
+        """
         left = {id(variable) for variable in but}
-        created = [variable for variable in self._created if id(variable) not in left]
-        self._created = []
+        waiting = [variable for variable in self._created if variable._value is None]
+        created = [variable for variable in waiting if id(variable) not in left]
+        self._created = [variable for variable in waiting if id(variable) in left]
         if in_stateless_scope():
             _pending().extend(created)
         else:

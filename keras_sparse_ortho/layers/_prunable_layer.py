@@ -18,7 +18,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, find_kernels, select
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._refusals import refuse_unwrappable
-from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
+from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 
 
 class _State:
@@ -146,12 +146,21 @@ class PrunableLayer(WrapperBuiltByCalls):
         draws = self._state.draws
         assert draws is not None
         own = {w.path: template[w.path] if isinstance(template, dict) else template for w in chosen}
-        compact = [weight.variable for weight in chosen if own[weight.path].compact]
-        self._state.deferred.initialize(but=compact)
-        self._state.layer_weights = list(self.layer.weights)
-        for weight in chosen:
-            weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
-            self._parametrize(weight, own[weight.path].clone())
+        compact = [weight for weight in chosen if own[weight.path].compact]
+        try:
+            for weight in compact:
+                refuse_compact(weight)
+            self._state.deferred.initialize(but=[weight.variable for weight in compact])
+            self._state.layer_weights = list(self.layer.weights)
+            for weight in chosen:
+                weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
+                self._parametrize(weight, own[weight.path].clone())
+        except Exception:
+            # The layer is the user's: it gets back what has been taken out of it.
+            for parametrization in self._state.parametrized.values():
+                parametrization.release()
+            self._state.deferred.initialize(but=[])
+            raise
         self._state.draws = None
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:

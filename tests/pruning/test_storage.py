@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho._keras_internals import optimizer_slots
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, SoftThreshold
 from tests.helpers import array, classifier_loss, data, jit
 
@@ -49,6 +50,7 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(1e-3),
     "adamw_clipped": lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.1, clipnorm=0.1),
     "sgd": lambda: keras.optimizers.SGD(1e-2, momentum=0.9, global_clipnorm=0.5),
+    "adagrad": lambda: keras.optimizers.Adagrad(1e-2),
     "averaged": lambda: keras.optimizers.Adam(
         1e-3, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7
     ),
@@ -56,7 +58,12 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+# Rules of optimizers, each in one of the cases, and the rest among the slow tests.
+SOME = ("adamw_clipped", "sgd", "averaged")
+CASES = [pytest.param(o, marks=[] if o in SOME else pytest.mark.slow) for o in OPTIMIZERS]
+
+
+@pytest.mark.parametrize("optimizer", CASES)
 def test_fifty_steps_lose_as_much_as_with_masks(optimizer):
     hidden = L.Dense(16, activation="tanh", kernel_regularizer="l2", name="hidden")
     dense = keras.Sequential([keras.Input((12,)), hidden, L.Dense(3, name="head")])
@@ -79,8 +86,10 @@ def test_mixed_precision_trains_as_with_masks(policy):
     np.testing.assert_allclose(*losses, rtol=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_clipped", "averaged", "accumulated"])
-@pytest.mark.parametrize("storage", STORAGES)
+CONVERTED = [(o, s) for o in ("adamw_clipped", "averaged", "accumulated") for s in STORAGES]
+
+
+@pytest.mark.parametrize(("optimizer", "storage"), [*CONVERTED, ("adagrad", "compact")])
 def test_conversion_in_mid_training_changes_nothing(storage, optimizer):
     masked, compact = pair()
     model, convert, back = {
@@ -94,13 +103,23 @@ def test_conversion_in_mid_training_changes_nothing(storage, optimizer):
     other = convert(model)
     np.testing.assert_allclose(other.predict(x, verbose=0), expected, atol=1e-6)
     assert_equal_kernels(model, other)
-    for ours, theirs in zip(
-        back(other).optimizer.variables, model.optimizer.variables, strict=True
-    ):
+    pairs = zip(back(other).optimizer.variables, model.optimizer.variables, strict=True)
+    for ours, theirs in pairs:
         np.testing.assert_array_equal(array(ours), array(theirs), err_msg=theirs.path)
+    for slot, start in _dead_slots(other):
+        np.testing.assert_array_equal(slot, np.full_like(slot, start))
     # Both go on: on JAX `fit` frees the arrays of its model, so they share none.
     np.testing.assert_allclose(fit(other), fit(model), rtol=1e-5)
     assert_equal_kernels(model, other, atol=1e-5)
+
+
+def _dead_slots(model):
+    """Of each slot the entries under a mask, with the value that they start from."""
+    for weight in kso.prunable_weights(model):
+        if weight.stored is None:
+            dead = ~weight.parametrization.mask_value()
+            for slot, start in optimizer_slots(model.optimizer, weight.variable):
+                yield array(slot)[dead], start
 
 
 def test_what_is_known_of_the_draw_survives():
@@ -291,6 +310,21 @@ def test_what_needs_the_dense_weight_is_refused():
         compact.get_layer("hidden").layer.quantize("int8")
     for a, b in zip(weights, dense.weights, strict=True):
         np.testing.assert_array_equal(a, array(b))
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_wrapper_that_cannot_be_built_leaves_its_layer_whole(built):
+    layers = [L.Dense(6, name="a"), L.Dense(4, name="b", kernel_constraint="max_norm")]
+    block = keras.Sequential(layers, name="block")
+    if built:
+        block.build((None, 5))
+        before = block.get_weights()
+    with pytest.raises(kso.errors.NotPrunableError, match="'b/kernel' cannot be stored"):
+        kso.PrunableLayer(block, CompactMask(0.5)).build((None, 5))
+    assert [v.name for v in block.weights] == ["kernel", "bias"] * 2
+    assert np.abs(array(block(np.ones((1, 5))))).max() > 0
+    for now, value in zip(block.get_weights(), before if built else [], strict=built):
+        np.testing.assert_array_equal(now, value)
 
 
 def test_an_optimizer_with_factors_is_refused_before_anything_changes():
