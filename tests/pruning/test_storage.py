@@ -237,17 +237,43 @@ def test_other_regularizers_see_the_dense_kernel():
     assert (weight.value() != before).any()
 
 
-def test_the_layers_own_variable_has_no_value():
-    _, model = pair()
-    layer = model.get_layer("hidden")
-    kernel = layer.layer.kernel
-    assert tuple(kernel.shape) == layer.prunable_weights[0].shape
-    assert all(variable is not kernel for variable in model.variables)
-    for use in (lambda: array(kernel), lambda: kernel.assign(np.zeros(kernel.shape))):
+@pytest.mark.parametrize("built", [True, False])
+def test_the_layers_own_variable_has_no_value(built):
+    dense = L.Dense(4, name="hidden")
+    if built:
+        dense.build((None, 6))
+    layer = kso.PrunableLayer(dense, CompactMask(0.5))
+    layer.build((None, 6))
+    kernel = dense.kernel
+    assert tuple(kernel.shape) == layer.prunable_weights[0].shape == (6, 4)
+    assert all(variable is not kernel for variable in layer.variables)
+    for use in (lambda: array(kernel), lambda: kernel.assign(np.zeros((6, 4)))):
         with pytest.raises(RuntimeError, match=r"stored compactly.*a use of 'hidden"):
             use()
     with pytest.raises(RuntimeError, match="stored compactly"):
-        layer.layer(np.ones((1, kernel.shape[0])))
+        dense(np.ones((1, 6)))
+    with pytest.raises(RuntimeError, match="stored compactly"):
+        dense.quantize("int8")
+    expected = np.ones((1, 6)) @ layer.prunable_weights[0].value()
+    np.testing.assert_allclose(array(layer(np.ones((1, 6)))), expected, rtol=1e-5)
+
+
+@keras.saving.register_keras_serializable("keras_sparse_ortho_tests")
+class Counted(keras.initializers.Initializer):
+    calls = 0
+
+    def __call__(self, shape, dtype=None):
+        Counted.calls += 1
+        return keras.ops.ones(shape, dtype)
+
+
+def test_the_dense_kernel_of_a_copy_is_never_allocated():
+    dense = keras.Sequential([keras.Input((6,)), L.Dense(4, kernel_initializer=Counted())])
+    for storage, calls in (("masked", 1), ("compact", 0)):
+        Counted.calls = 0
+        model = kso.prune(dense, 0.5, storage=storage)
+        assert Counted.calls == calls
+        assert kso.prunable_weights(model)[0].live == 12
 
 
 def damaged(indices, fault):
@@ -304,10 +330,6 @@ def test_what_needs_the_dense_weight_is_refused():
             kso.prune(model, 0.5, storage="compact")
         with pytest.raises(kso.errors.NotPrunableError, match=match):
             kso.to_compact(kso.prune(model, 0.5))
-    compact = kso.sparsify(dense, 0.2, seed=0, storage="compact")
-    compact.compile("sgd", classifier_loss())
-    with pytest.raises(RuntimeError, match="stored compactly"):
-        compact.get_layer("hidden").layer.quantize("int8")
     for a, b in zip(weights, dense.weights, strict=True):
         np.testing.assert_array_equal(a, array(b))
 
