@@ -4,11 +4,11 @@ r"""Time of a training step of every parametrization against the dense model, in
     KERAS_BACKEND=jax        python benchmarks/bench_step.py
 
 Writes `results/step_<backend>.md`. Rivals are the dense model, the same model with fixed masks of
-density 0.1, with soft thresholds, with scheduled masks and with straight-through top-k, and a
-second dense model, whose ratio to the first is the noise of the measurement. Masks on a schedule
-are renewed every 100 steps; the time of a renewal is measured apart and spread over them. The time
-of the selects, one for each kernel forward and one backward, is measured apart as well: it is what
-a mask adds to the work of a step.
+density 0.1, the same in compact storage, with soft thresholds, with scheduled masks and with
+straight-through top-k, and a second dense model, whose ratio to the first is the noise of the
+measurement. Masks on a schedule are renewed every 100 steps; the time of a renewal is measured
+apart and spread over them. The time of the selects, one for each kernel forward and one backward,
+is measured apart as well: it is what a mask adds to the work of a step.
 
 On JAX glibc gives XLA's temporary memory back and takes it anew, page by page, in some processes in
 most steps and in others hardly ever, by luck; then a fixed mask costs the MLP up to 1.15 instead of
@@ -124,6 +124,7 @@ def parametrized(dense: keras.Model) -> dict[str, keras.Model]:
     kinds = kso.parametrizations
     return {
         "fixed mask": kso.sparsify(dense, 0.1, seed=0),
+        "compact": kso.sparsify(dense, 0.1, seed=0, storage="compact"),
         "soft threshold": kso.parametrize(dense, kinds.SoftThreshold(s_init=-5.0)),
         "magnitude mask": kso.parametrize(dense, kinds.MagnitudeMask(0.1, frequency=PERIOD)),
         "straight-through top-k": kso.parametrize(

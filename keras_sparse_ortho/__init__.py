@@ -38,10 +38,13 @@ from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import remove_channels as remove_channels
 from keras_sparse_ortho.models import strip as strip
+from keras_sparse_ortho.models import to_compact as to_compact
+from keras_sparse_ortho.models import to_masked as to_masked
 from keras_sparse_ortho.orthogonal import Block as Block
 from keras_sparse_ortho.orthogonal import ConstantFan as ConstantFan
 from keras_sparse_ortho.orthogonal import NByM as NByM
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold as ChannelSoftThreshold
+from keras_sparse_ortho.parametrizations import CompactMask as CompactMask
 from keras_sparse_ortho.parametrizations import FixedMask as FixedMask
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold as LowRankSoftThreshold
 from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
@@ -64,6 +67,7 @@ __all__ = [
     "Block",
     "Budget",
     "ChannelSoftThreshold",
+    "CompactMask",
     "ConstantFan",
     "FixedMask",
     "LowRankSoftThreshold",
@@ -97,6 +101,8 @@ __all__ = [
     "sparsify",
     "strip",
     "tfmot",
+    "to_compact",
+    "to_masked",
 ]
 
 _LOADED_ON_USE = {"export_litert": "export", "load_litert": "export"}

@@ -38,6 +38,33 @@ def compiled(function: Callable[..., Any], *, xla: bool) -> Callable[..., Any]:
     return function
 
 
+def scatter_sorted(values: Any, indices: Any, size: int) -> Any:
+    """A vector of zeros but for `values` at `indices`; its gradient is a gather.
+
+    Args:
+        values: Tensor of shape (n,).
+        indices: Integer tensor of shape (n,), strictly increasing, in [0, size).
+        size: Length of the vector.
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax.numpy as jnp
+
+        return (
+            jnp.zeros(size, values.dtype)
+            .at[indices]
+            .set(values, indices_are_sorted=True, unique_indices=True, mode="promise_in_bounds")
+        )
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return tf.scatter_nd(indices[:, None], values, [size])
+    if backend == "torch":
+        zeros = values.new_zeros(size)
+        return zeros.scatter(0, indices.long(), values)
+    return keras.ops.scatter(indices[:, None], values, (size,))
+
+
 @contextlib.contextmanager
 def float64_operations() -> Iterator[None]:
     """Lets `keras.ops` compute in float64, as it does by itself on TensorFlow.

@@ -1,4 +1,4 @@
-"""Forgetting what an optimizer remembers of entries that were dropped or grown."""
+"""What an optimizer remembers of entries that were dropped, grown or moved."""
 
 from typing import Any
 
@@ -24,3 +24,18 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
     for slot, start in optimizer_slots(optimizer, variable):
         kept = keras.ops.convert_to_tensor(~entries)
         slot.assign(keras.ops.where(kept, slot.value, keras.ops.cast(start, slot.dtype)))
+
+
+def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
+    """Moves moments and averages along with the entries of a vector, and forgets those of new ones.
+
+    Args:
+        optimizer: A Keras optimizer, or `None`.
+        variable: The vector, such as the live values of a kernel.
+        source: For each entry, which one of before it is; -1 for one that is new.
+    """
+    if optimizer is None:
+        return
+    for slot, start in optimizer_slots(optimizer, variable):
+        before = keras.ops.convert_to_numpy(slot)
+        slot.assign(np.where(source >= 0, before[source], np.asarray(start, before.dtype)))

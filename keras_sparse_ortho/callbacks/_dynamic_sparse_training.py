@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho._keras_internals import applied_batches
-from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.callbacks._structured_moves import move
@@ -140,7 +140,7 @@ class DynamicSparseTraining(StepCallback):
         return moved
 
     def _update_weight(self, weight: PrunableWeight, scores: np.ndarray, step: int) -> int:
-        parametrization, variable = fixed_mask(weight), weight.variable
+        parametrization = fixed_mask(weight)
         before = parametrization.mask_value()
         count = math.floor(self.drop_fraction(step) * np.count_nonzero(before))
         rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
@@ -148,12 +148,27 @@ class DynamicSparseTraining(StepCallback):
         changed = before ^ mask
         if not changed.any():
             return 0
-        # Grown entries start from zero, whatever was written to the raw weight under the mask.
+        if parametrization.compact:
+            self._move(weight, before, mask)
+        else:
+            self._mask(weight, before, mask)
+        return int(np.count_nonzero(mask & changed))
+
+    def _mask(self, weight: PrunableWeight, before: np.ndarray, mask: np.ndarray) -> None:
+        """Changes a mask; grown entries start from zero, whatever was written under the mask."""
+        variable = weight.variable
         zero = keras.ops.zeros((), dtype=variable.dtype)
         variable.assign(keras.ops.where(before & mask, variable.value, zero))
-        parametrization.assign_mask(mask)
-        zero_slots(self._watched.optimizer, variable, changed)
-        return int(np.count_nonzero(mask & changed))
+        fixed_mask(weight).assign_mask(mask)
+        zero_slots(self._watched.optimizer, variable, before ^ mask)
+
+    def _move(self, weight: PrunableWeight, before: np.ndarray, mask: np.ndarray) -> None:
+        """Moves live values, and what the optimizer has for each; grown ones start from zero."""
+        old, new = np.flatnonzero(before), np.flatnonzero(mask)
+        source = np.searchsorted(old, new)
+        source[~before.reshape(-1)[new]] = -1
+        fixed_mask(weight).assign_mask(mask)
+        move_slots(self._watched.optimizer, weight.variable, source)
 
     def _find(self, model: Any) -> list[PrunableWeight]:
         wrapped = [w for w in prunable_weights(model) if w.parametrization is not None]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from keras_sparse_ortho._data import BatchSource
+from keras_sparse_ortho.callbacks._dense_gradients import DenseGradients
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
     DynamicSparseTraining,
     fixed_mask,
 )
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
-from keras_sparse_ortho.models import StatelessLoss
 
 
 class RigL(DynamicSparseTraining):
@@ -87,29 +87,25 @@ class RigL(DynamicSparseTraining):
     ) -> None:
         super().__init__(frequency, fraction, end_step, include, exclude, seed)
         self._batches = BatchSource(data, batch_size, self.seed)
-        self._loss: StatelessLoss | None = None
-        self._loss_of: list[Any] = []
+        self._gradients: DenseGradients | None = None
+        self._made_for: list[Any] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the weights, and refuses a model without any."""
         super().on_train_begin(logs)
-        masks = [fixed_mask(weight).mask for weight in self._weights]
+        masks = [fixed_mask(weight) for weight in self._weights]
         variables = [weight.variable for weight in self._weights]
         # Kept for the next `fit`, as Keras keeps its own step: until the model is compiled again.
         step = getattr(self._watched, "train_function", None)
         belongs_to = [self._watched, step, *masks, *variables]
-        pairs = itertools.zip_longest(belongs_to, self._loss_of)
+        pairs = itertools.zip_longest(belongs_to, self._made_for)
         if step is not None and all(one is other for one, other in pairs):
             return
-        # All live, so that the gradient of the raw weight is the dense one.
-        held = [(mask, np.broadcast_to(True, tuple(mask.shape))) for mask in masks]
-        self._loss = StatelessLoss(self._watched, variables, held=held)
-        self._loss_of = belongs_to
+        self._gradients = DenseGradients(self._watched, self._weights)
+        self._made_for = belongs_to
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
         """Magnitudes of the dense gradient."""
-        assert self._loss is not None
-        # Masked, as the layers see them; the masks themselves are held at live.
-        values = [fixed_mask(w).effective(w.variable.value) for w in weights]
+        assert self._gradients is not None
         x, y, sample_weight = self._batches.batch(step // self.frequency - 1)
-        return [np.abs(g) for g in self._loss.gradients(values, x, y, sample_weight)]
+        return [np.abs(gradient) for gradient in self._gradients(x, y, sample_weight)]

@@ -23,7 +23,7 @@ class EffectiveWeight(Protocol):
 
 
 class StoredKernel(Protocol):
-    """A kernel whose variable does not have its dense form, such as one of live blocks."""
+    """A kernel whose variable does not have its dense form, such as that of live blocks."""
 
     @property
     def variable(self) -> Any:
@@ -90,10 +90,10 @@ class PrunableWeight:
     @property
     def live(self) -> int:
         """Number of live entries: of the mask, or of nonzeros in a plain layer."""
-        if self.parametrization is not None:
-            return int(np.count_nonzero(self.parametrization.mask_value()))
         if self.stored is not None:
             return self.stored.live
+        if self.parametrization is not None:
+            return int(np.count_nonzero(self.parametrization.mask_value()))
         return int(np.count_nonzero(self.value()))
 
     @property
@@ -141,7 +141,7 @@ class PrunableWeight:
 
     def value(self) -> np.ndarray:
         """The effective weight as a NumPy array (bfloat16 as float32)."""
-        if self.parametrization is None:
+        if self.parametrization is None or self.stored is not None:
             return self.raw_value()
         raw = keras.ops.convert_to_tensor(self.variable)
         return to_numpy(self.parametrization.effective(raw))

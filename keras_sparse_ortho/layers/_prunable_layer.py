@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import (
+    DeferredVariables,
     VariableOverrides,
     WrapperBuiltByCalls,
     adopt_call_interface,
@@ -17,7 +18,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, find_kernels, select
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._refusals import refuse_unwrappable
-from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
+from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 
 
 class _State:
@@ -29,6 +30,14 @@ class _State:
         self.parametrized: dict[str, Parametrization] = {}
         self.shared: dict[str, Any] = {}
         self.draws: RecordedDraws | None = None
+        self.deferred = DeferredVariables()
+        self.layer_weights: list[Any] = []
+
+    @property
+    def compact(self) -> bool:
+        """Whether some weights are to have no dense variable."""
+        given = self.template.values() if isinstance(self.template, dict) else [self.template]
+        return any(parametrization.compact for parametrization in given)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -108,7 +117,10 @@ class PrunableLayer(WrapperBuiltByCalls):
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Inside, kernels are drawn once, with their masks, and along the axes of the layer."""
-        with recorded_draws(self.layer) as draws:
+        # Kernels that are not stored are not to be allocated either.
+        deferred = self._state.compact and not self.layer.built
+        creating = self._state.deferred.creating() if deferred else contextlib.nullcontext()
+        with recorded_draws(self.layer) as draws, creating:
             yield
         self._state.draws = draws if self._state.draws is None else self._state.draws
 
@@ -133,10 +145,22 @@ class PrunableLayer(WrapperBuiltByCalls):
             )
         draws = self._state.draws
         assert draws is not None
-        for weight in chosen:
-            own = template[weight.path] if isinstance(template, dict) else template
-            weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
-            self._parametrize(weight, own.clone())
+        own = {w.path: template[w.path] if isinstance(template, dict) else template for w in chosen}
+        compact = [weight for weight in chosen if own[weight.path].compact]
+        try:
+            for weight in compact:
+                refuse_compact(weight)
+            self._state.deferred.initialize(but=[weight.variable for weight in compact])
+            self._state.layer_weights = list(self.layer.weights)
+            for weight in chosen:
+                weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
+                self._parametrize(weight, own[weight.path].clone())
+        except Exception:
+            # The layer is the user's: it gets back what has been taken out of it.
+            for parametrization in self._state.parametrized.values():
+                parametrization.release()
+            self._state.deferred.initialize(but=[])
+            raise
         self._state.draws = None
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
@@ -163,7 +187,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                     f"LoRA was enabled on '{weight.path}' while it is wrapped; its update of the "
                     "kernel is dense. Strip first. Received: a call of the wrapped layer"
                 )
-            pairs.append((weight.variable, parametrization.effective(weight.variable.value)))
+            pairs.append((parametrization.layer_variable, parametrization.current()))
         with VariableOverrides(pairs) as scope:
             outputs = self.layer(*args, **kwargs)
         for loss in scope.losses:
@@ -188,6 +212,14 @@ class PrunableLayer(WrapperBuiltByCalls):
         return dict(self._state.parametrized)
 
     @property
+    def layer_weights(self) -> list[Any]:
+        """The weights of the layer inside, with those that have no dense variable in their places.
+
+        These have shape, dtype and path, but no value; see `parametrizations.CompactMask`.
+        """
+        return list(self._state.layer_weights)
+
+    @property
     def prunable_weights(self) -> list[PrunableWeight]:
         """The parametrized weights, with their densities."""
         return [
@@ -199,6 +231,12 @@ class PrunableLayer(WrapperBuiltByCalls):
         """Sets every raw weight to its effective value."""
         for parametrization in self._state.parametrized.values():
             parametrization.materialize()
+
+    def release(self) -> None:
+        """Leaves the layer its effective weights, as variables of its own; the wrapper may go."""
+        self.materialize()
+        for parametrization in self._state.parametrized.values():
+            parametrization.release()
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the settings of its parametrizations, weight by weight once built."""

@@ -13,6 +13,8 @@ from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._rewrite import share_initializers as share_initializers
 from keras_sparse_ortho.models._stateless_loss import Objective as Objective
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss as StatelessLoss
+from keras_sparse_ortho.models._storage import to_compact as to_compact
+from keras_sparse_ortho.models._storage import to_masked as to_masked
 from keras_sparse_ortho.models._strip import strip as strip
 
 # Public; the other names above are for the other rooms.
@@ -23,4 +25,6 @@ __all__ = [
     "prunable_weights",
     "remove_channels",
     "strip",
+    "to_compact",
+    "to_masked",
 ]

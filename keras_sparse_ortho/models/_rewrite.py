@@ -6,7 +6,11 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import replace_sublayers, sublayers
+from keras_sparse_ortho._keras_internals import (
+    replace_sublayers,
+    sublayers,
+    track_parameters_anew,
+)
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 
@@ -44,7 +48,9 @@ def rewrite(model: Any, replace: Replace, scrub: Scrub = lambda config: config) 
         replace: Asked for every layer that is no model itself, outer layers first.
         scrub: See `Scrub`.
     """
-    return _Rewriter(replace, scrub).model(model, "")
+    rewritten = _Rewriter(replace, scrub).model(model, "")
+    track_parameters_anew([layer for layer, _ in walk(rewritten, "")])
+    return rewritten
 
 
 class _Rewriter:

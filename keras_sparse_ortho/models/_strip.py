@@ -83,9 +83,7 @@ def _unwrap(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | 
 
     def finish() -> None:
         if plain is layer.layer:
-            layer.materialize()
-            for parametrization in layer.parametrizations.values():
-                parametrization.release()
+            layer.release()
             _reset_initializers(plain)
         else:
             _copy_effective(layer, plain)
@@ -108,13 +106,12 @@ def _copy_effective(
 
     Where `other` has a value, by `id` of the wrapped layer's variable, to that one.
     """
-    effective = {id(p.weight.variable): p for p in wrapper.parametrizations.values()}
-    for old, new in zip(wrapper.layer.weights, plain.weights, strict=True):
+    effective = {id(p.layer_variable): p for p in wrapper.parametrizations.values()}
+    for old, new in zip(wrapper.layer_weights, plain.weights, strict=True):
         if id(old) in other:
             new.assign(other[id(old)])
             continue
-        value = keras.ops.convert_to_tensor(old)
-        value = effective[id(old)].effective(value) if id(old) in effective else value
+        value = effective[id(old)].current() if id(old) in effective else old.value
         new.assign(keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
 
 

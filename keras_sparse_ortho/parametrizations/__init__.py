@@ -3,6 +3,8 @@
 from keras_sparse_ortho.parametrizations._channel_soft_threshold import (
     ChannelSoftThreshold as ChannelSoftThreshold,
 )
+from keras_sparse_ortho.parametrizations._compact_checks import refuse_compact as refuse_compact
+from keras_sparse_ortho.parametrizations._compact_mask import CompactMask as CompactMask
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask as FixedMask
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
     LearntThreshold as LearntThreshold,
@@ -26,8 +28,10 @@ from keras_sparse_ortho.parametrizations._threshold_functions import (
     threshold_function as threshold_function,
 )
 
+# Public; the other name above is for the other rooms.
 __all__ = [
     "ChannelSoftThreshold",
+    "CompactMask",
     "FixedMask",
     "LearntThreshold",
     "LowRankSoftThreshold",

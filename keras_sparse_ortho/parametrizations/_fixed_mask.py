@@ -40,7 +40,8 @@ class FixedMask(Masked):
             if the initializer's mask would drop weights that have been trained.
         DensityError: When built, if `density` contradicts the initializer's or the mask's own.
 
-    Limits: the dense kernel is stored and multiplied; masks save no time in training.
+    Limits: the dense kernel is stored and multiplied; masks save no time in training. `CompactMask`
+    stores live entries only.
 
     Example:
 
@@ -88,13 +89,17 @@ class FixedMask(Masked):
         return mask
 
     def clone(self) -> "FixedMask":
-        """An unbuilt FixedMask with the same settings and given mask, for another weight."""
+        """An unbuilt one with the same settings and given mask, for another weight."""
+        return self.of_class(type(self))
+
+    def of_class(self, kind: type["FixedMask"]) -> "FixedMask":
+        """An unbuilt one of a class, which says how it is stored, with the same settings."""
         density = None if self._given is not None else self.density
-        return FixedMask(density, self._given, self.initializer)
+        return kind(density, self._given, self.initializer)
 
     def for_density(self, density: float) -> "FixedMask":
-        """An unbuilt FixedMask of this density."""
-        return FixedMask(density, initializer=self.initializer)
+        """An unbuilt parametrization of this class and density."""
+        return type(self)(density, initializer=self.initializer)
 
     def get_config(self) -> dict[str, Any]:
         """Density and initializer: a given mask is saved as a variable, and its density."""
@@ -108,12 +113,16 @@ class FixedMask(Masked):
 
     def mark_as_drawn(self) -> None:
         """Notes that the raw weight is what its initializer has drawn."""
-        self._drawn_digest = _digest(self.weight.raw_value())
+        self._drawn_digest = digest(self.weight.raw_value())
 
     def is_as_drawn(self) -> bool:
         """Whether the raw weight is still, bit by bit, what its initializer has drawn."""
-        digest = self._drawn_digest
-        return digest is not None and digest == _digest(self.weight.raw_value())
+        drawn = self._drawn_digest
+        return drawn is not None and drawn == digest(self.weight.raw_value())
+
+    def keep_origin_of(self, other: "FixedMask") -> None:
+        """Remembers what another one knows of how the same weight was drawn."""
+        self._drawn_digest = other._drawn_digest
 
     @property
     def drawn_by(self) -> SparseInitializer | None:
@@ -160,6 +169,7 @@ class FixedMask(Masked):
         return drawn.mask
 
 
-def _digest(value: np.ndarray) -> int:
+def digest(value: np.ndarray) -> int:
+    """A number that tells whether a weight has changed in any bit."""
     # The sum turns -0.0, which a mask writes as 0.0, into that.
     return zlib.crc32(np.ascontiguousarray(value + 0.0).data)

@@ -4,7 +4,6 @@ import abc
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_sparse_ortho.errors import NotPrunableError
@@ -22,6 +21,9 @@ class Parametrization(abc.ABC):
     Subclasses implement `build`, `effective`, `mask_value` and `get_config`, and `for_density` if
     a budget can say how much of the weight is live.
     """
+
+    compact = False
+    """Whether the weight's own variable is given up for others, as `CompactMask` does."""
 
     @abc.abstractmethod
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
@@ -63,6 +65,14 @@ class Parametrization(abc.ABC):
             f"out, or steer it by a callback. Received: density={density!r}"
         )
 
+    def current(self) -> Any:
+        """The effective weight as it is now, a tensor."""
+        return self.effective(self.weight.variable.value)
+
+    def assign_raw(self, value: Any) -> None:
+        """Sets the raw weight."""
+        self.weight.variable.assign(value)
+
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)
         """Called once the raw weight has been set, after the wrapper was built with another."""
 
@@ -79,10 +89,14 @@ class Parametrization(abc.ABC):
     def weight(self) -> PrunableWeight:
         """The weight it was built for."""
 
+    @property
+    def layer_variable(self) -> Any:
+        """The variable that the layer reads, in whose place it gets the effective weight."""
+        return self.weight.variable
+
     def materialize(self) -> None:
         """Sets the raw weight to the effective one."""
-        variable = self.weight.variable
-        variable.assign(self.effective(keras.ops.convert_to_tensor(variable)))
+        self.assign_raw(self.current())
 
     def release(self) -> None:  # noqa: B027 (most have nothing to do)
         """Called when the weight stays in its layer as it is, and the parametrization goes."""

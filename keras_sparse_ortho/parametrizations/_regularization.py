@@ -1,8 +1,11 @@
 """Weight decay through the loss, on top of what a variable has."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
+
+_SUMS_OVER_ENTRIES = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 class _Sum(keras.regularizers.Regularizer):  # Keras 3.10 takes no other callables
@@ -24,3 +27,26 @@ def add_weight_decay(variable: Any, strength: float) -> None:
     decay = keras.regularizers.L2(strength / 2)
     own = variable.regularizer
     variable.regularizer = decay if own is None else _Sum(own, decay)
+
+
+class _Dense(keras.regularizers.Regularizer):
+    """A regularizer of the dense kernel, for its live values."""
+
+    def __init__(self, regularizer: Any, dense: Callable[[Any], Any]) -> None:
+        self._regularizer = regularizer
+        self._dense = dense
+
+    def __call__(self, values: Any) -> Any:
+        return self._regularizer(self._dense(keras.ops.convert_to_tensor(values)))
+
+
+def of_values(regularizer: Any, dense: Callable[[Any], Any]) -> Any:
+    """The regularizer of live values that is equal to one of the kernel, where the rest is zero.
+
+    Args:
+        regularizer: That of the kernel, or `None`.
+        dense: From the values to the kernel.
+    """
+    if regularizer is None or type(regularizer) in _SUMS_OVER_ENTRIES:
+        return regularizer
+    return _Dense(regularizer, dense)

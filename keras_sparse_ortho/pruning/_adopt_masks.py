@@ -5,11 +5,16 @@ import keras
 from keras_sparse_ortho.initializers import SparseInitializer, adopt
 from keras_sparse_ortho.kernels import Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
+from keras_sparse_ortho.pruning._storage import mask_class
 from keras_sparse_ortho.pruning._wrapping import hold
 
 
 def adopt_masks(
-    model: keras.Model, *, include: Selection = None, exclude: Selection = None
+    model: keras.Model,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+    storage: str = "masked",
 ) -> keras.Model:
     """Wraps the layers whose initializer is one of ours, and holds the masks that it drew.
 
@@ -22,6 +27,9 @@ def adopt_masks(
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
         include: Which kernels, as for `sparsify`. Default: all whose initializer is one of ours.
         exclude: Which kernels not.
+        storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
+            and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
+            and a tenth of the optimizer's. `to_compact` and `to_masked` convert.
 
     Returns:
         A new model, not compiled. A model written as a class is changed in place, and returned.
@@ -45,7 +53,8 @@ def adopt_masks(
     >>> kso.report(adopt_masks(dense)).rows[0].live
     640
     """
+    mask_class(storage)
     weights = choose(prunable_weights(model), include, exclude)
     weights = [w for w in weights if isinstance(w.initializer, SparseInitializer)]
     refuse_unfit(model, weights, "no layer with one of our initializers")
-    return hold(model, weights, {w.path: adopt(w, w.initializer) for w in weights})
+    return hold(model, weights, {w.path: adopt(w, w.initializer) for w in weights}, storage)

@@ -9,6 +9,7 @@ from keras_sparse_ortho.kernels import Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
+from keras_sparse_ortho.pruning._storage import in_storage
 from keras_sparse_ortho.pruning._wrapping import hold, wrap
 
 
@@ -21,6 +22,7 @@ def parametrize(
     *,
     include: Selection = None,
     exclude: Selection = None,
+    storage: str = "masked",
 ) -> keras.Model:
     """Gives every selected kernel `w` an effective weight `w_e = parametrization(w)`.
 
@@ -39,6 +41,7 @@ def parametrize(
             dict of densities by weight path, layer path or regular expression.
         include: Which kernels, as for `sparsify`. Default: all kernels and embeddings.
         exclude: Which kernels not.
+        storage: `"masked"`; or `"compact"` for a `FixedMask`, as in `sparsify`.
 
     Returns:
         A new model, not compiled. A model written as a class cannot be cloned: its layers are
@@ -47,7 +50,8 @@ def parametrize(
     Raises:
         BudgetError: A budget that does not fit the model.
         NotPrunableError: A model that is not built, has no kernels or is wrapped already; a
-            density for a parametrization that takes none.
+            density for a parametrization that takes none; compact storage for one that needs the
+            dense raw weight.
         UnknownWeightError: An `include` or `exclude` that names nothing.
         ValueError: A parametrization that shares variables between layers: wrap the whole model.
 
@@ -68,6 +72,7 @@ def parametrize(
     <head/kernel shape=(128, 10), density=0.309375>
     """
     parametrization = _instance(parametrization)
+    parametrization = in_storage(parametrization, storage)
     weights = choose(prunable_weights(model), include, exclude)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     _refuse_global(model, parametrization)
@@ -79,7 +84,8 @@ def parametrize(
     # Masks that are fixed are found here, for the weights as they are given.
     fixed = {path: own for path, own in table.items() if isinstance(own, FixedMask)}
     if fixed:
-        return hold(model, weights, {w.path: fixed[w.path].resolve(w) for w in weights})
+        draws = {w.path: fixed[w.path].resolve(w) for w in weights}
+        return hold(model, weights, draws, "compact" if parametrization.compact else "masked")
     return wrap(model, weights, table)
 
 

@@ -9,10 +9,16 @@ from keras_sparse_ortho.initializers import Draw, weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import Replacement, rewrite, share_initializers
-from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
+from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
+from keras_sparse_ortho.pruning._storage import mask_class
 
 
-def hold(model: Any, weights: list[PrunableWeight], draws: Mapping[str, Draw]) -> Any:
+def hold(
+    model: Any,
+    weights: list[PrunableWeight],
+    draws: Mapping[str, Draw],
+    storage: str = "masked",
+) -> Any:
     """Gives weights fixed masks, and the values that were drawn with them.
 
     Args:
@@ -20,8 +26,16 @@ def hold(model: Any, weights: list[PrunableWeight], draws: Mapping[str, Draw]) -
         weights: Its weights that get a mask.
         draws: The mask of each by path, with values to set where it has a kernel; the other
             weights keep theirs.
+        storage: `"masked"` or `"compact"`, see `check_storage`.
+
+    Raises:
+        NotPrunableError: A weight that cannot be stored compactly; before anything is changed.
     """
-    masks = {path: FixedMask(mask=d.mask, initializer=d.initializer) for path, d in draws.items()}
+    kind = mask_class(storage)
+    if kind.compact:
+        for weight in weights:
+            refuse_compact(weight)
+    masks = {path: kind(mask=d.mask, initializer=d.initializer) for path, d in draws.items()}
     return wrap(model, weights, masks, draws)
 
 
@@ -47,6 +61,7 @@ def wrap(
         if not inside:
             return None
         inner = copy(layer)
+        given = list(layer.weights)
         keys = {full.removeprefix(f"{path}/"): full for full in inside}
         wrapper = PrunableLayer(inner, {key: table[full] for key, full in keys.items()})
 
@@ -56,12 +71,17 @@ def wrap(
             drawn = {key: draws.get(full) for key, full in keys.items()}
             parametrizations = wrapper.parametrizations
             replaced = {
-                id(parametrizations[key].weight.variable)
+                id(parametrizations[key].layer_variable)
                 for key, given in drawn.items()
                 if given is not None and given.kernel is not None
             }
-            for old, new in zip(layer.weights, inner.weights, strict=True):
-                if old is not new and id(new) not in replaced:
+            stored = {id(p.layer_variable): p for p in parametrizations.values() if p.compact}
+            for old, new in zip(given, wrapper.layer_weights, strict=True):
+                if old is new or id(new) in replaced:
+                    continue
+                if id(new) in stored:
+                    stored[id(new)].assign_raw(old)
+                else:
                     # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
                     new.assign(keras.ops.copy(old))
             if inner is not layer:
@@ -78,7 +98,7 @@ def wrap(
 def _finish(parametrization: Parametrization, drawn: Draw | None) -> None:
     """Sets the weight to what was drawn, and tells the parametrization that it has been set."""
     if drawn is not None and drawn.kernel is not None:
-        parametrization.weight.variable.assign(drawn.kernel)
+        parametrization.assign_raw(drawn.kernel)
     parametrization.settle()
     if drawn is not None and drawn.fresh and isinstance(parametrization, FixedMask):
         parametrization.mark_as_drawn()

@@ -115,6 +115,40 @@ def test_training_of_every_kind_of_layer(kind):
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("kind", ["SET", "RigL"])
+def test_compact_storage_moves_the_same_entries(kind):
+    x, y = data()
+    losses, models = [], []
+    for storage in ("masked", "compact"):
+        keras.utils.set_random_seed(1)
+        layers = [L.Dense(12, kernel_regularizer="l2", name="a"), L.Dense(3, name="b")]
+        dense = keras.Sequential([keras.Input((8,)), *layers])
+        model = kso.sparsify(dense, 0.3, seed=0, storage=storage)
+        start = [w.parametrization.mask_value() for w in kso.prunable_weights(model)]
+        compiled(model, keras.optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=5))
+        moving = callback(kind, (x, y), frequency=2, end_step=40, fraction=0.5)
+        options = {"batch_size": 4, "epochs": 3, "shuffle": False, "verbose": 0}
+        losses.append(model.fit(x, y, callbacks=[moving], **options).history["loss"])
+        models.append(model)
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    masked, compact = models
+    pairs = zip(kso.prunable_weights(masked), kso.prunable_weights(compact), strict=True)
+    for (theirs, ours), before in zip(pairs, start, strict=True):
+        mask = ours.parametrization.mask_value()
+        np.testing.assert_array_equal(mask, theirs.parametrization.mask_value())
+        assert (mask != before).any()
+        assert (np.diff(array(ours.parametrization.indices)) > 0).all()
+        np.testing.assert_allclose(ours.value(), theirs.value(), atol=1e-6)
+        slots = [
+            optimizer_slots(model.optimizer, weight.variable)
+            for model, weight in ((masked, theirs), (compact, ours))
+        ]
+        assert len(slots[0]) == 3
+        for (dense_slot, _), (live_slot, _) in zip(*slots, strict=True):
+            np.testing.assert_allclose(array(live_slot), array(dense_slot)[mask], atol=1e-6)
+
+
+@pytest.mark.core
 @pytest.mark.parametrize("algorithm", ["adam", "sgd", "ema", "rmsprop", "scaled"])
 def test_slots_and_weights_of_changed_entries_are_zero(algorithm):
     optimizer = {

@@ -12,13 +12,13 @@ L = keras.layers
 STEPS, FREQUENCY, BATCH = 8, 3, 4
 
 
-def network():
+def network(storage):
     keras.utils.clear_session()
     keras.utils.set_random_seed(5)
     inputs = keras.Input((5, 5, 2))
     x = L.BatchNormalization()(L.Conv2D(4, 3)(inputs))
     outputs = L.Dense(3)(L.Flatten()(L.ReLU()(x)))
-    model = kso.sparsify(keras.Model(inputs, outputs), 0.4, seed=0)
+    model = kso.sparsify(keras.Model(inputs, outputs), 0.4, seed=0, storage=storage)
     optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.05, use_ema=True, ema_momentum=0.9)
     model.compile(optimizer, classifier_loss(), jit_compile=jit())
     return model
@@ -51,20 +51,24 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.fixture(scope="module", params=["SET", "RigL"])
+RUNS = [("SET", "masked"), ("RigL", "masked"), ("RigL", "compact")]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids="-".join)
 def whole(request, tmp_path_factory):
     """A run that was not interrupted, saved after each of its steps."""
-    folder = tmp_path_factory.mktemp(request.param)
-    model = network()
+    kind, storage = request.param
+    folder = tmp_path_factory.mktemp(kind)
+    model = network(storage)
     save = keras.callbacks.ModelCheckpoint(folder / "{batch}.keras", save_freq=1)
-    train(model, request.param, 0, [save])
-    return request.param, folder, state(model)
+    train(model, kind, 0, [save])
+    return (kind, storage), folder, state(model)
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("killed", [2, 3, 4])  # before, at and after the first update
 def test_loaded_from_a_file(whole, killed):
-    kind, folder, expected = whole
+    (kind, _), folder, expected = whole
     model = keras.models.load_model(folder / f"{killed}.keras")
     assert int(array(model.optimizer.iterations)) == killed
     train(model, kind, killed)
@@ -73,8 +77,8 @@ def test_loaded_from_a_file(whole, killed):
 
 @pytest.mark.core
 def test_at_any_step(whole):
-    kind, folder, expected = whole
-    model = network()
+    (kind, storage), folder, expected = whole
+    model = network(storage)
     train(model, kind, STEPS - 1)  # makes the variables of the optimizer
     # RigL compiles its gradient in each fit; the steps left out are those of the test above.
     for killed in range(1, STEPS) if kind == "SET" else (1, 5, 6, 7):

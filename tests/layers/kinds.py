@@ -6,10 +6,21 @@ from collections.abc import Callable
 import keras
 import pytest
 
+from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.initializers import ExactOrthogonal
+from keras_sparse_ortho.parametrizations import CompactMask
 
 L = keras.layers
 DENSITY = 0.2
+
+
+def compact(layer):
+    """The layer in a wrapper that stores live entries only."""
+    return PrunableLayer(layer, CompactMask())
+
+
+# How the masks of initializers are held, by name.
+STORAGES = {"masked": PrunableLayer, "compact": compact}
 
 
 def eoi(seed=7):

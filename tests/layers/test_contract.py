@@ -7,7 +7,7 @@ import pytest
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.parametrizations import FixedMask
 from tests.helpers import array, classifier_loss, data, gradients, jit, moments
-from tests.layers.kinds import CASES, DENSITY, network
+from tests.layers.kinds import CASES, DENSITY, STORAGES, network
 
 pytestmark = pytest.mark.core
 
@@ -59,6 +59,43 @@ def test_masked_weights_gradients_and_moments_are_exactly_zero(kinds, optimizer)
 
 
 @pytest.mark.parametrize("kinds", CASES)
+def test_compact_storage_trains_as_masks_do(kinds):
+    losses, models = [], {}
+    for storage, wrap in STORAGES.items():
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        model = models[storage] = network(kinds, wrap)
+        x, y = data(model, 3)
+        on_jax = keras.backend.backend() == "jax"  # where all is slow that is not compiled
+        model.compile(OPTIMIZERS["adamw"](), classifier_loss(), jit_compile=on_jax)
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        losses.append(history.history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+    masked, compact = models["masked"], models["compact"]
+    for theirs, ours in zip(weights_of(masked), weights_of(compact), strict=True):
+        mask = theirs.parametrization.mask_value()
+        np.testing.assert_array_equal(ours.parametrization.mask_value(), mask)
+        np.testing.assert_allclose(ours.value(), theirs.value(), atol=2e-5)
+        assert (ours.path, ours.shape, ours.live) == (theirs.path, theirs.shape, theirs.live)
+        # Nothing dense is kept: neither a variable of the model nor a slot of the optimizer.
+        assert all(ours.parametrization.kernel is not v for v in compact.variables)
+        pairs = zip(
+            moments(masked.optimizer, theirs.variable),
+            moments(compact.optimizer, ours.variable),
+            strict=True,
+        )
+        for dense, live in pairs:
+            np.testing.assert_allclose(live, dense[mask], atol=1e-5)
+    sizes = {
+        name: sum(int(np.prod(v.shape, dtype=int)) for v in model.optimizer.variables)
+        for name, model in models.items()
+    }
+    dead = sum(weight.size - weight.live for weight in weights_of(compact))
+    assert sizes["masked"] - sizes["compact"] == 2 * dead
+
+
+@pytest.mark.parametrize("kinds", CASES)
 def test_a_full_mask_trains_exactly_as_the_plain_layer(kinds):
     def train(wrap):
         keras.utils.clear_session()
@@ -86,9 +123,11 @@ def _parametrizations(layer):
     return layer.parametrizations.values() if isinstance(layer, PrunableLayer) else []
 
 
+@pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("kinds", CASES)
-def test_saving_cloning_and_weights_files_keep_masks_and_outputs(kinds, tmp_path):
-    model = network(kinds, PrunableLayer)
+def test_saving_cloning_and_weights_files_keep_masks_and_outputs(kinds, storage, tmp_path):
+    wrap = STORAGES[storage]
+    model = network(kinds, wrap)
     x, y = data(model, 3)
     model.compile("adam", classifier_loss())
     model.fit(x, y, verbose=0)
@@ -101,7 +140,7 @@ def test_saving_cloning_and_weights_files_keep_masks_and_outputs(kinds, tmp_path
     clone_masks = [w.parametrization.mask_value() for w in weights_of(clone)]
     clone.set_weights(model.get_weights())
     model.save_weights(tmp_path / "model.weights.h5")
-    other = network(kinds, PrunableLayer)
+    other = network(kinds, wrap)
     other.load_weights(tmp_path / "model.weights.h5")
     for copy in (loaded, clone, other):
         np.testing.assert_array_equal(copy.predict(x, verbose=0), expected)

@@ -159,12 +159,15 @@ def test_steps_per_execution_gives_the_same_weights():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def two_device_network():
+STORAGES = pytest.mark.parametrize("storage", ["masked", "compact"])
+
+
+def two_device_network(storage):
     inputs = keras.Input((12,))
     x = L.Dense(16, activation="tanh")(inputs)
     dense = keras.Model(inputs, L.Dense(3, name="head")(x))
     keras.utils.set_random_seed(3)
-    return kso.sparsify(dense, 0.3, seed=0)
+    return kso.sparsify(dense, 0.3, seed=0, storage=storage)
 
 
 def train_for_devices(model):
@@ -181,31 +184,33 @@ def compare_devices(one, two):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@STORAGES
 @pytest.mark.tensorflow_only
-def test_mirrored_strategy_on_two_devices_agrees_with_one():
+def test_mirrored_strategy_on_two_devices_agrees_with_one(storage):
     keras.utils.set_random_seed(3)
-    one = train_for_devices(two_device_network())
+    one = train_for_devices(two_device_network(storage))
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
     with two_device_strategy().scope():
-        model = two_device_network()
+        model = two_device_network(storage)
         two = train_for_devices(model)
     compare_devices(one, two)
 
 
+@STORAGES
 @pytest.mark.jax_only
-def test_data_parallel_on_two_devices_agrees_with_one():
+def test_data_parallel_on_two_devices_agrees_with_one(storage):
     import jax
 
     assert len(jax.devices()) == 2
     keras.utils.set_random_seed(3)
-    one = train_for_devices(two_device_network())
+    one = train_for_devices(two_device_network(storage))
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
     previous = keras.distribution.distribution()
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     try:
-        two = train_for_devices(two_device_network())
+        two = train_for_devices(two_device_network(storage))
     finally:
         keras.distribution.set_distribution(previous)
     compare_devices(one, two)

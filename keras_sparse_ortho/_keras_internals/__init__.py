@@ -3,11 +3,13 @@
 Tested against the oldest and the newest Keras that pyproject.toml allows (`make test-oldest`).
 Private are: `Layer._call_signature` and its kin, `_maybe_build`, `_open_name_scope`,
 `_flatten_layers`, `_tracker`, `Variable._direct_assign`, `StatelessScope.original_scope`, the
-predicate `in_stateless_scope`, the class of ConvLSTM's cell, `Trainer._compile_loss`, the lists
-in which optimizers keep their slots, with `Optimizer._get_variable_index`,
-`Optimizer._iterations`, `Function._nodes_by_depth` and `Layer._inbound_nodes` with the nodes,
-`_keras_mask`, `Sequential._functional`, and the table `BIT64_TO_BIT32_DTYPE` of the rules for
-types.
+predicates `in_stateless_scope` and `in_symbolic_scope` with `get_stateless_scope`, the list of
+variables that Keras has yet to initialize, `Variable._value`, `_initializer` and `_initialize`, the
+lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_loss` and
+`_compile_config`, the lists in which optimizers keep their slots, with
+`Optimizer._get_variable_index`, `Optimizer._iterations`, `Function._nodes_by_depth` and
+`Layer._inbound_nodes` with the nodes, `_keras_mask`, `Sequential._functional`, and the table
+`BIT64_TO_BIT32_DTYPE` of the rules for types.
 """
 
 import contextlib
@@ -20,22 +22,45 @@ from keras.src.backend.common import dtypes
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
 
+from keras_sparse_ortho._keras_internals._compiling import compile_like as compile_like
+from keras_sparse_ortho._keras_internals._compiling import (
+    track_parameters_anew as track_parameters_anew,
+)
+from keras_sparse_ortho._keras_internals._optimizers import applied_batches as applied_batches
+from keras_sparse_ortho._keras_internals._optimizers import copy_slots as copy_slots
+from keras_sparse_ortho._keras_internals._optimizers import optimizer_slots as optimizer_slots
+from keras_sparse_ortho._keras_internals._optimizers import refuse_other_slots as refuse_other_slots
+from keras_sparse_ortho._keras_internals._stand_ins import DeferredVariables as DeferredVariables
+from keras_sparse_ortho._keras_internals._stand_ins import StandIns as StandIns
+from keras_sparse_ortho._keras_internals._stand_ins import saves_by_itself as saves_by_itself
+from keras_sparse_ortho._keras_internals._stand_ins import value_in_scope as value_in_scope
+from keras_sparse_ortho._keras_internals._stand_ins import value_source as value_source
+
 __all__ = [
     "ConvLSTMCell",
+    "DeferredVariables",
     "GraphCall",
+    "StandIns",
     "VariableOverrides",
     "WrapperBuiltByCalls",
     "adopt_call_interface",
     "applied_batches",
+    "compile_like",
     "compiled_loss_waits",
+    "copy_slots",
     "float64_not_narrowed",
     "graph_calls",
     "in_stateless_scope",
     "is_graph",
     "maps_one_tensor",
     "optimizer_slots",
+    "refuse_other_slots",
     "replace_sublayers",
+    "saves_by_itself",
     "sublayers",
+    "track_parameters_anew",
+    "value_in_scope",
+    "value_source",
 ]
 
 _CALL_INTERFACE = (
@@ -179,43 +204,6 @@ def maps_one_tensor(layer: keras.layers.Layer) -> bool:
     return all(
         len(tensors) == 1 and getattr(tensors[0], "_keras_mask", None) is None for tensors in calls
     )
-
-
-def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:
-    """The variables in which an optimizer keeps moments and averages of a trainable variable.
-
-    With each goes the value that it starts from. Slots of another shape, such as Adafactor's
-    factors, are left out.
-    """
-    # LossScaleOptimizer keeps none itself.
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(optimizer, "built", False):
-        return []
-    known = optimizer._trainable_variables
-    if all(variable is not other for other in known):
-        return []
-    index = optimizer._get_variable_index(variable)
-    found = []
-    for name, slots in vars(optimizer).items():
-        # One list a kind of slot, each in the order of the trainable variables.
-        if not isinstance(slots, list) or len(slots) != len(known) or slots is known:
-            continue
-        slot = slots[index]
-        if name == "_variables" or slot is variable or not isinstance(slot, keras.Variable):
-            continue
-        if slot.shape == variable.shape:
-            start = getattr(optimizer, "initial_accumulator_value", 0.0)
-            found.append((slot, start if name == "_accumulators" else 0.0))
-    return found
-
-
-def applied_batches(optimizer: Any) -> tuple[int, int]:
-    """How many batches an optimizer has applied, and how many it accumulates for one update."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    # The public `iterations` counts updates, so that it stands still while gradients accumulate.
-    # `int` alone cannot read a variable that is mirrored on several devices.
-    seen = int(keras.ops.convert_to_numpy(inner._iterations))
-    return seen, inner.gradient_accumulation_steps or 1
 
 
 def compiled_loss_waits(model: Any) -> bool:

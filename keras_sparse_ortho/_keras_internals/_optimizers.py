@@ -1,0 +1,121 @@
+"""What optimizers keep: slots of a variable, and how many batches they have applied."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+
+# Lists that are as long as the trainable variables and are none of slots.
+_NO_SLOTS = ("_trainable_variables", "_variables")
+
+
+def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:
+    """The variables in which an optimizer keeps moments and averages of a trainable variable.
+
+    With each goes the value that it starts from. Slots of another shape, such as Adafactor's
+    factors, are left out.
+    """
+    # LossScaleOptimizer keeps none itself.
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(optimizer, "built", False):
+        return []
+    known = optimizer._trainable_variables
+    if all(variable is not other for other in known):
+        return []
+    index = optimizer._get_variable_index(variable)
+    found = []
+    for name, slots in vars(optimizer).items():
+        # One list a kind of slot, each in the order of the trainable variables.
+        if not isinstance(slots, list) or len(slots) != len(known) or name in _NO_SLOTS:
+            continue
+        slot = slots[index]
+        if isinstance(slot, keras.Variable) and slot.shape == variable.shape:
+            found.append((slot, _start(optimizer, name)))
+    return found
+
+
+def _start(optimizer: Any, name: str) -> float:
+    """The value that slots of a kind start from."""
+    if name != "_accumulators":
+        return 0.0
+    return float(getattr(optimizer, "initial_accumulator_value", 0.0))
+
+
+def refuse_other_slots(optimizer: Any, converted: Iterable[Any]) -> None:
+    """Raises unless all that an optimizer keeps can be copied, and converted with some variables.
+
+    Args:
+        optimizer: A built optimizer.
+        converted: Variables whose slots are to get another shape with them.
+
+    Raises:
+        ValueError: If something is kept that is neither a scalar nor in lists by variable; or for
+            one of those variables something that is not of its shape.
+    """
+    ids = {id(variable) for variable in converted}
+    known = list(_kept(optimizer))
+    wrong = [
+        slot.path
+        for _, _, variable, slot in known
+        if id(variable) in ids and tuple(slot.shape) != tuple(variable.shape)
+    ]
+    copied = {id(slot) for _, _, _, slot in known}
+    wrong += [variable.path for variable in optimizer.variables if id(variable) not in copied]
+    if wrong:
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps something that is not of the shape of a weight, and "
+            "cannot be converted with it; convert the model before `compile`. "
+            f"Received: {wrong[:3]}"
+        )
+
+
+def copy_slots(
+    old: Any,
+    new: Any,
+    partners: Mapping[int, Any],
+    converted: Mapping[int, Callable[[Any, float], Any]],
+) -> None:
+    """Gives an optimizer what another of its class keeps: step count, moments, averages.
+
+    Args:
+        old: A built optimizer that `refuse_other_slots` lets pass.
+        new: One of the same class and settings, built for other variables.
+        partners: By `id` of a variable of the old one, that of the new one.
+        converted: By `id` of those variables of the old one whose partner is of another shape: a
+            function of a slot's array, and the value that the slot started from, to the new array.
+    """
+    for ours, name, variable, slot in _kept(old):
+        target = vars(new if ours is old else new.inner_optimizer)[name]
+        array = keras.ops.convert_to_numpy(slot)
+        if variable is not None:
+            owner = new if ours is old else new.inner_optimizer
+            target = target[owner._get_variable_index(partners[id(variable)])]
+            if id(variable) in converted:
+                array = converted[id(variable)](array, _start(ours, name))
+        target.assign(array)
+
+
+def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
+    """What an optimizer keeps: whose attribute it is, its name, for which variable, and the slot.
+
+    The variable is `None` for scalars, such as the step count.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for ours in [optimizer] if inner is None else [optimizer, inner]:
+        known = ours._trainable_variables
+        for name, value in vars(ours).items():
+            if isinstance(value, keras.Variable):
+                yield ours, name, None, value
+            elif isinstance(value, list) and len(value) == len(known) and name not in _NO_SLOTS:
+                for variable, slot in zip(known, value, strict=True):
+                    if isinstance(slot, keras.Variable):
+                        yield ours, name, variable, slot
+
+
+def applied_batches(optimizer: Any) -> tuple[int, int]:
+    """How many batches an optimizer has applied, and how many it accumulates for one update."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    # The public `iterations` counts updates, so that it stands still while gradients accumulate.
+    # `int` alone cannot read a variable that is mirrored on several devices.
+    seen = int(keras.ops.convert_to_numpy(inner._iterations))
+    return seen, inner.gradient_accumulation_steps or 1

@@ -1,0 +1,244 @@
+"""Variables of a layer that hold no array, and the variables that stand in for them."""
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+_SAVING = ("save_own_variables", "load_own_variables")
+
+
+class DeferredVariables:
+    """Variables that are created without values, and get them later, or never.
+
+    Keras does the same where it builds layers only to learn shapes. So a large kernel that is not
+    to be stored is never allocated.
+    """
+
+    def __init__(self) -> None:
+        self._created: list[Any] = []
+        self._updates: list[tuple[Any, Any]] = []
+
+    @contextlib.contextmanager
+    def creating(self) -> Iterator[None]:
+        """Inside, new variables get no values."""
+        before = len(_pending())
+        with _Deferring() as scope:
+            yield
+        self._created += _pending()[before:]
+        del _pending()[before:]
+        for variable, value in scope.updates:
+            # A layer may set in `build` what it has just created.
+            if any(variable is created for created in self._created):
+                variable._initializer = _Constant(value)
+            else:
+                self._updates.append((variable, value))
+
+    def initialize(self, but: list[Any]) -> None:
+        """Gives all variables their values but some, at once or when the enclosing scope ends.
+
+        These may still get theirs, by another call.
+        """
+        left = {id(variable) for variable in but}
+        waiting = [variable for variable in self._created if variable._value is None]
+        created = [variable for variable in waiting if id(variable) not in left]
+        self._created = [variable for variable in waiting if id(variable) in left]
+        if in_stateless_scope():
+            _pending().extend(created)
+        else:
+            for variable in created:
+                variable._deferred_initialize()
+        for variable, value in self._updates:
+            variable.assign(value)
+        self._updates = []
+
+
+def _pending() -> list[Any]:
+    """The variables that Keras has yet to initialize."""
+    found: list[Any] = global_state.get_global_attribute(
+        "uninitialized_variables", [], set_to_default=True
+    )
+    return found
+
+
+class _Deferring(keras.StatelessScope):
+    """A scope at whose end no variable gets its value."""
+
+    def __init__(self) -> None:
+        super().__init__(initialize_variables=False)
+        self.updates: list[tuple[Any, Any]] = []
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        super().add_update(update)
+        self.updates.append(update)
+
+
+class _Constant:
+    """An initializer that gives one tensor."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        return self.value
+
+
+def value_source(variable: Any) -> tuple[Callable[[], Any], bool]:
+    """What gives the value that a variable has or is to get, and whether it has it already."""
+    if variable._value is not None:
+        return functools.partial(keras.ops.convert_to_tensor, variable._value), True
+    shape, dtype = tuple(variable.shape), variable.dtype
+    return functools.partial(variable._initializer, shape, dtype=dtype), False
+
+
+class StandIns:
+    """Puts one variable in the place of another among the variables of a layer, and more after it.
+
+    The one replaced stays an attribute of its layer, with shape, dtype and path, but it holds no
+    array, and is no weight: it is not trained, saved or given an optimizer slot. Its value can be
+    read where a scope answers for it, and a placeholder where only shapes are traced. The layer
+    saves and loads all its variables by number, as the base class does.
+
+    Args:
+        layer: The layer that created the variable.
+        variable: Its variable.
+        message: What an attempt to read or assign the variable is told.
+    """
+
+    def __init__(self, layer: Any, variable: Any, message: str) -> None:
+        self._layer = layer
+        self._variable = variable
+        self._message = message
+        self._stand_ins: list[Any] = []
+
+    def create(self, name: str, **kwargs: Any) -> Any:
+        """A new variable with a path beside that of the one that is replaced."""
+        variable = self._variable
+        parent, _, own = variable.path.rpartition("/")
+        scopes = contextlib.ExitStack()
+        if parent:
+            above, _, last = parent.rpartition("/")
+            scopes.enter_context(keras.name_scope(last, override_parent=above))
+        with scopes:
+            return keras.Variable(name=f"{own}_{name}", **kwargs)
+
+    def put(self, first: Any, *others: Any, check: Callable[[Callable[[Any], Any]], None]) -> None:
+        """Replaces the variable.
+
+        Args:
+            first: What takes its place, in its order.
+            *others: Variables that go to the end.
+            check: Called before the layer loads its variables, with what gives the array that is to
+                be loaded for a variable; raises if the stand-ins do not fit.
+        """
+        layer, variable = self._layer, self._variable
+        _exchange(layer, variable, first)
+        locked = layer._tracker.locked
+        layer._tracker.unlock()
+        for other in others:
+            layer._track_variable(other)
+        layer._tracker.locked = locked
+        self._stand_ins = [first, *others]
+        variable._value = None
+        variable._initializer = self._placeholder
+        vars(variable)["_direct_assign"] = self._refuse
+        _SavedByNumber.of(layer).checks[id(self)] = check
+
+    def take_away(self, value: Any) -> None:
+        """Undoes `put`: the variable has a value again, and is one of the layer's."""
+        layer, variable = self._layer, self._variable
+        del vars(variable)["_direct_assign"]
+        variable._initializer = None
+        variable._initialize(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
+        first, *others = self._stand_ins
+        variable.trainable = first.trainable
+        _exchange(layer, first, variable)
+        for other in others:
+            layer._untrack_variable(other)
+        _SavedByNumber.of(layer).remove(id(self))
+
+    def _placeholder(self, shape: Any, dtype: Any = None) -> Any:
+        if in_symbolic_scope():
+            return keras.ops.zeros(shape, dtype=dtype)
+        return self._refuse()
+
+    def _refuse(self, *_: Any) -> Any:
+        raise RuntimeError(self._message)
+
+
+def _exchange(layer: Any, old: Any, new: Any) -> None:
+    """Puts `new` in the place of `old` among the variables that a layer tracks."""
+    tracker = layer._tracker
+    for store in ("trainable_variables", "non_trainable_variables"):
+        held = tracker.config[store][1]
+        for position, variable in enumerate(held):
+            if variable is old:
+                held[position] = new
+                tracker.stored_ids[store].discard(id(old))
+                tracker.stored_ids[store].add(id(new))
+    layer._post_untrack_variable(old)
+    if not in_stateless_scope():
+        layer._post_track_variable(new)
+
+
+class _SavedByNumber:
+    """Saving and loading of a layer as its base class has it, with checks before loading.
+
+    Dense and others save what their attribute `kernel` has, which here is nothing.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self.checks: dict[int, Callable[[Callable[[Any], Any]], None]] = {}
+
+    @classmethod
+    def of(cls, layer: Any) -> "_SavedByNumber":
+        """That of a layer, which is made if there is none."""
+        found = vars(layer).get("load_own_variables")
+        if not isinstance(found, cls):
+            found = cls(layer)
+            # Not by setattr, with which Keras and its backends look at what is set.
+            vars(layer)["save_own_variables"] = types.MethodType(
+                keras.layers.Layer.save_own_variables, layer
+            )
+            vars(layer)["load_own_variables"] = found
+        return found
+
+    def remove(self, key: int) -> None:
+        """Removes a check; after the last the layer saves as its class does."""
+        del self.checks[key]
+        if not self.checks:
+            for name in _SAVING:
+                del vars(self._layer)[name]
+
+    def __call__(self, store: Any) -> None:
+        """The `load_own_variables` of the layer."""
+        layer = self._layer
+        layer._check_load_own_variables(store)
+        own = layer._trainable_variables + layer._non_trainable_variables
+        keys = {id(variable): str(number) for number, variable in enumerate(own)}
+        for check in self.checks.values():
+            check(lambda variable: np.asarray(store[keys[id(variable)]]))
+        keras.layers.Layer.load_own_variables(layer, store)
+
+
+def saves_by_itself(layer: Any) -> bool:
+    """Whether the class of a layer, and not Keras', says how its variables are saved."""
+    return any(
+        name in vars(kind) and not kind.__module__.startswith("keras.")
+        for kind in type(layer).__mro__
+        for name in _SAVING
+    )
+
+
+def value_in_scope(variable: Any) -> Any:
+    """The value that the innermost scope has for a variable; `None` where there is none."""
+    scope = get_stateless_scope()
+    return None if scope is None else scope.get_current_value(variable)

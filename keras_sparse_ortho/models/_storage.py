@@ -1,0 +1,202 @@
+"""`to_compact` and `to_masked`: the same sparse model in another storage."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import compile_like, copy_slots, refuse_other_slots
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import weights_set_later
+from keras_sparse_ortho.kernels import PrunableWeight, walk
+from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
+from keras_sparse_ortho.models._rewrite import Replacement, rewrite, share_initializers
+from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, refuse_compact
+
+
+def to_compact(model: keras.Model) -> keras.Model:
+    """The model with fixed masks in compact storage: live values and their indices only.
+
+    A kernel `K` with mask `M` becomes `values = vec(K)[M]` and `indices`, as
+    `parametrizations.CompactMask` describes. Outputs are equal, and training goes on as it would
+    have: where the model is compiled, the optimizer's step count comes along, and moments and
+    averages of live entries (those of the others are zero).
+
+    Args:
+        model: A built model with wrapped layers, all of them with `FixedMask` or `CompactMask`.
+
+    Returns:
+        A new model, compiled as `model` is. A model written as a class is changed in place, and
+        returned, with a new optimizer.
+
+    Raises:
+        NotPrunableError: A model that is not built or has no masks; a weight whose parametrization
+            needs the dense raw weight, as learnt thresholds and scheduled masks do; one that
+            `CompactMask` refuses.
+        ValueError: An optimizer that keeps anything else of a weight than arrays of its shape, as
+            Adafactor does. Nothing has been changed then.
+
+    Limits: metrics, and states of random generators, start anew.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(100, name="hidden")])
+    >>> masked = kso.sparsify(dense, 0.1, seed=0)
+    >>> compact = kso.to_compact(masked)
+    >>> [weight.name for weight in compact.weights]
+    ['kernel_values', 'bias', 'kernel_indices']
+    >>> masked.count_params() - compact.count_params()  # 12,800 for kernel and mask, 1,280 now
+    11520
+    """
+    check_built(model)
+    for weight in _wrapped(model):
+        if not isinstance(weight.parametrization, FixedMask):
+            raise NotPrunableError(
+                "Compact storage is for masks that are fixed: other parametrizations need the "
+                "dense raw weight. "
+                f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"
+            )
+        refuse_compact(weight)
+    return _Conversion(model, CompactMask).convert()
+
+
+def to_masked(model: keras.Model) -> keras.Model:
+    """The model with compact kernels in dense storage with masks: the reverse of `to_compact`.
+
+    Values and indices become a dense kernel and its mask (`parametrizations.FixedMask`), and
+    moments and averages in the optimizer dense ones, zero where the mask is.
+
+    Args:
+        model: A built model with wrapped layers.
+
+    Returns:
+        A new model, compiled as `model` is. A model written as a class is changed in place, and
+        returned, with a new optimizer.
+
+    Raises:
+        NotPrunableError: A model that is not built or has no wrapped layers.
+        ValueError: As for `to_compact`.
+
+    Limits: metrics, and states of random generators, start anew.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(100, name="hidden")])
+    >>> compact = kso.sparsify(dense, 0.1, storage="compact", seed=0)
+    >>> sorted(weight.name for weight in kso.to_masked(compact).weights)
+    ['bias', 'kernel', 'kernel_mask']
+    """
+    check_built(model)
+    _wrapped(model)
+    return _Conversion(model, FixedMask).convert()
+
+
+def _wrapped(model: Any) -> list[PrunableWeight]:
+    found = [w for w in prunable_weights(model) if w.parametrization is not None]
+    if not found:
+        raise NotPrunableError(
+            "There is nothing to convert: make the model sparse first, with "
+            f"keras_sparse_ortho.sparsify. Received: model={model.name!r}"
+        )
+    return found
+
+
+class _Conversion:
+    """One conversion of a whole model, with its optimizer."""
+
+    def __init__(self, model: Any, kind: type[FixedMask]) -> None:
+        self._model = model
+        self._kind = kind
+        self._slots: dict[int, Callable[[np.ndarray, float], np.ndarray]] = {}
+        changed = [
+            holder
+            for weight in _wrapped(model)
+            if (holder := self._converted_variable(weight)) is not None
+        ]
+        self._optimizer = getattr(model, "optimizer", None)
+        if not getattr(self._optimizer, "built", False):
+            self._optimizer = None
+        else:
+            refuse_other_slots(self._optimizer, changed)
+        self._before = _trained(model)
+
+    def _converted_variable(self, weight: PrunableWeight) -> Any:
+        """The variable whose slots are of another shape afterwards, `None` if none is."""
+        old, compact = weight.parametrization, self._kind.compact
+        if not isinstance(old, FixedMask) or old.compact == compact:
+            return None
+        shape, live = weight.shape, np.flatnonzero(old.mask_value())
+
+        def convert(slot: np.ndarray, start: float) -> np.ndarray:
+            if compact:
+                return slot.reshape(-1)[live]
+            dense = np.full(shape, start, dtype=slot.dtype)
+            dense.reshape(-1)[live] = slot
+            return dense
+
+        self._slots[id(weight.variable)] = convert
+        return weight.variable
+
+    def convert(self) -> Any:
+        with weights_set_later():
+            new = rewrite(self._model, self._replace)
+        if compile_like(new, self._model) and self._optimizer is not None:
+            new.optimizer.build(new.trainable_variables)
+            pairs = zip(self._before, _trained(new), strict=True)
+            partners = {id(old): variable for old, variable in pairs}
+            copy_slots(self._optimizer, new.optimizer, partners, self._slots)
+        return new
+
+    def _replace(self, layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
+        if not isinstance(layer, PrunableLayer):
+            return None
+        table = layer.parametrizations
+        inner = copy(layer.layer)
+        fixed = {key: own for key, own in table.items() if isinstance(own, FixedMask)}
+        if all(own.compact == self._kind.compact for own in fixed.values()):
+            return None
+        given = {
+            key: self._kind(mask=own.mask_value(), initializer=own.initializer)
+            for key, own in fixed.items()
+        }
+        wrapper = PrunableLayer(
+            inner, given, name=layer.name, trainable=layer.trainable, dtype=layer.dtype_policy
+        )
+
+        def finish() -> None:
+            if inner is layer.layer:
+                layer.release()
+                wrapper.build()
+            else:
+                held = {id(own.layer_variable): key for key, own in table.items()}
+                for old, new in zip(layer.layer_weights, wrapper.layer_weights, strict=True):
+                    if id(old) in held:
+                        key = held[id(old)]
+                        wrapper.parametrizations[key].assign_raw(table[key].weight.raw_value())
+                    else:
+                        new.assign(keras.ops.copy(old.value))  # on JAX `fit` frees its arrays
+                share_initializers(layer.layer, inner)
+            for key, own in wrapper.parametrizations.items():
+                assert isinstance(own, FixedMask)
+                own.settle()
+                own.keep_origin_of(fixed[key])
+
+        return Replacement(wrapper, finish)
+
+
+def _trained(model: Any) -> list[Any]:
+    """The weights but for masks and indices, in an order that storage does not change."""
+    left_out = {
+        id(own.indices if isinstance(own, CompactMask) else own.mask)
+        for layer, _ in walk(model, "")
+        if isinstance(layer, PrunableLayer)
+        for own in layer.parametrizations.values()
+        if isinstance(own, FixedMask)
+    }
+    return [variable for variable in model.weights if id(variable) not in left_out]

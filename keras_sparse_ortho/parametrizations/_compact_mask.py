@@ -1,0 +1,276 @@
+"""`CompactMask`: a fixed mask of which only the live values are stored."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._backend import scatter_sorted, to_numpy
+from keras_sparse_ortho._keras_internals import (
+    StandIns,
+    in_stateless_scope,
+    value_in_scope,
+    value_source,
+)
+from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations._compact_checks import check_stored, refuse_compact
+from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
+from keras_sparse_ortho.parametrizations._regularization import of_values
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class CompactMask(FixedMask):
+    """`FixedMask` in compact storage: live values and their indices are the only variables.
+
+    With `n` live entries, `values` (n,) and sorted flat `indices` (n,) int32 of a kernel `K`:
+
+        vec(K)[indices] = values, and 0 elsewhere;  dL/dvalues = vec(dL/dK)[indices]
+
+    The dense kernel is a temporary of the step. There is no dense variable, no dense gradient that
+    is kept, and no dense optimizer slot: at density 0.1, weights, Adam's moments and files take a
+    tenth of what they take dense, and the indices as much as the values. Outputs, gradients and
+    training are those of a `FixedMask` up to rounding: masked weights, moments and averages are
+    zeros there, and are left out here.
+
+    The layer's own variable keeps shape, dtype and path, but has no value outside of the calls of
+    its layer: read `keras_sparse_ortho.prunable_weights(model)`, whose `value()` is dense.
+
+    Args:
+        density: Live fraction, in (0, 1], or `None`; for where the mask comes from see `FixedMask`.
+        mask: Bool array of the weight's shape, or `None`.
+        initializer: One of our initializers, or `None`.
+        drawn_digest: From a configuration: a digest of the weight as it was drawn.
+
+    Raises:
+        NotPrunableError: When built: as `FixedMask`; a kernel of 2**31 entries and more, whose flat
+            indices are no int32; one with a constraint other than `NonNeg`, which needs the whole
+            kernel after every update; a layer of a class of one's own that saves its variables in
+            a way of its own.
+        DensityError: As `FixedMask`.
+
+    Limits: a step costs about what the dense one does; its memory has one dense kernel for each
+    layer. Optimizers that treat matrices in a way of their own (Adafactor, Muon) see a vector.
+    Regularizers other than L1 and L2 are those of the effective kernel; with masks some move raw
+    weights that are not live.
+    What needs the dense raw weight is refused: learnt and scheduled masks, LoRA and `quantize`
+    (convert with `keras_sparse_ortho.to_masked`, or strip).
+
+    Example:
+
+    >>> import keras
+    >>> from keras_sparse_ortho import PrunableLayer
+    >>> layer = PrunableLayer(keras.layers.Dense(8, name="d"), CompactMask(0.25))
+    >>> layer.build((None, 16))
+    >>> [(weight.name, tuple(weight.shape)) for weight in layer.weights]
+    [('kernel_values', (32,)), ('bias', (8,)), ('kernel_indices', (32,))]
+    >>> layer.prunable_weights
+    [<d/kernel shape=(16, 8), density=0.25>]
+    """
+
+    compact = True
+
+    def __init__(
+        self,
+        density: float | None = None,
+        mask: np.ndarray | None = None,
+        initializer: SparseInitializer | None = None,
+        *,
+        drawn_digest: int | None = None,
+    ) -> None:
+        super().__init__(density, mask, initializer, drawn_digest=drawn_digest)
+        self.kernel: Any = None
+        self.values: Any = None
+        self.indices: Any = None
+        self._stand_ins: StandIns | None = None
+        # What gives the dense kernel until `values` holds it.
+        self._source: Callable[[], Any] | None = None
+        self._has_value = False
+        self._drawn: tuple[np.ndarray, np.ndarray] | None = None
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        """Creates values and indices, and takes the weight's own variable out of its layer."""
+        refuse_compact(weight)
+        variable = self.kernel = weight.variable
+        self._source, self._has_value = value_source(variable)
+        self._weight = dataclasses.replace(weight, stored=self)
+        live = self._count()
+        stand_ins = StandIns(
+            weight.owner,
+            variable,
+            f"The weight '{weight.path}' is stored compactly (CompactMask): its variable has a "
+            "value only while its wrapped layer is called, and takes none. Read "
+            "`keras_sparse_ortho.prunable_weights(model)`, each with a `value()`, or convert with "
+            "keras_sparse_ortho.to_masked(model) or strip(model). "
+            f"Received: a use of '{variable.path}' outside of a call",
+        )
+        values = stand_ins.create(
+            "values",
+            shape=(live,),
+            dtype=variable.dtype,
+            trainable=variable.trainable,
+            initializer=self._initial_values,
+        )
+        indices = stand_ins.create(
+            "indices",
+            shape=(live,),
+            dtype="int32",
+            trainable=False,
+            autocast=False,
+            initializer=self._initial_indices,
+        )
+        values.regularizer = of_values(variable.regularizer, self.effective)
+        values.constraint = variable.constraint
+        self.values, self.indices, self._stand_ins = values, indices, stand_ins
+        self._weight = dataclasses.replace(self.weight, variable=values)
+        stand_ins.put(values, indices, check=self._check_loaded)
+
+    def effective(self, value: Any) -> Any:
+        """The dense kernel for the live values."""
+        flat = scatter_sorted(value, self.indices.value, self.weight.size)
+        return keras.ops.reshape(flat, self.weight.shape)
+
+    def current(self) -> Any:
+        """The dense kernel; that of the enclosing scope, if it has one, as for dense gradients."""
+        given = value_in_scope(self.kernel)
+        return super().current() if given is None else given
+
+    @property
+    def layer_variable(self) -> Any:
+        """The kernel of the layer, which has no value of its own."""
+        return self.kernel
+
+    # What `kernels.StoredKernel` asks for.
+
+    @property
+    def variable(self) -> Any:
+        """The live values."""
+        return self.values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dense kernel."""
+        return tuple(self.kernel.shape)
+
+    @property
+    def layout(self) -> KernelLayout | None:
+        """Meaning of the kernel's axes."""
+        return self.weight.layout
+
+    @property
+    def live(self) -> int:
+        """Number of live entries."""
+        return int(self.values.shape[0])
+
+    def value(self) -> np.ndarray:
+        """The dense kernel as a NumPy array (bfloat16 as float32)."""
+        if self._source is not None:
+            return to_numpy(self._source())
+        return self._scattered(to_numpy(self.values), keras.ops.convert_to_numpy(self.indices))
+
+    def mask_value(self) -> np.ndarray:
+        """Which entries are live, as a NumPy bool array."""
+        flat = np.zeros(self.weight.size, dtype=bool)
+        flat[keras.ops.convert_to_numpy(self.indices)] = True
+        return flat.reshape(self.weight.shape)
+
+    def assign_mask(self, mask: np.ndarray) -> None:
+        """Moves live entries: those that stay keep their values, new ones are zero.
+
+        Moments and averages in an optimizer do not move with them: `callbacks.SET` and `RigL` move
+        these as well.
+        """
+        mask = np.asarray(mask)
+        count = int(np.count_nonzero(mask))
+        if mask.shape != self.weight.shape or mask.dtype != bool or count != self.live:
+            raise ValueError(
+                f"In compact storage the mask of '{self.weight.path}' is a bool array of shape "
+                f"{self.weight.shape} with {self.live} live entries, for which there is room. "
+                f"Received: dtype {mask.dtype}, shape {mask.shape}, {count} live"
+            )
+        indices, raw = np.flatnonzero(mask), self.value().reshape(-1)
+        self.indices.assign(indices.astype(np.int32))
+        self.values.assign(raw[indices])
+
+    def assign_raw(self, value: Any) -> None:
+        """Sets the live values to those of a dense kernel."""
+        if isinstance(value, np.ndarray):  # no dense tensor on the device
+            live = value.reshape(-1)[keras.ops.convert_to_numpy(self.indices)]
+        else:
+            flat = keras.ops.reshape(keras.ops.convert_to_tensor(value), (-1,))
+            live = keras.ops.take(flat, self.indices.value, axis=0)
+        self.values.assign(live)
+
+    def settle(self) -> None:
+        """Nothing: there is no raw weight that is not live."""
+
+    def materialize(self) -> None:
+        """Nothing: what is stored is the effective weight."""
+
+    def release(self) -> None:
+        """Gives the layer its dense variable back."""
+        assert self._stand_ins is not None
+        self._stand_ins.take_away(self.value())
+        self._weight = dataclasses.replace(self.weight, variable=self.kernel, stored=None)
+
+    # What is stored at first.
+
+    def _count(self) -> int:
+        """How many entries will be live."""
+        weight, drawn_by = self.weight, self.drawn_by
+        if not in_stateless_scope() or self._given is not None:
+            return self._draw()[1].size
+        # Only shapes are traced now; kernel and mask are drawn when the variables get values.
+        if drawn_by is not None:
+            layout = axes_for(weight, drawn_by)
+            return int(np.count_nonzero(drawn_by.sample(weight.shape, layout=layout)[1]))
+        if self.density is None:
+            return self.resolve(weight).mask.size  # raises
+        return live_count(self.density, weight.size)
+
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        """Values and indices, drawn once."""
+        if self._drawn is not None:
+            return self._drawn
+        assert self._source is not None
+        if self._given is not None and are_weights_set_later() and not self._has_value:
+            indices = np.flatnonzero(self.resolve(self.weight).mask)
+            values = np.zeros(indices.size, dtype=np.float32)
+        else:
+            kernel = to_numpy(self._source())  # first, as an initializer then knows the mask
+            self._source = functools.partial(keras.ops.convert_to_tensor, kernel)
+            drawn = self.resolve(self.weight)
+            kernel = kernel if drawn.kernel is None else drawn.kernel
+            indices = np.flatnonzero(drawn.mask)
+            values = kernel.reshape(-1)[indices]
+            if drawn.fresh:
+                self._drawn_digest = digest(self._scattered(values, indices))
+        self._drawn = values, indices.astype(np.int32)
+        return self._drawn
+
+    def _initial_values(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
+        if in_stateless_scope():  # a placeholder, of which Keras only uses the shape
+            return keras.ops.zeros(shape, dtype=dtype)
+        return keras.ops.convert_to_tensor(self._draw()[0], dtype=dtype)
+
+    def _initial_indices(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
+        if in_stateless_scope():
+            return keras.ops.zeros(shape, dtype=dtype)
+        indices = keras.ops.convert_to_tensor(self._draw()[1])
+        # From here on the variables, of which this is the second, hold them.
+        self._drawn = self._source = self._given = None
+        self._weight = dataclasses.replace(self.weight, drawn_mask=None)
+        return indices
+
+    def _scattered(self, values: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        flat = np.zeros(self.weight.size, dtype=values.dtype)
+        flat[indices] = values
+        return flat.reshape(self.weight.shape)
+
+    def _check_loaded(self, stored: Callable[[Any], np.ndarray]) -> None:
+        weight = self.weight
+        check_stored(weight.path, weight.size, self.live, stored(self.indices), stored(self.values))

@@ -1,0 +1,382 @@
+"""Compact storage of whole models: verbs, conversions, refusals, and that it trains as masks."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho._keras_internals import optimizer_slots
+from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, SoftThreshold
+from tests.helpers import array, classifier_loss, data, jit
+
+L = keras.layers
+pytestmark = pytest.mark.core
+STORAGES = ("masked", "compact")
+
+
+def network(regularizer="l2", policy=None):
+    """A convolution, normalization and dense layers, one of them shared by two calls."""
+    inputs = keras.Input((6, 6, 2))
+    x = L.Conv2D(6, 3, name="conv", dtype=policy, kernel_constraint="non_neg")(inputs)
+    x = L.Flatten()(L.ReLU()(L.BatchNormalization(name="norm", dtype=policy)(x)))
+    x = L.Dense(12, name="hidden", kernel_regularizer=regularizer, dtype=policy)(x)
+    shared = L.Dense(12, activation="tanh", name="shared", dtype=policy)
+    return keras.Model(inputs, L.Dense(3, name="head", dtype=policy)(shared(shared(x))))
+
+
+def pair(**options):
+    """The same network in both storages."""
+    keras.utils.set_random_seed(2)
+    dense = network(**options)
+    return [kso.sparsify(dense, 0.2, seed=0, storage=name) for name in STORAGES]
+
+
+def fit(model, epochs=2):
+    x, y = data(model, 3)
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    return model.fit(x, y, epochs=epochs, **options).history["loss"]
+
+
+def assert_equal_kernels(one, other, **tolerance):
+    for a, b in zip(kso.prunable_weights(one), kso.prunable_weights(other), strict=True):
+        assert (a.path, a.shape, a.live) == (b.path, b.shape, b.live)
+        np.testing.assert_array_equal(
+            a.parametrization.mask_value(), b.parametrization.mask_value()
+        )
+        np.testing.assert_allclose(a.value(), b.value(), **(tolerance or {"rtol": 0}))
+
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(1e-3),
+    "adamw_clipped": lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.1, clipnorm=0.1),
+    "sgd": lambda: keras.optimizers.SGD(1e-2, momentum=0.9, global_clipnorm=0.5),
+    "adagrad": lambda: keras.optimizers.Adagrad(1e-2),
+    "averaged": lambda: keras.optimizers.Adam(
+        1e-3, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7
+    ),
+    "accumulated": lambda: keras.optimizers.SGD(1e-2, momentum=0.9, gradient_accumulation_steps=3),
+}
+
+
+# Rules of optimizers, each in one of the cases, and the rest among the slow tests.
+SOME = ("adamw_clipped", "sgd", "averaged")
+CASES = [pytest.param(o, marks=[] if o in SOME else pytest.mark.slow) for o in OPTIMIZERS]
+
+
+@pytest.mark.parametrize("optimizer", CASES)
+def test_fifty_steps_lose_as_much_as_with_masks(optimizer):
+    hidden = L.Dense(16, activation="tanh", kernel_regularizer="l2", name="hidden")
+    dense = keras.Sequential([keras.Input((12,)), hidden, L.Dense(3, name="head")])
+    losses, models = [], [kso.sparsify(dense, 0.3, seed=0, storage=name) for name in STORAGES]
+    for model in models:
+        model.compile(OPTIMIZERS[optimizer](), classifier_loss(), jit_compile=jit())
+        losses.append(fit(model, epochs=13))  # 52 steps
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert losses[0][-1] < losses[0][0]
+    assert_equal_kernels(*models, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_trains_as_with_masks(policy):
+    losses = []
+    for model in pair(policy=policy):
+        model.compile("adam", classifier_loss(), jit_compile=jit())
+        losses.append(fit(model, epochs=3))
+    assert np.isfinite(losses).all()
+    np.testing.assert_allclose(*losses, rtol=1e-3)
+
+
+CONVERTED = [(o, s) for o in ("adamw_clipped", "averaged", "accumulated") for s in STORAGES]
+
+
+@pytest.mark.parametrize(("optimizer", "storage"), [*CONVERTED, ("adagrad", "compact")])
+def test_conversion_in_mid_training_changes_nothing(storage, optimizer):
+    masked, compact = pair()
+    model, convert, back = {
+        "masked": (masked, kso.to_compact, kso.to_masked),
+        "compact": (compact, kso.to_masked, kso.to_compact),
+    }[storage]
+    model.compile(OPTIMIZERS[optimizer](), classifier_loss(), jit_compile=False)
+    fit(model)
+    x, _ = data(model, 3)
+    expected = model.predict(x, verbose=0)
+    other = convert(model)
+    np.testing.assert_allclose(other.predict(x, verbose=0), expected, atol=1e-6)
+    assert_equal_kernels(model, other)
+    pairs = zip(back(other).optimizer.variables, model.optimizer.variables, strict=True)
+    for ours, theirs in pairs:
+        np.testing.assert_array_equal(array(ours), array(theirs), err_msg=theirs.path)
+    for slot, start in _dead_slots(other):
+        np.testing.assert_array_equal(slot, np.full_like(slot, start))
+    # Both go on: on JAX `fit` frees the arrays of its model, so they share none.
+    np.testing.assert_allclose(fit(other), fit(model), rtol=1e-5)
+    assert_equal_kernels(model, other, atol=1e-5)
+
+
+def _dead_slots(model):
+    """Of each slot the entries under a mask, with the value that they start from."""
+    for weight in kso.prunable_weights(model):
+        if weight.stored is None:
+            dead = ~weight.parametrization.mask_value()
+            for slot, start in optimizer_slots(model.optimizer, weight.variable):
+                yield array(slot)[dead], start
+
+
+def test_what_is_known_of_the_draw_survives():
+    masked, compact = pair()
+    for model in (compact, kso.to_compact(masked), kso.to_masked(compact)):
+        assert kso.report(model).to_dict() == kso.report(masked).to_dict()
+        assert kso.Budget.from_model(model).counts == kso.Budget.from_model(masked).counts
+    assert all(row.orthogonality_error is not None for row in kso.report(compact).rows)
+
+
+def test_strip_gives_plain_layers_and_equal_outputs():
+    _, model = pair()
+    model.compile("adam", classifier_loss(), jit_compile=False)
+    fit(model)
+    x, _ = data(model, 3)
+    plain = kso.strip(model)
+    np.testing.assert_allclose(plain.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    assert type(plain.get_layer("hidden")) is L.Dense
+    kernel, _ = plain.get_layer("hidden").get_weights()
+    assert np.count_nonzero(kernel) == kso.prunable_weights(model)[1].live
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_resumed_training_equals_training_in_one_go(storage, tmp_path):
+    def compiled():
+        keras.utils.clear_session()
+        model = dict(zip(STORAGES, pair(), strict=True))[storage]
+        model.compile(OPTIMIZERS["adamw_clipped"](), classifier_loss(), jit_compile=False)
+        return model
+
+    whole, half = compiled(), compiled()
+    fit(whole, epochs=4)
+    fit(half)
+    half.save(tmp_path / "half.keras")
+    resumed = keras.models.load_model(tmp_path / "half.keras")
+    fit(resumed)
+    for a, b in zip(whole.variables, resumed.variables, strict=True):
+        np.testing.assert_array_equal(array(a), array(b), err_msg=a.path)
+    for a, b in zip(whole.optimizer.variables, resumed.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(array(a), array(b), err_msg=a.path)
+
+
+class Written(keras.Model):
+    """A model written as a class, with layers in attributes and lists, one of them frozen."""
+
+    def __init__(self):
+        super().__init__(name="written")
+        self.first = L.Dense(16, activation="tanh", name="first")
+        self.blocks = [L.Dense(16, name="a"), L.GRU(6, name="b")]
+        self.head = L.Dense(3, name="head")
+        self.blocks[0].trainable = False
+
+    def call(self, inputs):
+        x = self.first(inputs)
+        for layer in self.blocks:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_models_written_as_a_class_are_converted_in_place():
+    def written(storage):
+        keras.utils.set_random_seed(4)
+        model = Written()
+        model(x)
+        assert kso.sparsify(model, 0.3, seed=0, storage=storage) is model
+        model.compile(OPTIMIZERS["adamw_clipped"](), "sparse_categorical_crossentropy")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(16, 4, 8)).astype("float32")
+    y = np.arange(16) % 3
+    models = [written("masked"), written("compact")]
+    frozen = kso.prunable_weights(models[1])[1].value()
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    losses = [model.fit(x, y, epochs=2, **options).history["loss"] for model in models]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert kso.to_compact(models[0]) is models[0]
+    assert kso.to_masked(models[1]) is models[1]
+    kinds = [type(kso.prunable_weights(model)[0].parametrization) for model in models]
+    assert kinds == [CompactMask, FixedMask]
+    losses = [model.fit(x, y, epochs=2, **options).history["loss"] for model in models]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert_equal_kernels(*models, atol=1e-5)
+    for model in models:
+        np.testing.assert_array_equal(kso.prunable_weights(model)[1].value(), frozen)
+        expected = array(model(x))
+        assert kso.strip(model) is model
+        np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
+        assert [v.name for v in model.first.weights] == ["kernel", "bias"]
+
+
+def test_a_layer_inside_may_be_frozen_later():
+    block = keras.Sequential([L.Dense(8, name="a"), L.Dense(8, name="b")], name="block")
+    model = keras.Sequential([keras.Input((6,)), kso.PrunableLayer(block, CompactMask(0.5))])
+    first, second = kso.prunable_weights(model)
+    block.layers[0].trainable = False
+    before = first.value(), second.value()
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 6)), np.ones((8, 8)), verbose=0)
+    assert not first.variable.trainable
+    assert second.variable.trainable
+    np.testing.assert_array_equal(first.value(), before[0])
+    assert (second.value() != before[1]).any()
+
+
+def test_other_regularizers_see_the_dense_kernel():
+    regularizer = keras.regularizers.OrthogonalRegularizer(0.1)
+    _, model = pair(regularizer=regularizer)
+    model.compile("sgd", classifier_loss(), jit_compile=jit())
+    weight = kso.prunable_weights(model)[1]
+    before = weight.value()
+    for _ in range(2):
+        [loss] = model.losses
+        np.testing.assert_allclose(array(loss), array(regularizer(weight.value())), rtol=1e-5)
+        fit(model)
+    assert (weight.value() != before).any()
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_the_layers_own_variable_has_no_value(built):
+    dense = L.Dense(4, name="hidden")
+    if built:
+        dense.build((None, 6))
+    layer = kso.PrunableLayer(dense, CompactMask(0.5))
+    layer.build((None, 6))
+    kernel = dense.kernel
+    assert tuple(kernel.shape) == layer.prunable_weights[0].shape == (6, 4)
+    assert all(variable is not kernel for variable in layer.variables)
+    for use in (lambda: array(kernel), lambda: kernel.assign(np.zeros((6, 4)))):
+        with pytest.raises(RuntimeError, match=r"stored compactly.*a use of 'hidden"):
+            use()
+    with pytest.raises(RuntimeError, match="stored compactly"):
+        dense(np.ones((1, 6)))
+    with pytest.raises(RuntimeError, match="stored compactly"):
+        dense.quantize("int8")
+    expected = np.ones((1, 6)) @ layer.prunable_weights[0].value()
+    np.testing.assert_allclose(array(layer(np.ones((1, 6)))), expected, rtol=1e-5)
+
+
+@keras.saving.register_keras_serializable("keras_sparse_ortho_tests")
+class Counted(keras.initializers.Initializer):
+    calls = 0
+
+    def __call__(self, shape, dtype=None):
+        Counted.calls += 1
+        return keras.ops.ones(shape, dtype)
+
+
+def test_the_dense_kernel_of_a_copy_is_never_allocated():
+    dense = keras.Sequential([keras.Input((6,)), L.Dense(4, kernel_initializer=Counted())])
+    for storage, calls in (("masked", 1), ("compact", 0)):
+        Counted.calls = 0
+        model = kso.prune(dense, 0.5, storage=storage)
+        assert Counted.calls == calls
+        assert kso.prunable_weights(model)[0].live == 12
+
+
+def damaged(indices, fault):
+    indices = indices.copy()
+    indices[3] = {"below": -1, "above": 10**6, "doubled": indices[4], "unsorted": 0}[fault]
+    return indices
+
+
+@pytest.mark.parametrize("fault", ["below", "above", "doubled", "unsorted"])
+def test_damaged_indices_are_refused_before_the_layer_changes(fault, tmp_path):
+    _, model = pair()
+    weight = kso.prunable_weights(model)[1]
+    before = model.get_weights()
+    good = array(weight.parametrization.indices)
+    weight.parametrization.indices.assign(damaged(good, fault))
+    weight.parametrization.values.assign(np.ones(weight.live))
+    model.save_weights(tmp_path / "damaged.weights.h5")
+    model.set_weights(before)
+    with pytest.raises(ValueError, match="'hidden/kernel' must be 193 integers in"):
+        model.load_weights(tmp_path / "damaged.weights.h5")
+    after = [array(variable) for variable in model.get_layer("hidden").weights]
+    for a, b in zip(after, [array(v) for v in _layer_of(before, model)], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def _layer_of(values, model):
+    ids = [id(variable) for variable in model.weights]
+    return [values[ids.index(id(v))] for v in model.get_layer("hidden").weights]
+
+
+class OwnSaving(L.Dense):
+    def save_own_variables(self, store):
+        store["kernel"] = self.kernel
+
+
+def test_what_needs_the_dense_weight_is_refused():
+    dense = network()
+    weights = [array(v) for v in dense.weights]
+    with pytest.raises(ValueError, match=r"storage.*Received: storage='dense'"):
+        kso.sparsify(dense, 0.2, storage="dense")
+    with pytest.raises(kso.errors.NotPrunableError, match="SoftThreshold"):
+        kso.parametrize(dense, SoftThreshold(), storage="compact")
+    learnt = kso.parametrize(dense, SoftThreshold())
+    with pytest.raises(kso.errors.NotPrunableError, match="'conv/kernel' with SoftThreshold"):
+        kso.to_compact(learnt)
+    with pytest.raises(kso.errors.NotPrunableError, match="nothing to convert"):
+        kso.to_masked(dense)
+    for layer, match in (
+        (L.Dense(4, kernel_constraint="max_norm"), "constraint needs the dense kernel"),
+        (OwnSaving(4), r"a way of its own.*Received: OwnSaving"),
+    ):
+        model = keras.Sequential([keras.Input((6,)), layer])
+        with pytest.raises(kso.errors.NotPrunableError, match=match):
+            kso.prune(model, 0.5, storage="compact")
+        with pytest.raises(kso.errors.NotPrunableError, match=match):
+            kso.to_compact(kso.prune(model, 0.5))
+    for a, b in zip(weights, dense.weights, strict=True):
+        np.testing.assert_array_equal(a, array(b))
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_wrapper_that_cannot_be_built_leaves_its_layer_whole(built):
+    layers = [L.Dense(6, name="a"), L.Dense(4, name="b", kernel_constraint="max_norm")]
+    block = keras.Sequential(layers, name="block")
+    if built:
+        block.build((None, 5))
+        before = block.get_weights()
+    with pytest.raises(kso.errors.NotPrunableError, match="'b/kernel' cannot be stored"):
+        kso.PrunableLayer(block, CompactMask(0.5)).build((None, 5))
+    assert [v.name for v in block.weights] == ["kernel", "bias"] * 2
+    assert np.abs(array(block(np.ones((1, 5))))).max() > 0
+    for now, value in zip(block.get_weights(), before if built else [], strict=built):
+        np.testing.assert_array_equal(now, value)
+
+
+def test_an_optimizer_with_factors_is_refused_before_anything_changes():
+    x = np.random.default_rng(0).normal(size=(8, 4, 8)).astype("float32")
+    model = Written()
+    model(x)
+    kso.sparsify(model, 0.3, seed=0)
+    model.compile(keras.optimizers.Adafactor(1e-2), "sparse_categorical_crossentropy")
+    model.fit(x, np.arange(8) % 3, verbose=0)
+    optimizer, names = model.optimizer, [v.path for v in model.weights]
+    with pytest.raises(ValueError, match="Adafactor keeps something"):
+        kso.to_compact(model)
+    assert model.optimizer is optimizer
+    assert [v.path for v in model.weights] == names
+    model.fit(x, np.arange(8) % 3, verbose=0)
+
+
+def test_adopted_masks_parametrize_and_given_masks():
+    orthogonal = kso.initializers.ExactOrthogonal(0.2, seed=3)
+    dense = keras.Sequential([keras.Input((20,)), L.Dense(16, kernel_initializer=orthogonal)])
+    _, mask = orthogonal.sample((20, 16))
+    path = kso.prunable_weights(dense)[0].path
+    for model in (
+        kso.adopt_masks(dense, storage="compact"),
+        kso.parametrize(dense, FixedMask(), storage="compact"),
+        kso.parametrize(dense, CompactMask()),
+        kso.prune(dense, masks={path: mask}, storage="compact"),
+    ):
+        [weight] = kso.prunable_weights(model)
+        assert isinstance(weight.parametrization, CompactMask)
+        np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
+        np.testing.assert_array_equal(weight.value(), dense.layers[0].get_weights()[0])
+        np.testing.assert_array_equal(weight.raw_value(), weight.value())
