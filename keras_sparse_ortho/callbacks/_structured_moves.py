@@ -36,12 +36,11 @@ def move(
 
     Example:
 
-    >>> value, mask = np.array([[3.0, 1.0], [2.0, 0.0], [0.0, 0.0]]), np.zeros((3, 2), bool)
-    >>> mask[:2] = True
-    >>> scores = np.arange(6.0).reshape(3, 2)
-    >>> options = {"count": 2, "scores": scores, "rng": np.random.default_rng(0)}
-    >>> after = move(ConstantFan("in"), value[None, None], mask[None, None], **options)[0, 0]
-    >>> after.astype(int).tolist()
+    >>> value = np.array([[[[3.0, 1.0], [2.0, 5.0], [0.0, 0.0]]]])
+    >>> scores = np.arange(6.0).reshape(value.shape)
+    >>> options = {"count": 1, "scores": scores, "rng": np.random.default_rng(0)}
+    >>> after = move(ConstantFan("in"), value, value != 0, **options)
+    >>> after[0, 0].astype(int).tolist()
     [[1, 0], [1, 1], [0, 1]]
     """
     raise NotImplementedError(f"nothing moves entries within {structure}")

@@ -41,7 +41,7 @@ class BlockSparseConv2D(BlockSparseConv):
     >>> import keras
     >>> layer = BlockSparseConv2D(64, 3, padding="same", density=0.5, block=16, seed=0)
     >>> model = keras.Sequential([keras.Input((8, 8, 64)), layer])
-    >>> layer.blocks.shape, layer.density
+    >>> tuple(layer.blocks.shape), layer.density
     ((4, 2, 3, 3, 16, 16), 0.5)
     """
 

@@ -66,7 +66,7 @@ class BlockSparseDense(BlockSparseLayer):
     >>> import keras
     >>> layer = BlockSparseDense(256, "relu", density=0.1, block=16, seed=0)
     >>> model = keras.Sequential([keras.Input((256,)), layer])
-    >>> layer.blocks.shape, layer.density
+    >>> tuple(layer.blocks.shape), layer.density
     ((16, 2, 16, 16), 0.125)
     >>> layer.kernel_value().shape
     (256, 256)
