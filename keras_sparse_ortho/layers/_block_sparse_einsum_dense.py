@@ -49,7 +49,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
     >>> import keras
     >>> layer = BlockSparseEinsumDense(
     ...     "abc,cde->abde", (None, 4, 16), bias_axes="de", density=0.25, block=16, seed=0)
-    >>> layer(keras.ops.ones((2, 5, 64))).shape
+    >>> tuple(layer(keras.ops.ones((2, 5, 64))).shape)
     (2, 5, 4, 16)
     >>> layer.kernel_value().shape, layer.density
     ((64, 4, 16), 0.25)
