@@ -38,6 +38,7 @@ from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import remove_channels as remove_channels
 from keras_sparse_ortho.models import strip as strip
+from keras_sparse_ortho.models import to_blocks as to_blocks
 from keras_sparse_ortho.models import to_compact as to_compact
 from keras_sparse_ortho.models import to_masked as to_masked
 from keras_sparse_ortho.orthogonal import Block as Block
@@ -101,6 +102,7 @@ __all__ = [
     "sparsify",
     "strip",
     "tfmot",
+    "to_blocks",
     "to_compact",
     "to_masked",
 ]

@@ -174,6 +174,24 @@ class BlockKernel(keras.layers.Layer):
             )
         self.set_blocks(grid.blocks(self._layout.to_canonical(kernel)[0, 0], pattern), pattern)
 
+    def check_mask(self, mask: np.ndarray, layout: KernelLayout | None) -> None:
+        """Refuses a mask that is not one of whole regular blocks; the layer need not be built.
+
+        Raises:
+            LayoutError: The reason.
+        """
+        pattern_of((layout or KernelLayout.convolution()).to_canonical(mask)[0, 0], self.block)
+
+    def as_blocks(self, kernel: np.ndarray) -> np.ndarray:
+        """What an array of the dense kernel's shape holds at the live blocks."""
+        matrix = self._layout.to_canonical(kernel)[0, 0]
+        return self.grid.blocks(matrix, ops.convert_to_numpy(self.inputs_of))
+
+    def as_kernel(self, blocks: np.ndarray, fill: float = 0.0) -> np.ndarray:
+        """The reverse of `as_blocks`, with `fill` where no block is live."""
+        kernel = self._shaped(self.grid.kernel(blocks, ops.convert_to_numpy(self.inputs_of)))
+        return np.where(self.mask_value(), kernel, np.asarray(fill, kernel.dtype))
+
     def stored_kernels(self) -> dict[str, StoredKernel]:
         """What `prunable_weights` lists: the kernel, by the name that it has in the namesake."""
         return {"kernel": _StoredBlocks(self)}

@@ -16,6 +16,8 @@ from keras_sparse_ortho.models._stateless_loss import StatelessLoss as Stateless
 from keras_sparse_ortho.models._storage import to_compact as to_compact
 from keras_sparse_ortho.models._storage import to_masked as to_masked
 from keras_sparse_ortho.models._strip import strip as strip
+from keras_sparse_ortho.models._to_blocks import blocks_where_possible as blocks_where_possible
+from keras_sparse_ortho.models._to_blocks import to_blocks as to_blocks
 
 # Public; the other names above are for the other rooms.
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "prunable_weights",
     "remove_channels",
     "strip",
+    "to_blocks",
     "to_compact",
     "to_masked",
 ]

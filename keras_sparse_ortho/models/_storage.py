@@ -6,13 +6,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import compile_like, copy_slots, refuse_other_slots
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import weights_set_later
+from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import PrunableWeight, walk
-from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.models._conversion import SlotConversion, convert_model
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
-from keras_sparse_ortho.models._rewrite import Replacement, rewrite, share_initializers
+from keras_sparse_ortho.models._rewrite import Replacement, share_initializers
+from keras_sparse_ortho.orthogonal import Block
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, refuse_compact
 
 
@@ -65,13 +66,14 @@ def to_compact(model: keras.Model) -> keras.Model:
 
 
 def to_masked(model: keras.Model) -> keras.Model:
-    """The model with compact kernels in dense storage with masks: the reverse of `to_compact`.
+    """The model in dense storage with masks: the reverse of `to_compact` and of `to_blocks`.
 
-    Values and indices become a dense kernel and its mask (`parametrizations.FixedMask`), and
-    moments and averages in the optimizer dense ones, zero where the mask is.
+    Values and indices, or live blocks, become a dense kernel and its mask
+    (`parametrizations.FixedMask`), and moments and averages in the optimizer dense ones, zero where
+    the mask is.
 
     Args:
-        model: A built model with wrapped layers.
+        model: A built model with wrapped layers, or with layers of live blocks.
 
     Returns:
         A new model, compiled as `model` is. A model written as a class is changed in place, and
@@ -93,7 +95,8 @@ def to_masked(model: keras.Model) -> keras.Model:
     ['bias', 'kernel', 'kernel_mask']
     """
     check_built(model)
-    _wrapped(model)
+    if not any(isinstance(layer, BlockSparseLayer) for layer, _ in walk(model, "")):
+        _wrapped(model)
     return _Conversion(model, FixedMask).convert()
 
 
@@ -108,29 +111,27 @@ def _wrapped(model: Any) -> list[PrunableWeight]:
 
 
 class _Conversion:
-    """One conversion of a whole model, with its optimizer."""
+    """One conversion between masked and compact storage."""
 
     def __init__(self, model: Any, kind: type[FixedMask]) -> None:
         self._model = model
         self._kind = kind
-        self._slots: dict[int, Callable[[np.ndarray, float], np.ndarray]] = {}
-        changed = [
-            holder
-            for weight in _wrapped(model)
-            if (holder := self._converted_variable(weight)) is not None
-        ]
-        self._optimizer = getattr(model, "optimizer", None)
-        if not getattr(self._optimizer, "built", False):
-            self._optimizer = None
-        else:
-            refuse_other_slots(self._optimizer, changed)
-        self._before = _trained(model)
+        self._slots: dict[int, SlotConversion] = {}
 
-    def _converted_variable(self, weight: PrunableWeight) -> Any:
-        """The variable whose slots are of another shape afterwards, `None` if none is."""
+    def convert(self) -> Any:
+        for layer, _ in walk(self._model, ""):
+            if isinstance(layer, PrunableLayer):
+                for weight in layer.prunable_weights:
+                    self._convert_slots(weight)
+            elif isinstance(layer, BlockSparseLayer) and not self._kind.compact:
+                self._slots[id(layer.blocks)] = layer.as_kernel
+        return convert_model(self._model, self._replace, self._slots)
+
+    def _convert_slots(self, weight: PrunableWeight) -> None:
+        """Notes a variable whose slots are of another shape afterwards."""
         old, compact = weight.parametrization, self._kind.compact
         if not isinstance(old, FixedMask) or old.compact == compact:
-            return None
+            return
         shape, live = weight.shape, np.flatnonzero(old.mask_value())
 
         def convert(slot: np.ndarray, start: float) -> np.ndarray:
@@ -141,19 +142,10 @@ class _Conversion:
             return dense
 
         self._slots[id(weight.variable)] = convert
-        return weight.variable
-
-    def convert(self) -> Any:
-        with weights_set_later():
-            new = rewrite(self._model, self._replace)
-        if compile_like(new, self._model) and self._optimizer is not None:
-            new.optimizer.build(new.trainable_variables)
-            pairs = zip(self._before, _trained(new), strict=True)
-            partners = {id(old): variable for old, variable in pairs}
-            copy_slots(self._optimizer, new.optimizer, partners, self._slots)
-        return new
 
     def _replace(self, layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
+        if isinstance(layer, BlockSparseLayer):
+            return None if self._kind.compact else _masked(layer)
         if not isinstance(layer, PrunableLayer):
             return None
         table = layer.parametrizations
@@ -190,13 +182,18 @@ class _Conversion:
         return Replacement(wrapper, finish)
 
 
-def _trained(model: Any) -> list[Any]:
-    """The weights but for masks and indices, in an order that storage does not change."""
-    left_out = {
-        id(own.indices if isinstance(own, CompactMask) else own.mask)
-        for layer, _ in walk(model, "")
-        if isinstance(layer, PrunableLayer)
-        for own in layer.parametrizations.values()
-        if isinstance(own, FixedMask)
-    }
-    return [variable for variable in model.weights if id(variable) not in left_out]
+def _masked(layer: BlockSparseLayer) -> Replacement:
+    """The wrapped layer of Keras in whose place a layer of live blocks stands."""
+    rows, cols = layer.block
+    drawn_by = ExactOrthogonal(
+        layer.density, layer.gain, seed=layer.seed, structure=Block(rows, cols, regular=True)
+    )
+    mask = FixedMask(mask=layer.mask_value(), initializer=drawn_by)
+    wrapper = PrunableLayer(layer.dense_layer(), mask, trainable=layer.trainable)
+
+    def finish() -> None:
+        layer.fill_dense_layer(wrapper.layer)
+        if not wrapper.built:
+            wrapper.build(layer.get_build_config()["input_shape"])
+
+    return Replacement(wrapper, finish)

@@ -65,7 +65,9 @@ def sparsify(
         exclude: Which kernels not. Biases and normalization weights are never pruned.
         storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
             and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
-            and a tenth of the optimizer's. `to_compact` and `to_masked` convert.
+            and a tenth of the optimizer's. `"auto"`: layers that compute on live blocks
+            where masks are of regular blocks and layers allow, compact elsewhere. `to_blocks`,
+            `to_compact` and `to_masked` convert.
 
     Returns:
         A new model, not compiled. A model written as a class cannot be cloned: its layers are

@@ -3,11 +3,11 @@
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, Parametrization
 
-STORAGES = {"masked": FixedMask, "compact": CompactMask}
+STORAGES = {"masked": FixedMask, "compact": CompactMask, "auto": CompactMask}
 
 
 def mask_class(storage: str) -> type[FixedMask]:
-    """The parametrization that holds a mask in a storage.
+    """The parametrization that holds a mask in a storage; of `"auto"` where there are no blocks.
 
     Raises:
         ValueError: A storage that is not known.
@@ -24,6 +24,11 @@ def in_storage(parametrization: Parametrization, storage: str) -> Parametrizatio
         NotPrunableError: Compact storage for a parametrization that needs the dense raw weight.
     """
     kind = mask_class(storage)
+    if storage == "auto":
+        raise ValueError(
+            '`storage` of a parametrization is "masked" or "compact"; live blocks are layers of '
+            "their own, see keras_sparse_ortho.to_blocks. Received: storage='auto'"
+        )
     if not kind.compact or parametrization.compact:
         return parametrization
     if not isinstance(parametrization, FixedMask):

@@ -8,7 +8,12 @@ import keras
 from keras_sparse_ortho.initializers import Draw, weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models import Replacement, rewrite, share_initializers
+from keras_sparse_ortho.models import (
+    Replacement,
+    blocks_where_possible,
+    rewrite,
+    share_initializers,
+)
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 from keras_sparse_ortho.pruning._storage import mask_class
 
@@ -26,7 +31,8 @@ def hold(
         weights: Its weights that get a mask.
         draws: The mask of each by path, with values to set where it has a kernel; the other
             weights keep theirs.
-        storage: `"masked"` or `"compact"`, see `check_storage`.
+        storage: `"masked"`, `"compact"`, or `"auto"`: live blocks where layers and masks allow,
+            compact elsewhere.
 
     Raises:
         NotPrunableError: A weight that cannot be stored compactly; before anything is changed.
@@ -36,7 +42,8 @@ def hold(
         for weight in weights:
             refuse_compact(weight)
     masks = {path: kind(mask=d.mask, initializer=d.initializer) for path, d in draws.items()}
-    return wrap(model, weights, masks, draws)
+    held = wrap(model, weights, masks, draws)
+    return blocks_where_possible(held) if storage == "auto" else held
 
 
 def wrap(

@@ -1,0 +1,147 @@
+"""Layers of live blocks in the place of masked ones: equal outputs, state, and training."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, BlockSparseEinsumDense
+from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
+from tests.helpers import array, classifier_loss, data
+
+L = keras.layers
+pytestmark = pytest.mark.core
+REGULAR = kso.Block(4, 4, regular=True)
+
+
+def network():
+    """Three layers that can compute on live blocks, and one that cannot."""
+    inputs = keras.Input((6, 6, 8))
+    x = L.Conv2D(16, 3, activation="relu", name="conv")(inputs)
+    x = L.Reshape((16, 16))(L.BatchNormalization(name="norm")(x))
+    x = L.EinsumDense("abc,cd->abd", (None, 16), bias_axes="d", activation="tanh", name="mix")(x)
+    x = L.SimpleRNN(16, name="rnn")(x)
+    x = L.Dense(16, activation="gelu", name="hidden", kernel_regularizer="l2")(x)
+    return keras.Model(inputs, L.Dense(3, name="head")(x))
+
+
+def sparse(storage="masked"):
+    keras.utils.set_random_seed(2)
+    return kso.sparsify(
+        network(), 0.5, "uniform", structure=REGULAR, seed=0, exclude="head", storage=storage
+    )
+
+
+def fit(model, epochs=2):
+    x, y = data(model, 3)
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    return model.fit(x, y, epochs=epochs, **options).history["loss"]
+
+
+def assert_equal_kernels(one, other, **tolerance):
+    for a, b in zip(kso.prunable_weights(one), kso.prunable_weights(other), strict=True):
+        assert (a.path, a.shape, a.live) == (b.path, b.shape, b.live)
+        np.testing.assert_allclose(a.value(), b.value(), **tolerance)
+
+
+def assert_on_blocks(model):
+    kinds = {"conv": BlockSparseConv2D, "mix": BlockSparseEinsumDense, "hidden": BlockSparseDense}
+    for name, kind in kinds.items():
+        assert type(model.get_layer(name)) is kind
+    return model.get_layer("rnn").parametrizations
+
+
+@pytest.mark.parametrize("storage", ["masked", "compact"])
+def test_conversion_in_mid_training_changes_nothing(storage):
+    model = sparse(storage)
+    optimizer = keras.optimizers.AdamW(1e-3, weight_decay=0.1, clipnorm=0.1)
+    model.compile(optimizer, classifier_loss(), jit_compile=False)
+    fit(model)
+    x, _ = data(model, 3)
+    expected = model.predict(x, verbose=0)
+    blocks = kso.to_blocks(model)
+    kept = assert_on_blocks(blocks)
+    assert {type(own) for own in kept.values()} == {
+        CompactMask if storage == "compact" else FixedMask
+    }
+    np.testing.assert_allclose(blocks.predict(x, verbose=0), expected, atol=1e-6)
+    assert_equal_kernels(model, blocks, rtol=0)
+    masked = kso.to_masked(blocks)
+    reference = model if storage == "masked" else kso.to_masked(model)
+    assert_equal_kernels(masked, reference, rtol=0)
+    pairs = zip(masked.optimizer.variables, reference.optimizer.variables, strict=True)
+    for ours, theirs in pairs:
+        np.testing.assert_array_equal(array(ours), array(theirs), err_msg=theirs.path)
+    for layer in ("conv", "hidden"):
+        (weight,) = masked.get_layer(layer).prunable_weights
+        assert weight.parametrization.drawn_by.structure == REGULAR
+    # All go on: on JAX `fit` frees the arrays of its model, so they share none.
+    losses = fit(model)
+    np.testing.assert_allclose(fit(blocks), losses, rtol=1e-5)
+    np.testing.assert_allclose(fit(masked), losses, rtol=1e-5)
+    assert_equal_kernels(blocks, masked, atol=1e-5)
+
+
+def test_auto_takes_blocks_where_it_can_and_compact_elsewhere():
+    model = sparse("auto")
+    assert {type(own) for own in assert_on_blocks(model).values()} == {CompactMask}
+    assert_equal_kernels(model, sparse("masked"), rtol=0)
+    again = kso.to_compact(model)  # live blocks are compact already
+    assert_on_blocks(again)
+    keras.utils.set_random_seed(2)
+    single = kso.sparsify(network(), 0.5, seed=0, storage="auto")
+    assert all(isinstance(w.parametrization, CompactMask) for w in kso.prunable_weights(single))
+
+
+def test_a_model_written_as_a_class_is_changed_in_place():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden = L.Dense(16, name="hidden")
+            self.head = L.Dense(3, name="head")
+
+        def call(self, inputs):
+            return self.head(keras.ops.relu(self.hidden(inputs)))
+
+    model = Model()
+    x = np.random.default_rng(0).normal(size=(4, 16)).astype("float32")
+    model(x)
+    model = kso.sparsify(model, 0.5, "uniform", structure=REGULAR, seed=0, exclude="head")
+    expected = array(model(x))
+    assert kso.to_blocks(model) is model
+    assert type(model.hidden) is BlockSparseDense
+    np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
+    assert kso.to_masked(model) is model
+    assert type(model.hidden) is kso.PrunableLayer
+    np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
+
+
+def test_masks_that_do_not_tell_their_blocks():
+    inputs = keras.Input((16,))
+    mask = np.kron(np.eye(4, dtype=bool), np.ones((4, 2), dtype=bool))
+    wrapped = kso.PrunableLayer(L.Dense(8, name="a"), FixedMask(mask=mask))
+    model = keras.Model(inputs, wrapped(inputs))
+    with pytest.raises(NotPrunableError, match=r"'a': its mask was not drawn with Block.*None"):
+        kso.to_blocks(model)
+    with pytest.raises(NotPrunableError, match="blocks that are live in part"):
+        kso.to_blocks(model, block=8)
+    blocks = kso.to_blocks(model, block=(4, 2))
+    np.testing.assert_array_equal(kso.prunable_weights(blocks)[0].stored.mask_value(), mask)
+
+
+def test_what_cannot_be_converted():
+    with pytest.raises(NotPrunableError, match="a model without masks"):
+        kso.to_blocks(network())
+    recurrent = keras.Sequential([keras.Input((5, 8)), L.LSTM(8, name="lstm")])
+    recurrent = kso.sparsify(recurrent, 0.5, "uniform", structure=REGULAR, seed=0)
+    with pytest.raises(NotPrunableError, match="'lstm': live blocks are for a single kernel"):
+        kso.to_blocks(recurrent)
+    model = sparse()
+    model.compile("adafactor", classifier_loss(), jit_compile=False)
+    fit(model, epochs=1)
+    with pytest.raises(ValueError, match="Adafactor keeps something"):
+        kso.to_blocks(model)
+    assert type(model.get_layer("hidden")) is kso.PrunableLayer
+    with pytest.raises(ValueError, match="`storage` of a parametrization"):
+        kso.parametrize(network(), FixedMask(0.5), storage="auto")
