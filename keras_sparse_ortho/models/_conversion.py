@@ -42,6 +42,15 @@ def convert_model(model: Any, replace: Replace, slots: Mapping[int, SlotConversi
     return new
 
 
+def dense_slot(
+    slot: np.ndarray, start: float, shape: tuple[int, ...], live: np.ndarray
+) -> np.ndarray:
+    """A slot of live values, by their flat places, in the kernel's shape."""
+    dense = np.full(shape, start, dtype=slot.dtype)
+    dense.reshape(-1)[live] = slot
+    return dense
+
+
 def _trained(model: Any) -> list[Any]:
     """The weights but for masks and indices, in an order that storage does not change."""
     left_out = {id(variable) for layer, _ in walk(model, "") for variable in _places(layer)}

@@ -10,7 +10,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
-from keras_sparse_ortho.models._conversion import SlotConversion, convert_model
+from keras_sparse_ortho.models._conversion import SlotConversion, convert_model, dense_slot
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.models._rewrite import Replacement, share_initializers
 from keras_sparse_ortho.orthogonal import Block
@@ -135,11 +135,7 @@ class _Conversion:
         shape, live = weight.shape, np.flatnonzero(old.mask_value())
 
         def convert(slot: np.ndarray, start: float) -> np.ndarray:
-            if compact:
-                return slot.reshape(-1)[live]
-            dense = np.full(shape, start, dtype=slot.dtype)
-            dense.reshape(-1)[live] = slot
-            return dense
+            return slot.reshape(-1)[live] if compact else dense_slot(slot, start, shape, live)
 
         self._slots[id(weight.variable)] = convert
 

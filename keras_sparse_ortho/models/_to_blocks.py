@@ -10,7 +10,7 @@ from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, block_layer_like
-from keras_sparse_ortho.models._conversion import SlotConversion, convert_model
+from keras_sparse_ortho.models._conversion import SlotConversion, convert_model, dense_slot
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import Replacement
 from keras_sparse_ortho.orthogonal import Block
@@ -140,10 +140,7 @@ def _slot_conversion(wrapper: PrunableLayer, new: BlockSparseLayer) -> SlotConve
     shape, live = own.weight.shape, np.flatnonzero(own.mask_value())
 
     def convert(slot: np.ndarray, start: float) -> np.ndarray:
-        if slot.shape != shape:  # compact storage
-            dense = np.full(shape, start, dtype=slot.dtype)
-            dense.reshape(-1)[live] = slot
-            slot = dense
-        return new.as_blocks(slot)
+        compact = slot.shape != shape
+        return new.as_blocks(dense_slot(slot, start, shape, live) if compact else slot)
 
     return convert

@@ -88,7 +88,9 @@ def test_resumed_training_equals_training_in_one_go(tmp_path):
             np.testing.assert_array_equal(array(a), array(b))
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("mixed_bfloat16", marks=pytest.mark.slow), "mixed_float16"]
+)
 def test_mixed_precision(policy):
     keras.config.set_dtype_policy(policy)
     model = small_network()

@@ -58,9 +58,12 @@ OPTIMIZERS = {
 }
 
 
-# Rules of optimizers, each in one of the cases, and the rest among the slow tests.
-SOME = ("adamw_clipped", "sgd", "averaged")
-CASES = [pytest.param(o, marks=[] if o in SOME else pytest.mark.slow) for o in OPTIMIZERS]
+def cases(all_of_them, *quick):
+    """Each rule of optimizers in one quick case, the others among the slow tests."""
+    return [pytest.param(*c, marks=[] if c in quick else pytest.mark.slow) for c in all_of_them]
+
+
+CASES = cases([(name,) for name in OPTIMIZERS], ("adamw_clipped",), ("averaged",))
 
 
 @pytest.mark.parametrize("optimizer", CASES)
@@ -76,7 +79,9 @@ def test_fifty_steps_lose_as_much_as_with_masks(optimizer):
     assert_equal_kernels(*models, atol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy", cases([("mixed_bfloat16",), ("mixed_float16",)], ("mixed_float16",))
+)
 def test_mixed_precision_trains_as_with_masks(policy):
     losses = []
     for model in pair(policy=policy):
@@ -87,9 +92,12 @@ def test_mixed_precision_trains_as_with_masks(policy):
 
 
 CONVERTED = [(o, s) for o in ("adamw_clipped", "averaged", "accumulated") for s in STORAGES]
+QUICK = (("adamw_clipped", "masked"), ("averaged", "compact"), ("adagrad", "compact"))
 
 
-@pytest.mark.parametrize(("optimizer", "storage"), [*CONVERTED, ("adagrad", "compact")])
+@pytest.mark.parametrize(
+    ("optimizer", "storage"), cases([*CONVERTED, ("adagrad", "compact")], *QUICK)
+)
 def test_conversion_in_mid_training_changes_nothing(storage, optimizer):
     masked, compact = pair()
     model, convert, back = {
@@ -142,7 +150,7 @@ def test_strip_gives_plain_layers_and_equal_outputs():
     assert np.count_nonzero(kernel) == kso.prunable_weights(model)[1].live
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", cases([(name,) for name in STORAGES], ("compact",)))
 def test_resumed_training_equals_training_in_one_go(storage, tmp_path):
     def compiled():
         keras.utils.clear_session()
