@@ -30,6 +30,11 @@ def jit():
     return keras.backend.backend() != "torch"
 
 
+def jit_if_quicker():
+    """The `jit_compile` for tests that compile much and run little: on JAX all else is eager."""
+    return keras.backend.backend() == "jax"
+
+
 def gradients(model, x, y, loss):
     """The gradient of `loss(y, model(x))` for every trainable variable, on any backend."""
     backend = keras.backend.backend()

@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
-from tests.helpers import array, classifier_loss, data, jit, two_device_strategy
+from tests.helpers import array, classifier_loss, data, jit, jit_if_quicker, two_device_strategy
 from tests.layers.block_kinds import masked_twin
 
 L = keras.layers
@@ -167,7 +167,9 @@ def trained_on_devices():
     layer = BlockSparseDense(32, "tanh", density=0.5, block=4, seed=0)
     model = keras.Sequential([keras.Input((16,)), layer, L.Dense(3, name="head")])
     x, y = data(model, 3)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), classifier_loss(), jit_compile=False)
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), classifier_loss(), jit_compile=jit_if_quicker()
+    )
     model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
     return [array(v) for v in model.weights]
 

@@ -10,7 +10,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold
-from tests.helpers import array
+from tests.helpers import array, jit_if_quicker
 from tests.models.test_strip import BLOCKED
 
 L = keras.layers
@@ -363,7 +363,7 @@ def test_channels_that_died_in_training(tmp_path):
     kernel.assign(array(kernel) * np.linspace(0.05, 1.5, 12, dtype="float32"))
     model = kso.parametrize(model, ChannelSoftThreshold(s_init=-3.0), exclude="head")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.05), loss, jit_compile=False)
+    model.compile(keras.optimizers.SGD(0.05), loss, jit_compile=jit_if_quicker())
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(48, 8, 8, 2)).astype("float32"), rng.integers(0, 3, 48)
     steering = kso.callbacks.TargetDensity(0.4, frequency=2)

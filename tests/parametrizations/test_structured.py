@@ -10,7 +10,7 @@ from keras_sparse_ortho.callbacks import TargetDensity
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold, LowRankSoftThreshold
 from keras_sparse_ortho.schedules import Cubic
-from tests.helpers import array, classifier_loss
+from tests.helpers import array, classifier_loss, jit_if_quicker
 from tests.parametrizations.test_gradients import (
     COEFFICIENTS,
     FUNCTIONS,
@@ -126,7 +126,7 @@ def fitted(model, *callbacks, epochs=3, learning_rate=0.05):
     y = rng.integers(0, 3, 32)
     if not model.compiled:
         optimizer = keras.optimizers.SGD(learning_rate, momentum=0.9)
-        model.compile(optimizer, classifier_loss(), jit_compile=False)
+        model.compile(optimizer, classifier_loss(), jit_compile=jit_if_quicker())
     model.fit(x, y, batch_size=8, shuffle=False, epochs=epochs, verbose=0, callbacks=[*callbacks])
     return x
 
@@ -256,7 +256,7 @@ SEQUENCES = np.random.default_rng(2).normal(size=(6, 5, 20)).astype("float32")
 def test_strip_makes_thin_layers_where_they_are_smaller(tmp_path):
     model = kso.parametrize(sequences(), LowRankSoftThreshold(), exclude="head")
     model = cut(model, 4)
-    model.compile("adam", "mse", jit_compile=False)
+    model.compile("adam", "mse", jit_compile=jit_if_quicker())
     model.fit(SEQUENCES, np.ones((6, 3), "float32"), verbose=0, batch_size=3)
     expected = model.predict(SEQUENCES, verbose=0)
     model.save(tmp_path / "model.keras")
@@ -358,7 +358,7 @@ def test_what_low_rank_refuses():
 def test_target_density_counts_ranks(freeze):
     exclude = ["head", ".*/recurrent_kernel"]
     model = kso.parametrize(sequences(), LowRankSoftThreshold(rank=10), exclude=exclude)
-    model.compile(keras.optimizers.Adam(1e-2), "mse", jit_compile=False)
+    model.compile(keras.optimizers.Adam(1e-2), "mse", jit_compile=jit_if_quicker())
     steering = TargetDensity(0.2, Cubic(0.2, 0, 6, frequency=2), freeze=freeze)
     y = np.ones((6, 3), "float32")
     model.fit(SEQUENCES, y, batch_size=1, epochs=2, verbose=0, callbacks=[steering])

@@ -13,7 +13,7 @@ from keras_sparse_ortho.initializers import (
     SparseInitializer,
 )
 from keras_sparse_ortho.orthogonal import Block, NByM
-from tests.helpers import classifier_loss, data
+from tests.helpers import classifier_loss, data, jit_if_quicker
 
 pytestmark = pytest.mark.core
 
@@ -195,7 +195,7 @@ def test_inadmissible_degrees_are_refused_with_their_neighbours():
 def test_dynamic_sparse_training_keeps_structures(adopt):
     model = own_structures()
     model = kso.adopt_masks(model) if adopt else kso.sparsify(model, 0.3, seed=1)
-    model.compile("sgd", classifier_loss(), jit_compile=False)
+    model.compile("sgd", classifier_loss(), jit_compile=jit_if_quicker())
     x, y = data(model, 10, count=8)
     weights = [w for w in kso.prunable_weights(model) if w.parametrization is not None]
     for callback in (
@@ -219,7 +219,7 @@ def test_masks_without_the_structure_of_their_initializer_are_not_moved():
     model = keras.Sequential(
         [keras.Input((16,)), kso.PrunableLayer(keras.layers.Dense(8, name="a"), wrapped)]
     )
-    model.compile("sgd", "mse", jit_compile=False)
+    model.compile("sgd", "mse", jit_compile=jit_if_quicker())
     with pytest.raises(NotPrunableError, match="does not have the structure of its initializer"):
         model.fit(
             np.ones((4, 16)),

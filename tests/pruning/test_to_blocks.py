@@ -8,7 +8,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
-from tests.helpers import array, classifier_loss, data
+from tests.helpers import array, classifier_loss, data, jit_if_quicker
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -56,7 +56,7 @@ def assert_on_blocks(model):
 def test_conversion_in_mid_training_changes_nothing(storage):
     model = sparse(storage)
     optimizer = keras.optimizers.AdamW(1e-3, weight_decay=0.1, clipnorm=0.1)
-    model.compile(optimizer, classifier_loss(), jit_compile=False)
+    model.compile(optimizer, classifier_loss(), jit_compile=jit_if_quicker())
     fit(model)
     x, _ = data(model, 3)
     expected = model.predict(x, verbose=0)
@@ -138,7 +138,7 @@ def test_what_cannot_be_converted():
     with pytest.raises(NotPrunableError, match="'lstm': live blocks are for a single kernel"):
         kso.to_blocks(recurrent)
     model = sparse()
-    model.compile("adafactor", classifier_loss(), jit_compile=False)
+    model.compile("adafactor", classifier_loss(), jit_compile=jit_if_quicker())
     fit(model, epochs=1)
     with pytest.raises(ValueError, match="Adafactor keeps something"):
         kso.to_blocks(model)
