@@ -18,6 +18,7 @@ def methods(monkeypatch):
     return methods
 
 
+@pytest.mark.slow
 def test_times_of_training_in_turns(methods, monkeypatch):
     import methods_time
 

@@ -12,6 +12,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tfmot_pipeline.py"
 pytestmark = pytest.mark.tensorflow_only
 
 
+@pytest.mark.slow  # some 20 seconds: every stage to an int8 file
 def test_no_stage_loses_a_zero(tmp_path):
     done = subprocess.run(
         [sys.executable, EXAMPLE, "--epochs", "8", "--output", tmp_path],

@@ -78,7 +78,7 @@ def test_losses_of_a_normalized_block_are_forwarded():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_resumed_training_equals_training_in_one_go(optimizer, tmp_path):
     def compiled():
         keras.utils.clear_session()

@@ -52,7 +52,7 @@ def assert_on_blocks(model):
     return model.get_layer("rnn").parametrizations
 
 
-@pytest.mark.parametrize("storage", ["masked", "compact"])
+@pytest.mark.parametrize("storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)])
 def test_conversion_in_mid_training_changes_nothing(storage):
     model = sparse(storage)
     optimizer = keras.optimizers.AdamW(1e-3, weight_decay=0.1, clipnorm=0.1)
