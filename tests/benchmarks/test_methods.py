@@ -39,6 +39,7 @@ def test_times_of_training_in_turns(methods, monkeypatch):
     assert turns == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4  # the rivals take turns
 
 
+@pytest.mark.slow
 def test_a_small_grid_in_parts_and_resumed(methods, tmp_path):
     some = ["dense", "str", "eoi_str", "gmp", "rigl"]  # one of each kind
     lines = tmp_path / "runs.jsonl"

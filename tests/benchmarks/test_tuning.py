@@ -71,7 +71,13 @@ def test_live_channels(methods):
     assert methods.live_channels(keras.Sequential([keras.Input((2,))]), images) == []
 
 
-@pytest.mark.parametrize("net", ["deep_mlp", "deep_mlp_relu", "deep_cnn"])
+@pytest.mark.parametrize(
+    "net",
+    [
+        "deep_mlp",
+        *(pytest.param(net, marks=pytest.mark.slow) for net in ("deep_mlp_relu", "deep_cnn")),
+    ],
+)
 def test_deep_networks_under_every_initializer(methods, net):
     options = methods.tomllib.loads((FOLDER / "deep.toml").read_text())[net]
     data = methods.load("digits")

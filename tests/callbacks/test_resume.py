@@ -51,10 +51,14 @@ def same(a, b):
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-RUNS = [("SET", "masked"), ("RigL", "masked"), ("RigL", "compact")]
+RUNS = [
+    pytest.param(("SET", "masked"), id="SET-masked"),
+    pytest.param(("RigL", "masked"), id="RigL-masked", marks=pytest.mark.slow),
+    pytest.param(("RigL", "compact"), id="RigL-compact"),
+]
 
 
-@pytest.fixture(scope="module", params=RUNS, ids="-".join)
+@pytest.fixture(scope="module", params=RUNS)
 def whole(request, tmp_path_factory):
     """A run that was not interrupted, saved after each of its steps."""
     kind, storage = request.param

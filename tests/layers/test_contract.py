@@ -123,7 +123,7 @@ def _parametrizations(layer):
     return layer.parametrizations.values() if isinstance(layer, PrunableLayer) else []
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kinds", CASES)
 def test_saving_cloning_and_weights_files_keep_masks_and_outputs(kinds, storage, tmp_path):
     wrap = STORAGES[storage]

@@ -85,6 +85,7 @@ assert "keras_sparse_ortho" not in sys.modules
 """
 
 
+@pytest.mark.tensorflow_only
 def test_the_files_load_without_the_package(tmp_path):
     expected = {}
     for name in ("residual", "nested", "recurrent_and_attention"):

@@ -173,6 +173,7 @@ for kind, stage, form in {SAVED}:
 """
 
 
+@pytest.mark.slow  # some 20 seconds: each stage in three forms
 def test_every_stage_in_a_new_process(stages):
     """Stripped files load without this package and TFMOT; in the others the masks are intact."""
     folder, _ = stages
