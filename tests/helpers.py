@@ -4,6 +4,7 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 
 
 @functools.cache
@@ -33,6 +34,11 @@ def jit():
 def jit_if_quicker():
     """The `jit_compile` for tests that compile much and run little: on JAX all else is eager."""
     return keras.backend.backend() == "jax"
+
+
+def slow_on_jax(test):
+    """Marks a test that compiles for long on JAX, and runs quickly on TensorFlow in every run."""
+    return pytest.mark.slow(test) if keras.backend.backend() == "jax" else test
 
 
 def gradients(model, x, y, loss):

@@ -6,7 +6,7 @@ import pytest
 
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.parametrizations import FixedMask
-from tests.helpers import array, classifier_loss, data, gradients, jit, moments
+from tests.helpers import array, classifier_loss, data, gradients, jit, moments, slow_on_jax
 from tests.layers.kinds import CASES, DENSITY, STORAGES, network
 
 pytestmark = pytest.mark.core
@@ -59,6 +59,7 @@ def test_masked_weights_gradients_and_moments_are_exactly_zero(kinds, optimizer)
 
 
 @pytest.mark.parametrize("kinds", CASES)
+@slow_on_jax
 def test_compact_storage_trains_as_masks_do(kinds):
     losses, models = [], {}
     for storage, wrap in STORAGES.items():
@@ -96,6 +97,7 @@ def test_compact_storage_trains_as_masks_do(kinds):
 
 
 @pytest.mark.parametrize("kinds", CASES)
+@slow_on_jax
 def test_a_full_mask_trains_exactly_as_the_plain_layer(kinds):
     def train(wrap):
         keras.utils.clear_session()

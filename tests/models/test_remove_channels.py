@@ -10,7 +10,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold
-from tests.helpers import array, jit_if_quicker
+from tests.helpers import array, jit_if_quicker, slow_on_jax
 from tests.models.test_strip import BLOCKED
 
 L = keras.layers
@@ -352,6 +352,7 @@ def test_models_of_which_the_graph_is_not_known_are_refused():
 
 
 @pytest.mark.core
+@slow_on_jax
 def test_channels_that_died_in_training(tmp_path):
     inputs = keras.Input((8, 8, 2))
     x = L.Conv2D(12, 3, use_bias=False, name="conv")(inputs)

@@ -10,7 +10,7 @@ from keras_sparse_ortho.callbacks import TargetDensity
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold, LowRankSoftThreshold
 from keras_sparse_ortho.schedules import Cubic
-from tests.helpers import array, classifier_loss, jit_if_quicker
+from tests.helpers import array, classifier_loss, jit_if_quicker, slow_on_jax
 from tests.parametrizations.test_gradients import (
     COEFFICIENTS,
     FUNCTIONS,
@@ -133,6 +133,7 @@ def fitted(model, *callbacks, epochs=3, learning_rate=0.05):
 
 @pytest.mark.core
 @pytest.mark.parametrize("freeze", [True, False])
+@slow_on_jax
 def test_target_density_counts_channels_with_their_entries(freeze, tmp_path):
     model = kso.parametrize(network(), ChannelSoftThreshold(s_init=-3.0), exclude="head")
     ramp = Cubic(0.4, 0, 8, frequency=4)
@@ -253,6 +254,7 @@ SEQUENCES = np.random.default_rng(2).normal(size=(6, 5, 20)).astype("float32")
 
 
 @pytest.mark.core
+@slow_on_jax
 def test_strip_makes_thin_layers_where_they_are_smaller(tmp_path):
     model = kso.parametrize(sequences(), LowRankSoftThreshold(), exclude="head")
     model = cut(model, 4)
@@ -355,6 +357,7 @@ def test_what_low_rank_refuses():
 
 @pytest.mark.core
 @pytest.mark.parametrize("freeze", [True, False])
+@slow_on_jax
 def test_target_density_counts_ranks(freeze):
     exclude = ["head", ".*/recurrent_kernel"]
     model = kso.parametrize(sequences(), LowRankSoftThreshold(rank=10), exclude=exclude)
