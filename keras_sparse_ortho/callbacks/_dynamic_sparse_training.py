@@ -171,7 +171,8 @@ class DynamicSparseTraining(StepCallback):
         move_slots(self._watched.optimizer, weight.variable, source)
 
     def _find(self, model: Any) -> list[PrunableWeight]:
-        wrapped = [w for w in prunable_weights(model) if w.parametrization is not None]
+        known = prunable_weights(model)
+        wrapped = [w for w in known if w.parametrization is not None]
         name = type(self).__name__
         rule = f"{name} moves the entries of masks that are otherwise fixed (`FixedMask`): "
         for weight in wrapped:
@@ -180,6 +181,12 @@ class DynamicSparseTraining(StepCallback):
                     f"{rule}other parametrizations choose their live entries themselves. "
                     f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"
                 )
+        blocks = [w.path for w in known if w.stored is not None and w.parametrization is None]
+        if blocks and not wrapped:
+            raise NotPrunableError(
+                f"{name} does not move live blocks yet: convert the model with "
+                f"keras_sparse_ortho.to_masked, and back with to_blocks. Received: {blocks}"
+            )
         chosen = choose(wrapped, self.include, self.exclude) if wrapped else []
         chosen = [weight for weight in chosen if weight.variable.trainable]
         if not chosen:
