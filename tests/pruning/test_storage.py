@@ -92,7 +92,7 @@ def test_mixed_precision_trains_as_with_masks(policy):
 
 
 CONVERTED = [(o, s) for o in ("adamw_clipped", "averaged", "accumulated") for s in STORAGES]
-QUICK = (("adamw_clipped", "masked"), ("averaged", "compact"))
+QUICK = (("adamw_clipped", "masked"), ("averaged", "compact"), ("adagrad", "compact"))
 
 
 @pytest.mark.parametrize(
