@@ -118,9 +118,9 @@ def _block_layer_for(wrapper: PrunableLayer, block: Any) -> BlockSparseLayer:
             "its mask was not drawn with Block(rows, cols, regular=True); give `block` if it is one"
             f" of such blocks. Received: structure={structure}"
         )
-    density = own.weight.live / own.weight.size
-    new = block_layer_like(wrapper.layer, density=density, block=block, seed=0)
-    new.check_mask(own.mask_value(), own.weight.layout)
+    mask = own.mask_value()  # not the nonzero entries: live ones may be zero, as at other taps
+    new = block_layer_like(wrapper.layer, density=float(mask.mean()), block=block, seed=0)
+    new.check_mask(mask, own.weight.layout)
     new.trainable = wrapper.trainable
     return new
 

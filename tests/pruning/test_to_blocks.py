@@ -117,6 +117,14 @@ def test_a_model_written_as_a_class_is_changed_in_place():
     np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
 
 
+def test_live_entries_that_are_zero():
+    # At first a convolution's entries off the center tap are: live, by the mask alone.
+    masked = sparse("masked")
+    blocks = kso.to_blocks(masked)
+    assert_on_blocks(blocks)
+    assert_equal_kernels(masked, blocks, rtol=0)
+
+
 def test_masks_that_do_not_tell_their_blocks():
     inputs = keras.Input((16,))
     mask = np.kron(np.eye(4, dtype=bool), np.ones((4, 2), dtype=bool))
