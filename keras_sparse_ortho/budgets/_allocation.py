@@ -5,8 +5,13 @@ from typing import Any
 
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError, LayoutError
-from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for
-from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.initializers import (
+    ExactOrthogonal,
+    SparseInitializer,
+    axes_for,
+    layout_for,
+)
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import weights_of
 from keras_sparse_ortho.orthogonal import apportion, live_count
 
@@ -202,8 +207,7 @@ def _structured(weight: PrunableWeight, pattern: SparseInitializer) -> tuple[int
     structure = getattr(pattern, "structure", None)
     if structure is None:
         return 1, least, covering, weight.size
-    layout = axes_for(weight, pattern) or pattern.resolve_layout(weight.shape)
-    shape = (layout or KernelLayout.convolution()).canonical_shape(weight.shape)
+    shape = layout_for(weight, pattern).canonical_shape(weight.shape)
     return structure.unit(shape), least, covering, structure.most(shape)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho.callbacks._dynamic_sparse_training import fixed_mask
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import StatelessLoss
-from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
+from keras_sparse_ortho.parametrizations import CompactMask
 
 
 class DenseGradients:
@@ -24,7 +25,7 @@ class DenseGradients:
     """
 
     def __init__(self, model: Any, weights: Sequence[PrunableWeight]) -> None:
-        self._masks = [_mask(weight) for weight in weights]
+        self._masks = [fixed_mask(weight) for weight in weights]
         variables, held = [], []
         for own in self._masks:
             variables.append(own.layer_variable)
@@ -54,8 +55,3 @@ class DenseGradients:
                 gradient.reshape(-1)[indices] += of_values
             gradients.append(gradient)
         return gradients
-
-
-def _mask(weight: PrunableWeight) -> FixedMask:
-    assert isinstance(weight.parametrization, FixedMask)
-    return weight.parametrization

@@ -16,14 +16,8 @@ from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.callbacks._structured_moves import move
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import ExactOrthogonal, axes_for
-from keras_sparse_ortho.kernels import (
-    KernelLayout,
-    PrunableWeight,
-    Selection,
-    choose,
-    derived_seed,
-)
+from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, derived_seed
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.parametrizations import FixedMask
 
@@ -225,8 +219,7 @@ def _moved(
     drawn_by = fixed_mask(weight).drawn_by
     if not isinstance(drawn_by, ExactOrthogonal) or drawn_by.structure is None:
         return drop_and_grow(value, mask, count, scores, rng)
-    layout = axes_for(weight, drawn_by) or drawn_by.resolve_layout(weight.shape)
-    layout = layout or KernelLayout.convolution()
+    layout = layout_for(weight, drawn_by)
     canonical = [np.ascontiguousarray(layout.to_canonical(a)) for a in (value, mask, scores)]
     after = move(drawn_by.structure, canonical[0], canonical[1], count, canonical[2], rng)
     if np.count_nonzero(after) != np.count_nonzero(mask):

@@ -13,6 +13,7 @@ from keras_sparse_ortho.initializers._draws import adopt as adopt
 from keras_sparse_ortho.initializers._draws import axes_for as axes_for
 from keras_sparse_ortho.initializers._draws import draw as draw
 from keras_sparse_ortho.initializers._draws import is_as_drawn as is_as_drawn
+from keras_sparse_ortho.initializers._draws import layout_for as layout_for
 from keras_sparse_ortho.initializers._exact_orthogonal import ExactOrthogonal as ExactOrthogonal
 from keras_sparse_ortho.initializers._ramanujan_orthogonal import (
     RamanujanOrthogonal as RamanujanOrthogonal,

@@ -69,6 +69,12 @@ def axes_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLa
     return weight.layout if initializer.layout is None else None
 
 
+def layout_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout:
+    """What the axes of a weight mean to an initializer that draws it, `(*spatial, in, out)` too."""
+    own = axes_for(weight, initializer) or initializer.resolve_layout(weight.shape)
+    return own or KernelLayout.convolution()
+
+
 def is_as_drawn(weight: PrunableWeight) -> bool:
     """Whether a plain weight is still what its own initializer, one of ours, drew."""
     kernel, _ = weight.initializer.sample(weight.shape, weight.variable.dtype)

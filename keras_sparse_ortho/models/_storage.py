@@ -145,10 +145,10 @@ class _Conversion:
         if not isinstance(layer, PrunableLayer):
             return None
         table = layer.parametrizations
-        inner = copy(layer.layer)
         fixed = {key: own for key, own in table.items() if isinstance(own, FixedMask)}
         if all(own.compact == self._kind.compact for own in fixed.values()):
             return None
+        inner = copy(layer.layer)
         given = {
             key: self._kind(mask=own.mask_value(), initializer=own.initializer)
             for key, own in fixed.items()

@@ -11,9 +11,9 @@ from keras_sparse_ortho.initializers import (
     ExactOrthogonal,
     SparseInitializer,
     activation_gain,
-    axes_for,
+    layout_for,
 )
-from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import least_count
 from keras_sparse_ortho.pruning._surroundings import Surroundings, surroundings_of
 
@@ -55,7 +55,7 @@ class AutoOptions:
         if not isinstance(pattern, ExactOrthogonal) or pattern.taps != "auto":
             return pattern
         around = self._around[weight.path]
-        layout = _layout(weight, pattern)
+        layout = layout_for(weight, pattern)
         window = math.prod(layout.canonical_shape(weight.shape)[2:-2])
         center = window == 1 or pattern.structure is not None or pattern.center_density is not None
         shift = not center and (around.normalized or around.circular)
@@ -132,7 +132,7 @@ def usual_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) -> f
 
     that is `gain^2 = 2 density in out / ((in + out) n)` for Glorot's, `density` for square kernels.
     """
-    layout = _layout(weight, pattern)
+    layout = layout_for(weight, pattern)
     singular_values = least_count(weight.shape, layout, taps=pattern.taps)
     return math.sqrt(live * _mean_square(weight) / singular_values)
 
@@ -167,8 +167,3 @@ def _mean_square(weight: PrunableWeight) -> float:
             f"to keep. Received: initializer={usual!r}, mean square {mean}"
         )
     return mean
-
-
-def _layout(weight: PrunableWeight, pattern: SparseInitializer) -> KernelLayout:
-    own = axes_for(weight, pattern) or pattern.resolve_layout(weight.shape)
-    return own or KernelLayout.convolution()

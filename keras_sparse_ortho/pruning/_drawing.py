@@ -12,8 +12,8 @@ from keras_sparse_ortho.initializers import (
     ExactOrthogonal,
     RandomSparse,
     SparseInitializer,
-    axes_for,
     draw,
+    layout_for,
 )
 from keras_sparse_ortho.kernels import PrunableWeight, derived_seed
 from keras_sparse_ortho.orthogonal import Structure, dead_outputs
@@ -86,8 +86,7 @@ def _warn_of_dead_outputs(weights: list[PrunableWeight], draws: dict[str, Draw])
         drawn = draws[weight.path]
         assert drawn.kernel is not None
         assert drawn.initializer is not None
-        layout = axes_for(weight, drawn.initializer)
-        dead = dead_outputs(drawn.kernel, layout or drawn.initializer.resolve_layout(weight.shape))
+        dead = dead_outputs(drawn.kernel, layout_for(weight, drawn.initializer))
         if dead:
             found.append(f"{dead} of '{weight.path}'")
     if found:
