@@ -27,15 +27,19 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
 
 
 def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
-    """Moves moments and averages along with the entries of a vector, and forgets those of new ones.
+    """Moves moments and averages along with what is stored, and forgets those of new entries.
 
     Args:
         optimizer: A Keras optimizer, or `None`.
-        variable: The vector, such as the live values of a kernel.
-        source: For each entry, which one of before it is; -1 for one that is new.
+        variable: The live values of a kernel, or its live blocks `(J, k, *taps, r, c)`.
+        source: For each value, or each of the `(J, k)` blocks, the flat index of where it was; -1
+            for one that is new.
     """
     if optimizer is None:
         return
     for slot, start in optimizer_slots(optimizer, variable):
-        before = keras.ops.convert_to_numpy(slot)
-        slot.assign(np.where(source >= 0, before[source], np.asarray(start, before.dtype)))
+        array = keras.ops.convert_to_numpy(slot)
+        inner = array.shape[source.ndim :]
+        before = array.reshape(-1, *inner)
+        kept = source.reshape(*source.shape, *(1 for _ in inner)) >= 0
+        slot.assign(np.where(kept, before[source], np.asarray(start, array.dtype)))

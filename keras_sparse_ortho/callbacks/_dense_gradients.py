@@ -1,57 +1,106 @@
 """Gradients of whole kernels, of live entries and dead ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho.callbacks._block_moves import block_layer
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import fixed_mask
 from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.layers import BlockSparseLayer
 from keras_sparse_ortho.models import StatelessLoss
-from keras_sparse_ortho.parametrizations import CompactMask
+from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
 
 
 class DenseGradients:
     """`dL/dw_e` of kernels with fixed masks, at what they are now, in dense form.
 
-    A mask is held at all live, so that the gradient of the raw weight is the dense one. In compact
-    storage the layer gets a dense kernel in the place of the one of its live values, whose own
+    A mask is held at all live, so that the gradient of the raw weight is the dense one. Where live
+    values or blocks are all that is stored, the layer gets a dense kernel in their place; their own
     gradient, that of regularization, is added.
 
     Args:
         model: A compiled model.
-        weights: Its weights with `FixedMask` or `CompactMask`.
+        weights: Its weights with `FixedMask`, `CompactMask` or live blocks.
     """
 
     def __init__(self, model: Any, weights: Sequence[PrunableWeight]) -> None:
-        self._masks = [fixed_mask(weight) for weight in weights]
-        variables, held = [], []
-        for own in self._masks:
-            variables.append(own.layer_variable)
-            if isinstance(own, CompactMask):
-                variables.append(own.values)
-            else:
-                held.append((own.mask, np.broadcast_to(True, tuple(own.mask.shape))))
-        self._loss = StatelessLoss(model, variables, held=held)
+        self._kernels = [_kernel(weight) for weight in weights]
+        self._loss = StatelessLoss(
+            model,
+            [variable for kernel in self._kernels for variable in kernel.variables],
+            held=[pair for kernel in self._kernels for pair in kernel.held],
+        )
 
     def __call__(self, x: Any, y: Any, sample_weight: Any) -> list[np.ndarray]:
-        """The gradient for each weight, for a batch."""
-        values = []
-        for own in self._masks:
-            if isinstance(own, CompactMask):
-                # As arrays: two tensors of which one is computed from the other are not two.
-                values += [own.value(), keras.ops.convert_to_numpy(own.values)]
-            else:
-                values.append(own.effective(own.weight.variable.value))
+        """The gradient for each weight, for a batch; with live blocks as `(J, I, *taps, r, c)`."""
+        values = [value for kernel in self._kernels for value in kernel.values()]
         found = iter(self._loss.gradients(values, x, y, sample_weight))
-        gradients = []
-        for own in self._masks:
-            gradient = next(found)
-            if isinstance(own, CompactMask):
-                of_values = next(found)
-                gradient = gradient.copy()
-                indices = keras.ops.convert_to_numpy(own.indices)
-                gradient.reshape(-1)[indices] += of_values
-            gradients.append(gradient)
-        return gradients
+        return [kernel.gradient(found) for kernel in self._kernels]
+
+
+class _Masked:
+    """A kernel with a mask."""
+
+    def __init__(self, mask: FixedMask) -> None:
+        self._mask = mask
+        self.variables = [mask.layer_variable]
+        self.held = [(mask.mask, np.broadcast_to(True, tuple(mask.mask.shape)))]
+
+    def values(self) -> list[Any]:
+        return [self._mask.effective(self._mask.weight.variable.value)]
+
+    def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
+        return next(found)
+
+
+class _Compact:
+    """A kernel of which live values and their indices are stored."""
+
+    def __init__(self, mask: CompactMask) -> None:
+        self._mask = mask
+        self.variables = [mask.layer_variable, mask.values]
+        self.held: list[tuple[Any, Any]] = []
+
+    def values(self) -> list[Any]:
+        # As arrays: two tensors of which one is computed from the other are not two.
+        return [self._mask.value(), keras.ops.convert_to_numpy(self._mask.values)]
+
+    def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
+        gradient, of_values = next(found).copy(), next(found)
+        gradient.reshape(-1)[keras.ops.convert_to_numpy(self._mask.indices)] += of_values
+        return gradient
+
+
+class _Blocks:
+    """A kernel of which live blocks and their places are stored."""
+
+    def __init__(self, layer: BlockSparseLayer) -> None:
+        self._layer = layer
+        self.variables = [layer.whole_kernel, layer.blocks]
+        self.held: list[tuple[Any, Any]] = []
+
+    def values(self) -> list[Any]:
+        blocks = keras.ops.convert_to_numpy(self._layer.blocks)
+        whole = np.zeros(tuple(self._layer.whole_kernel.shape), blocks.dtype)
+        whole[self._places()] = blocks
+        return [whole, blocks]
+
+    def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
+        gradient, of_blocks = next(found).copy(), next(found)
+        gradient[self._places()] += of_blocks
+        return gradient
+
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        pattern = keras.ops.convert_to_numpy(self._layer.inputs_of)
+        return np.arange(len(pattern))[:, None], pattern
+
+
+def _kernel(weight: PrunableWeight) -> _Masked | _Compact | _Blocks:
+    layer = block_layer(weight)
+    if layer is not None:
+        return _Blocks(layer)
+    mask = fixed_mask(weight)
+    return _Compact(mask) if isinstance(mask, CompactMask) else _Masked(mask)

@@ -12,6 +12,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho._keras_internals import applied_batches
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
+from keras_sparse_ortho.callbacks._block_moves import block_layer, moved_blocks
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.callbacks._structured_moves import move
@@ -38,7 +39,7 @@ class DynamicSparseTraining(StepCallback):
         fraction: The `alpha` of the cosine, in (0, 1].
         end_step: Optimizer step from which on masks stay as they are. Default: three quarters of
             the steps of this `fit`.
-        include: Which weights; default: all with a `FixedMask`.
+        include: Which weights; default: all with a `FixedMask` or live blocks.
         exclude: Which of these not.
         seed: An integer from which every random choice is derived.
     """
@@ -74,7 +75,8 @@ class DynamicSparseTraining(StepCallback):
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
         """For each weight an array of its shape: of the dead entries, the largest ones grow.
 
-        An array that is not finite in every entry makes this update be left out.
+        For one that is stored as live blocks the array has a number for each block, `(I, J)`. An
+        array that is not finite in every entry makes this update be left out.
         """
 
     def drop_fraction(self, step: int) -> float:
@@ -134,10 +136,16 @@ class DynamicSparseTraining(StepCallback):
         return moved
 
     def _update_weight(self, weight: PrunableWeight, scores: np.ndarray, step: int) -> int:
+        rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
+        layer = block_layer(weight)
+        if layer is not None:
+            pattern = moved_blocks(layer, self.drop_fraction(step), scores, rng)
+            source = layer.move_blocks(pattern)
+            move_slots(self._watched.optimizer, layer.blocks, source)
+            return int(np.count_nonzero(source < 0)) * (layer.grid.live // source.size)
         parametrization = fixed_mask(weight)
         before = parametrization.mask_value()
         count = math.floor(self.drop_fraction(step) * np.count_nonzero(before))
-        rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
         mask = _moved(weight, before, count, scores, rng)
         changed = before ^ mask
         if not changed.any():
@@ -166,22 +174,18 @@ class DynamicSparseTraining(StepCallback):
 
     def _find(self, model: Any) -> list[PrunableWeight]:
         known = prunable_weights(model)
-        wrapped = [w for w in known if w.parametrization is not None]
-        name = type(self).__name__
-        rule = f"{name} moves the entries of masks that are otherwise fixed (`FixedMask`): "
-        for weight in wrapped:
-            if not isinstance(weight.parametrization, FixedMask):
+        sparse = [w for w in known if w.parametrization is not None or block_layer(w) is not None]
+        rule = (
+            f"{type(self).__name__} moves the entries of masks that are otherwise fixed "
+            "(`FixedMask`), and live blocks: "
+        )
+        for weight in sparse:
+            if block_layer(weight) is None and not isinstance(weight.parametrization, FixedMask):
                 raise NotPrunableError(
                     f"{rule}other parametrizations choose their live entries themselves. "
                     f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"
                 )
-        blocks = [w.path for w in known if w.stored is not None and w.parametrization is None]
-        if blocks and not wrapped:
-            raise NotPrunableError(
-                f"{name} does not move live blocks yet: convert the model with "
-                f"keras_sparse_ortho.to_masked, and back with to_blocks. Received: {blocks}"
-            )
-        chosen = choose(wrapped, self.include, self.exclude) if wrapped else []
+        chosen = choose(sparse, self.include, self.exclude) if sparse else []
         chosen = [weight for weight in chosen if weight.variable.trainable]
         if not chosen:
             raise NotPrunableError(

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 
 from keras_sparse_ortho._data import BatchSource
+from keras_sparse_ortho.callbacks._block_moves import block_layer, block_sums
 from keras_sparse_ortho.callbacks._dense_gradients import DenseGradients
-from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
-    DynamicSparseTraining,
-    fixed_mask,
-)
+from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
 
 
@@ -22,6 +20,10 @@ class RigL(DynamicSparseTraining):
     `|dL/dw_e|` become live, where the gradient is that of the dense kernel at the weights before
     the drop, for one extra batch. As in the paper's algorithm, entries that were just dropped are
     among them; one that grows at once is as if it had stayed, with its weight and moments.
+
+    With live blocks `|dL/dw_e|` is summed over each block, and so is `|w_e|`. The kernel with all
+    blocks is there for the extra batch only; of the ways to join open ends, so that every line of
+    blocks keeps its fan, one with the largest sum is taken.
 
     The gradient is of the loss that the model was compiled with, in training mode, with
     regularization. Nothing but masks, weights and moments changes: no seed, no moving average.
@@ -38,13 +40,13 @@ class RigL(DynamicSparseTraining):
         end_step: `T_end`, the optimizer step from which on masks stay as they are. Default: three
             quarters of `epochs * steps` of this `fit`. Give it for runs in several calls of `fit`.
         include: Weights to train so: paths, regular expressions or a predicate. Default: all with
-            a `FixedMask` that are trainable.
+            a `FixedMask` or live blocks that are trainable.
         exclude: Which of these to leave as they are.
         seed: An integer, for the samples, and for which of several equal entries.
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or none has one.
+            `FixedMask`, or none has one or live blocks.
         ValueError: Other data, such as a generator, which cannot start again; an argument out of
             range; no `end_step` where an epoch's length is not known.
 
@@ -93,11 +95,11 @@ class RigL(DynamicSparseTraining):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the weights, and refuses a model without any."""
         super().on_train_begin(logs)
-        masks = [fixed_mask(weight) for weight in self._weights]
+        held_by = [weight.parametrization or weight.owner for weight in self._weights]
         variables = [weight.variable for weight in self._weights]
         # Kept for the next `fit`, as Keras keeps its own step: until the model is compiled again.
         step = getattr(self._watched, "train_function", None)
-        belongs_to = [self._watched, step, *masks, *variables]
+        belongs_to = [self._watched, step, *held_by, *variables]
         pairs = itertools.zip_longest(belongs_to, self._made_for)
         if step is not None and all(one is other for one, other in pairs):
             return
@@ -105,7 +107,11 @@ class RigL(DynamicSparseTraining):
         self._made_for = belongs_to
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
-        """Magnitudes of the dense gradient."""
+        """Magnitudes of the dense gradient, summed over each block where blocks are stored."""
         assert self._gradients is not None
         x, y, sample_weight = self._batches.batch(step // self.frequency - 1)
-        return [np.abs(gradient) for gradient in self._gradients(x, y, sample_weight)]
+        gradients = self._gradients(x, y, sample_weight)
+        return [
+            np.abs(gradient) if block_layer(weight) is None else block_sums(gradient).T
+            for weight, gradient in zip(weights, gradients, strict=True)
+        ]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from keras_sparse_ortho.callbacks._block_moves import places_shape
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
 from keras_sparse_ortho.kernels import PrunableWeight, derived_seed
 
@@ -21,7 +22,8 @@ class SET(DynamicSparseTraining):
 
     Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
     their entries; with `ConstantFan` a line grows as many entries as it has lost (as in SRigL),
-    with `NByM` entries grow where a group has room.
+    with `NByM` entries grow where a group has room. Live blocks (`layers.BlockSparseDense` and its
+    kin) move as those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
 
     Entries that became live start from zero. Raw weights of dropped and grown entries are set to
     zero, and so are their moments and averages in the optimizer. Masks are variables: nothing is
@@ -35,13 +37,13 @@ class SET(DynamicSparseTraining):
         end_step: `T_end`, the optimizer step from which on masks stay as they are. Default: three
             quarters of `epochs * steps` of this `fit`. Give it for runs in several calls of `fit`.
         include: Weights to train so: paths, regular expressions or a predicate. Default: all with
-            a `FixedMask` that are trainable.
+            a `FixedMask` or live blocks that are trainable.
         exclude: Which of these to leave as they are.
         seed: An integer.
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or none has one.
+            `FixedMask`, or none has one or live blocks.
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
     Limits: ranking is done on the host with NumPy, so an update copies the kernels there. With
@@ -77,4 +79,4 @@ class SET(DynamicSparseTraining):
         """Random numbers."""
         seeds = [derived_seed(self.seed, f"{step}/{weight.path}/grow") for weight in weights]
         pairs = zip(weights, seeds, strict=True)
-        return [np.random.default_rng(seed).random(weight.shape) for weight, seed in pairs]
+        return [np.random.default_rng(seed).random(places_shape(weight)) for weight, seed in pairs]

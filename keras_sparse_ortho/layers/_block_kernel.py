@@ -19,6 +19,7 @@ from keras_sparse_ortho.layers._block_functions import (
     serialize_initializer,
 )
 from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, pattern_of
+from keras_sparse_ortho.layers._block_operands import BlockOperands, WholeKernel
 from keras_sparse_ortho.orthogonal import slots_of
 
 ops = keras.ops
@@ -60,6 +61,7 @@ class BlockKernel(keras.layers.Layer):
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         check_kernel_functions(self.kernel_regularizer)
         self._grid: BlockGrid | None = None
+        self._whole = WholeKernel()
 
     def _add_blocks(self, shape: tuple[int, ...], layout: KernelLayout) -> None:
         """Makes the variables for a kernel of the namesake's shape."""
@@ -132,6 +134,38 @@ class BlockKernel(keras.layers.Layer):
         self.blocks.assign(blocks)
         self.inputs_of.assign(pattern)
         self.slots_of.assign(slots_of(pattern, self.grid.in_blocks))
+
+    def move_blocks(self, inputs_of: Any) -> np.ndarray:
+        """Moves live blocks: those that stay keep their values, new ones are zero.
+
+        Moments in an optimizer do not move with them; `callbacks.SET` and `RigL` move these, too.
+
+        Returns:
+            `(J, k)` integers: for each block the flat slot `j k + l` where it was, -1 for new ones.
+        """
+        before = ops.convert_to_numpy(self.inputs_of)
+        slots = np.full((self.grid.out_blocks, self.grid.in_blocks), -1)
+        lines = np.arange(self.grid.out_blocks)[:, None]
+        slots[lines, before] = np.arange(before.size).reshape(before.shape)
+        source = slots[lines, self.grid.check_pattern(inputs_of)]
+        blocks = ops.convert_to_numpy(self.blocks)
+        flat = blocks.reshape(-1, *blocks.shape[2:])
+        kept = source.reshape(*source.shape, *(1,) * (flat.ndim - 1)) >= 0
+        self.set_blocks(np.where(kept, flat[source], np.zeros((), flat.dtype)), inputs_of)
+        return source
+
+    # --- what a call computes with ---------------------------------------------------------------
+
+    def operands(self) -> BlockOperands:
+        """The live blocks; all of them inside a scope that has a value for `whole_kernel`."""
+        whole = self._whole.operands(self.grid, self.compute_dtype)
+        live = BlockOperands(self.grid, self.blocks, self.inputs_of, self.slots_of)
+        return live if whole is None else whole
+
+    @property
+    def whole_kernel(self) -> Any:
+        """A variable `(J, I, *taps, r, c)` without a value, for gradients of dead blocks."""
+        return self._whole.variable(self.grid, self.variable_dtype)
 
     # --- the dense kernel ------------------------------------------------------------------------
 

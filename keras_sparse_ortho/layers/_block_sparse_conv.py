@@ -8,6 +8,7 @@ import keras
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
+from keras_sparse_ortho.layers._block_operands import BlockOperands
 from keras_sparse_ortho.layers._block_product import spread_blocks
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
@@ -84,7 +85,8 @@ class BlockSparseConv(BlockSparseLayer):
 
     def call(self, inputs: Any) -> Any:
         """A small convolution for each output block, over the channels that it reads."""
-        grid, axis = self.grid, self._channel_axis
+        kernel, axis = self.operands(), self._channel_axis
+        grid = kernel.grid
         padding = self.padding
         if padding == "causal":
             first = self.dilation_rate[0] * (self.kernel_size[0] - 1)
@@ -93,19 +95,19 @@ class BlockSparseConv(BlockSparseLayer):
             inputs, padding = ops.pad(inputs, ends), "valid"
         sizes = list(ops.shape(inputs))
         x = ops.reshape(inputs, (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]))
-        x = spread_blocks(x, self.inputs_of, self.slots_of, axis)
+        x = spread_blocks(x, kernel.inputs_of, kernel.slots_of, axis)
         sizes[axis] = grid.out_blocks * grid.fan_in * grid.rows
         parts = ops.split(ops.reshape(x, sizes), grid.out_blocks, axis=axis)
         outputs = [
             ops.conv(
                 part,
-                kernel,
+                taps,
                 strides=list(self.strides),
                 padding=padding,
                 dilation_rate=self.dilation_rate,
                 data_format=self.data_format,
             )
-            for part, kernel in zip(parts, self._kernels(), strict=True)
+            for part, taps in zip(parts, self._kernels(kernel), strict=True)
         ]
         result = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
         if self.bias is not None:
@@ -115,12 +117,12 @@ class BlockSparseConv(BlockSparseLayer):
             result = result + ops.reshape(self.bias, shape)
         return self.activation(result)
 
-    def _kernels(self) -> list[Any]:
+    def _kernels(self, kernel: BlockOperands) -> list[Any]:
         """`(*taps, k r, c)` for each output block."""
-        grid, rank = self.grid, self.rank
+        grid, rank = kernel.grid, self.rank
         # (J, k, *taps, r, c) to (J, *taps, k, r, c)
         order = (0, *range(2, 2 + rank), 1, rank + 2, rank + 3)
-        blocks = ops.transpose(ops.convert_to_tensor(self.blocks), order)
+        blocks = ops.transpose(ops.convert_to_tensor(kernel.blocks), order)
         shape = (*grid.taps, grid.fan_in * grid.rows, grid.cols)
         parts = ops.split(blocks, grid.out_blocks, axis=0)
         return [ops.reshape(part, shape) for part in parts]

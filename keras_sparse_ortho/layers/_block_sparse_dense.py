@@ -101,7 +101,7 @@ class BlockSparseDense(BlockSparseLayer):
         lead = ops.shape(inputs)[:-1]
         if len(lead) > 1:
             inputs = ops.reshape(inputs, (product_of(lead), self.grid.inputs))
-        x = product_features_first(ops.transpose(inputs), self.grid, self)
+        x = product_features_first(ops.transpose(inputs), self.operands())
         if self.bias is not None:
             # Not ops.add, which on TensorFlow takes a column for a row where both have one length.
             x = x + ops.expand_dims(self.bias, 1)

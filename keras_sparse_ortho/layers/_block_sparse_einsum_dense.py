@@ -118,7 +118,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         sizes.update(zip(kernel, self._kernel_shape, strict=True))
         x = ops.transpose(inputs, [data.index(letter) for letter in (*summed, *free)])
         x = ops.reshape(x, (self.grid.inputs, product_of([sizes[k] for k in free])))
-        x = product_features_first(x, self.grid, self)
+        x = product_features_first(x, self.operands())
         x = ops.reshape(x, [sizes[letter] for letter in (*made, *free)])
         now = [*made, *free]
         if self.bias is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho.layers._block_grid import BlockGrid
+from keras_sparse_ortho.layers._block_operands import BlockOperands
 from keras_sparse_ortho.layers._block_product import block_product
 
 ops = keras.ops
@@ -28,14 +28,15 @@ def is_elementwise(activation: Any) -> bool:
     return id(activation) in _ELEMENTWISE
 
 
-def product_features_first(x: Any, grid: BlockGrid, layer: Any) -> Any:
-    """`K^T x` for `x` of shape `(inputs, n)`, with the live blocks of a layer."""
+def product_features_first(x: Any, kernel: BlockOperands) -> Any:
+    """`K^T x` for `x` of shape `(inputs, n)`."""
+    grid = kernel.grid
     columns = x.shape[1] if x.shape[1] is not None else ops.shape(x)[1]
     outputs = block_product(
         ops.reshape(x, (grid.in_blocks, grid.rows, columns)),
-        layer.blocks,
-        layer.inputs_of,
-        layer.slots_of,
+        kernel.blocks,
+        kernel.inputs_of,
+        kernel.slots_of,
     )
     return ops.reshape(outputs, (grid.outputs, columns))
 

@@ -149,7 +149,11 @@ def _mean_square(weight: PrunableWeight) -> float:
     """Of the usual initializer: from its variance where that is known, else from one draw."""
     usual = usual_initializer(weight)
     if isinstance(usual, keras.initializers.VarianceScaling):
-        *taps, rows, columns = weight.shape
+        shape: tuple[int, ...] = weight.shape
+        if weight.layout is not None and isinstance(weight.owner, keras.layers.EinsumDense):
+            # It takes the fans of its equation, and not those of a convolution's kernel.
+            shape = weight.layout.canonical_shape(shape)[2:]
+        *taps, rows, columns = shape
         window = math.prod(taps)
         fans = {"fan_in": rows * window, "fan_out": columns * window}
         fan = fans.get(usual.mode, sum(fans.values()) / 2)

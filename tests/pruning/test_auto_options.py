@@ -136,6 +136,13 @@ def test_nested_models_and_operations():
 # --- taps ----------------------------------------------------------------------------------------
 
 
+def test_einsum_dense_has_the_fans_of_its_equation():
+    heads = L.EinsumDense("ab,bcd->acd", (4, 8), name="a")
+    plain = L.Dense(32, name="a")
+    found = [gains(stacked(layer, L.BatchNormalization())) for layer in (heads, plain)]
+    assert found[0] == pytest.approx(found[1])
+
+
 def test_taps_by_normalization_and_padding():
     model = stacked(
         L.Conv2D(8, 3, name="normalized"),

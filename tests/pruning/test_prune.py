@@ -11,7 +11,7 @@ from keras_sparse_ortho.errors import (
     NotPrunableError,
     UnknownWeightError,
 )
-from tests.helpers import classifier_loss
+from tests.helpers import array, classifier_loss
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -149,6 +149,15 @@ def test_sparsify_warns_where_training_is_lost():
     with pytest.warns(UserWarning, match=r"'head/kernel', which is not what its initializer Gl"):
         kso.sparsify(copied, 0.5, seed=0)
     kso.prune(model, 0.5)  # keeps what was trained
+
+
+def test_einsum_dense_draws_with_fans_of_its_own_and_is_fresh_all_the_same():
+    layer = L.EinsumDense("abc,cde->abde", (5, 4, 8), bias_axes="de", name="heads")
+    model = keras.Sequential([keras.Input((5, 128)), layer])
+    kso.sparsify(model, 0.5, seed=0)  # not a word
+    layer.kernel.assign(array(layer.kernel) + 1e-3)
+    with pytest.warns(UserWarning, match=r"'heads/kernel', which is not what its initializer Gl"):
+        kso.sparsify(model, 0.5, seed=0)
 
 
 def test_a_model_made_sparse_in_two_calls_has_lost_nothing():

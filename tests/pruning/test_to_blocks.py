@@ -151,10 +151,5 @@ def test_what_cannot_be_converted():
     with pytest.raises(ValueError, match="Adafactor keeps something"):
         kso.to_blocks(model)
     assert type(model.get_layer("hidden")) is kso.PrunableLayer
-    blocks = keras.Sequential([keras.Input((16,)), BlockSparseDense(16, density=0.5, block=4)])
-    blocks.compile("sgd", "mse", jit_compile=jit_if_quicker())
-    x = np.ones((4, 16))
-    with pytest.raises(NotPrunableError, match=r"does not move live blocks yet.*to_masked"):
-        blocks.fit(x, x, verbose=0, callbacks=[kso.callbacks.SET(frequency=1, end_step=9)])
     with pytest.raises(ValueError, match="`storage` of a parametrization"):
         kso.parametrize(network(), FixedMask(0.5), storage="auto")
