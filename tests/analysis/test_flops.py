@@ -7,7 +7,8 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.models import kernel_positions
 
 L = keras.layers
-pytestmark = pytest.mark.core
+# Shapes alone are looked at.
+pytestmark = pytest.mark.numpy_only
 
 
 def flops(model):

@@ -12,7 +12,7 @@ from keras_sparse_ortho.analysis import (
 )
 from keras_sparse_ortho.analysis._bidiagonalization import bidiagonalize
 from keras_sparse_ortho.errors import NotPrunableError
-from tests.helpers import array
+from tests.helpers import array, slow_on_jax
 
 L = keras.layers
 
@@ -165,6 +165,7 @@ def test_critical_gains_in_closed_form():
     assert critical_gain("tanh") == pytest.approx(1, abs=1e-6)
 
 
+@slow_on_jax
 def test_critical_gain_of_hard_tanh():
     from scipy.stats import norm
 
@@ -180,6 +181,7 @@ def test_critical_gain_refusals():
         critical_gain("tanh", -1)
 
 
+@slow_on_jax
 def test_critical_gain_of_a_function_of_lower_precision():
     def rounded(x):
         return keras.ops.tanh(keras.ops.cast(x, "float32"))

@@ -15,6 +15,8 @@ from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import covering_count, exact_orthogonal, least_count
 
+pytestmark = pytest.mark.numpy_only
+
 L = keras.layers
 # Of which no output need be alive; budgets that cover all outputs are in test_covering.py.
 PUBLISHED = ExactOrthogonal(start="published", seed=0)

@@ -12,6 +12,8 @@ from keras_sparse_ortho import budgets
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.orthogonal import covering_count, least_count
 
+pytestmark = pytest.mark.numpy_only
+
 L = keras.layers
 
 

@@ -6,7 +6,16 @@ import pytest
 
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.parametrizations import FixedMask
-from tests.helpers import array, classifier_loss, data, gradients, jit, moments, slow_on_jax
+from tests.helpers import (
+    array,
+    classifier_loss,
+    data,
+    gradients,
+    jit,
+    jit_if_quicker,
+    moments,
+    slow_on_jax,
+)
 from tests.layers.kinds import CASES, DENSITY, STORAGES, network
 
 pytestmark = pytest.mark.core
@@ -24,7 +33,7 @@ def weights_of(model):
 
 
 # JAX compiles the many kinds together for 20 seconds under each.
-SECOND = [pytest.mark.slow] if keras.backend.backend() == "jax" else []
+SECOND = [pytest.mark.slow]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd_momentum", marks=SECOND)])
@@ -67,8 +76,7 @@ def test_compact_storage_trains_as_masks_do(kinds):
         keras.utils.set_random_seed(1)
         model = models[storage] = network(kinds, wrap)
         x, y = data(model, 3)
-        on_jax = keras.backend.backend() == "jax"  # where all is slow that is not compiled
-        model.compile(OPTIMIZERS["adamw"](), classifier_loss(), jit_compile=on_jax)
+        model.compile(OPTIMIZERS["adamw"](), classifier_loss(), jit_compile=jit_if_quicker())
         history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
         losses.append(history.history["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-5)
@@ -109,7 +117,8 @@ def test_a_full_mask_trains_exactly_as_the_plain_layer(kinds):
         for parametrization in [p for la in model.layers for p in _parametrizations(la)]:
             parametrization.assign_mask(np.ones(parametrization.weight.shape, dtype=bool))
         x, y = data(model, 3)
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), classifier_loss())
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        model.compile(optimizer, classifier_loss(), jit_compile=jit_if_quicker())
         history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
         kept = [v for v in model.weights if "mask" not in v.name and "seed" not in v.name]
         return history.history["loss"], [array(v) for v in kept]
@@ -127,11 +136,12 @@ def _parametrizations(layer):
 
 @pytest.mark.parametrize("storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kinds", CASES)
+@slow_on_jax
 def test_saving_cloning_and_weights_files_keep_masks_and_outputs(kinds, storage, tmp_path):
     wrap = STORAGES[storage]
     model = network(kinds, wrap)
     x, y = data(model, 3)
-    model.compile("adam", classifier_loss())
+    model.compile("adam", classifier_loss(), jit_compile=jit_if_quicker())
     model.fit(x, y, verbose=0)
     expected = model.predict(x, verbose=0)
     masks = [w.parametrization.mask_value() for w in weights_of(model)]

@@ -141,6 +141,7 @@ def test_float16_and_bfloat16_layers():
         assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
 
 
+@pytest.mark.slow  # as with the parametrizations
 def test_steps_per_execution_gives_the_same_weights():
     results = []
     for steps in (1, 4):

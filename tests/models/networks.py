@@ -1,6 +1,7 @@
 """Models of every structure that whole-model functions are tested with."""
 
 import keras
+import pytest
 
 import keras_sparse_ortho as kso
 
@@ -125,6 +126,15 @@ MODELS = {
         written,
     )
 }
+
+# For tests that trace or differentiate the whole network: on JAX one is enough in every run.
+_HEAVY = ("nested", "composite", "recurrent_and_attention")
+HEAVY_ARE_SLOW_ON_JAX = [
+    pytest.param(name, marks=pytest.mark.slow)
+    if keras.backend.backend() == "jax" and name in _HEAVY
+    else name
+    for name in MODELS
+]
 
 
 def wrappers(model):

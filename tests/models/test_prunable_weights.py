@@ -6,12 +6,17 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
-from tests.models.networks import MODELS, nested_and_shared, sequential
+from tests.models.networks import (
+    HEAVY_ARE_SLOW_ON_JAX,
+    MODELS,
+    nested_and_shared,
+    sequential,
+)
 
 pytestmark = pytest.mark.core
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", HEAVY_ARE_SLOW_ON_JAX)
 def test_paths_and_flops_are_the_same_before_and_after_wrapping(name):
     model = MODELS[name]()
     before = kso.prunable_weights(model, flops=True)

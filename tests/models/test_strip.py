@@ -13,7 +13,13 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from tests.helpers import array
-from tests.models.networks import MODELS, SHAPE, sequential, wrappers
+from tests.models.networks import (
+    HEAVY_ARE_SLOW_ON_JAX,
+    MODELS,
+    SHAPE,
+    sequential,
+    wrappers,
+)
 
 L = keras.layers
 
@@ -29,7 +35,7 @@ def trained(make, seed=0):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", HEAVY_ARE_SLOW_ON_JAX)
 def test_equal_outputs_and_nothing_of_ours(name):
     model, x = trained(MODELS[name])
     assert wrappers(model)

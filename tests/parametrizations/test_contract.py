@@ -103,7 +103,7 @@ def test_resumed_training_with_another_optimizer(tmp_path):
 
 # At every step for some method in each run; all pairs among the slow tests.
 KILLS = [
-    pytest.param(method, at, marks=[] if (k + n) % 4 == 0 else pytest.mark.slow)
+    pytest.param(method, at, marks=[] if (k + n) % 8 == 0 else pytest.mark.slow)
     for k, at in enumerate((1, 5, 6, 11))
     for n, method in enumerate(METHODS)
 ]

@@ -6,7 +6,7 @@ import keras_sparse_ortho as kso
 from tests.parametrizations.models import compiled, fit
 
 
-@pytest.mark.parametrize("method", ["magnitude", "soft"])
+@pytest.mark.parametrize("method", ["soft", pytest.param("magnitude", marks=pytest.mark.slow)])
 def test_steps_per_execution_ends_with_the_same_counts(method):
     model = compiled(method, steps_per_execution=4)
     fit(model, method, epochs=4)

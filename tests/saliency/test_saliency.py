@@ -9,7 +9,7 @@ from keras_sparse_ortho import budgets, saliency
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.saliency import saliency_by_name
 from tests.helpers import array, classifier_loss
-from tests.models.networks import MODELS
+from tests.models.networks import HEAVY_ARE_SLOW_ON_JAX, MODELS
 
 L = keras.layers
 JIT = keras.backend.backend() == "jax"  # eager JAX is slow; XLA on TensorFlow compiles for long
@@ -165,7 +165,7 @@ def quick_compilation():
 
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.filterwarnings("ignore:Layer collapse")  # of query and key kernels, by SNIP
-@pytest.mark.parametrize("structure", list(MODELS))
+@pytest.mark.parametrize("structure", HEAVY_ARE_SLOW_ON_JAX)
 def test_every_structure(structure):
     model = MODELS[structure]()
     model.compile(loss=classifier_loss(), jit_compile=JIT)

@@ -135,7 +135,12 @@ print("good", "3" if before is keras.Model else "2")
         # The wing after Keras 3 work: see tests/test_import.py as well.
         ("", "keras_2, keras_3, keras_2", "3"),
         # Who imports TFMOT first has chosen otherwise, and it stays so.
-        ("import tensorflow_model_optimization", "keras_2, keras_3", "2"),
+        pytest.param(
+            "import tensorflow_model_optimization",
+            "keras_2, keras_3",
+            "2",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_two_kerases_in_one_process(first, order, version, tmp_path):
