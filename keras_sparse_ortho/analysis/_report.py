@@ -84,6 +84,8 @@ def _drawn_by(weight: PrunableWeight) -> SparseInitializer | None:
 
 
 def _is_as_drawn(weight: PrunableWeight) -> bool:
+    if weight.stored is not None and weight.parametrization is None:
+        return weight.stored.is_as_drawn()
     drawn_by = _drawn_by(weight)
     if drawn_by is None or drawn_by.isometry is None:
         return False

@@ -60,8 +60,14 @@ def allocate(
     if total < sum(least):
         what = "exactly orthogonal kernels" if orthogonal else "a live entry in every weight"
         what += " and the weights that stay dense" if dense else ""
+        most, weight = max(
+            ((few, w) for few, w, full in zip(least, weights, given, strict=True) if not full),
+            key=lambda pair: pair[0],
+            default=(0, weights[0]),
+        )
         raise BudgetError(
-            f"The least global density that leaves room for {what} is {sum(least) / size:.6g}. "
+            f"The least global density that leaves room for {what} is {sum(least) / size:.6g}; "
+            f"most needs '{weight.path}', {most} of its {weight.size} entries. "
             f"Received: density={density!r}"
         )
     wanted = [share * weight.size for share, weight in zip(relative, weights, strict=True)]

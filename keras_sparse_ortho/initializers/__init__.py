@@ -25,6 +25,7 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
 from keras_sparse_ortho.initializers._sparse_initializer import (
     are_weights_set_later as are_weights_set_later,
 )
+from keras_sparse_ortho.initializers._sparse_initializer import numpy_dtype as numpy_dtype
 from keras_sparse_ortho.initializers._sparse_initializer import (
     weights_set_later as weights_set_later,
 )

@@ -47,6 +47,9 @@ class StoredKernel(Protocol):
     def mask_value(self) -> np.ndarray:
         """Which entries of the dense kernel are live."""
 
+    def is_as_drawn(self) -> bool:
+        """Whether the kernel is still what an orthogonal initializer has drawn."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrunableWeight:

@@ -10,8 +10,10 @@ import numpy as np
 from keras_sparse_ortho._backend import to_numpy
 from keras_sparse_ortho._checks import check_density, check_seed
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
+from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import KernelLayout, StoredKernel
 from keras_sparse_ortho.layers._block_functions import (
+    EXACT_ORTHOGONAL,
     check_kernel_functions,
     draw_blocks,
     on_columns,
@@ -20,7 +22,9 @@ from keras_sparse_ortho.layers._block_functions import (
 )
 from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, pattern_of
 from keras_sparse_ortho.layers._block_operands import BlockOperands, WholeKernel
+from keras_sparse_ortho.layers._stored_blocks import StoredBlocks, as_stored, check_stored
 from keras_sparse_ortho.orthogonal import slots_of
+from keras_sparse_ortho.parametrizations import digest
 
 ops = keras.ops
 
@@ -62,6 +66,7 @@ class BlockKernel(keras.layers.Layer):
         check_kernel_functions(self.kernel_regularizer)
         self._grid: BlockGrid | None = None
         self._whole = WholeKernel()
+        self._drawn_digest: int | None = None
 
     def _add_blocks(self, shape: tuple[int, ...], layout: KernelLayout) -> None:
         """Makes the variables for a kernel of the namesake's shape."""
@@ -83,6 +88,8 @@ class BlockKernel(keras.layers.Layer):
         )
         self.inputs_of = self._add_indices("inputs_of", pattern)
         self.slots_of = self._add_indices("slots_of", slots_of(pattern, self._grid.in_blocks))
+        if self.kernel_initializer == EXACT_ORTHOGONAL and not are_weights_set_later():
+            self._drawn_digest = digest(as_stored(values, self.variable_dtype))
 
     def _fitting_grid(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> BlockGrid:
         if self._given is None:
@@ -228,7 +235,29 @@ class BlockKernel(keras.layers.Layer):
 
     def stored_kernels(self) -> dict[str, StoredKernel]:
         """What `prunable_weights` lists: the kernel, by the name that it has in the namesake."""
-        return {"kernel": _StoredBlocks(self)}
+        return {"kernel": StoredBlocks(self)}
+
+    # --- whether it is still orthogonal ----------------------------------------------------------
+
+    def mark_as_drawn(self) -> None:
+        """Notes that the live blocks are what an orthogonal initializer has drawn."""
+        self._drawn_digest = digest(to_numpy(self.blocks))
+
+    def is_as_drawn(self) -> bool:
+        """Whether the live blocks are, bit by bit, what an orthogonal initializer has drawn."""
+        drawn = self._drawn_digest
+        return drawn is not None and drawn == digest(to_numpy(self.blocks))
+
+    def get_build_config(self) -> dict[str, Any]:
+        """Input shape, and what tells whether loaded blocks are as they were drawn."""
+        return {**super().get_build_config(), "drawn_digest": self._drawn_digest}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds for that shape."""
+        config = dict(config)
+        drawn_digest = config.pop("drawn_digest", None)
+        super().build_from_config(config)
+        self._drawn_digest = drawn_digest
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -244,23 +273,7 @@ class BlockKernel(keras.layers.Layer):
             ValueError: A file with other variables, or with indices that are out of range, doubled
                 or not regular both ways.
         """
-        wanted = {variable.name: tuple(variable.shape) for variable in self.weights}
-        found = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
-        if found != wanted:
-            raise ValueError(
-                f"The file does not fit the layer '{self.name}', which has {wanted}. "
-                f"Received: {found}"
-            )
-        try:
-            pattern = self.grid.check_pattern(np.array(store["inputs_of"]))
-            slots = slots_of(pattern, self.grid.in_blocks)
-            if not np.array_equal(slots, np.array(store["slots_of"])):
-                raise ValueError(
-                    "`slots_of` must list where `inputs_of` names each input block. "
-                    "Received: other slots"
-                )
-        except ValueError as error:
-            raise ValueError(f"The file is damaged at the layer '{self.name}': {error}") from None
+        check_stored(self, store)
         for variable in self.weights:
             variable.assign(store[variable.name])
 
@@ -277,19 +290,6 @@ class BlockKernel(keras.layers.Layer):
             "gain": self.gain,
             "seed": self.seed,
         }
-
-
-class _StoredBlocks:
-    """The `StoredKernel` of a layer."""
-
-    def __init__(self, layer: BlockKernel) -> None:
-        self._layer = layer
-        self.variable = layer.blocks
-        self.shape = layer._kernel_shape
-        self.layout: KernelLayout | None = layer._layout
-        self.live = layer.grid.live
-        self.value: Callable[[], np.ndarray] = layer.kernel_value
-        self.mask_value: Callable[[], np.ndarray] = layer.mask_value
 
 
 def _constant(value: np.ndarray) -> Callable[..., Any]:

@@ -131,6 +131,8 @@ def _fill(new: BlockSparseLayer, wrapper: PrunableLayer) -> None:
         new.build(wrapper.layer.get_build_config()["input_shape"])
     own = wrapper.parametrizations["kernel"]
     new.set_kernel(own.weight.value(), own.mask_value())
+    if isinstance(own, FixedMask) and own.is_as_drawn():
+        new.mark_as_drawn()
     if new.bias is not None:
         new.bias.assign(keras.ops.copy(wrapper.layer.bias.value))
 

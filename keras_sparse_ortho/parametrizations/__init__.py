@@ -6,6 +6,7 @@ from keras_sparse_ortho.parametrizations._channel_soft_threshold import (
 from keras_sparse_ortho.parametrizations._compact_checks import refuse_compact as refuse_compact
 from keras_sparse_ortho.parametrizations._compact_mask import CompactMask as CompactMask
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask as FixedMask
+from keras_sparse_ortho.parametrizations._fixed_mask import digest as digest
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
     LearntThreshold as LearntThreshold,
 )

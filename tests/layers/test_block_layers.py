@@ -125,6 +125,46 @@ def test_prunable_weights_and_report():
 
 
 @pytest.mark.core
+def test_report_shows_the_orthogonality_of_blocks_as_long_as_they_are_as_drawn(tmp_path):
+    structure = kso.Block(8, 8, regular=True)
+    dense = keras.Sequential([keras.Input((32,)), L.Dense(64, name="a"), L.Dense(32, name="b")])
+    model = kso.sparsify(dense, 0.25, "uniform", structure=structure, storage="auto", seed=0)
+    own = BlockSparseDense(32, density=0.25, block=8, gain=2.0, seed=1, name="c")
+    other = BlockSparseDense(
+        32, density=0.25, block=8, kernel_initializer="he_normal", seed=1, name="d"
+    )
+    model = keras.Sequential([keras.Input((32,)), *model.layers, own, other])
+
+    def errors(model):
+        return [row.orthogonality_error for row in kso.report(model).rows]
+
+    model.save(tmp_path / "drawn.keras")
+    for found in (model, keras.models.load_model(tmp_path / "drawn.keras")):
+        *drawn, last = errors(found)
+        assert max(drawn) < 1e-6
+        assert last is None
+    own.blocks.assign(array(own.blocks) * 1.5)
+    assert [error is None for error in errors(model)] == [False, False, True, True]
+    assert kso.report(model, orthogonality="all").rows[2].orthogonality_error < 1e-6
+    model.save(tmp_path / "changed.keras")
+    loaded = keras.models.load_model(tmp_path / "changed.keras")
+    assert [error is None for error in errors(loaded)] == [False, False, True, True]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_full_kernel_of_blocks_is_the_plain_layer(dtype):
+    """All blocks live, as the wrapper's contract has it for a mask of all ones."""
+    block = BlockSparseDense(24, "tanh", density=1.0, block=8, seed=0, dtype=dtype)
+    x = np.random.default_rng(0).normal(size=(5, 16)).astype("float32")
+    expected = array(keras.ops.cast(block(x), "float32"))
+    assert block.density == 1.0
+    assert block.is_as_drawn()
+    found = array(keras.ops.cast(block.to_dense_layer()(x), "float32"))
+    np.testing.assert_allclose(expected, found, atol=1e-6 if dtype == "float32" else 2e-2)
+
+
+@pytest.mark.core
 def test_model_written_as_a_class():
     @keras.saving.register_keras_serializable(package="test_block_layers")
     class Net(keras.Model):

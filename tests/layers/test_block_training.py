@@ -119,22 +119,32 @@ def test_blocks_of_short_floats():
     assert kso.strip(model).layers[0].kernel.dtype == "bfloat16"
 
 
-@pytest.mark.jax_only
-@pytest.mark.parametrize("platform", ["tpu", "cuda"])
-def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_host(platform):
-    import jax
-
-    from keras_sparse_ortho.layers import _block_product
-
-    # So many columns that a processor would get several chunks.
+def wide_matrices():
+    """Two dense layers, with so many columns that a processor would get several chunks."""
     layers = [
         BlockSparseDense(256, "relu", density=0.25, block=32, name="a"),
         BlockSparseDense(256, density=0.25, block=32, name="b"),
     ]
-    model = keras.Sequential([keras.Input((256,)), *layers])
+    return keras.Sequential([keras.Input((256,)), *layers]), (8192, 256)
+
+
+def convolutions():
+    layers = [
+        BlockSparseConv2D(
+            64, 3, 2, "same", activation="relu", density=0.25, block=16, name="a", seed=0
+        ),
+        BlockSparseConv2D(64, 3, density=0.25, block=16, name="b", seed=1),
+    ]
+    return keras.Sequential([keras.Input((8, 8, 64)), *layers]), (32, 8, 8, 64)
+
+
+def lowered(model, shape):
+    """The compiled train step of a model, as text for each platform."""
+    import jax
+
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
-    x = jax.ShapeDtypeStruct((8192, 256), "float32")
+    x = jax.ShapeDtypeStruct(shape, "float32")
 
     def step(trainable, fixed, slots, x):
         def loss(trainable):
@@ -153,13 +163,25 @@ def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_
         )
     ]
     traced = jax.jit(step).trace(*state, x)
-    assert _block_product._chunks(np.zeros((8, 32, 8192), "float32"), layers[0].inputs_of) > 1
-    text = traced.lower(lowering_platforms=(platform,)).as_text()
-    assert "stablehlo.gather" in text
-    for word in ("scatter", "callback", "stablehlo.while", "dynamic"):
-        assert word not in text.replace("dynamic_slice", ""), word
-    assert "?x" not in text  # no size is left open
-    assert "while" in traced.lower(lowering_platforms=("cpu",)).as_text()
+    return {p: traced.lower(lowering_platforms=(p,)).as_text() for p in ("tpu", "cuda", "cpu")}
+
+
+@pytest.mark.jax_only
+@pytest.mark.parametrize("make", [wide_matrices, convolutions])
+def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_host(make):
+    from keras_sparse_ortho.layers import _block_product
+
+    model, shape = make()
+    text = lowered(model, shape)
+    for platform in ("tpu", "cuda"):
+        assert "stablehlo.gather" in text[platform]
+        for word in ("scatter", "callback", "stablehlo.while", "dynamic"):
+            assert word not in text[platform].replace("dynamic_slice", ""), word
+        assert "?x" not in text[platform]  # no size is left open
+    if make is wide_matrices:
+        one = np.zeros((8, 32, 8192), "float32")
+        assert _block_product._chunks(one, model.layers[0].inputs_of) > 1
+        assert "while" in text["cpu"]
 
 
 def trained_on_devices():
