@@ -7,10 +7,11 @@ r"""Time of a training step on live blocks against the dense model and the maske
 
 Appends a line for each rival to `results/blocks.jsonl` and writes `results/blocks.md` from all of
 them, the last of each kind. Rivals are the dense model, a second dense model, whose ratio to the
-first is the noise of the measurement, the model with fixed masks of the same density, and the model
-on blocks of each size. All are in one process and train in turn, with Adam; medians, by the clock
-and by the time that the cores have worked. `fit` trains on JAX and torch; on TensorFlow the train
-function of `fit`, as repeated short calls of `fit` wait there now and then.
+first is the noise of the measurement, the model with fixed masks of the same density in masked and
+in compact storage, and the model on blocks of each size. All are in one process and train in turn,
+with Adam; medians, by the clock and by the time that the cores have worked. `fit` trains on JAX and
+torch; on TensorFlow the train function of `fit`, as repeated short calls of `fit` wait there now
+and then.
 
 The machine must be quiet for the times by the clock.
 """
@@ -30,17 +31,24 @@ from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
 
 L = keras.layers
 SEQUENCE = 128  # tokens in a sample of the Transformer's block
+BYTES = {"bool": 1, "int32": 4, "int64": 8, "uint32": 4, "float32": 4}
+MASKS = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
 
 
 def dense_layer(units, activation, name, rival, **options):
-    """A Dense layer: plain, masked, or of live blocks."""
+    """A Dense layer: plain, masked, compact, or of live blocks."""
     plain = {"activation": activation, "name": name}
     if isinstance(rival, int):
         return BlockSparseDense(units, block=rival, seed=0, **options, **plain)
     layer = L.Dense(units, kernel_initializer="lecun_normal", **plain)
-    if rival != "masked":
+    return wrapped(layer, rival, options["density"])
+
+
+def wrapped(layer, rival, density):
+    """A layer as it is, or in a wrapper that masks it."""
+    if rival not in MASKS:
         return layer
-    return kso.PrunableLayer(layer, kso.FixedMask(options["density"]))
+    return kso.PrunableLayer(layer, MASKS[rival](density))
 
 
 def mlp(width, rival, density):
@@ -68,8 +76,7 @@ def stage(size, channels, rival, density):
         options = {"padding": "same", "use_bias": False, "name": name}
         if isinstance(rival, int):
             return BlockSparseConv2D(channels, 3, density=density, block=rival, seed=0, **options)
-        layer = L.Conv2D(channels, 3, **options)
-        return layer if rival != "masked" else kso.PrunableLayer(layer, kso.FixedMask(density))
+        return wrapped(L.Conv2D(channels, 3, **options), rival, density)
 
     inputs = keras.Input((size, size, channels))
     x = L.ReLU()(L.BatchNormalization()(convolution("c0")(inputs)))
@@ -119,10 +126,18 @@ def live(model):
     return sum(w.live for w in weights) / sum(w.size for w in weights)
 
 
+def state_mib(model):
+    """What is kept from step to step: weights, masks, places, and the optimizer's moments."""
+    # By their shapes: on JAX `fit` holds the values.
+    variables = [*model.variables, *model.optimizer.variables]
+    sizes = [np.prod(v.shape, dtype=np.int64) * BYTES[v.dtype] for v in variables]
+    return float(sum(sizes)) / 2**20
+
+
 def measure(name, batch, density, blocks, args):
     """Rows of the result file for one model, batch and density."""
     keras.utils.set_random_seed(0)
-    rivals = {"dense": "dense", "dense again": "dense", "masked": "masked"}
+    rivals = {"dense": "dense", "dense again": "dense", **{name: name for name in MASKS}}
     rivals.update({f"blocks {size}": size for size in blocks})
     models, steps = {}, {}
     for title, rival in rivals.items():
@@ -144,6 +159,7 @@ def measure(name, batch, density, blocks, args):
             "density": density,
             "rival": title,
             "live": parts[title],
+            "state_mib": state_mib(models[title]),
             "wall_ms": 1e3 * its_wall / args.steps,
             "cpu_ms": 1e3 * its_cpu / args.steps,
             "wall_ratio": its_wall / wall,
@@ -165,17 +181,19 @@ def page(lines):
         [
             *(str(line[k]) for k in ("setting", "model", "batch", "density", "rival")),
             f"{line['live']:.4f}",
+            f"{line['state_mib']:.1f}",
             *(f"{line[k]:.2f}" for k in ("wall_ms", "cpu_ms")),
             *(f"{line[k]:.3f}" for k in ("wall_ratio", "cpu_ratio")),
         ]
         for line in last.values()
     ]
     places = "; ".join(sorted({f"{line['machine']}, Keras {line['keras']}" for line in lines}))
-    header = ["setting", "model", "batch", "density", "rival", "live"]
+    header = ["setting", "model", "batch", "density", "rival", "live", "state [MiB]"]
     header += ["step [ms]", "cores [ms]", "ratio", "ratio of cores"]
     text = f"# Training step on live blocks against the dense model\n\n{places}. Adam, float32. "
     text += "Medians of interleaved samples in one process; ratios to the dense model. "
-    text += '"dense again" is the noise. "cores" is the time that all cores have worked.\n\n'
+    text += '"dense again" is the noise. "cores" is the time that all cores have worked, '
+    text += '"state" is weights, masks, places and moments.\n\n'
     return text + markdown(header, rows)
 
 

@@ -1,0 +1,78 @@
+"""Draws step time and memory over density from what bench_blocks.py has measured.
+
+    python benchmarks/blocks_picture.py                                    # docs/faster.png
+    python benchmarks/blocks_picture.py --setting "tensorflow XLA" --model mlp2048 --out other.png
+
+Takes the last lines of `results/blocks.jsonl` for one backend, model and batch.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from timing import RESULTS
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+STYLES = {
+    "dense": ("dense", "#8a8f98", "-"),
+    "masked": ("masked", "#b8860b", "--"),
+    "compact": ("compact", "#2e86ab", "-."),
+    "blocks 32": ("blocks of 32", "#d1495b", "-"),
+    "blocks 64": ("blocks of 64", "#8f2d56", "-"),
+}
+
+
+def last_lines(setting, model, batch):
+    """`{(rival, density): line}`."""
+    with (RESULTS / "blocks.jsonl").open(encoding="utf-8") as stream:
+        lines = [json.loads(line) for line in stream]
+    wanted = (setting, model, batch)
+    return {
+        (line["rival"], line["density"]): line
+        for line in lines
+        if (line["setting"], line["model"], line["batch"]) == wanted
+    }
+
+
+def draw(lines, title):
+    """Two panels: wall clock of a step, and state, relative to the dense model."""
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    panels = figure.subplots(1, 2)
+    densities = sorted({density for _, density in lines})
+    for rival, (label, color, dash) in STYLES.items():
+        found = [lines[rival, d] for d in densities if (rival, d) in lines]
+        # Blocks are drawn at the density that they have.
+        x = [line["density"] if rival == "dense" else line["live"] for line in found]
+        for panel, key in zip(panels, ("wall_ms", "state_mib"), strict=True):
+            dense = [lines["dense", line["density"]][key] for line in found]
+            y = [line[key] / base for line, base in zip(found, dense, strict=True)]
+            panel.plot(x, y, dash, color=color, label=label, marker="o", markersize=4)
+    for panel, name in zip(
+        panels, ("time of a training step", "weights and optimizer"), strict=True
+    ):
+        panel.set(title=name, xlabel="density (live fraction)", ylim=(0, None))
+        panel.set_xticks(densities, [f"{d:g}" for d in densities])
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("dense network = 1")
+    panels[0].legend(frameon=False, fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--setting", default="jax")
+    parser.add_argument("--model", default="mlp2048")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=DOCS / "faster.png")
+    args = parser.parse_args()
+    lines = last_lines(args.setting, args.model, args.batch)
+    if not lines:
+        parser.error(f"bench_blocks.py has not measured {args.setting}, {args.model}, {args.batch}")
+    about = f"{args.setting}, {args.model}, batch {args.batch}, {lines['dense', 0.1]['machine']}"
+    draw(lines, about).savefig(args.out, dpi=150)
+
+
+if __name__ == "__main__":
+    main()
