@@ -22,7 +22,9 @@ import json
 import os
 import pathlib
 import statistics
+import time
 import tomllib
+from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # AI's many small products: with two threads that wait for each other they take 100 times as long.
@@ -58,6 +60,7 @@ def build(
     dense = NETWORKS[net](data.x_train.shape[1:], data.classes, options)
     frequency = min(options["frequency"], max(steps // 10, 1))
     plan = {"density": density, "seed": seed, "steps": steps, "frequency": frequency}
+    plan["include"] = options.get("include")
     plan |= {"data": (data.x_train, data.y_train), "batch_size": options["batch_size"]}
     if "activation" in options:
         plan["gain"] = kso.analysis.critical_gain(options["activation"], options["bias_std"])
@@ -73,9 +76,34 @@ def build(
     return model, callbacks, plan
 
 
+class Curve(keras.callbacks.Callback):
+    """Seconds of training in each epoch, and the test accuracy after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points: list[tuple[float, float]] = []
+        self._began = self._trained = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Starts the clock."""
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Waits for the device."""
+        assert logs is not None
+        float(logs["loss"])
+        self._trained = time.perf_counter() - self._began
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Notes both."""
+        assert logs is not None
+        self.points.append((self._trained, float(logs["val_accuracy"])))
+
+
 def fit(model: keras.Model, callbacks: list, data: Dataset, options: dict) -> None:
     """Trains on whole batches: one compilation."""
     kept = len(data.x_train) // options["batch_size"] * options["batch_size"]
+    tested = any(isinstance(callback, Curve) for callback in callbacks)
     model.fit(
         data.x_train[:kept],
         data.y_train[:kept],
@@ -83,6 +111,8 @@ def fit(model: keras.Model, callbacks: list, data: Dataset, options: dict) -> No
         epochs=options["epochs"],
         verbose=0,
         callbacks=callbacks,
+        validation_data=(data.x_test, data.y_test) if tested else None,
+        validation_batch_size=500,
     )
 
 
@@ -113,7 +143,8 @@ def train(
     """One run: a fresh network, the method, training, the test set."""
     keras.utils.clear_session()
     model, callbacks, plan = build(net, method, density, seed, data, options, learning_rate)
-    fit(model, callbacks, data, options)
+    curve = Curve()
+    fit(model, [*callbacks, curve] if options.get("curve") else callbacks, data, options)
     accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
     if method == "str":
         plan["budget_file"].parent.mkdir(parents=True, exist_ok=True)
@@ -133,6 +164,7 @@ def train(
         "learning_rate": learning_rate,
         "jit": options["jit"],
         "backend": keras.backend.backend(),
+        **({"curve": curve.points} if curve.points else {}),
     }
 
 
@@ -222,7 +254,8 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
         append(lines, run)
 
 
-def _mean(values: list[float], scale: float = 1.0) -> str:
+def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
+    """As text; of one value itself."""
     mean = scale * statistics.mean(values)
     if len(values) == 1:
         return f"{mean:.2f}"
@@ -245,7 +278,7 @@ def table(runs: list[Run], ratios: dict[str, float]) -> str:
             [
                 "1" if density is None else f"{density}",
                 method,
-                _mean([run["accuracy"] for run in mine], 100),
+                mean_and_deviation([run["accuracy"] for run in mine], 100),
                 f"{len(mine)}",
                 f"{np.mean([run['live'] / run['size'] for run in mine]):.4f}",
                 f"{flops:.3f}",
@@ -295,7 +328,12 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
 
 
 def command_line(
-    arguments: list[str] | None, name: str, title: str, nets: list[str] | None, tune: bool
+    arguments: list[str] | None,
+    name: str,
+    title: str,
+    nets: list[str] | None,
+    tune: bool,
+    summary: Callable[[pathlib.Path], str] | None = None,
 ) -> None:
     """Runs what is asked for, and writes the table.
 
@@ -305,6 +343,7 @@ def command_line(
         title: Of the table.
         nets: The networks by default; `None` for all.
         tune: Whether learning rates are chosen by default.
+        summary: What makes the table, if not `summarize`.
     """
     settings = tomllib.loads((HERE / f"{name}.toml").read_text())
     parser = argparse.ArgumentParser(description=title)
@@ -328,8 +367,8 @@ def command_line(
         options |= {"jit": not given.no_jit, "budgets": out.parent / "budgets", "tune": given.tune}
         options |= {key: getattr(given, key) for key in ("epochs", "depth") if getattr(given, key)}
         data = load(given.dataset or options["dataset"])
-        if given.samples:
-            cut = slice(given.samples)
+        if samples := given.samples or options.get("samples"):
+            cut = slice(samples)
             parts = (data.x_train[cut], data.y_train[cut], data.x_test[cut], data.y_test[cut])
             data = Dataset(data.name, *parts)
         grid = {
@@ -338,7 +377,7 @@ def command_line(
             "seeds": given.seeds or options["seeds"],
         }
         run_missing(out, net, grid, data, options)
-    text = summarize(out, settings, title)
+    text = summarize(out, settings, title) if summary is None else summary(out)
     out.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
 

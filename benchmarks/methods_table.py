@@ -65,7 +65,14 @@ def sparse(name: str, model: Any, plan: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         # Their number stands in the table.
         warnings.filterwarnings("ignore", "These kernels have outputs", UserWarning)
-        return kso.sparsify(model, plan["density"], "erk", pattern, seed=plan["seed"])
+        return kso.sparsify(
+            model,
+            plan["density"],
+            "erk",
+            pattern,
+            seed=plan["seed"],
+            include=plan.get("include"),
+        )
 
 
 def fixed(name: str) -> Method:
@@ -81,6 +88,31 @@ def rigl_from(name: str) -> Method:
             plan["data"], plan["batch_size"], plan["frequency"], 0.3, seed=plan["seed"]
         )
         return sparse(name, model, plan), [callback]
+
+    return method
+
+
+def blocks_of(size: int, moved: bool = False) -> Method:
+    """Live blocks of `size x size`, exactly orthogonal, stored and computed as such; RigL on them.
+
+    Regular blocks have few densities: the nearest that all kernels can have.
+    """
+
+    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+        model = kso.sparsify(
+            model,
+            plan["density"],
+            "uniform",
+            ExactOrthogonal(gain="auto"),
+            structure=kso.Block(size, size, regular=True),
+            storage="auto",
+            seed=plan["seed"],
+            include=plan.get("include"),
+        )
+        if not moved:
+            return model, []
+        options = {"frequency": plan["frequency"], "fraction": 0.3, "seed": plan["seed"]}
+        return model, [kso.callbacks.RigL(plan["data"], plan["batch_size"], **options)]
 
     return method
 
@@ -182,6 +214,8 @@ METHODS: dict[str, Method] = {
     "rigl": rigl_from("eoi_erk"),
     "rigl_auto": rigl_from("eoi_auto"),
     "rigl_random": rigl_from("base_erk"),
+    **{f"blocks_{size}": blocks_of(size) for size in (16, 32, 64)},
+    "rigl_blocks_32": blocks_of(32, moved=True),
 }
 """By name, in the order in which they are run: `str` before what takes its budget."""
 

@@ -82,6 +82,28 @@ def deep_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> k
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
+def wide_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+    """A projection to `width` units, `depth` square layers with ReLU, a head."""
+    width = options["width"]
+    layers = [L.Dense(width, activation="relu", name=f"h{k}") for k in range(options["depth"])]
+    stem = L.Dense(width, activation="relu", name="stem")
+    return keras.Sequential(
+        [keras.Input(shape), L.Flatten(), stem, *layers, L.Dense(classes, name="head")]
+    )
+
+
+def wide_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+    """Patches of 4 x 4 pixels, then `depth` 3x3 convolutions, the first with stride 2."""
+    width = options["width"]
+    x = inputs = keras.Input(shape)
+    x = L.ReLU()(_normalization("stem_norm")(_convolution(width, 4, 4, "stem")(x)))
+    for k in range(options["depth"]):
+        x = _convolution(width, 3, 1 if k else 2, f"h{k}")(x)
+        x = L.ReLU()(_normalization(f"norm_{k}")(x))
+    x = L.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, L.Dense(classes, name="head")(x))
+
+
 Network = Callable[[tuple[int, ...], int, dict[str, Any]], keras.Model]
 
 NETWORKS: dict[str, Network] = {
@@ -90,4 +112,6 @@ NETWORKS: dict[str, Network] = {
     "deep_mlp": deep_mlp,
     "deep_mlp_relu": deep_mlp,
     "deep_cnn": deep_cnn,
+    "wide_mlp": wide_mlp,
+    "wide_cnn": wide_cnn,
 }

@@ -1,0 +1,92 @@
+"""Accuracy of networks on live blocks, and epochs and seconds to 88% of Fashion-MNIST's test set.
+
+    KERAS_BACKEND=jax python benchmarks/faster.py                  # about two hours of two cores
+    KERAS_BACKEND=jax python benchmarks/faster.py --net wide_mlp --densities 0.1
+    python benchmarks/faster.py --summary                          # the table of what is there
+
+A wide MLP and a wide CNN (`faster.toml`): dense; with single live entries in masks (`eoi_auto`); on
+live blocks of 16, 32 and 64; RigL on blocks of 32. Each method at the learning rate that it chooses
+on a validation split. Every finished run is a line of `results/faster.jsonl`, and is not repeated.
+The tables go to `results/faster.md`. Seconds are those of training alone, from the median epoch but
+the first, which compiles; the machine should be quiet for them.
+"""
+
+import itertools
+import json
+import pathlib
+import statistics
+import tomllib
+from typing import Any
+
+from methods import HERE, command_line, finished, identity, mean_and_deviation
+from methods_table import DENSE, METHODS
+from timing import machine, markdown
+
+GOAL = 0.88
+
+
+def epochs_to_goal(run: dict[str, Any]) -> int | None:
+    """After how many epochs the test accuracy has reached `GOAL`; `None` for never."""
+    accuracies = [accuracy for _, accuracy in run["curve"]]
+    return next((k + 1 for k, accuracy in enumerate(accuracies) if accuracy >= GOAL), None)
+
+
+def seconds(run: dict[str, Any]) -> float:
+    """Of an epoch."""
+    return statistics.median(second for second, _ in run["curve"][1:])
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """A row for each density and method."""
+    rows = []
+    densities = sorted({run["density"] for run in runs if run["method"] not in DENSE})
+    for density, method in itertools.product([None, *reversed(densities)], METHODS):
+        mine = [run for run in runs if identity(run)[2:4] == (method, density)]
+        if not mine:
+            continue
+        reached = [epochs_to_goal(run) for run in mine]
+        there = [epochs for epochs in reached if epochs is not None]
+        needed = (
+            statistics.mean(
+                e * seconds(run) for e, run in zip(reached, mine, strict=True) if e is not None
+            )
+            if there
+            else None
+        )
+        rows.append(
+            [
+                "1" if density is None else f"{density}",
+                method,
+                mean_and_deviation([run["accuracy"] for run in mine], 100),
+                f"{len(mine)}",
+                f"{len(there)} of {len(mine)}",
+                f"{statistics.mean(there):.1f}" if there else "-",
+                f"{statistics.mean(map(seconds, mine)):.2f}",
+                "-" if needed is None else f"{needed:.1f}",
+            ]
+        )
+    header = ["density", "method", "test accuracy [%]", "seeds", "reached 88%"]
+    return markdown([*header, "epochs to 88%", "seconds an epoch", "seconds to 88%"], rows)
+
+
+def summarize(lines: pathlib.Path) -> str:
+    """The text of `results/faster.md`."""
+    settings = tomllib.loads((HERE / "faster.toml").read_text())
+    runs = [run for run in finished(lines) if "accuracy" in run]
+    text = "# Training on live blocks: accuracy, and time to 88%\n\n"
+    text += f"{machine()}, {', '.join(sorted({run['backend'] for run in runs}))}. Fashion-MNIST, "
+    text += "Adam, cosine decay, each method at its best of three learning rates. Density is that "
+    text += "of the hidden kernels; stem and head are dense.\n"
+    for net in sorted({run["net"] for run in runs}):
+        about = json.dumps({k: settings[net][k] for k in ("width", "depth", "samples", "epochs")})
+        text += f"\n## {net}\n\n{about}\n\n{table([run for run in runs if run['net'] == net])}"
+    return text
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    command_line(arguments, "faster", "Live blocks", None, tune=True, summary=summarize)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The comparison of live blocks: what its table is made of."""
+
+import json
+import pathlib
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
+pytestmark = pytest.mark.tensorflow_only
+
+
+@pytest.fixture
+def faster(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    import faster
+
+    return faster
+
+
+def test_epochs_and_seconds(faster):
+    run = {"curve": [[9.0, 0.85], [2.0, 0.881], [4.0, 0.87], [3.0, 0.89]]}
+    assert faster.epochs_to_goal(run) == 2
+    assert faster.seconds(run) == 3.0
+    assert faster.epochs_to_goal({"curve": [[1.0, 0.8]]}) is None
+
+
+def test_a_small_comparison(faster, tmp_path, capsys):
+    out = tmp_path / "faster.jsonl"
+    arguments = ["--net", "wide_mlp", "--dataset", "digits", "--samples", "256", "--epochs", "2"]
+    methods = ["--methods", "dense", "blocks_64", "rigl_blocks_32", "--densities", "0.1"]
+    faster.main([*arguments, *methods, "--seeds", "0", "--no-tune", "--no-jit", "--out", str(out)])
+    runs = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [run["method"] for run in runs] == ["dense", "blocks_64", "rigl_blocks_32"]
+    for run in runs:
+        assert len(run["curve"]) == 2
+        assert run["curve"][-1][1] == pytest.approx(run["accuracy"], abs=1e-6)
+        assert all(second > 0 for second, _ in run["curve"])
+    dense, blocks, moved = runs
+    # Of 16 blocks a side one in the one kernel and two in the other, of 32 three in both.
+    assert dense["live"] - blocks["live"] == 2 * 1024**2 * 29 // 32
+    assert dense["live"] - moved["live"] == 2 * 1024**2 * 29 // 32
+    text = out.with_suffix(".md").read_text()
+    assert "| 0.1 | blocks_64 |" in text
+    assert "seconds to 88%" in capsys.readouterr().out
