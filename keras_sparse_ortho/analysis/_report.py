@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._data import first_batches
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._sparsity_report import Row, SparsityReport
 from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
@@ -13,7 +14,7 @@ from keras_sparse_ortho.orthogonal import dead_outputs
 from keras_sparse_ortho.parametrizations import FixedMask
 
 
-def report(model: Any, *, orthogonality: bool | str = True) -> SparsityReport:
+def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) -> SparsityReport:
     """Parameters, density, FLOPs, orthogonality and dead outputs of every kernel of a model.
 
     For kernel `k`: `density = live / size`; FLOPs are multiply-adds for one sample, counted once
@@ -29,6 +30,8 @@ def report(model: Any, *, orthogonality: bool | str = True) -> SparsityReport:
             effective kernel, at its own scale), which takes a matrix product a kernel. They are
             given for kernels that were drawn to be orthogonal and have not been trained since;
             with `"all"` for every kernel.
+        sample: Data as `fit` takes it, whose inputs fix the sizes (pixels, timesteps) that the
+            model leaves open; without it the FLOPs of such a model are not known.
 
     Returns:
         A `SparsityReport`: prints as a table, and has `to_dict()` and `to_csv(path)`.
@@ -49,7 +52,9 @@ def report(model: Any, *, orthogonality: bool | str = True) -> SparsityReport:
     (500, 500, 0.1)
     """
     rows = []
-    for weight in prunable_weights(model, flops=True):
+    if sample is not None:
+        sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
+    for weight in prunable_weights(model, flops=True, sample=sample):
         rows.append(
             Row(
                 path=weight.path,

@@ -60,14 +60,9 @@ def allocate(
     if total < sum(least):
         what = "exactly orthogonal kernels" if orthogonal else "a live entry in every weight"
         what += " and the weights that stay dense" if dense else ""
-        most, weight = max(
-            ((few, w) for few, w, full in zip(least, weights, given, strict=True) if not full),
-            key=lambda pair: pair[0],
-            default=(0, weights[0]),
-        )
         raise BudgetError(
-            f"The least global density that leaves room for {what} is {sum(least) / size:.6g}; "
-            f"most needs '{weight.path}', {most} of its {weight.size} entries. "
+            f"The least global density that leaves room for {what} is {sum(least) / size:.6g}."
+            f"{_greediest(weights, least, given) if orthogonal else ''} "
             f"Received: density={density!r}"
         )
     wanted = [share * weight.size for share, weight in zip(relative, weights, strict=True)]
@@ -83,6 +78,16 @@ def allocate(
         {w.path: w.size for w in weights},
         lifted,
     )
+
+
+def _greediest(weights: Sequence[PrunableWeight], least: list[int], given: list[bool]) -> str:
+    """Which weight needs most, and what needs less."""
+    ours = [(few, w) for few, w, full in zip(least, weights, given, strict=True) if not full]
+    text = " Kernels that need not be orthogonal take less (initializer='random_sparse')."
+    if ours:
+        most, weight = max(ours, key=lambda pair: pair[0])
+        text = f" Most needs '{weight.path}', {most} of its {weight.size} entries.{text}"
+    return text
 
 
 def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:

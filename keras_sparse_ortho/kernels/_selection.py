@@ -16,7 +16,8 @@ def select(
     """The weights that a selection names; `None` selects all.
 
     A string names a weight by its path, all weights of a layer by the layer's path, or all whose
-    path it matches as a regular expression (`re.fullmatch`).
+    path it matches as a regular expression: the whole path (`re.fullmatch`), or, where it is
+    anchored by `^` or `$`, a part of it (`re.search`).
 
     Args:
         weights: What there is to choose from.
@@ -36,8 +37,15 @@ def select(
         found = {weight.path for weight in weights if _names(name, weight.path)}
         if not found:
             known = ", ".join(weight.path for weight in weights) or "none"
+            parts = [weight.path for weight in weights if _matches(re.search, name, weight.path)]
+            hint = (
+                f" A regular expression must match the whole path: r'.*{name}.*' names {parts[0]!r}"
+                f"{' and others' if len(parts) > 1 else ''}."
+                if parts
+                else ""
+            )
             raise UnknownWeightError(
-                f"`{argument}` names no prunable weight. There are: {known}. "
+                f"`{argument}` names no prunable weight. There are: {known}.{hint} "
                 f"Received: {argument}={name!r}"
             )
         chosen |= found
@@ -47,8 +55,13 @@ def select(
 def _names(name: str, path: str) -> bool:
     if path == name or path.startswith(f"{name}/"):
         return True
+    anchored = name.startswith("^") or name.endswith("$")
+    return _matches(re.search if anchored else re.fullmatch, name, path)
+
+
+def _matches(how: Callable[[str, str], object], name: str, path: str) -> bool:
     try:
-        return re.fullmatch(name, path) is not None
+        return how(name, path) is not None
     except re.error:
         return False
 

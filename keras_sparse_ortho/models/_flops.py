@@ -9,21 +9,25 @@ from unittest import mock
 
 import keras
 
+from keras_sparse_ortho._keras_internals import ConvLSTMCell
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 from keras_sparse_ortho.layers import BlockSparseConv, BlockSparseDense, BlockSparseEinsumDense
 
 L = keras.layers
 
 
-def count_flops(model: Any, weights: Sequence[PrunableWeight]) -> dict[int, int]:
+def count_flops(
+    model: Any, weights: Sequence[PrunableWeight], sample: Any = None
+) -> dict[int, int]:
     """Multiply-adds for one sample by `id(variable)`, summed over all calls of shared layers.
 
     The model is traced once with a batch of one, without computing anything. A kernel of `size`
     entries that is applied at so many positions (pixels, timesteps) costs `size * positions`.
     Weights of layers without a rule (`kernel_positions`) are left out, and all of them if the
-    model has dimensions besides the batch that are not fixed.
+    model has dimensions besides the batch that are not fixed, unless a `sample`, a batch of its
+    inputs, fixes them.
     """
-    specs = input_specs(model)
+    specs = input_specs(model) if sample is None else _specs_of(sample)
     if specs is None:
         return {}
     # The fused kernels of LSTM and GRU never call the cell, and a scan calls it once for all steps:
@@ -90,6 +94,16 @@ def input_specs(model: Any) -> Any:
     )
 
 
+def _specs_of(sample: Any) -> Any:
+    """Symbolic inputs of batch one with the shapes of a batch."""
+    return keras.tree.map_structure(
+        lambda array: keras.KerasTensor(
+            (1, *array.shape[1:]), dtype=keras.backend.standardize_dtype(array.dtype)
+        ),
+        sample,
+    )
+
+
 @functools.singledispatch
 def kernel_positions(layer: Any, inputs: Any, outputs: Any) -> int | None:
     """At how many positions of a sample a layer applies its kernels; `None` if not known.
@@ -153,3 +167,13 @@ def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
 @kernel_positions.register(L.SimpleRNNCell)
 def _recurrent_cell(layer: Any, inputs: Any, outputs: Any) -> int:
     return int(inputs.shape[1])  # those of the RNN layer: (batch, timesteps, features)
+
+
+@kernel_positions.register(ConvLSTMCell)
+def _conv_lstm_cell(layer: Any, inputs: Any, outputs: Any) -> int:
+    # Those of the RNN layer; both kernels are applied at all places of the state, in every step.
+    state = tuple(outputs.shape)
+    if len(state) == len(inputs.shape):  # it returns a sequence of them
+        state = (state[0], *state[2:])
+    first = layer.data_format == "channels_first"
+    return int(inputs.shape[1]) * math.prod(state[2:] if first else state[1:-1])

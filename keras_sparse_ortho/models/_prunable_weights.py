@@ -11,7 +11,9 @@ from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._flops import count_flops
 
 
-def prunable_weights(model: keras.layers.Layer, *, flops: bool = False) -> list[PrunableWeight]:
+def prunable_weights(
+    model: keras.layers.Layer, *, flops: bool = False, sample: Any = None
+) -> list[PrunableWeight]:
     """Lists the kernels of a model with path, shape and density, and FLOPs if asked for.
 
     For weight `k`, `density_k = live_k / size_k`, where `live_k` counts the mask of a wrapped
@@ -21,6 +23,9 @@ def prunable_weights(model: keras.layers.Layer, *, flops: bool = False) -> list[
     Args:
         model: A built Keras model or layer: functional, Sequential, nested or subclassed.
         flops: Whether to count multiply-adds for one sample, for which the model is traced once.
+        sample: A batch of the model's inputs, of which the shapes are used, for a model whose
+            inputs have dimensions that are not fixed. Without it the FLOPs of all weights of such
+            a model are `None`.
 
     Returns:
         A list of `PrunableWeight` in the order of the layers. A shared layer is listed once, its
@@ -49,7 +54,7 @@ def prunable_weights(model: keras.layers.Layer, *, flops: bool = False) -> list[
             found += [w for w in own_kernels(layer, path) if id(w.variable) not in wrapped]
     if not flops:
         return found
-    table = count_flops(model, found)
+    table = count_flops(model, found, sample)
     return [dataclasses.replace(w, flops=table.get(id(w.variable))) for w in found]
 
 

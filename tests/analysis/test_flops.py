@@ -1,6 +1,7 @@
 """Multiply-adds of a sample, counted by hand for every kind of layer."""
 
 import keras
+import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
@@ -152,6 +153,24 @@ def test_dimensions_that_are_not_fixed_have_no_count():
     assert list(flops(model).values()) == [None]
     assert kso.report(model).flops is None
     assert "not known" in str(kso.report(model))
+    # A sample of data, as `fit` takes it, fixes them.
+    x = np.zeros((4, 7, 5), "float32")
+    for sample in (x, (x, np.zeros(4)), [(x, np.zeros(4))]):
+        assert kso.report(model, sample=sample).flops == 7 * 5 * 3
+    assert kso.prunable_weights(model, flops=True, sample=x)[0].flops == 7 * 5 * 3
+
+
+@pytest.mark.parametrize("sequences", [False, True])
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_convolutional_recurrent_layers(sequences, data_format):
+    options = {"return_sequences": sequences, "data_format": data_format}
+    if keras.backend.backend() == "tensorflow" and data_format == "channels_first":
+        options["padding"] = "same"
+    shape = (5, 8, 7, 2) if data_format == "channels_last" else (5, 2, 8, 7)
+    places = 8 * 7 if "padding" in options else 6 * 5
+    model = model_of(L.ConvLSTM2D(4, 3, **options), shape)
+    # The kernel on 2 channels and the recurrent one on 4, each for 4 gates of 4, in 5 steps.
+    assert list(flops(model).values()) == [5 * places * 9 * 2 * 16, 5 * places * 9 * 4 * 16]
 
 
 def test_a_layer_without_a_rule_has_no_count_until_one_is_registered():
@@ -168,7 +187,6 @@ def test_a_layer_without_a_rule_has_no_count_until_one_is_registered():
     assert kso.report(model).flops is None
     kernel_positions.register(Mixing, lambda layer, inputs, outputs: inputs.shape[1])
     assert flops(model) == {"mixing/kernel": 6 * 5 * 4, "head/kernel": 6 * 4 * 3}
-    assert list(flops(model_of(L.ConvLSTM2D(4, 3), (5, 8, 8, 2))).values()) == [None, None]
 
 
 @pytest.mark.tensorflow_only  # shapes are the same everywhere, and JAX takes 5 seconds for them

@@ -46,7 +46,7 @@ def test_the_total_is_exact_and_within_bounds(model, rule, orthogonal, density):
     least = [least_count(w.shape, w.layout) if orthogonal else 1 for w in weights]
     total = round(density * size_of(model))
     if total < sum(least):
-        with pytest.raises(BudgetError, match=rf"is {sum(least) / size_of(model):.6g}. Received"):
+        with pytest.raises(BudgetError, match=rf"is {sum(least) / size_of(model):.6g}.*Received"):
             rule(model, density, orthogonal=orthogonal)
         return
     budget = rule(model, density, orthogonal=orthogonal)
