@@ -50,7 +50,9 @@ def network(kinds, wrap):
     """One classifier that adds up those around every kind of layer: traced and compiled once."""
     pairs = [kind.classifier(wrap) for kind in kinds]
     inputs, outputs = ([pair[k] for pair in pairs] for k in range(2))
-    return keras.Model(inputs, L.Add()(outputs) if len(outputs) > 1 else outputs[0])
+    if len(pairs) == 1:
+        return keras.Model(*pairs[0])
+    return keras.Model(inputs, L.Add()(outputs))
 
 
 def _block():
