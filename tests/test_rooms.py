@@ -13,7 +13,17 @@ NAME = "keras_sparse_ortho"
 ROOT = Path(kso.__file__).parent
 # Each room imports only what stands before it; `docs/architecture.md` says what each is for.
 ORDER = (
-    *("errors", "_checks", "_keras_internals", "_backend", "_gathers", "orthogonal", "kernels"),
+    *(
+        "errors",
+        "_checks",
+        "_files",
+        "_tables",
+        "_keras_internals",
+        "_backend",
+        "_gathers",
+        "orthogonal",
+        "kernels",
+    ),
     *("initializers", "schedules", "parametrizations", "_optimizer_slots", "layers", "models"),
     *("_data", "budgets", "saliency", "pruning", "callbacks", "analysis", "export", "cli", "tfmot"),
 )

@@ -10,6 +10,8 @@ import rich.box
 import rich.console
 import rich.table
 
+from keras_sparse_ortho._files import written_aside
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -87,7 +89,7 @@ class SparsityReport:
     def to_csv(self, path: str | pathlib.Path) -> None:
         """Writes one line for each kernel."""
         rows = self.to_dict()["weights"]
-        with pathlib.Path(path).open("w", newline="", encoding="utf-8") as stream:
+        with written_aside(path) as stream:
             writer = csv.DictWriter(stream, [*(f.name for f in dataclasses.fields(Row)), "density"])
             writer.writeheader()
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)

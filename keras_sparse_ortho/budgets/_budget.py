@@ -1,14 +1,13 @@
 """`Budget`: how much of every weight is live."""
 
-import csv
 import functools
-import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._tables import read_csv, read_json_rows, shown, write_csv, write_json
 from keras_sparse_ortho.errors import BudgetError, DensityError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
@@ -145,7 +144,10 @@ class Budget(Mapping[str, float]):
         return cls({w.path: w.density for w in weights}, {w.path: w.size for w in weights})
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes the budget as `.csv` or `.json`: weight, density, size, lifted, lifted_from."""
+        """Writes the budget as `.csv` or `.json`: weight, density, size, lifted, lifted_from.
+
+        What stood there before is replaced when all has been written, not sooner.
+        """
         path = pathlib.Path(path)
         rows = [
             {
@@ -158,23 +160,24 @@ class Budget(Mapping[str, float]):
             for name, density in self.items()
         ]
         if _suffix(path) == ".json":
-            path.write_text(json.dumps({"budget": rows}, indent=1) + "\n", encoding="utf-8")
-            return
-        with path.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.DictWriter(stream, _COLUMNS)
-            writer.writeheader()
-            # repr of a float, which csv writes, reads back as the same float.
-            writer.writerows({**row, "lifted": int(bool(row["lifted"]))} for row in rows)
+            write_json(path, {"budget": rows})
+        else:
+            write_csv(path, _COLUMNS, ({**row, "lifted": int(bool(row["lifted"]))} for row in rows))
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "Budget":
         """Reads what `save` wrote; of a CSV file `weight` and `density` are enough.
 
         Raises:
-            BudgetError: A file that is no budget, with the line number.
+            BudgetError: A file that is no budget, or only a part of one, with the line number.
         """
         path = pathlib.Path(path)
-        rows = _json_rows(path) if _suffix(path) == ".json" else _csv_rows(path)
+        if _suffix(path) == ".json":
+            rows = read_json_rows(path, "budget", BudgetError)
+        else:
+            rows = read_csv(path, ("weight", "density"), BudgetError)
+            # A CSV holds text; what is not a number is refused below with its line.
+            rows = [(place, {**row, "density": _number(row["density"])}) for place, row in rows]
         densities: dict[str, float] = {}
         sizes: dict[str, int] = {}
         lifted: dict[str, int | None] = {}
@@ -182,15 +185,19 @@ class Budget(Mapping[str, float]):
             try:
                 name = row["weight"]
                 if not isinstance(name, str) or not name or name in densities:
-                    raise ValueError(f"weight={name!r} is empty, or named twice")
+                    raise ValueError(f"weight={shown(name)!r} is empty, or named twice")
+                name.encode()  # refuses lone surrogates, which JSON can spell
                 densities[name] = check_density(row["density"])
                 if row.get("size") not in (None, ""):
-                    sizes[name] = int(row["size"])
+                    sizes[name] = _count("size", row["size"], 1)
                 if row.get("lifted") not in (None, "", "0", 0, False):
                     share = row.get("lifted_from")
-                    lifted[name] = None if share in (None, "") else int(share)
+                    missing = share in (None, "")
+                    lifted[name] = None if missing else _count("lifted_from", share, 0)
             except (KeyError, TypeError, ValueError) as error:
-                raise BudgetError(f"{path}, {place}: {error}. Received: {row!r}") from None
+                raise BudgetError(
+                    f"{path}, {place}: {shown(str(error))}. Received: {shown(row)}"
+                ) from None
         return cls(densities, sizes, lifted)
 
     def __repr__(self) -> str:
@@ -213,27 +220,6 @@ def _suffix(path: pathlib.Path) -> str:
     return path.suffix
 
 
-def _csv_rows(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-    with path.open(newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        names = reader.fieldnames or []
-        if not {"weight", "density"} <= set(names):
-            raise BudgetError(
-                f"{path}, line 1: the columns 'weight' and 'density' are needed. Received: {names}"
-            )
-        rows: list[tuple[str, dict[str, Any]]] = []
-        for row in reader:
-            if None in row or None in row.values():
-                raise BudgetError(
-                    f"{path}, line {reader.line_num}: {len(names)} columns are needed. "
-                    f"Received: {row!r}"
-                )
-            # A CSV holds text; what is not a number is refused below with its line.
-            row["density"] = _number(row["density"])
-            rows.append((f"line {reader.line_num}", row))
-        return rows
-
-
 def _number(text: str) -> float | str:
     try:
         value = float(text)
@@ -242,15 +228,9 @@ def _number(text: str) -> float | str:
     return value if math.isfinite(value) else text
 
 
-def _json_rows(path: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["budget"]
-        return [(f"entry {number}", dict(row)) for number, row in enumerate(rows, 1)]
-    except json.JSONDecodeError as error:
-        raise BudgetError(
-            f"{path}, line {error.lineno}: {error.msg}. Received: a file that is not JSON"
-        ) from None
-    except (KeyError, TypeError, ValueError):
-        raise BudgetError(
-            f'{path}, line 1: an object {{"budget": [...]}} is needed. Received: other JSON'
-        ) from None
+def _count(name: str, value: Any, least: int) -> int:
+    """An integer of a file, which CSV spells as text."""
+    count = int(value) if isinstance(value, str) else value
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise ValueError(f"`{name}` must be an integer of at least {least}: {shown(value)}")
+    return count

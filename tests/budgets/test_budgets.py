@@ -179,6 +179,93 @@ def test_broken_json_files(tmp_path, text, message):
         Budget.load(path)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_a_part_of_a_file_is_refused(tmp_path, suffix):
+    names = [f"layer_{k}/kernel" for k in range(12)]
+    budget = Budget(dict.fromkeys(names, 0.25), dict.fromkeys(names, 1000), {names[1]: 7})
+    path, part = tmp_path / f"whole.{suffix}", tmp_path / f"part.{suffix}"
+    budget.save(path)
+    content = path.read_bytes()
+    for end in range(len(content.rstrip())):
+        part.write_bytes(content[:end])
+        with pytest.raises(BudgetError, match="Received"):
+            Budget.load(part)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, suffix, monkeypatch):
+    path = tmp_path / f"budget.{suffix}"
+    Budget({"a": 0.5}).save(path)
+    path.chmod(0o640)
+    old = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            Budget({"b": 0.25, "c": 0.5}).save(path)
+    assert path.read_bytes() == old
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    link = tmp_path / f"link.{suffix}"
+    link.symlink_to(path)
+    Budget({"b": 0.25}).save(link)  # through the link, with the rights of before
+    assert link.is_symlink()
+    assert list(Budget.load(path)) == ["b"]
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+MANGLED = {
+    "csv": [
+        b"weight,density\n\xe4/k,0.5\n",
+        b"\xff\xfeweight,density\n",
+        b'weight,density\n"' + b"a" * 200_000 + b'",0.5\n',
+        b"weight,density,size\na,0.5,-5\n",
+        b"weight,density,size\na,0.5,0\n",
+        b"weight,density,size\na,0.5,1.5\n",
+        b"weight,density,size\na,0.5," + b"9" * 5000 + b"\n",
+        b"weight,density,weight\na,0.5,b\n",
+        b"weight,density,lifted,lifted_from\na,0.5,1,-1\n",
+        b"weight,density,of\na,0.5,2 rows\n",
+    ],
+    "json": [
+        b"[" * 100_000,
+        b'{"budget": ' + b"[" * 100_000,
+        b"null",
+        b'{"budget": {}}',
+        b'{"budget": ["ab"]}',
+        b'{"budget": [{"weight": "a", "density": 0.5, "size": Infinity}]}',
+        b'{"budget": [{"weight": "a", "density": 0.5, "size": 2.7}]}',
+        b'{"budget": [{"weight": "a", "density": 0.5, "size": true}]}',
+        b'{"budget": [{"weight": "a", "density": 0.5, "size": ' + b"9" * 5000 + b"}]}",
+        b'{"budget": [{"weight": "\\ud800", "density": 0.5}]}',
+        b'{"budget": [{"weight": ["x"], "density": 0.5}]}',
+        b'{"budget": [{"weight": "a", "density": {"x": 1}}]}',
+        b"\xff\xfe{\x00}\x00",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "number"), [(s, k) for s in MANGLED for k in range(len(MANGLED[s]))]
+)
+def test_whatever_a_file_holds_it_is_a_budget_or_refused(tmp_path, suffix, number):
+    path = tmp_path / f"mangled.{suffix}"
+    path.write_bytes(MANGLED[suffix][number])
+    with pytest.raises(BudgetError) as caught:
+        Budget.load(path)
+    assert len(str(caught.value)) < 1000
+    # A byte order mark is none of the content.
+    path.write_bytes(
+        b"\xef\xbb\xbf"
+        + {"csv": b"weight,density\na,0.5\n"}.get(
+            suffix, b'{"budget": [{"weight": "a", "density": 0.5}]}'
+        )
+    )
+    assert dict(Budget.load(path)) == {"a": 0.5}
+
+
 def test_refusals(model, tmp_path):
     with pytest.raises(BudgetError, match=r"ends in .csv or .json. Received"):
         Budget({"a": 0.5}).save(tmp_path / "budget.txt")
