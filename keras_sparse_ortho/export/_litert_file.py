@@ -25,6 +25,9 @@ _BLANK = b"0" * 64
 _HEAD = b'{"format": "keras_sparse_ortho/1", "sha256": "'
 # True and false take the same number of bytes, so that verification may still flip the setting.
 _XNNPACK = {True: b'"xnnpack": true ', False: b'"xnnpack": false'}
+# As a string of a flatbuffer: its length, and a zero behind it.
+_ENTRY = len(_NAME).to_bytes(4, "little") + _NAME.encode() + b"\0"
+_DIGEST = b'_sparse_ortho/1", "sha256": "'
 _RECORD = re.compile(re.escape(_HEAD) + rb"[0-9a-f]{64}\"")
 
 
@@ -160,6 +163,12 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
     """
     start = _record_start(content)
     if start is None:
+        # The name and the record stand in different places: no single damage hides both.
+        if _ENTRY in content or _DIGEST in content:
+            raise LiteRTFileError(
+                "The file must be as `export_litert` wrote it: the record in it is damaged. "
+                f"Received: {path!r} with {len(content)} bytes"
+            )
         return None
     at = start + len(_HEAD)
     written = content[at : at + len(_BLANK)]

@@ -3,9 +3,13 @@
 import gzip
 import os
 from pathlib import Path
+from typing import Any
 
 from keras_sparse_ortho.export._errors import LiteRTFileError
 
+# A flatbuffer's offsets are of 31 bits.
+_LARGEST = 2**31
+_CHUNK = 2**20
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
 
 
@@ -52,20 +56,39 @@ def read_packed(path: Path) -> bytes:
     Raises:
         LiteRTFileError: if it cannot be unpacked.
     """
-    content = path.read_bytes()
+    if not is_packed(path):
+        return path.read_bytes()
     try:
         if path.suffix == _ENDINGS["gzip"]:
-            return gzip.decompress(content)
-        if path.suffix == _ENDINGS["zstd"]:
-            return bytes(_zstandard().ZstdDecompressor().decompress(content))
-    except ImportError:
+            with gzip.open(path) as stream:
+                return _unpacked(stream, path)
+        with path.open("rb") as file, _zstandard().ZstdDecompressor().stream_reader(file) as stream:
+            return _unpacked(stream, path)
+    except (ImportError, LiteRTFileError):
         raise
     except Exception as error:  # gzip, zlib and zstandard have errors of their own
         raise LiteRTFileError(
             f"The file must be one that {path.suffix[1:]} can unpack: it is corrupted or "
             f"truncated. Received: {str(path)!r}, {type(error).__name__}: {error}"
         ) from error
-    return content
+
+
+def _unpacked(stream: Any, path: Path) -> bytes:
+    """What a stream gives, if that is a LiteRT file: little is unpacked of anything else."""
+    content = bytearray()
+    while chunk := stream.read(_CHUNK):
+        content += chunk
+        if content[4:8] != b"TFL3"[: max(0, len(content) - 4)]:
+            raise LiteRTFileError(
+                "A LiteRT file has 'TFL3' in bytes 4 to 7. "
+                f"Received: {str(path)!r} with {bytes(content[4:8])!r} there"
+            )
+        if len(content) > _LARGEST:
+            raise LiteRTFileError(
+                f"A LiteRT file has less than {_LARGEST} bytes. Received: {str(path)!r}, which "
+                "unpacks to more"
+            )
+    return bytes(content)
 
 
 def _zstandard():  # type: ignore[no-untyped-def]

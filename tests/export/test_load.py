@@ -1,13 +1,16 @@
 """Files opened again: settings, prediction, and files that are not what they should be."""
 
+import concurrent.futures
 import gzip
 import sys
+import tracemalloc
 
 import keras
 import numpy as np
 import pytest
+import zstandard
 
-from keras_sparse_ortho.export import LiteRTFileError, load_litert
+from keras_sparse_ortho.export import LiteRTFileError, _sidecar, load_litert
 from keras_sparse_ortho.export._litert_file import attach, read_record, seal
 from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, encode
 from tests.export.conftest import block_model
@@ -119,7 +122,6 @@ def test_each_part_of_the_file_is_under_the_checksum(content, tmp_path):
     path = tmp_path / "m.tflite"
     rng = np.random.default_rng(0)
     start = content.index(b'"sha256": "')
-    # A broken identifier or record marker makes it a foreign file, which is tried elsewhere.
     places = [0, 9, len(content) - 1, start + 15, *rng.integers(start + 80, len(content), 20)]
     for place in places:
         damaged = bytearray(content)
@@ -127,6 +129,49 @@ def test_each_part_of_the_file_is_under_the_checksum(content, tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(LiteRTFileError, match="corrupted, truncated, or was edited"):
             load_litert(path)
+
+
+def test_a_damaged_record_does_not_make_it_the_file_of_somebody_else(content):
+    start = content.index(b'{"format": "keras_sparse_ortho/1"')
+    for place in range(start, start + 60):
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << bit
+            with pytest.raises(LiteRTFileError, match=r"damaged|corrupted"):
+                read_record(bytes(damaged), "m.tflite")
+
+
+def test_threads_may_share_a_file(all_routes):
+    file = load_litert(all_routes[3] / "float32.tflite")
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=(6, *file.inputs[0].shape[1:])).astype("float32") for _ in range(32)]
+    expected = [file.predict(x) for x in inputs]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for found, wanted in zip(pool.map(file.predict, inputs * 4), expected * 4, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_little_is_unpacked_of_what_is_no_litert_file(content, ending, tmp_path, monkeypatch):
+    def packed(data):
+        if ending == "gz":
+            return gzip.compress(data)
+        return zstandard.ZstdCompressor().compress(data)
+
+    path = tmp_path / f"m.tflite.{ending}"
+    zeros = bytes(64 * 2**20)
+    for bomb, message in ((zeros, "'TFL3' in bytes 4 to 7"), (content[:8] + zeros, "less than")):
+        path.write_bytes(packed(bomb))
+        with monkeypatch.context() as patch:
+            patch.setattr(_sidecar, "_LARGEST", 4 * 2**20)
+            tracemalloc.start()
+            with pytest.raises(LiteRTFileError, match=message):
+                load_litert(path)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 16 * 2**20
+    path.write_bytes(packed(content))
+    assert load_litert(path).route == "float32"
 
 
 def test_no_litert_file(tmp_path):
@@ -187,7 +232,7 @@ def test_foreign_file_that_xnnpack_would_crash_on(all_routes, monkeypatch, tmp_p
     monkeypatch.setattr(_sparse_encoding, "_SPARSE_VERSION", 1)
     found = encode((all_routes[3] / "float32.tflite").read_bytes(), BLOCK_1X4).content
     path = tmp_path / "m.tflite"
-    path.write_bytes(found.replace(b"keras_sparse_ortho/1", b"some_other_exporter1"))
+    path.write_bytes(found.replace(b"keras_sparse_ortho", b"another_exporter_1"))
     real, tried = Worker.run, []
 
     def run(worker, task, timeout, **job):
