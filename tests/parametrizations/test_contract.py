@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.parametrizations import SoftThreshold
-from tests.helpers import array, moments
+from tests.helpers import array, jit, jit_if_quicker, moments
 from tests.parametrizations.models import METHODS, compiled, fit, network
 
 pytestmark = pytest.mark.core
@@ -21,19 +21,30 @@ def assert_equal_weights(one, other):
         np.testing.assert_array_equal(array(a), array(b), err_msg=a.path)
 
 
-@pytest.fixture(scope="module", params=METHODS)
+def _runs():
+    """Each method under XLA, and on TensorFlow two of them in every run without."""
+    for method in METHODS:
+        quick = keras.backend.backend() == "tensorflow" and method not in ("soft", "top_k")
+        if quick:
+            yield pytest.param((method, False), id=method)
+        marks = pytest.mark.slow if quick else ()
+        yield pytest.param((method, jit()), id=f"{method}-xla", marks=marks)
+
+
+@pytest.fixture(scope="module", params=_runs())
 def run(request, tmp_path_factory):
     """A run in one go, and one that was saved half-way: compiled once each for all tests."""
-    return Run(request.param, "adamw", tmp_path_factory.mktemp(request.param))
+    method, xla = request.param
+    return Run(method, "adamw", tmp_path_factory.mktemp(method), xla)
 
 
 class Run:
-    def __init__(self, method, optimizer, folder):
+    def __init__(self, method, optimizer, folder, xla):
         self.method = method
-        self.whole = compiled(method, optimizer)
+        self.whole = compiled(method, optimizer, jit_compile=xla)
         # Four steps an epoch: the ramp is in its middle after two epochs, with its end to come.
         fit(self.whole, method, epochs=4)
-        self.half = compiled(method, optimizer)
+        self.half = compiled(method, optimizer, jit_compile=xla)
         fit(self.half, method, epochs=2)
         self.file = folder / "half.keras"
         self.half.save(self.file)
@@ -98,7 +109,8 @@ def test_resumed_training_equals_training_in_one_go(run):
 
 
 def test_resumed_training_with_another_optimizer(tmp_path):
-    test_resumed_training_equals_training_in_one_go(Run("soft", "sgd", tmp_path))
+    run = Run("soft", "sgd", tmp_path, jit_if_quicker())
+    test_resumed_training_equals_training_in_one_go(run)
 
 
 # At every step for some method in each run; all pairs among the slow tests.
