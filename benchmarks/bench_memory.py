@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 LAYERS = 4
 STEPS = 3
-FORMS = ("dense", "masked", "compact")
+FORMS = ("dense", "masked", "compact", "blocks 32")
 
 
 def peak() -> float:
@@ -37,6 +37,8 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
     import keras_sparse_ortho as kso
 
     def layer(k: int) -> keras.layers.Layer:
+        if form.startswith("blocks"):
+            return kso.layers.BlockSparseDense(width, "relu", density=density, block=32, seed=k)
         sparse = kso.initializers.ExactOrthogonal(density, seed=k)
         initializer = "he_normal" if form == "dense" else sparse
         dense = keras.layers.Dense(
