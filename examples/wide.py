@@ -81,7 +81,7 @@ def train(form: str, options: argparse.Namespace) -> dict[str, float]:
         seconds = time.perf_counter() - start
     _, accuracy = model.evaluate(data.x_test, data.y_test, batch_size=BATCH, verbose=0)
     return {
-        "accuracy": accuracy,
+        "accuracy": float(accuracy),
         "seconds": seconds,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
