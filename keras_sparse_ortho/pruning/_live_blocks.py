@@ -41,6 +41,7 @@ def on_live_blocks(
         if not new.built:  # in a model written as a class
             new.build(layer.get_build_config()["input_shape"])
         new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
+        new.mark_as_drawn()
         if new.bias is not None:
             # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
             new.bias.assign(keras.ops.copy(layer.bias.value))
