@@ -1,14 +1,17 @@
-"""Memory that training takes: weights, optimizer, file and process, dense, masked and compact.
+"""Memory that training takes: weights, optimizer, file and process, in every storage.
 
     KERAS_BACKEND=jax        python benchmarks/bench_memory.py
     KERAS_BACKEND=tensorflow python benchmarks/bench_memory.py --width 2048
 
-Writes `results/memory_<backend>.md`. An MLP of four layers of 4096 units is built, trained three
-steps by Adam, and saved, in a fresh process for each form. Sparse forms have density 0.1. "Peak" is
-the largest resident set of the process, less what it has after its imports.
+Appends a line for each form to `results/memory.jsonl` and writes `results/memory.md` from all of
+them, the last of each kind. An MLP of four layers of 4096 units is built, trained three steps by
+Adam, and saved, in a fresh process for each form. Sparse forms have density 0.1. "Peak" is the
+largest resident set of the process, less what it has after its imports. "Blocks" are made by the
+layers themselves; "sparsify" makes the same from a dense model, which is let go before training.
 """
 
 import argparse
+import gc
 import json
 import os
 import pathlib
@@ -21,7 +24,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 LAYERS = 4
 STEPS = 3
-FORMS = ("dense", "masked", "compact")
+FORMS = ("dense", "masked", "compact", "blocks 32", "blocks 64", "sparsify 32")
+STORED = ("weights", "optimizer", "file")
+FIGURES = (*STORED, "peak, built", "peak, trained")
 
 
 def peak() -> float:
@@ -29,25 +34,36 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def measure(form: str, width: int, batch: int, density: float) -> dict[str, float]:
+def measure(form: str, width: int, batch: int, density: float) -> dict[str, float | str]:
     """Builds, trains and saves one form in this process; all figures in MiB."""
     import keras
     import numpy as np
 
     import keras_sparse_ortho as kso
 
+    kind, _, size = form.partition(" ")
+    masks = {"masked": kso.FixedMask, "compact": kso.CompactMask}
+
     def layer(k: int) -> keras.layers.Layer:
+        if kind == "blocks":
+            options = {"density": density, "block": int(size), "seed": k}
+            return kso.layers.BlockSparseDense(width, "relu", name=f"hidden_{k}", **options)
         sparse = kso.initializers.ExactOrthogonal(density, seed=k)
-        initializer = "he_normal" if form == "dense" else sparse
+        initializer = sparse if kind in masks else "he_normal"
         dense = keras.layers.Dense(
             width, activation="relu", kernel_initializer=initializer, name=f"hidden_{k}"
         )
-        kind = {"masked": kso.FixedMask, "compact": kso.CompactMask}.get(form)
-        return dense if kind is None else kso.PrunableLayer(dense, kind())
+        return kso.PrunableLayer(dense, masks[kind]()) if kind in masks else dense
 
     x = np.random.default_rng(0).normal(size=(STEPS * batch, width)).astype("float32")
+    # Keras loads TensorFlow, if there is one, when it first copies or saves a layer.
+    keras.saving.serialize_keras_object(keras.initializers.Zeros())
     start = peak()
     model = keras.Sequential([keras.Input((width,)), *map(layer, range(LAYERS))])
+    if kind == "sparsify":
+        blocks = kso.Block(int(size), int(size), regular=True)
+        model = kso.sparsify(model, density, "uniform", structure=blocks, storage="auto", seed=0)
+        gc.collect()
     built = peak()
     on_torch = keras.backend.backend() == "torch"
     model.compile("adam", "mse", jit_compile=not on_torch)
@@ -63,6 +79,11 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
         return float(sum(sizes)) / 2**20
 
     return {
+        "backend": keras.backend.backend(),
+        "form": form,
+        "width": width,
+        "batch": batch,
+        "density": density,
         "weights": total(model.weights),
         "optimizer": total(model.optimizer.variables),
         "file": size,
@@ -71,13 +92,13 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
     }
 
 
-def in_fresh_process(form: str, arguments: argparse.Namespace) -> dict[str, float]:
+def in_fresh_process(form: str, arguments: argparse.Namespace) -> dict[str, float | str]:
     """`measure` in a new process, which knows nothing of the others' memory."""
     command = [sys.executable, __file__, "--form", form]
     for name in ("width", "batch", "density"):
         command += [f"--{name}", str(getattr(arguments, name))]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, float | str] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
@@ -86,6 +107,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--density", type=float, default=0.1)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     parser.add_argument("--form", choices=FORMS, help="measure one form in this process")
     arguments = parser.parse_args()
     if arguments.form:
@@ -93,32 +115,50 @@ def main() -> None:
         print(json.dumps(figures))
         return
 
-    import keras
+    from timing import RESULTS
+
+    lines = RESULTS / "memory.jsonl"
+    for form in arguments.forms:
+        figures = in_fresh_process(form, arguments)
+        print(form, figures, flush=True)
+        with lines.open("a") as file:
+            file.write(json.dumps(figures) + "\n")
+    report(lines)
+
+
+def report(lines: pathlib.Path) -> None:
+    """The table of all measurements, the last of each kind."""
     from timing import machine, markdown, write
 
-    rows = []
-    measured = {form: in_fresh_process(form, arguments) for form in FORMS}
-    for form, figures in measured.items():
-        stored, base = (
-            sum(table[name] for name in ("weights", "optimizer", "file"))
-            for table in (figures, measured["dense"])
-        )
-        rows.append(
+    rows: dict[tuple, dict] = {}
+    for line in lines.read_text().splitlines():
+        row = json.loads(line)
+        rows[tuple(row[key] for key in ("backend", "width", "batch", "density", "form"))] = row
+    table = []
+    for key, row in sorted(rows.items(), key=lambda item: (item[0][:4], FORMS.index(item[0][4]))):
+        dense = rows.get((*key[:4], "dense"))
+        if dense is None:
+            continue
+        stored = sum(row[name] for name in STORED) / sum(dense[name] for name in STORED)
+        trained = row["peak, trained"] / dense["peak, trained"]
+        table.append(
             [
-                form,
-                *(f"{value:.0f}" for value in figures.values()),
-                f"{stored / base:.3f}",
-                f"{figures['peak, trained'] / measured['dense']['peak, trained']:.2f}",
+                *(str(part) for part in key[:3]),
+                key[4],
+                *(f"{row[name]:.0f}" for name in FIGURES),
+                f"{stored:.3f}",
+                f"{trained:.2f}",
             ]
         )
-    backend = keras.backend.backend()
-    name = f"memory_{backend}" + ("" if arguments.width == 4096 else f"_{arguments.width}")
-    text = f"# Memory of training on {backend}, MiB\n\n{machine()}, Keras {keras.__version__}. "
-    text += f"MLP {LAYERS} x {arguments.width}, batch {arguments.batch}, Adam, float32, density "
-    text += f"{arguments.density}; each form in a process of its own. Stored: weights, optimizer "
-    text += "and file, as a ratio to dense.\n\n"
-    header = ["form", *measured["dense"], "stored, ratio", "peak, ratio"]
-    write(name, text + markdown(header, rows))
+    text = (
+        f"# Memory of training, MiB\n\n{machine()}. MLP of {LAYERS} layers, Adam, float32, sparse "
+    )
+    text += "forms at density 0.1; each in a process of its own. Stored: weights, optimizer and "
+    text += "file, as a ratio to dense. Peak: the largest resident set, less that after the "
+    text += "imports; blocks 32 are made by layers.BlockSparseDense, sparsify 32 from a dense "
+    text += 'model by sparsify(storage="auto").\n\n'
+    header = ["backend", "width", "batch", "form", *FIGURES, "stored, ratio", "peak, ratio"]
+    write("memory", text + markdown(header, table))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from keras_sparse_ortho.initializers._attention_layout import AttentionLayout as
 from keras_sparse_ortho.initializers._critical_gain import CriticalPoint as CriticalPoint
 from keras_sparse_ortho.initializers._critical_gain import critical_gain as critical_gain
 from keras_sparse_ortho.initializers._critical_gain import critical_point as critical_point
+from keras_sparse_ortho.initializers._draws import AnyDraw as AnyDraw
+from keras_sparse_ortho.initializers._draws import BlockDraw as BlockDraw
 from keras_sparse_ortho.initializers._draws import Draw as Draw
 from keras_sparse_ortho.initializers._draws import adopt as adopt
 from keras_sparse_ortho.initializers._draws import axes_for as axes_for

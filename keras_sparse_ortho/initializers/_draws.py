@@ -1,12 +1,14 @@
 """Kernels drawn for given weights, along the axes that their layers give them."""
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers._sparse_initializer import SparseInitializer, numpy_dtype
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.orthogonal import RegularBlocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +27,55 @@ class Draw:
     initializer: SparseInitializer | None = None
     fresh: bool = False
 
+    @property
+    def sets_values(self) -> bool:
+        """Whether there are values that the weight is to get."""
+        return self.kernel is not None
 
-def draw(weight: PrunableWeight, initializer: SparseInitializer) -> Draw:
+
+@dataclasses.dataclass(frozen=True)
+class BlockDraw:
+    """As a `Draw`, of regular blocks, which are all that it holds: dense forms are made when read.
+
+    Args:
+        blocks: What was drawn.
+        shape: Of the weight.
+        layout: Meaning of its axes.
+        initializer: What drew the blocks.
+    """
+
+    blocks: RegularBlocks
+    shape: tuple[int, ...]
+    layout: KernelLayout
+    initializer: SparseInitializer
+    fresh: ClassVar[bool] = True
+    sets_values: ClassVar[bool] = True
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Bool array of the weight's shape."""
+        return self.layout.from_canonical(self.blocks.mask(), self.shape)
+
+    @property
+    def kernel(self) -> np.ndarray:
+        """Values that the weight is to get."""
+        return self.layout.from_canonical(self.blocks.dense(), self.shape)
+
+
+AnyDraw = Draw | BlockDraw
+
+
+def draw(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
     """Draws kernel and mask anew, along the true axes of the weight."""
-    kernel, mask = initializer.sample(weight.shape, layout=axes_for(weight, initializer))
+    axes = axes_for(weight, initializer)
+    blocks = initializer.sample_blocks(weight.shape, layout=axes)
+    if blocks is not None:
+        return BlockDraw(blocks, weight.shape, layout_for(weight, initializer), initializer)
+    kernel, mask = initializer.sample(weight.shape, layout=axes)
     return Draw(mask, kernel, initializer, fresh=True)
 
 
-def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> Draw:
+def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
     """The mask that a weight's own initializer drew when the layer was built.
 
     An initializer in a layer sees only a shape. Where it drew along other axes than the layer's

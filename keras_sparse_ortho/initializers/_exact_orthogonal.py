@@ -1,5 +1,6 @@
 """`ExactOrthogonal`: EOI as a Keras initializer."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +19,14 @@ from keras_sparse_ortho.orthogonal import (
     ConstantFan,
     KernelLayout,
     NByM,
+    RegularBlocks,
     Rotations,
     Structure,
     check_options,
     covering_count,
     exact_orthogonal,
     least_count,
+    regular_blocks,
 )
 
 # Here, as the room below does not know Keras.
@@ -172,6 +175,26 @@ class ExactOrthogonal(SparseInitializer):
             dtype=np.float64 if target == np.float64 else np.float32,
         )
         return kernel.astype(target, copy=False), mask
+
+    def sample_blocks(
+        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+    ) -> RegularBlocks | None:
+        """The live blocks of what `sample` draws, with `Block(rows, cols, regular=True)`."""
+        structure = self.structure
+        if not isinstance(structure, Block) or not structure.regular:
+            return None
+        target = numpy_dtype(dtype)
+        drawn = regular_blocks(
+            shape,
+            self.need_density(self.density),
+            structure,
+            gain=self._need_choice(),
+            seed=self._draw_seed,
+            layout=self.resolve_layout(shape, layout),
+            angles=self.angles,
+            dtype=np.float64 if target == np.float64 else np.float32,
+        )
+        return dataclasses.replace(drawn, blocks=drawn.blocks.astype(target, copy=False))
 
     def least_counts(
         self, shape: Sequence[int], layout: KernelLayout | None = None

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_seed
 from keras_sparse_ortho.errors import DensityError
-from keras_sparse_ortho.orthogonal import KernelLayout
+from keras_sparse_ortho.orthogonal import KernelLayout, RegularBlocks
 
 LayoutLike = KernelLayout | Callable[[tuple[int, ...]], KernelLayout] | None
 """A layout, or a callable that finds one for a shape."""
@@ -77,6 +77,15 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         Returns:
             NumPy arrays of shape `shape`: the kernel, and a bool mask of its live entries.
         """
+
+    def sample_blocks(
+        self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
+    ) -> RegularBlocks | None:
+        """What `sample` draws, as live blocks alone; `None` where these are not regular.
+
+        Arguments are those of `sample`. No array of the size of the kernel is made.
+        """
+        return None
 
     def __call__(self, shape: Sequence[int], dtype: Any = None, **kwargs: Any) -> Any:
         """Returns the kernel as a tensor of the active backend.

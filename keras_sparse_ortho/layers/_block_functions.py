@@ -10,7 +10,7 @@ from keras_sparse_ortho._backend import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.layers._block_grid import BlockGrid
-from keras_sparse_ortho.orthogonal import Block, center_of, regular_blocks
+from keras_sparse_ortho.orthogonal import Block, regular_blocks
 
 ops = keras.ops
 EXACT_ORTHOGONAL = "exact_orthogonal"
@@ -68,10 +68,7 @@ def draw_blocks(
         drawn = regular_blocks(
             grid.shape, grid.density, structure, gain=gain, seed=seed, dtype=np.float64
         )
-        values = np.zeros(grid.blocks_shape)
-        index: tuple[Any, ...] = (slice(None), slice(None), *center_of((1, 1, *grid.shape)))
-        values[index] = drawn.blocks[0, 0]
-        return values, drawn.inputs_of[0, 0]
+        return drawn.with_taps()[0, 0], drawn.inputs_of[0, 0]
     pattern = grid.draw_pattern(seed) if inputs_of is None else grid.check_pattern(inputs_of)
     columns = to_numpy(initializer(grid.columns_shape, dtype="float32"))
     columns = columns * _fan_correction(grid, initializer)

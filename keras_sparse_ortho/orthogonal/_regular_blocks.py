@@ -44,6 +44,19 @@ class RegularBlocks:
         """Live entries of the kernel, at all taps."""
         return math.prod(self.canonical_shape[2:-2]) * self.blocks.size
 
+    def with_taps(self) -> np.ndarray:
+        """The live blocks at all taps, `(batch, parts, J, k, *taps, r, c)`, zeros off the center.
+
+        For matrices these are `blocks`.
+        """
+        batch, parts, *taps, _, _ = self.canonical_shape
+        *_, lines, fan_in, rows, cols = self.blocks.shape
+        if not taps:
+            return self.blocks
+        values = np.zeros((batch, parts, lines, fan_in, *taps, rows, cols), self.blocks.dtype)
+        values[(slice(None),) * 4 + center_of(self.canonical_shape)] = self.blocks
+        return values
+
     def dense(self) -> np.ndarray:
         """The kernel in its canonical shape, for small ones: it has all entries."""
         _, _, lines, _, rows, cols = self.blocks.shape

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
-from keras_sparse_ortho.initializers import Draw, SparseInitializer, adopt, draw
+from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._masked import Masked
@@ -130,7 +130,7 @@ class FixedMask(Masked):
         drawn_by = self.initializer or self.weight.initializer
         return drawn_by if isinstance(drawn_by, SparseInitializer) else None
 
-    def resolve(self, weight: PrunableWeight) -> Draw:
+    def resolve(self, weight: PrunableWeight) -> AnyDraw:
         """The mask for a weight, by the four rules above; the weight is not changed."""
         if self._given is not None:
             if self._given.shape != weight.shape:

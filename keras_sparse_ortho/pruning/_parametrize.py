@@ -86,7 +86,7 @@ def parametrize(
     if fixed:
         draws = {w.path: fixed[w.path].resolve(w) for w in weights}
         return hold(model, weights, draws, "compact" if parametrization.compact else "masked")
-    return wrap(model, weights, table)
+    return wrap(model, weights, table.__getitem__)
 
 
 def _instance(parametrization: Any) -> Parametrization:

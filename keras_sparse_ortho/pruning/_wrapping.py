@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho.initializers import Draw, weights_set_later
+from keras_sparse_ortho.initializers import AnyDraw, weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import (
@@ -15,13 +15,14 @@ from keras_sparse_ortho.models import (
     share_initializers,
 )
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
+from keras_sparse_ortho.pruning._live_blocks import on_live_blocks
 from keras_sparse_ortho.pruning._storage import mask_class
 
 
 def hold(
     model: Any,
     weights: list[PrunableWeight],
-    draws: Mapping[str, Draw],
+    draws: Mapping[str, AnyDraw],
     storage: str = "masked",
 ) -> Any:
     """Gives weights fixed masks, and the values that were drawn with them.
@@ -41,25 +42,32 @@ def hold(
     if kind.compact:
         for weight in weights:
             refuse_compact(weight)
-    masks = {path: kind(mask=d.mask, initializer=d.initializer) for path, d in draws.items()}
-    held = wrap(model, weights, masks, draws)
+
+    def mask(path: str) -> Parametrization:
+        return kind(mask=draws[path].mask, initializer=draws[path].initializer)
+
+    held = wrap(model, weights, mask, draws, on_blocks=storage == "auto")
     return blocks_where_possible(held) if storage == "auto" else held
 
 
 def wrap(
     model: Any,
     weights: list[PrunableWeight],
-    table: Mapping[str, Parametrization],
-    draws: Mapping[str, Draw] | None = None,
+    parametrization_of: Callable[[str], Parametrization],
+    draws: Mapping[str, AnyDraw] | None = None,
+    *,
+    on_blocks: bool = False,
 ) -> Any:
     """Wraps every outermost layer that holds some of the weights.
 
     Args:
         model: The model.
         weights: Its weights that get a parametrization.
-        table: The parametrization, not built, for each path. Masks that are fixed are given in
-            it: wrappers draw nothing here.
+        parametrization_of: Gives the parametrization, not built, for a path. Masks that are fixed
+            are given in it: wrappers draw nothing here.
         draws: By path what was drawn; see `hold`.
+        on_blocks: Whether layers of live blocks take the place of those whose kernel was drawn as
+            such.
     """
     draws = draws or {}
 
@@ -67,10 +75,14 @@ def wrap(
         inside = [w.path for w in weights if w.path.startswith(f"{path}/")]
         if not inside:
             return None
+        if on_blocks and (new := on_live_blocks(layer, path, inside, draws)) is not None:
+            return new
         inner = copy(layer)
         given = list(layer.weights)
         keys = {full.removeprefix(f"{path}/"): full for full in inside}
-        wrapper = PrunableLayer(inner, {key: table[full] for key, full in keys.items()})
+        wrapper = PrunableLayer(
+            inner, {key: parametrization_of(full) for key, full in keys.items()}
+        )
 
         def finish() -> None:
             if not wrapper.built:
@@ -80,7 +92,7 @@ def wrap(
             replaced = {
                 id(parametrizations[key].layer_variable)
                 for key, given in drawn.items()
-                if given is not None and given.kernel is not None
+                if given is not None and given.sets_values
             }
             stored = {id(p.layer_variable): p for p in parametrizations.values() if p.compact}
             for old, new in zip(given, wrapper.layer_weights, strict=True):
@@ -102,9 +114,9 @@ def wrap(
         return rewrite(model, replace)
 
 
-def _finish(parametrization: Parametrization, drawn: Draw | None) -> None:
+def _finish(parametrization: Parametrization, drawn: AnyDraw | None) -> None:
     """Sets the weight to what was drawn, and tells the parametrization that it has been set."""
-    if drawn is not None and drawn.kernel is not None:
+    if drawn is not None and drawn.sets_values:
         parametrization.assign_raw(drawn.kernel)
     parametrization.settle()
     if drawn is not None and drawn.fresh and isinstance(parametrization, FixedMask):

@@ -1,6 +1,5 @@
 """`prune_with_mask`: a whole tf_keras model with masks that are given and held."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import Draw, SparseInitializer, adopt
+from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.orthogonal import largest_mask
 from keras_sparse_ortho.pruning import BudgetLike, plan_for
@@ -90,9 +89,9 @@ def prune_with_mask(
     for weight in weights:
         if isinstance(weight.initializer, SparseInitializer):
             # The layer keeps its initializer, of which a clone takes the mask.
-            table[weight.path] = dataclasses.replace(
-                adopt(weight, weight.initializer), initializer=None
-            )
+            drawn = adopt(weight, weight.initializer)
+            kernel = drawn.kernel if drawn.sets_values else None
+            table[weight.path] = Draw(drawn.mask, kernel, fresh=drawn.fresh)
     if not table:
         raise NotPrunableError(
             "The model has no layer with one of our initializers, and neither `masks` nor "
@@ -101,11 +100,11 @@ def prune_with_mask(
     return hold(model, table)
 
 
-def hold(model: Any, table: Mapping[str, Draw]) -> Any:
+def hold(model: Any, table: Mapping[str, AnyDraw]) -> Any:
     """A copy of a model in which the weights of `table` keep their masks."""
     weights: list[PrunableWeight] = select_weights(model, lambda w: w.path in table, None)
     full_paths = {id(weight.variable): weight.path for weight in weights}
-    plans: list[list[tuple[str, Draw]]] = []
+    plans: list[list[tuple[str, AnyDraw]]] = []
 
     def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> PruneWithMask:
         chosen = [kernels[k] for k in indices]

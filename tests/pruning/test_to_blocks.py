@@ -7,6 +7,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, BlockSparseEinsumDense
+from keras_sparse_ortho.orthogonal import RegularBlocks
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
 from tests.helpers import array, classifier_loss, data, jit_if_quicker
 
@@ -92,6 +93,30 @@ def test_auto_takes_blocks_where_it_can_and_compact_elsewhere():
     keras.utils.set_random_seed(2)
     single = kso.sparsify(network(), 0.5, seed=0, storage="auto")
     assert all(isinstance(w.parametrization, CompactMask) for w in kso.prunable_weights(single))
+
+
+def test_auto_makes_no_dense_kernel_of_what_was_drawn_as_blocks(monkeypatch):
+    def refuse(self):
+        raise AssertionError("a dense kernel or mask")
+
+    expected = kso.to_blocks(sparse("masked"))
+    for name in ("dense", "mask"):
+        monkeypatch.setattr(RegularBlocks, name, refuse)
+    keras.utils.set_random_seed(2)
+    model = kso.sparsify(
+        network(),
+        *(0.5, "uniform"),
+        structure=REGULAR,
+        seed=0,
+        exclude=["head", "rnn"],
+        storage="auto",
+    )
+    for name, attribute in (("conv", "blocks"), ("mix", "blocks"), ("hidden", "inputs_of")):
+        ours, reference = model.get_layer(name), expected.get_layer(name)
+        np.testing.assert_array_equal(
+            array(getattr(ours, attribute)), array(getattr(reference, attribute))
+        )
+        np.testing.assert_array_equal(array(ours.bias), array(reference.bias))
 
 
 def test_a_model_written_as_a_class_is_changed_in_place():

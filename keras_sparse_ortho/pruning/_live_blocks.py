@@ -1,0 +1,49 @@
+"""A layer of live blocks in the place of one whose kernel was drawn as such."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.errors import LayoutError, NotPrunableError
+from keras_sparse_ortho.initializers import AnyDraw, BlockDraw
+from keras_sparse_ortho.layers import block_layer_like
+from keras_sparse_ortho.models import Replacement
+
+
+def on_live_blocks(
+    layer: Any, path: str, weights: Sequence[str], draws: Mapping[str, AnyDraw]
+) -> Replacement | None:
+    """The replacement, or `None` where the layer or its draw has no such form.
+
+    Neither the dense kernel nor its mask is ever made.
+
+    Args:
+        layer: The plain layer.
+        path: Its path.
+        weights: The paths of its weights that are to be sparse.
+        draws: By path what was drawn.
+    """
+    drawn = draws.get(f"{path}/kernel")
+    if not isinstance(drawn, BlockDraw) or len(weights) > 1:
+        return None
+    matrices, (rows, cols) = drawn.blocks.blocks.shape[:2], drawn.blocks.blocks.shape[-2:]
+    if matrices != (1, 1) or drawn.initializer.layout is not None:
+        return None
+    try:
+        density = drawn.blocks.density
+        new = block_layer_like(layer, density=density, block=(rows, cols), seed=0)
+    except (NotPrunableError, LayoutError):
+        return None
+    new.trainable = layer.trainable
+
+    def fill() -> None:
+        if not new.built:  # in a model written as a class
+            new.build(layer.get_build_config()["input_shape"])
+        new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
+        new.mark_as_drawn()
+        if new.bias is not None:
+            # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
+            new.bias.assign(keras.ops.copy(layer.bias.value))
+
+    return Replacement(new, fill)

@@ -1,0 +1,71 @@
+"""`examples/faster.py`, with small layers."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+import keras_sparse_ortho as kso
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "faster.py"
+SMALL = ("--width", 64, "--depth", 2, "--block", 8, "--density", 0.25, "--epochs", 2, "--batch", 32)
+
+
+@pytest.fixture
+def faster(monkeypatch, tmp_path):
+    """Runs the script, and gives its exit status and the folder that it writes to."""
+
+    def run(*arguments):
+        given = [SCRIPT, *arguments, "--output", tmp_path / "out"]
+        monkeypatch.setattr(sys, "argv", [str(argument) for argument in given])
+        monkeypatch.syspath_prepend(SCRIPT.parent)
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        return end.value.code, tmp_path / "out"
+
+    return run
+
+
+def test_the_last_lines_say_what_was_measured(faster, capsys):
+    status, folder = faster(*SMALL)
+    assert status == 0
+    title, *lines, verdict = capsys.readouterr().out.strip().splitlines()[-7:]
+    assert title.startswith("digits, 2 x 64, blocks of 8, batch 32, 2 epochs")
+    assert title.endswith("density of the hidden kernels 0.2500")
+    figures = json.loads((folder / "faster.json").read_text())
+    dense, blocks = figures["dense"], figures["blocks"]
+    assert min(dense["accuracy"], blocks["accuracy"]) > 0.5  # two epochs: it learns
+    assert lines[0].endswith(f"{blocks['accuracy']:.2%} on blocks, {dense['accuracy']:.2%} dense")
+    ratio = blocks["seconds"] / dense["seconds"]
+    assert f"{ratio:.2f} of it" in lines[1]
+    assert verdict.startswith("An epoch on blocks is" if ratio < 1 else "Not faster here")
+
+    for name in ("dense", "blocks"):
+        model = keras.saving.load_model(folder / f"{name}.keras")
+        held = [*model.weights, *model.optimizer.variables]
+        size = sum(keras.ops.convert_to_numpy(variable).nbytes for variable in held)
+        assert figures[name]["memory_mib"] == size / 2**20
+        on_blocks = type(model.get_layer("hidden_1")) is kso.layers.BlockSparseDense
+        assert on_blocks == (name == "blocks")
+        assert type(model.get_layer("first")) is keras.layers.Dense
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (["--epochs", 1], "--epochs must be 2 or more. Received: 1"),
+        (["--block", 48], "Received"),
+        (["--density", 1.5], "must be in (0, 1]. Received: density=1.5"),
+    ],
+)
+def test_refusals_are_one_line(faster, capsys, arguments, rule):
+    status, folder = faster(*SMALL, *arguments)
+    assert status == 2
+    errors = capsys.readouterr().err
+    assert rule in errors
+    assert "Traceback" not in errors
+    assert not (folder / "faster.json").exists()

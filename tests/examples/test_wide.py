@@ -1,0 +1,65 @@
+"""`examples/wide.py`: what the limit lets through, and what it does not."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "wide.py"
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+def wide(*arguments):
+    return subprocess.run(
+        [sys.executable, SCRIPT, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "KERAS_BACKEND": keras.backend.backend()},
+    )
+
+
+@pytest.mark.slow  # some 20 seconds: two processes that load a backend
+def test_blocks_train_where_the_dense_twin_does_not_fit():
+    done = wide("--width", 8192, "--depth", 1, "--epochs", 1, "--limit", 1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    title, blocks, dense = done.stdout.strip().splitlines()
+    assert "8192 x 8192: weights, gradients and Adam's moments are 1,024 MiB dense" in title
+    found = re.fullmatch(
+        r"blocks: epochs 1, \d+ s, test accuracy ([\d.]+)%, peak resident memory ([\d,]+) MiB",
+        blocks,
+    )
+    assert found, blocks
+    assert float(found[1]) > 60  # it learns
+    # TensorFlow may end by a signal instead, where its kernels do not check what they were given.
+    reason = r"SIG\w+|\w+: .*(memory|OOM)" if ON_TENSORFLOW else r"\w+: .*memory"
+    assert re.match(f"dense:  ended with ({reason})", dense), dense
+
+
+@pytest.mark.slow  # as above
+@pytest.mark.tensorflow_only
+def test_a_limit_that_shows_nothing_is_told():
+    done = wide("--width", 512, "--block", 32, "--density", 0.125, "--epochs", 1)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("dense:  fits as well")
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize(("mib", "outcome"), [(64, "MemoryError"), (1024, "fits")])
+def test_the_limit_holds(mib, outcome):
+    code = (
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import wide\n"
+        f"wide.limit_memory({mib})\n"
+        "try:\n"
+        "    bytearray(256 * wide.MIB)\n"
+        "except MemoryError:\n"
+        "    print('MemoryError')\n"
+        "else:\n"
+        "    print('fits')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == outcome
