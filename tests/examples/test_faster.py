@@ -9,6 +9,7 @@ import keras
 import pytest
 
 import keras_sparse_ortho as kso
+from tests.helpers import slow_on_jax
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "faster.py"
 SMALL = ("--width", 64, "--depth", 2, "--block", 8, "--density", 0.25, "--epochs", 2, "--batch", 32)
@@ -29,6 +30,7 @@ def faster(monkeypatch, tmp_path):
     return run
 
 
+@slow_on_jax
 def test_the_last_lines_say_what_was_measured(faster, capsys):
     status, folder = faster(*SMALL)
     assert status == 0
