@@ -1,18 +1,24 @@
 """Wrapping the layers that hold given weights, in a whole model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import Draw, weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import (
+    Copy,
     Replacement,
     blocks_where_possible,
+    places_to_wrap,
+    prunable_weights,
     rewrite,
     share_initializers,
+    uncovered_weights,
 )
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 from keras_sparse_ortho.pruning._storage import mask_class
@@ -52,7 +58,9 @@ def wrap(
     table: Mapping[str, Parametrization],
     draws: Mapping[str, Draw] | None = None,
 ) -> Any:
-    """Wraps every outermost layer that holds some of the weights.
+    """Wraps every outermost layer that holds some of the weights alone.
+
+    A layer that others hold as well is wrapped itself, and they all get the wrapped one.
 
     Args:
         model: The model.
@@ -60,46 +68,88 @@ def wrap(
         table: The parametrization, not built, for each path. Masks that are fixed are given in
             it: wrappers draw nothing here.
         draws: By path what was drawn; see `hold`.
+
+    Raises:
+        NotPrunableError: The new model would have other kernels or masks than planned. Models
+            written as a class are as they were then.
     """
     draws = draws or {}
+    places = places_to_wrap(model, weights)
+    before = sorted(weight.path for weight in prunable_weights(model))
 
-    def replace(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
-        inside = [w.path for w in weights if w.path.startswith(f"{path}/")]
-        if not inside:
+    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
+        keys = places.get(id(layer))
+        if keys is None:
             return None
         inner = copy(layer)
         given = list(layer.weights)
-        keys = {full.removeprefix(f"{path}/"): full for full in inside}
         wrapper = PrunableLayer(inner, {key: table[full] for key, full in keys.items()})
+        wrapper.name_layers_like(layer)
 
         def finish() -> None:
             if not wrapper.built:
                 wrapper.build()  # around a layer of a class-written model, which is built
             drawn = {key: draws.get(full) for key, full in keys.items()}
             parametrizations = wrapper.parametrizations
-            replaced = {
-                id(parametrizations[key].layer_variable)
-                for key, given in drawn.items()
-                if given is not None and given.kernel is not None
-            }
-            stored = {id(p.layer_variable): p for p in parametrizations.values() if p.compact}
-            for old, new in zip(given, wrapper.layer_weights, strict=True):
-                if old is new or id(new) in replaced:
-                    continue
-                if id(new) in stored:
-                    stored[id(new)].assign_raw(old)
-                else:
-                    # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
-                    new.assign(keras.ops.copy(old))
             if inner is not layer:
+                _copy_weights(given, wrapper, drawn, copy)
                 share_initializers(layer, inner)
             for key, parametrization in parametrizations.items():
                 _finish(parametrization, drawn[key])
 
-        return Replacement(wrapper, finish)
+        return Replacement(wrapper, finish, undo=wrapper.release)
+
+    def check(rewritten: Any) -> None:
+        _check(rewritten, weights, before, draws)
 
     with weights_set_later():
-        return rewrite(model, replace)
+        return rewrite(model, replace, check=check)
+
+
+def _copy_weights(
+    given: list[Any], wrapper: PrunableLayer, drawn: Mapping[str, Draw | None], copy: Copy
+) -> None:
+    """Copies the weights of a layer, but for kernels that are drawn, to its wrapped clone."""
+    own = wrapper.parametrizations
+    replaced = {
+        id(own[key].layer_variable)
+        for key, draw in drawn.items()
+        if draw is not None and draw.kernel is not None
+    }
+    stored = {id(p.layer_variable): p for p in own.values() if p.compact}
+    for old, new in zip(copy.own(given), copy.own(wrapper.layer_weights), strict=True):
+        if id(new) in replaced:
+            continue
+        if id(new) in stored:
+            stored[id(new)].assign_raw(old)
+        else:
+            # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
+            new.assign(keras.ops.copy(old))
+
+
+def _check(
+    model: Any, weights: list[PrunableWeight], before: list[str], draws: Mapping[str, Draw]
+) -> None:
+    """Raises unless a new model has the kernels of the old one, and the masks that were planned."""
+    found = prunable_weights(model)
+    wrapped = {weight.path: weight for weight in found if weight.parametrization is not None}
+    paths = sorted(weight.path for weight in found)
+    uncovered = [weight.path for weight in weights if weight.path not in wrapped]
+    uncovered += uncovered_weights(model)
+    if paths != before or uncovered:
+        raise NotPrunableError(
+            "The new model would not have the kernels of the given one, each with its mask where "
+            "it was to have one: Keras copies layers by their configurations, and these do not say "
+            f"which layers are shared. There were: {before}. Received: {paths}, without masks "
+            f"{uncovered}"
+        )
+    for path, draw in draws.items():
+        live = int(np.count_nonzero(draw.mask))
+        if wrapped[path].live != live:
+            raise NotPrunableError(
+                f"The mask of '{path}' would not have the {live} live entries that were planned. "
+                f"Received: {wrapped[path].live}"
+            )
 
 
 def _finish(parametrization: Parametrization, drawn: Draw | None) -> None:
