@@ -32,14 +32,9 @@ def replace_sublayers(
         # torch keeps submodules apart from the other attributes.
         attributes = {**vars(parent), **vars(parent).get("_modules", {})}
         own = {name: value for name, value in attributes.items() if not _is_kept_by_keras(name)}
-        position = {id(layer): k for k, layer in enumerate(sublayers(parent))}
-
-        def first_layer(item: tuple[str, Any]) -> int:
-            inside = [position.get(id(layer), len(position)) for layer in _layers_in(item[1])]
-            return min(inside, default=len(position))
-
-        # In the order in which the layers are tracked, so that the new ones are in that order.
-        for name, value in sorted(own.items(), key=first_layer):
+        tracked = parent._layers
+        order = {id(replacements.get(id(layer), layer)): k for k, layer in enumerate(tracked)}
+        for name, value in own.items():
             replaced = _replace(value, replacements)
             if replaced is not value:
                 for old in _layers_in(value):
@@ -47,6 +42,7 @@ def replace_sublayers(
                         tracker.untrack(old)
                 delattr(parent, name)
                 setattr(parent, name, replaced)
+        tracked.sort(key=lambda layer: order.get(id(layer), len(order)))
     finally:
         if locked:
             tracker.lock()

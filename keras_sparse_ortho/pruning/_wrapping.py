@@ -1,5 +1,6 @@
 """Wrapping the layers that hold given weights, in a whole model."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from keras_sparse_ortho.models import (
     Copy,
     Replacement,
     blocks_where_possible,
+    never_called,
     places_to_wrap,
     prunable_weights,
     rewrite,
@@ -76,6 +78,7 @@ def wrap(
     draws = draws or {}
     places = places_to_wrap(model, weights)
     before = sorted(weight.path for weight in prunable_weights(model))
+    _warn_of_never_called(model)
 
     def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
         keys = places.get(id(layer))
@@ -104,6 +107,16 @@ def wrap(
 
     with weights_set_later():
         return rewrite(model, replace, check=check)
+
+
+def _warn_of_never_called(model: Any) -> None:
+    if paths := never_called(model):
+        warnings.warn(
+            "Layers that have never been called have no weights yet, and will be dense. To have "
+            "them masked, call the model so that they are reached, before it is made sparse. "
+            f"Received: {paths}",
+            stacklevel=6,
+        )
 
 
 def _copy_weights(
