@@ -89,12 +89,11 @@ def _names_of_keras() -> frozenset[str]:
 def _mapped(value: Any, partner: Callable[[Any], Any]) -> Any:
     if isinstance(value, keras.layers.Layer | keras.KerasTensor):
         return partner(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(item, partner) for item in value))
     if isinstance(value, list):
         return [_mapped(item, partner) for item in value]
     if isinstance(value, tuple):
-        return tuple(_mapped(item, partner) for item in value)
+        items = [_mapped(item, partner) for item in value]
+        return value._make(items) if hasattr(value, "_make") else tuple(items)
     if isinstance(value, dict):
         return {key: _mapped(item, partner) for key, item in value.items()}
     return value

@@ -82,7 +82,7 @@ def _replace(value: Any, replacements: dict[int, keras.layers.Layer]) -> Any:
         if not changed or isinstance(value, list):
             return items if changed else value
         # Named tuples take their items one by one.
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return value._make(items) if hasattr(value, "_make") else tuple(items)
     if isinstance(value, set | frozenset):
         members = {_replace(item, replacements) for item in value}
         changed = members != set(value)

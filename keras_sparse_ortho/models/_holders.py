@@ -57,10 +57,10 @@ class Holders:
 
     def is_inside(self, layer: Any, outer: Any) -> bool:
         """Whether every way from the model to a layer leads through another (or it is that one)."""
-        if not self._shared or layer is outer:
+        if layer is outer or outer is self._root:
             return True
-        if outer is self._root:
-            return True
+        if not self._shared:  # there is one way to each
+            return any(passed is outer for passed in self._ways[id(layer)])
         return all(reached is not layer for reached in self._visit(self._root, without=outer))
 
     def owners(self, weight: PrunableWeight) -> list[Any]:

@@ -38,15 +38,17 @@ def prunable_weights(model: keras.layers.Layer, *, flops: bool = False) -> list[
     """
     check_built(model)
     found: list[PrunableWeight] = []
-    wrapped: set[int] = set()
+    listed: set[int] = set()  # wrapped, or shared by layers
     for layer, path in walk(model, ""):
         if isinstance(layer, PrunableLayer):
             for weight in layer.prunable_weights:
-                own = weight.path.removeprefix(layer.layer.name).lstrip("/")
-                found.append(dataclasses.replace(weight, path=f"{path}/{own}".lstrip("/")))
-                wrapped.add(id(weight.variable))
+                below = weight.path.removeprefix(layer.layer.name).lstrip("/")
+                found.append(dataclasses.replace(weight, path=f"{path}/{below}".lstrip("/")))
+                listed.add(id(weight.variable))
         else:
-            found += [w for w in own_kernels(layer, path) if id(w.variable) not in wrapped]
+            own = [w for w in own_kernels(layer, path) if id(w.variable) not in listed]
+            listed |= {id(w.variable) for w in own}
+            found += own
     if not flops:
         return found
     table = count_flops(model, found)
