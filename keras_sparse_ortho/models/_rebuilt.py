@@ -116,6 +116,8 @@ def _rebuilt_class(kind: type) -> type:
 def _outer(model: Any, prefix: str) -> Iterator[tuple[Any, str]]:
     """The layers of a model and of those nested in it, but none inside a layer, with paths."""
     for layer in model.layers:
+        if isinstance(layer, keras.layers.InputLayer):
+            continue  # a copy of a graph has others
         yield layer, f"{prefix}{layer.name}"
         if isinstance(layer, keras.Model):
             yield from _outer(layer, f"{prefix}{layer.name}/")

@@ -131,7 +131,7 @@ class Rewriter:
         if twin is None:
             return
         layers, others = (
-            [layer for layer, _ in walk(root, "") if not hasattr(layer, "transparent_path")]
+            [layer for layer, _ in walk(root, "") if not _is_between(layer)]
             for root in (model, twin)
         )
         if len(layers) == len(others):
@@ -187,15 +187,15 @@ class Rewriter:
     def clone_of(self, layer: Any, path: str, ties: list[tuple[Any, Any]]) -> Any:
         """An unbuilt clone. In `ties` go layers inside that others hold, too, and the new ones."""
         if id(layer) in self._twins:
-            self._tie(layer, layer, self._twins[id(layer)], f"{path}/", ties)
-            return self._twins[id(layer)]
-        config = layer.get_config()
-        if isinstance(layer, keras.layers.Lambda):
+            clone = self._twins[id(layer)]
+        elif isinstance(layer, keras.layers.Lambda):
             # Keras refuses Python code in configurations from elsewhere; this one is the user's.
-            return type(layer).from_config(config, safe_mode=False)
-        clone = type(layer).from_config(self._scrub(config))
+            clone = type(layer).from_config(layer.get_config(), safe_mode=False)
+        else:
+            clone = type(layer).from_config(self._scrub(layer.get_config()))
         if isinstance(layer, keras.layers.Layer):
-            clone.name = layer.name  # a class of someone's own may leave it out
+            if clone.name != layer.name:
+                clone.name = layer.name  # a class of someone's own may leave it out
             copy_names(layer, clone)
             self._tie(layer, layer, clone, f"{path}/", ties)
         return clone
@@ -258,6 +258,11 @@ class Rewriter:
         self._remembered |= {id(variable) for variable in variables}
         kept = [(variable, keras.ops.copy(variable.value)) for variable in variables]
         self._undoing.callback(lambda: [variable.assign(value) for variable, value in kept])
+
+
+def _is_between(layer: Any) -> bool:
+    """Whether a layer holds no place of its own in what the constructor of a class makes."""
+    return isinstance(layer, keras.layers.InputLayer) or hasattr(layer, "transparent_path")
 
 
 class _Cloning:
