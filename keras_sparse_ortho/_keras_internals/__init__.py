@@ -19,7 +19,7 @@ from typing import Any
 
 import keras
 from keras.src.backend.common import dtypes
-from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
 
 from keras_sparse_ortho._keras_internals._building import (
@@ -63,6 +63,7 @@ __all__ = [
     "in_stateless_scope",
     "instance_like",
     "is_graph",
+    "is_overridden",
     "maps_one_tensor",
     "optimizer_slots",
     "own_variables",
@@ -134,6 +135,16 @@ class VariableOverrides(keras.StatelessScope):
             self.losses.append(loss)
         else:
             self.parent.add_loss(loss)
+
+
+def is_overridden(variable: Any) -> bool:
+    """Whether `VariableOverrides` answer for a variable now."""
+    scope: Any = get_stateless_scope()
+    while isinstance(scope, VariableOverrides):
+        if id(variable) in scope._overrides:
+            return True
+        scope = scope.parent
+    return False
 
 
 def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer) -> None:

@@ -145,6 +145,7 @@ class PrunableLayer(WrapperBuiltByCalls):
             self._state.deferred.initialize(but=[])
             raise
         self._state.draws = None
+        self._state.cover(self.layer, self._effective_weights)
 
     def _held(self) -> set[int]:
         """The variables, by `id`, that wrappers inside the layer hold."""

@@ -1,9 +1,11 @@
 """What a `PrunableLayer` knows of its weights."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
-from keras_sparse_ortho._keras_internals import DeferredVariables
+from keras_sparse_ortho._keras_internals import DeferredVariables, is_overridden
 from keras_sparse_ortho.kernels import Selection, walk
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws
 from keras_sparse_ortho.parametrizations import Parametrization
@@ -21,6 +23,7 @@ class WrapperState:
         self.deferred = DeferredVariables()
         self.layer_weights: list[Any] = []
         self.names: list[str] = []
+        self._uncover: Callable[[], Any] = dict
 
     @property
     def compact(self) -> bool:
@@ -28,8 +31,28 @@ class WrapperState:
         given = self.template.values() if isinstance(self.template, dict) else [self.template]
         return any(parametrization.compact for parametrization in given)
 
+    def cover(self, layer: Any, scope: Callable[[], AbstractContextManager[None]]) -> None:
+        """Lets a layer compute with effective weights also where it is not called by its wrapper.
+
+        Something that Keras does not see, such as a function, may hold it as well.
+        """
+        call = layer.call
+
+        @functools.wraps(call)
+        def covered(*args: Any, **kwargs: Any) -> Any:
+            held = [own.layer_variable for own in self.parametrized.values()]
+            if not held or is_overridden(held[0]):
+                return call(*args, **kwargs)
+            with scope():
+                return call(*args, **kwargs)
+
+        # Not by setattr, with which Keras and its backends look at what is set.
+        vars(layer)["call"] = covered
+        self._uncover = functools.partial(vars(layer).pop, "call", None)
+
     def let_go(self) -> None:
         """Takes the parametrizations from their weights."""
+        self._uncover()
         for parametrization in self.parametrized.values():
             parametrization.release()
         self.parametrized.clear()

@@ -7,6 +7,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import sublayers
 from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.models._kinds import class_of
 
 
 class Copy(Protocol):
@@ -66,9 +67,3 @@ def twin_of(model: Any) -> Any:
         return None
     finally:
         making_twins.reset(token)
-
-
-def class_of(model: Any) -> type:
-    """The class of a model as it was written, not one derived from it to save the model."""
-    kind: type = getattr(type(model), "rebuilt_from", type(model))
-    return kind

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
-from keras_sparse_ortho.models._copying import Copy, class_of, making_twins
+from keras_sparse_ortho.models._copying import Copy, making_twins
+from keras_sparse_ortho.models._kinds import class_of
 from keras_sparse_ortho.models._rewriter import Replacement, Rewriter
 
 

@@ -8,9 +8,10 @@ from keras_sparse_ortho._keras_internals import is_graph
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models._channels import channel_plan
 from keras_sparse_ortho.models._copying import Copy
+from keras_sparse_ortho.models._kinds import is_clonable
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
-from keras_sparse_ortho.models._rewriter import Replacement, is_clonable
+from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.models._strip import strip
 
 

@@ -9,7 +9,6 @@ import keras
 
 from keras_sparse_ortho._keras_internals import (
     instance_like,
-    is_graph,
     replace_sublayers,
     sublayers,
     tensors_in_attributes,
@@ -18,12 +17,12 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models._copying import (
     Copy,
-    class_of,
     copy_names,
     share_initializers,
     twin_of,
 )
 from keras_sparse_ortho.models._holders import Holders
+from keras_sparse_ortho.models._kinds import class_of, is_clonable, is_graph_of_class
 
 
 def _nothing() -> None:
@@ -295,16 +294,3 @@ class _Keeping:
 
     def own(self, weights: list[Any]) -> list[Any]:
         return weights
-
-
-def is_clonable(model: Any) -> bool:
-    """Whether Keras knows the structure of a model: Sequential and functional ones."""
-    # keras.Model(inputs, outputs) makes a Functional, which Keras does not export. A subclass of
-    # it has a constructor of its own, which a clone would not call.
-    return isinstance(model, keras.Model) and type(model).__name__ in ("Functional", "Sequential")
-
-
-def is_graph_of_class(model: Any) -> bool:
-    """Whether a model is functional, and of a class whose constructor makes the graph."""
-    plain = isinstance(model, keras.Sequential) or type(model).__name__ == "Functional"
-    return isinstance(model, keras.Model) and is_graph(model) and not plain

@@ -100,6 +100,30 @@ def test_private_aliases_lists_and_dicts():
     check_masked_and_stripped(sparse, X)
 
 
+class Concealed(keras.Model):
+    """Calls a layer from a function, which Keras does not look into."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = first, second = L.Dense(12, name="a"), L.Dense(4, name="b")
+        self.chain = lambda x: second(first(x))
+
+    def call(self, x):
+        return self.chain(x)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("storage", ["masked", "compact"])
+def test_layers_that_a_function_calls(storage):
+    model = Concealed()
+    model(X)
+    first = model.first
+    sparse = kso.sparsify(model, 0.3, seed=0, storage=storage)
+    np.testing.assert_array_equal(array(first(X)), array(sparse.first(X)))
+    check_masked_and_stripped(sparse, X)
+    assert "call" not in vars(first)
+
+
 @keras.saving.register_keras_serializable(package="tests")
 class TiedHead(L.Layer):
     """Projects by a layer of its own, and by an embedding that it is given."""
