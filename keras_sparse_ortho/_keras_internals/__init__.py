@@ -19,12 +19,19 @@ from typing import Any
 
 import keras
 from keras.src.backend.common import dtypes
-from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
 
+from keras_sparse_ortho._keras_internals._building import (
+    WrapperBuiltByCalls as WrapperBuiltByCalls,
+)
 from keras_sparse_ortho._keras_internals._compiling import compile_like as compile_like
 from keras_sparse_ortho._keras_internals._compiling import (
     track_parameters_anew as track_parameters_anew,
+)
+from keras_sparse_ortho._keras_internals._graph_classes import instance_like as instance_like
+from keras_sparse_ortho._keras_internals._graph_classes import (
+    tensors_in_attributes as tensors_in_attributes,
 )
 from keras_sparse_ortho._keras_internals._optimizers import applied_batches as applied_batches
 from keras_sparse_ortho._keras_internals._optimizers import copy_slots as copy_slots
@@ -35,6 +42,9 @@ from keras_sparse_ortho._keras_internals._stand_ins import StandIns as StandIns
 from keras_sparse_ortho._keras_internals._stand_ins import saves_by_itself as saves_by_itself
 from keras_sparse_ortho._keras_internals._stand_ins import value_in_scope as value_in_scope
 from keras_sparse_ortho._keras_internals._stand_ins import value_source as value_source
+from keras_sparse_ortho._keras_internals._sublayers import own_variables as own_variables
+from keras_sparse_ortho._keras_internals._sublayers import replace_sublayers as replace_sublayers
+from keras_sparse_ortho._keras_internals._sublayers import sublayers as sublayers
 
 __all__ = [
     "ConvLSTMCell",
@@ -51,13 +61,17 @@ __all__ = [
     "float64_not_narrowed",
     "graph_calls",
     "in_stateless_scope",
+    "instance_like",
     "is_graph",
+    "is_overridden",
     "maps_one_tensor",
     "optimizer_slots",
+    "own_variables",
     "refuse_other_slots",
     "replace_sublayers",
     "saves_by_itself",
     "sublayers",
+    "tensors_in_attributes",
     "track_parameters_anew",
     "value_in_scope",
     "value_source",
@@ -123,43 +137,21 @@ class VariableOverrides(keras.StatelessScope):
             self.parent.add_loss(loss)
 
 
+def is_overridden(variable: Any) -> bool:
+    """Whether `VariableOverrides` answer for a variable now."""
+    scope: Any = get_stateless_scope()
+    while isinstance(scope, VariableOverrides):
+        if id(variable) in scope._overrides:
+            return True
+        scope = scope.parent
+    return False
+
+
 def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer) -> None:
     """Makes Keras pass `wrapper` the call arguments (training, mask, ...) that `layer` takes."""
     for name in _CALL_INTERFACE:
         if hasattr(layer, name):
             setattr(wrapper, name, getattr(layer, name))
-
-
-def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
-    """Builds `layer` as its own call would, with every shape that its `build` asks for."""
-    if not layer.built:
-        with layer._open_name_scope():
-            layer._maybe_build(call_spec)
-
-
-class WrapperBuiltByCalls(keras.layers.Wrapper):
-    """A wrapper whose layer is built with what its own call would give `build`.
-
-    Keras' `Wrapper.build` passes the shape of the first input on, but a layer may ask for more,
-    such as the shapes of query and value.
-    """
-
-    def building(self) -> contextlib.AbstractContextManager[Any]:
-        """To be overridden: a context in which the layer is built."""
-        return contextlib.nullcontext()
-
-    def _maybe_build(self, call_spec: Any) -> None:
-        if not self.layer.built:
-            with self.building():
-                maybe_build(self.layer, call_spec)
-        super()._maybe_build(call_spec)
-
-
-def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """The layers that `layer` itself holds, in the order of their creation."""
-    if isinstance(layer, keras.Model):
-        return list(layer.layers)
-    return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
 def _graph(model: keras.Model) -> Any:
@@ -221,61 +213,3 @@ def float64_not_narrowed() -> Iterator[None]:
         yield
     finally:
         dtypes.BIT64_TO_BIT32_DTYPE["float64"] = narrowed
-
-
-def replace_sublayers(
-    parent: keras.layers.Layer, replacements: dict[int, keras.layers.Layer]
-) -> None:
-    """Puts other layers in the place of those whose `id` is a key, in attributes and containers.
-
-    For layers and models whose structure is Python code; functional models are cloned instead.
-    """
-    tracker = parent._tracker
-    locked = tracker.locked
-    tracker.unlock()
-    try:
-        # torch keeps submodules apart from the other attributes.
-        attributes = {**vars(parent), **vars(parent).get("_modules", {})}
-        position = {id(layer): k for k, layer in enumerate(sublayers(parent))}
-
-        def first_layer(item: tuple[str, Any]) -> int:
-            inside = [position.get(id(layer), len(position)) for layer in _layers_in(item[1])]
-            return min(inside, default=len(position))
-
-        # In the order in which the layers are tracked, so that the new ones are in that order.
-        public = [item for item in attributes.items() if not item[0].startswith("_")]
-        for name, value in sorted(public, key=first_layer):
-            replaced = _replace(value, replacements)
-            if replaced is not value:
-                for old in _layers_in(value):
-                    if id(old) in replacements:
-                        tracker.untrack(old)
-                delattr(parent, name)
-                setattr(parent, name, replaced)
-    finally:
-        if locked:
-            tracker.lock()
-
-
-def _layers_in(value: Any) -> list[keras.layers.Layer]:
-    """The layers in an attribute: itself, or those in lists, tuples and dicts."""
-    if isinstance(value, keras.layers.Layer):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [layer for item in value for layer in _layers_in(item)]
-    return []
-
-
-def _replace(value: Any, replacements: dict[int, keras.layers.Layer]) -> Any:
-    if isinstance(value, keras.layers.Layer):
-        return replacements.get(id(value), value)
-    if isinstance(value, list | tuple):
-        items = [_replace(item, replacements) for item in value]
-        changed = any(a is not b for a, b in zip(items, value, strict=True))
-        return (tuple(items) if isinstance(value, tuple) else items) if changed else value
-    if isinstance(value, dict):
-        table = {key: _replace(item, replacements) for key, item in value.items()}
-        return table if any(table[key] is not item for key, item in value.items()) else value
-    return value

@@ -28,6 +28,11 @@ class Draw:
     fresh: bool = False
 
     @property
+    def live(self) -> int:
+        """Number of live entries."""
+        return int(np.count_nonzero(self.mask))
+
+    @property
     def sets_values(self) -> bool:
         """Whether there are values that the weight is to get."""
         return self.kernel is not None
@@ -50,6 +55,11 @@ class BlockDraw:
     initializer: SparseInitializer
     fresh: ClassVar[bool] = True
     sets_values: ClassVar[bool] = True
+
+    @property
+    def live(self) -> int:
+        """Number of live entries."""
+        return self.blocks.live
 
     @property
     def mask(self) -> np.ndarray:

@@ -57,5 +57,9 @@ def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
 
 
 def find_kernels(layer: Any, path: str) -> list[PrunableWeight]:
-    """All kernels in a built layer, its sublayers included."""
-    return [weight for inner, here in walk(layer, path) for weight in own_kernels(inner, here)]
+    """All kernels in a built layer, its sublayers included; what two of them share once."""
+    found: dict[int, PrunableWeight] = {}
+    for inner, here in walk(layer, path):
+        for weight in own_kernels(inner, here):
+            found.setdefault(id(weight.variable), weight)
+    return list(found.values())

@@ -9,35 +9,17 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import (
-    DeferredVariables,
     VariableOverrides,
     WrapperBuiltByCalls,
     adopt_call_interface,
 )
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, find_kernels, select
-from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, find_kernels, select, walk
+from keras_sparse_ortho.layers._recorded_draws import recorded_draws
 from keras_sparse_ortho.layers._refusals import refuse_unwrappable
+from keras_sparse_ortho.layers._shown_layer import shown
+from keras_sparse_ortho.layers._wrapper_state import WrapperState, checked, names_in
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
-
-
-class _State:
-    """Hides references from Keras' tracking, which would save every kernel twice."""
-
-    def __init__(self, template: Any, selection: Selection) -> None:
-        self.template = template
-        self.selection = selection
-        self.parametrized: dict[str, Parametrization] = {}
-        self.shared: dict[str, Any] = {}
-        self.draws: RecordedDraws | None = None
-        self.deferred = DeferredVariables()
-        self.layer_weights: list[Any] = []
-
-    @property
-    def compact(self) -> bool:
-        """Whether some weights are to have no dense variable."""
-        given = self.template.values() if isinstance(self.template, dict) else [self.template]
-        return any(parametrization.compact for parametrization in given)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -99,7 +81,8 @@ class PrunableLayer(WrapperBuiltByCalls):
                 f"PrunableLayer wraps a Keras 3 layer. Received: layer={layer!r}"
                 f" of type {type(layer).__name__}"
             )
-        refuse_unwrappable(layer)
+        named = isinstance(parametrization, Mapping)
+        refuse_unwrappable(layer, around_others=named)
         # The inner layer casts its own inputs and weights; parametrizations see full precision.
         kwargs.setdefault("dtype", layer.variable_dtype)
         kwargs.setdefault("trainable", layer.trainable)
@@ -107,12 +90,12 @@ class PrunableLayer(WrapperBuiltByCalls):
         adopt_call_interface(self, layer)
         if parametrization is None:
             parametrization = FixedMask()
-        if isinstance(parametrization, Mapping) and weights is not None:
+        if named and weights is not None:
             raise ValueError(
                 "`weights` says for which weights one parametrization is used; a dict of "
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
-        self._state = _State(_checked(parametrization), weights)
+        self._state = WrapperState(checked(parametrization), weights)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -128,9 +111,10 @@ class PrunableLayer(WrapperBuiltByCalls):
         """Builds the layer, if need be, and the state of the parametrizations."""
         with self.building():
             super().build(input_shape)
-        refuse_unwrappable(self.layer)
-        found = find_kernels(self.layer, "")
         template, selection = self._state.template, self._state.selection
+        refuse_unwrappable(self.layer, around_others=isinstance(template, dict))
+        self._state.rename(self.layer)
+        found = [w for w in find_kernels(self.layer, "") if id(w.variable) not in self._held()]
         if isinstance(template, dict):
             # Keys are exact names: each weight gets one parametrization.
             chosen = select(found, [re.escape(key) for key in template], "parametrization")
@@ -157,11 +141,16 @@ class PrunableLayer(WrapperBuiltByCalls):
                 self._parametrize(weight, own[weight.path].clone())
         except Exception:
             # The layer is the user's: it gets back what has been taken out of it.
-            for parametrization in self._state.parametrized.values():
-                parametrization.release()
+            self._state.let_go()
             self._state.deferred.initialize(but=[])
             raise
         self._state.draws = None
+        self._state.cover(self.layer, self._effective_weights)
+
+    def _held(self) -> set[int]:
+        """The variables, by `id`, that wrappers inside the layer hold."""
+        inside = [layer for layer, _ in walk(self.layer, "") if isinstance(layer, PrunableLayer)]
+        return {id(w.variable) for wrapper in inside for w in wrapper.prunable_weights}
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
         prefix = weight.path.replace("/", "_")
@@ -179,6 +168,12 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer with its effective weights."""
+        with self._effective_weights():
+            return self.layer(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _effective_weights(self) -> Iterator[None]:
+        """Inside, the layer has its effective weights."""
         pairs = []
         for parametrization in self._state.parametrized.values():
             weight = parametrization.weight
@@ -189,10 +184,32 @@ class PrunableLayer(WrapperBuiltByCalls):
                 )
             pairs.append((parametrization.layer_variable, parametrization.current()))
         with VariableOverrides(pairs) as scope:
-            outputs = self.layer(*args, **kwargs)
+            yield
         for loss in scope.losses:
             self.add_loss(loss)
-        return outputs
+
+    def __getattr__(self, name: str) -> Any:
+        """What only the layer inside has: `units`, `kernel` (its effective value), methods."""
+        inherited = getattr(super(), "__getattr__", None)  # where torch has submodules
+        if inherited is not None:
+            with contextlib.suppress(AttributeError):
+                return inherited(name)
+        if name.startswith("_") or name == "layer" or "_state" not in vars(self):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        effective = {
+            id(own.layer_variable): own.current for own in self._state.parametrized.values()
+        }
+        layer = self.layer
+        return shown(getattr(layer, name), layer, effective, self._effective_weights)
+
+    def name_layers_like(self, layer: Any) -> None:
+        """Gives the layers inside the one that is wrapped the names that they have in another.
+
+        Those that a layer makes without names are numbered anew in every instance, but weights are
+        named by their paths. Layers that are made later get their names then.
+        """
+        self._state.names = names_in(layer)
+        self._state.rename(self.layer)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """That of the layer."""
@@ -235,14 +252,17 @@ class PrunableLayer(WrapperBuiltByCalls):
     def release(self) -> None:
         """Leaves the layer its effective weights, as variables of its own; the wrapper may go."""
         self.materialize()
-        for parametrization in self._state.parametrized.values():
-            parametrization.release()
+        self._state.let_go()
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the settings of its parametrizations, weight by weight once built."""
+        return {**self.wrapper_config(), "layer": self.layer_config()}
+
+    def wrapper_config(self) -> dict[str, Any]:
+        """The settings alone, and the names in the layer, which its own configuration may lack."""
         table = self._state.parametrized or self._state.template
         serialize = keras.saving.serialize_keras_object
-        config = super().get_config()
+        config = super().wrapper_config()
         if isinstance(table, dict):
             config["parametrization"] = {key: serialize(value) for key, value in table.items()}
             config["weights"] = None
@@ -250,6 +270,7 @@ class PrunableLayer(WrapperBuiltByCalls):
             config["parametrization"] = serialize(table)
             selection = self._state.selection
             config["weights"] = serialize(selection) if callable(selection) else selection
+        config["layer_names"] = names_in(self.layer) if self.built else self._state.names
         return config
 
     @classmethod
@@ -270,18 +291,9 @@ class PrunableLayer(WrapperBuiltByCalls):
         weights = config.pop("weights")
         if isinstance(weights, dict):
             weights = restore(weights)
-        return cls(restore(config.pop("layer")), parametrization, weights=weights, **config)
-
-
-def _checked(parametrization: Any) -> Any:
-    if isinstance(parametrization, Mapping):
-        if parametrization and all(
-            isinstance(value, Parametrization) for value in parametrization.values()
-        ):
-            return dict(parametrization)
-    elif isinstance(parametrization, Parametrization):
-        return parametrization
-    raise ValueError(
-        "`parametrization` must be a Parametrization, or a dict from weight name to one. "
-        f"Received: parametrization={parametrization!r}"
-    )
+        names = config.pop("layer_names", [])
+        layer = config.pop("layer")
+        layer = restore(layer) if isinstance(layer, dict) else layer
+        wrapper = cls(layer, parametrization, weights=weights, **config)
+        wrapper._state.names = names
+        return wrapper

@@ -9,11 +9,18 @@ from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 
-def refuse_unwrappable(layer: Any) -> None:
-    """Raises for a layer whose weights cannot be replaced during its call."""
+def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
+    """Raises for a layer whose weights cannot be replaced during its call.
+
+    Args:
+        layer: The layer.
+        around_others: Whether layers inside it may be wrapped already.
+    """
     for inner, path in walk(layer, layer.name):
         reason = None
         if getattr(inner, "transparent_path", False):
+            if around_others and inner is not layer:
+                continue
             reason = "it is wrapped already"
         elif isinstance(inner, BlockSparseLayer):
             reason = "it holds its live blocks only. Strip it first, then wrap the plain layer"

@@ -1,16 +1,20 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
+from keras_sparse_ortho.models._copying import Copy as Copy
+from keras_sparse_ortho.models._copying import share_initializers as share_initializers
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions as kernel_positions
+from keras_sparse_ortho.models._holders import places_to_wrap as places_to_wrap
+from keras_sparse_ortho.models._holders import uncovered_weights as uncovered_weights
+from keras_sparse_ortho.models._kinds import is_clonable as is_clonable
 from keras_sparse_ortho.models._prunable_weights import check_built as check_built
+from keras_sparse_ortho.models._prunable_weights import never_called as never_called
 from keras_sparse_ortho.models._prunable_weights import prunable_weights as prunable_weights
 from keras_sparse_ortho.models._prunable_weights import refuse_unfit as refuse_unfit
 from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
 from keras_sparse_ortho.models._remove_channels import remove_channels as remove_channels
-from keras_sparse_ortho.models._rewrite import Replacement as Replacement
-from keras_sparse_ortho.models._rewrite import is_clonable as is_clonable
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
-from keras_sparse_ortho.models._rewrite import share_initializers as share_initializers
+from keras_sparse_ortho.models._rewriter import Replacement as Replacement
 from keras_sparse_ortho.models._stateless_loss import Objective as Objective
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss as StatelessLoss
 from keras_sparse_ortho.models._storage import to_compact as to_compact

@@ -9,7 +9,8 @@ from keras_sparse_ortho._keras_internals import compile_like, copy_slots, refuse
 from keras_sparse_ortho.initializers import weights_set_later
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
-from keras_sparse_ortho.models._rewrite import Replace, rewrite
+from keras_sparse_ortho.models._rewrite import rewrite
+from keras_sparse_ortho.models._rewriter import Replace
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
 
 SlotConversion = Callable[[np.ndarray, float], np.ndarray]

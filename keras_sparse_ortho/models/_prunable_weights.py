@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, own_kernels, walk
+from keras_sparse_ortho.kernels import PrunableWeight, kernel_layouts, own_kernels, walk
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._flops import count_flops
 
@@ -43,15 +43,17 @@ def prunable_weights(
     """
     check_built(model)
     found: list[PrunableWeight] = []
-    wrapped: set[int] = set()
+    listed: set[int] = set()  # wrapped, or shared by layers
     for layer, path in walk(model, ""):
         if isinstance(layer, PrunableLayer):
             for weight in layer.prunable_weights:
-                own = weight.path.removeprefix(layer.layer.name).lstrip("/")
-                found.append(dataclasses.replace(weight, path=f"{path}/{own}".lstrip("/")))
-                wrapped.add(id(weight.variable))
+                below = weight.path.removeprefix(layer.layer.name).lstrip("/")
+                found.append(dataclasses.replace(weight, path=f"{path}/{below}".lstrip("/")))
+                listed.add(id(weight.variable))
         else:
-            found += [w for w in own_kernels(layer, path) if id(w.variable) not in wrapped]
+            own = [w for w in own_kernels(layer, path) if id(w.variable) not in listed]
+            listed |= {id(w.variable) for w in own}
+            found += own
     if not flops:
         return found
     table = count_flops(model, found, sample)
@@ -59,7 +61,11 @@ def prunable_weights(
 
 
 def check_built(model: Any) -> None:
-    """Refuses what is no Keras 3 model or layer, and what has no weights yet."""
+    """Refuses what is no Keras 3 model or layer, and what has no weights yet.
+
+    Layers inside that are not built have not been called, as a head for another task may be, or
+    never will be.
+    """
     if not isinstance(model, keras.layers.Layer):
         hint = ""
         if type(model).__module__.startswith(("tf_keras", "keras.src.engine")):
@@ -68,12 +74,17 @@ def check_built(model: Any) -> None:
             f"`model` must be a Keras 3 model or layer.{hint} "
             f"Received: model={model!r} of type {type(model).__name__}"
         )
-    unbuilt = [path or layer.name for layer, path in walk(model, "") if not layer.built]
-    if unbuilt:
+    if not model.built or not (model.weights or all(layer.built for layer, _ in walk(model, ""))):
+        unbuilt = [path or layer.name for layer, path in walk(model, "") if not layer.built]
         raise NotPrunableError(
             "The model must be built, so that its weights have shapes: give it an Input, or call "
             f"it once on data. Received: a model whose layers {unbuilt[:5]} are not built"
         )
+
+
+def never_called(model: Any) -> list[str]:
+    """The paths of layers that will have kernels, but have none yet: no call has reached them."""
+    return [path for layer, path in walk(model, "") if not layer.built and kernel_layouts(layer)]
 
 
 def weights_of(model: Any) -> list[PrunableWeight]:

@@ -1,6 +1,5 @@
 """`remove_channels`: a plain Keras model without the channels that do nothing."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -8,8 +7,11 @@ import keras
 from keras_sparse_ortho._keras_internals import is_graph
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models._channels import channel_plan
+from keras_sparse_ortho.models._copying import Copy
+from keras_sparse_ortho.models._kinds import is_clonable
 from keras_sparse_ortho.models._prunable_weights import check_built
-from keras_sparse_ortho.models._rewrite import Replacement, is_clonable, rewrite
+from keras_sparse_ortho.models._rewrite import rewrite
+from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.models._strip import strip
 
 
@@ -81,7 +83,7 @@ def remove_channels(model: keras.Model) -> keras.Model:
     plain = strip(model)
     plan = channel_plan(plain)
 
-    def replace(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
+    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
         if id(layer) not in plan:
             return None
         small = type(layer).from_config(plan[id(layer)].config)

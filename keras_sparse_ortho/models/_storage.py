@@ -1,6 +1,5 @@
 """`to_compact` and `to_masked`: the same sparse model in another storage."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,8 +10,9 @@ from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
 from keras_sparse_ortho.models._conversion import SlotConversion, convert_model, dense_slot
+from keras_sparse_ortho.models._copying import Copy, share_initializers
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
-from keras_sparse_ortho.models._rewrite import Replacement, share_initializers
+from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.orthogonal import Block
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, refuse_compact
 
@@ -139,7 +139,7 @@ class _Conversion:
 
         self._slots[id(weight.variable)] = convert
 
-    def _replace(self, layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
+    def _replace(self, layer: Any, path: str, copy: Copy) -> Replacement | None:
         if isinstance(layer, BlockSparseLayer):
             return None if self._kind.compact else _masked(layer)
         if not isinstance(layer, PrunableLayer):
@@ -156,6 +156,7 @@ class _Conversion:
         wrapper = PrunableLayer(
             inner, given, name=layer.name, trainable=layer.trainable, dtype=layer.dtype_policy
         )
+        wrapper.name_layers_like(layer.layer)
 
         def finish() -> None:
             if inner is layer.layer:
@@ -163,7 +164,9 @@ class _Conversion:
                 wrapper.build()
             else:
                 held = {id(own.layer_variable): key for key, own in table.items()}
-                for old, new in zip(layer.layer_weights, wrapper.layer_weights, strict=True):
+                for old, new in zip(
+                    copy.own(layer.layer_weights), copy.own(wrapper.layer_weights), strict=True
+                ):
                     if id(old) in held:
                         key = held[id(old)]
                         wrapper.parametrizations[key].assign_raw(table[key].weight.raw_value())

@@ -1,5 +1,6 @@
 """`strip`: the plain Keras model, with the effective weights in its layers."""
 
+import functools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,8 +11,10 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.models._copying import Copy, copy_names
 from keras_sparse_ortho.models._prunable_weights import check_built
-from keras_sparse_ortho.models._rewrite import Replacement, rewrite
+from keras_sparse_ortho.models._rewrite import rewrite
+from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.models._thin import thin_replacement
 
 
@@ -69,15 +72,16 @@ def _refuse_unfinished(model: Any) -> None:
                 )
 
 
-def _unwrap(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
+def _unwrap(layer: Any, path: str, copy: Copy) -> Replacement | None:
     if isinstance(layer, BlockSparseLayer):
         dense = layer.dense_layer()
         return Replacement(dense, lambda: layer.fill_dense_layer(dense))
     if not isinstance(layer, PrunableLayer):
         return None
     plain = copy(layer.layer)
+    fill = functools.partial(_copy_effective, own=copy.own)
     if plain is not layer.layer:
-        thin = thin_replacement(layer, plain, _copy_effective)
+        thin = thin_replacement(layer, plain, fill)
         if thin is not None:
             return thin
 
@@ -86,7 +90,8 @@ def _unwrap(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | 
             layer.release()
             _reset_initializers(plain)
         else:
-            _copy_effective(layer, plain)
+            copy_names(layer.layer, plain)
+            fill(layer, plain)
 
     return Replacement(plain, finish)
 
@@ -100,14 +105,18 @@ def _strip_layer(wrapper: PrunableLayer) -> Any:
 
 
 def _copy_effective(
-    wrapper: PrunableLayer, plain: Any, other: Mapping[int, Any] = types.MappingProxyType({})
+    wrapper: PrunableLayer,
+    plain: Any,
+    other: Mapping[int, Any] = types.MappingProxyType({}),
+    own: Callable[[list[Any]], list[Any]] = list,
 ) -> None:
     """Sets the weights of `plain` to those that the wrapped layer computes with.
 
-    Where `other` has a value, by `id` of the wrapped layer's variable, to that one.
+    Where `other` has a value, by `id` of the wrapped layer's variable, to that one. Of the weights
+    of both only those that `own` leaves.
     """
     effective = {id(p.layer_variable): p for p in wrapper.parametrizations.values()}
-    for old, new in zip(wrapper.layer_weights, plain.weights, strict=True):
+    for old, new in zip(own(wrapper.layer_weights), own(plain.weights), strict=True):
         if id(old) in other:
             new.assign(other[id(old)])
             continue

@@ -7,7 +7,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import maps_one_tensor
 from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models._rewrite import Replacement
+from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 
 L = keras.layers

@@ -1,6 +1,5 @@
 """`to_blocks`: layers that compute on live blocks, in the place of those with masks of blocks."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,8 +10,9 @@ from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, block_layer_like
 from keras_sparse_ortho.models._conversion import SlotConversion, convert_model, dense_slot
+from keras_sparse_ortho.models._copying import Copy
 from keras_sparse_ortho.models._prunable_weights import check_built
-from keras_sparse_ortho.models._rewrite import Replacement
+from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.orthogonal import Block
 from keras_sparse_ortho.parametrizations import FixedMask
 
@@ -88,7 +88,7 @@ def _plans(model: Any, block: Any) -> tuple[dict[int, BlockSparseLayer], list[st
 
 
 def _convert(model: Any, plans: dict[int, BlockSparseLayer]) -> Any:
-    def replace(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
+    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
         new = plans.get(id(layer))
         return None if new is None else Replacement(new, lambda: _fill(new, layer))
 

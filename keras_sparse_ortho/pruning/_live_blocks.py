@@ -1,6 +1,6 @@
 """A layer of live blocks in the place of one whose kernel was drawn as such."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -12,7 +12,7 @@ from keras_sparse_ortho.models import Replacement
 
 
 def on_live_blocks(
-    layer: Any, path: str, weights: Sequence[str], draws: Mapping[str, AnyDraw]
+    layer: Any, weights: Mapping[str, str], draws: Mapping[str, AnyDraw]
 ) -> Replacement | None:
     """The replacement, or `None` where the layer or its draw has no such form.
 
@@ -20,11 +20,10 @@ def on_live_blocks(
 
     Args:
         layer: The plain layer.
-        path: Its path.
-        weights: The paths of its weights that are to be sparse.
+        weights: The paths of its weights that are to be sparse, by their names below it.
         draws: By path what was drawn.
     """
-    drawn = draws.get(f"{path}/kernel")
+    drawn = draws.get(weights.get("kernel", ""))
     if not isinstance(drawn, BlockDraw) or len(weights) > 1:
         return None
     matrices, (rows, cols) = drawn.blocks.blocks.shape[:2], drawn.blocks.blocks.shape[-2:]

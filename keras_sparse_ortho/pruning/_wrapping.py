@@ -1,18 +1,25 @@
 """Wrapping the layers that hold given weights, in a whole model."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import (
+    Copy,
     Replacement,
     blocks_where_possible,
+    never_called,
+    places_to_wrap,
+    prunable_weights,
     rewrite,
     share_initializers,
+    uncovered_weights,
 )
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 from keras_sparse_ortho.pruning._live_blocks import on_live_blocks
@@ -58,7 +65,9 @@ def wrap(
     *,
     on_blocks: bool = False,
 ) -> Any:
-    """Wraps every outermost layer that holds some of the weights.
+    """Wraps every outermost layer that holds some of the weights alone.
+
+    A layer that others hold as well is wrapped itself, and they all get the wrapped one.
 
     Args:
         model: The model.
@@ -68,50 +77,102 @@ def wrap(
         draws: By path what was drawn; see `hold`.
         on_blocks: Whether layers of live blocks take the place of those whose kernel was drawn as
             such.
+
+    Raises:
+        NotPrunableError: The new model would have other kernels or masks than planned. Models
+            written as a class are as they were then.
     """
     draws = draws or {}
+    places = places_to_wrap(model, weights)
+    before = sorted(weight.path for weight in prunable_weights(model))
+    _warn_of_never_called(model)
 
-    def replace(layer: Any, path: str, copy: Callable[[Any], Any]) -> Replacement | None:
-        inside = [w.path for w in weights if w.path.startswith(f"{path}/")]
-        if not inside:
+    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
+        keys = places.get(id(layer))
+        if keys is None:
             return None
-        if on_blocks and (new := on_live_blocks(layer, path, inside, draws)) is not None:
+        if on_blocks and (new := on_live_blocks(layer, keys, draws)) is not None:
             return new
         inner = copy(layer)
         given = list(layer.weights)
-        keys = {full.removeprefix(f"{path}/"): full for full in inside}
         wrapper = PrunableLayer(
             inner, {key: parametrization_of(full) for key, full in keys.items()}
         )
+        wrapper.name_layers_like(layer)
 
         def finish() -> None:
             if not wrapper.built:
                 wrapper.build()  # around a layer of a class-written model, which is built
             drawn = {key: draws.get(full) for key, full in keys.items()}
             parametrizations = wrapper.parametrizations
-            replaced = {
-                id(parametrizations[key].layer_variable)
-                for key, given in drawn.items()
-                if given is not None and given.sets_values
-            }
-            stored = {id(p.layer_variable): p for p in parametrizations.values() if p.compact}
-            for old, new in zip(given, wrapper.layer_weights, strict=True):
-                if old is new or id(new) in replaced:
-                    continue
-                if id(new) in stored:
-                    stored[id(new)].assign_raw(old)
-                else:
-                    # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
-                    new.assign(keras.ops.copy(old))
             if inner is not layer:
+                _copy_weights(given, wrapper, drawn, copy)
                 share_initializers(layer, inner)
             for key, parametrization in parametrizations.items():
                 _finish(parametrization, drawn[key])
 
-        return Replacement(wrapper, finish)
+        return Replacement(wrapper, finish, undo=wrapper.release)
+
+    def check(rewritten: Any) -> None:
+        _check(rewritten, weights, before, draws)
 
     with weights_set_later():
-        return rewrite(model, replace)
+        return rewrite(model, replace, check=check)
+
+
+def _warn_of_never_called(model: Any) -> None:
+    if paths := never_called(model):
+        warnings.warn(
+            "Layers that have never been called have no weights yet, and will be dense. To have "
+            "them masked, call the model so that they are reached, before it is made sparse. "
+            f"Received: {paths}",
+            stacklevel=6,
+        )
+
+
+def _copy_weights(
+    given: list[Any], wrapper: PrunableLayer, drawn: Mapping[str, AnyDraw | None], copy: Copy
+) -> None:
+    """Copies the weights of a layer, but for kernels that are drawn, to its wrapped clone."""
+    own = wrapper.parametrizations
+    replaced = {
+        id(own[key].layer_variable)
+        for key, draw in drawn.items()
+        if draw is not None and draw.sets_values
+    }
+    stored = {id(p.layer_variable): p for p in own.values() if p.compact}
+    for old, new in zip(copy.own(given), copy.own(wrapper.layer_weights), strict=True):
+        if id(new) in replaced:
+            continue
+        if id(new) in stored:
+            stored[id(new)].assign_raw(old)
+        else:
+            # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
+            new.assign(keras.ops.copy(old))
+
+
+def _check(
+    model: Any, weights: list[PrunableWeight], before: list[str], draws: Mapping[str, AnyDraw]
+) -> None:
+    """Raises unless a new model has the kernels of the old one, and the masks that were planned."""
+    found = prunable_weights(model)
+    wrapped = {w.path: w for w in found if w.parametrization is not None or w.stored is not None}
+    paths = sorted(weight.path for weight in found)
+    uncovered = [weight.path for weight in weights if weight.path not in wrapped]
+    uncovered += uncovered_weights(model)
+    if paths != before or uncovered:
+        raise NotPrunableError(
+            "The new model would not have the kernels of the given one, each with its mask where "
+            "it was to have one: Keras copies layers by their configurations, and these do not say "
+            f"which layers are shared. There were: {before}. Received: {paths}, without masks "
+            f"{uncovered}"
+        )
+    for path, draw in draws.items():
+        if wrapped[path].live != draw.live:
+            raise NotPrunableError(
+                f"'{path}' would not have the {draw.live} live entries that were planned. "
+                f"Received: {wrapped[path].live}"
+            )
 
 
 def _finish(parametrization: Parametrization, drawn: AnyDraw | None) -> None:

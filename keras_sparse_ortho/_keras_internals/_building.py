@@ -1,0 +1,74 @@
+"""Building a layer, and the layers inside it, as its own call would."""
+
+import contextlib
+from typing import Any
+
+import keras
+from keras.src import backend
+
+
+def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
+    """Builds `layer` as its own call would, with every shape that its `build` asks for.
+
+    And the layers inside it, which a `build` may leave to their own calls.
+    """
+    with layer._open_name_scope():
+        if not layer.built:
+            layer._maybe_build(call_spec)
+        if any(not inner.built for inner in layer._flatten_layers()):
+            backend.compute_output_spec(layer.call, **call_spec.arguments_dict)
+
+
+def is_built_in_calls(layer: keras.layers.Layer) -> bool:
+    """Whether shapes may not do to build a layer and the layers inside it.
+
+    So it is with layers without a `build`, and it may be so with those that hold layers, but for
+    Keras' own.
+    """
+    if getattr(layer.build, "_is_default", False):
+        return True
+    return bool(layer._layers) and not type(layer).__module__.startswith("keras.")
+
+
+class WrapperBuiltByCalls(keras.layers.Wrapper):
+    """A wrapper whose layer is built with what its own call would give `build`.
+
+    Keras' `Wrapper.build` passes the shape of the first input on, but a layer may ask for more,
+    such as the shapes of query and value; or for a call, if it does not say how it is built.
+    """
+
+    _waits_for_call = False
+
+    def building(self) -> contextlib.AbstractContextManager[Any]:
+        """To be overridden: a context in which the layer is built."""
+        return contextlib.nullcontext()
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """As Keras', if shapes are enough; else the first call builds the layer."""
+        self._waits_for_call = is_built_in_calls(self.layer)
+        if not self._waits_for_call:
+            super().build_from_config(config)
+
+    def wrapper_config(self) -> dict[str, Any]:
+        """The configuration without the layer."""
+        return keras.layers.Layer.get_config(self)
+
+    def layer_config(self) -> dict[str, Any]:
+        """The serialized layer, without shapes if they do not build it."""
+        config: dict[str, Any] = keras.saving.serialize_keras_object(self.layer)
+        if is_built_in_calls(self.layer):
+            config.pop("build_config", None)
+        return config
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """As Keras', if shapes are enough."""
+        return None if is_built_in_calls(self.layer) else super().get_build_config()
+
+    def _maybe_build(self, call_spec: Any) -> None:
+        # Keras says of a layer from a file that it is built, whatever its `build_from_config` did.
+        if self._waits_for_call:
+            self.built = self._waits_for_call = False
+        if not self.built:
+            with self.building():
+                maybe_build(self.layer, call_spec)
+        super()._maybe_build(call_spec)

@@ -1,0 +1,81 @@
+"""What is read of a layer through its wrapper."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+
+
+class ShownLayer:
+    """A layer inside a wrapped one, as it is read through the wrapper.
+
+    Its attributes, and those of layers below it, are shown as `shown` says, and it can be called.
+
+    Args:
+        layer: The layer.
+        effective: By `id` of a variable what gives its effective value.
+        scope: Gives a context in which layers compute with effective weights.
+    """
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        effective: dict[int, Callable[[], Any]],
+        scope: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._shown = layer, effective, scope
+
+    def __getattr__(self, name: str) -> Any:
+        layer, effective, scope = self._shown
+        return shown(getattr(layer, name), layer, effective, scope)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        layer, _, scope = self._shown
+        with scope():
+            return layer(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{self._shown[0]!r}, read through a PrunableLayer>"
+
+
+def shown(
+    value: Any,
+    layer: Any,
+    effective: dict[int, Callable[[], Any]],
+    scope: Callable[[], AbstractContextManager[None]],
+) -> Any:
+    """What is read for an attribute of a wrapped layer that has some value.
+
+    A weight is shown by its effective value, a tensor. Methods of the layer compute with effective
+    weights, and so do layers inside it, and lists, tuples and dicts of them; everything else is
+    shown as it is. For the arguments see `ShownLayer`.
+    """
+
+    def show(inner: Any) -> Any:
+        return shown(inner, layer, effective, scope)
+
+    if isinstance(value, keras.Variable):
+        return effective[id(value)]() if id(value) in effective else value
+    if isinstance(value, keras.layers.Layer):
+        masked = any(id(variable) in effective for variable in value.variables)
+        return ShownLayer(value, effective, scope) if masked else value
+    if inspect.ismethod(value) and value.__self__ is layer:
+
+        @functools.wraps(value)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            with scope():
+                return value(*args, **kwargs)
+
+        return method
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        items = [show(item) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        table = {key: show(item) for key, item in value.items()}
+        return table if any(table[key] is not item for key, item in value.items()) else value
+    return value

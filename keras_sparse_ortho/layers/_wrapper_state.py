@@ -1,0 +1,85 @@
+"""What a `PrunableLayer` knows of its weights."""
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from keras_sparse_ortho._keras_internals import DeferredVariables, is_overridden
+from keras_sparse_ortho.kernels import Selection, walk
+from keras_sparse_ortho.layers._recorded_draws import RecordedDraws
+from keras_sparse_ortho.parametrizations import Parametrization
+
+
+class WrapperState:
+    """Hides references from Keras' tracking, which would save every kernel twice."""
+
+    def __init__(self, template: Any, selection: Selection) -> None:
+        self.template = template
+        self.selection = selection
+        self.parametrized: dict[str, Parametrization] = {}
+        self.shared: dict[str, Any] = {}
+        self.draws: RecordedDraws | None = None
+        self.deferred = DeferredVariables()
+        self.layer_weights: list[Any] = []
+        self.names: list[str] = []
+        self._uncover: Callable[[], Any] = dict
+
+    @property
+    def compact(self) -> bool:
+        """Whether some weights are to have no dense variable."""
+        given = self.template.values() if isinstance(self.template, dict) else [self.template]
+        return any(parametrization.compact for parametrization in given)
+
+    def cover(self, layer: Any, scope: Callable[[], AbstractContextManager[None]]) -> None:
+        """Lets a layer compute with effective weights also where it is not called by its wrapper.
+
+        Something that Keras does not see, such as a function, may hold it as well.
+        """
+        call = layer.call
+
+        @functools.wraps(call)
+        def covered(*args: Any, **kwargs: Any) -> Any:
+            held = [own.layer_variable for own in self.parametrized.values()]
+            if not held or is_overridden(held[0]):
+                return call(*args, **kwargs)
+            with scope():
+                return call(*args, **kwargs)
+
+        # Not by setattr, with which Keras and its backends look at what is set.
+        vars(layer)["call"] = covered
+        self._uncover = functools.partial(vars(layer).pop, "call", None)
+
+    def let_go(self) -> None:
+        """Takes the parametrizations from their weights."""
+        self._uncover()
+        for parametrization in self.parametrized.values():
+            parametrization.release()
+        self.parametrized.clear()
+
+    def rename(self, layer: Any) -> None:
+        """Gives a layer and those inside it their known names, once all of them are there."""
+        layers = [inner for inner, _ in walk(layer, "")]
+        if len(layers) == len(self.names):
+            for inner, name in zip(layers, self.names, strict=True):
+                inner.name = name
+
+
+def names_in(layer: Any) -> list[str]:
+    """The names of a layer and of those inside it, in the order of `walk`."""
+    return [inner.name for inner, _ in walk(layer, "")]
+
+
+def checked(parametrization: Any) -> Any:
+    """A parametrization or dict of them, as given to a wrapper."""
+    if isinstance(parametrization, Mapping):
+        if parametrization and all(
+            isinstance(value, Parametrization) for value in parametrization.values()
+        ):
+            return dict(parametrization)
+    elif isinstance(parametrization, Parametrization):
+        return parametrization
+    raise ValueError(
+        "`parametrization` must be a Parametrization, or a dict from weight name to one. "
+        f"Received: parametrization={parametrization!r}"
+    )

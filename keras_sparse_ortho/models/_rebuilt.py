@@ -1,0 +1,124 @@
+"""Functional models with a class of their own (keras-hub's), rebuilt on other layers."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.models._copying import Copy, making_twins
+from keras_sparse_ortho.models._kinds import class_of
+from keras_sparse_ortho.models._rewriter import Replacement, Rewriter
+
+
+def mark(model: Any) -> None:
+    """Lets a model be saved with the layers of ours in it, if its constructor does not make them.
+
+    The class of the model becomes one that is derived from its own.
+    """
+    if not any(_is_ours(layer) for layer, _ in _outer(model, "")):
+        return
+    try:
+        config = model.get_config()
+    except NotImplementedError:
+        return  # it could not be saved before
+    if {"layers", "input_layers", "output_layers"} <= set(config):
+        return  # its constructor takes inputs and outputs: the configuration has the layers
+    model.__class__ = _rebuilt_class(class_of(model))
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rebuilt")
+class Rebuilt:
+    """A functional model some of whose layers are not those that its constructor makes.
+
+    The classes of such models are derived from this one and from their own: they have the methods
+    and attributes of their own, and are saved with the layers.
+    """
+
+    def plain_config(self) -> dict[str, Any]:
+        """The configuration of the class as it was written."""
+        return super().get_config()  # type: ignore[misc]
+
+    def get_config(self) -> dict[str, Any]:
+        """The model as its constructor makes it, and the layers that stand in it instead."""
+        kind = class_of(self)
+        layers = list(_outer(self, ""))
+        return {
+            "model": {
+                "module": kind.__module__,
+                "class_name": kind.__name__,
+                "config": self.plain_config(),
+                "registered_name": keras.saving.get_registered_name(kind),
+            },
+            "names": [layer.name for layer, _ in layers],
+            "layers": {path: _described(layer) for layer, path in layers if _is_ours(layer)},
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """The reverse of `get_config`."""
+
+        def restore(value: dict[str, Any]) -> Any:
+            return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+
+        inside = making_twins.set(True)
+        try:
+            model = restore(config["model"])
+        finally:
+            making_twins.reset(inside)
+        layers = [layer for layer, _ in _outer(model, "")]
+        for layer, name in zip(layers, config["names"], strict=True):
+            layer.name = name
+        if making_twins.get():
+            return model
+
+        def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
+            described = config["layers"].get(path)
+            if described is None:
+                return None
+            if "class_name" in described:
+                return Replacement(restore(described), lambda: None)
+            wrapper = PrunableLayer.from_config({**described, "layer": copy(layer)}, custom_objects)
+            return Replacement(wrapper, lambda: None)
+
+        with contextlib.ExitStack() as undoing:
+            rewriter = Rewriter(model, replace, lambda kept: kept, undoing)
+            rewriter.reuse(model, model)
+            new = rewriter.model(model, "")
+            rewriter.finish()
+            undoing.pop_all()
+        for rebuilt in rewriter.rebuilt:
+            mark(rebuilt)
+        return new
+
+
+def _is_ours(layer: Any) -> bool:
+    return isinstance(layer, PrunableLayer | BlockSparseLayer)
+
+
+def _described(layer: Any) -> dict[str, Any]:
+    """A layer of ours; a wrapper without the layer inside, which the constructor makes."""
+    if not isinstance(layer, PrunableLayer):
+        described: dict[str, Any] = keras.saving.serialize_keras_object(layer)
+        return described
+    return layer.wrapper_config()
+
+
+@functools.cache
+def _rebuilt_class(kind: type) -> type:
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    made = type(kind.__name__, (Rebuilt, kind), {**names, "rebuilt_from": kind})
+    keras.saving.register_keras_serializable("keras_sparse_ortho", name="Rebuilt")(made)
+    return made
+
+
+def _outer(model: Any, prefix: str) -> Iterator[tuple[Any, str]]:
+    """The layers of a model and of those nested in it, but none inside a layer, with paths."""
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.InputLayer):
+            continue  # a copy of a graph has others
+        yield layer, f"{prefix}{layer.name}"
+        if isinstance(layer, keras.Model):
+            yield from _outer(layer, f"{prefix}{layer.name}/")

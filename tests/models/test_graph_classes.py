@@ -1,0 +1,188 @@
+"""Functional models with a class of their own, as all of keras-hub are: alone and nested."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from tests.helpers import array
+
+L = keras.layers
+register = keras.saving.register_keras_serializable(package="tests")
+IDS = np.random.default_rng(0).integers(0, 50, (8, 6)).astype("int32")
+
+
+@register
+class Mixing(L.Layer):
+    """A block whose configuration does not make it again: only the backbone's does."""
+
+    def __init__(self, width, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = L.Dense(width, name="inner")
+
+    def build(self, input_shape):
+        self.inner.build(input_shape)
+
+    def call(self, x):
+        return x + self.inner(x)
+
+    def get_config(self):
+        return {**super().get_config(), "wide": self.inner.units}
+
+
+@register
+class ReverseHead(L.Layer):
+    """Reads the embedding that it is given."""
+
+    def __init__(self, embedding, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+        self.project = L.Dense(embedding.output_dim, name="project")
+
+    def build(self, input_shape):
+        self.project.build(input_shape)
+
+    def call(self, x):
+        return keras.ops.matmul(self.project(x), keras.ops.transpose(self.embedding.embeddings))
+
+
+@register
+class Backbone(keras.Model):
+    """Keeps its layers, and tensors of its graph, in attributes."""
+
+    def __init__(self, width=16, **kwargs):
+        self._embedding = L.Embedding(50, width, name="embedding")
+        self.blocks = [Mixing(width, name="mixing"), L.Dense(width)]
+        ids = keras.Input((6,), dtype="int32", name="ids")
+        x, levels = self._embedding(ids), {}
+        for block in self.blocks:
+            x = block(x)
+            levels[block.name] = x
+        super().__init__(inputs={"ids": ids}, outputs=x, **kwargs)
+        self.width, self.levels = width, levels
+
+    @property
+    def embedding(self):
+        return self._embedding
+
+    def get_config(self):
+        return {"name": self.name, "width": self.width}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+    def embed(self, ids):
+        return self._embedding(ids)
+
+
+@register
+class Task(keras.Model):
+    """A model on a backbone, tied to its embedding, with a preprocessor."""
+
+    def __init__(self, backbone, preprocessor=None, **kwargs):
+        self.backbone, self.preprocessor = backbone, preprocessor
+        self.head = ReverseHead(backbone.embedding, name="head")
+        inputs = backbone.input
+        super().__init__(inputs=inputs, outputs=self.head(backbone(inputs)), **kwargs)
+
+    def get_config(self):
+        backbone = keras.saving.serialize_keras_object(self.backbone)
+        return {"name": self.name, "backbone": backbone}
+
+    @classmethod
+    def from_config(cls, config):
+        backbone = keras.saving.deserialize_keras_object(config["backbone"])
+        return cls(backbone, name=config["name"])
+
+    def predict_text(self, text):
+        return self(self.preprocessor(text))
+
+
+def encode(text):
+    return {"ids": np.resize(np.frombuffer(text.encode(), "uint8") % 50, (1, 6)).astype("int32")}
+
+
+MODELS = {
+    "backbone": (Backbone, lambda model: model),
+    "task": (lambda: Task(Backbone(name="bone"), encode), lambda model: model.backbone),
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("storage", ["masked", "compact"])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_whole_way(name, storage, tmp_path):
+    make, backbone_of = MODELS[name]
+    model = make()
+    before = array(model({"ids": IDS}))
+    paths = [weight.path for weight in kso.prunable_weights(model)]
+    sparse = kso.sparsify(model, 0.4, seed=0, storage=storage)
+    np.testing.assert_array_equal(array(model({"ids": IDS})), before)
+    assert isinstance(sparse, type(model))
+    weights = kso.prunable_weights(sparse)
+    assert sorted(weight.path for weight in weights) == sorted(paths)
+    live, size = (sum(getattr(w, key) for w in weights) for key in ("live", "size"))
+    assert live == round(0.4 * size)
+    assert len(sparse.weights) == len(model.weights) + len(weights)
+    bone = backbone_of(sparse)
+    assert bone.embedding is bone.get_layer("embedding")
+    assert bone.blocks[0] is bone.get_layer("mixing")
+    levels = keras.Model(bone.input, bone.levels)({"ids": IDS})
+    np.testing.assert_array_equal(array(levels["mixing"]), array(bone.blocks[0](bone.embed(IDS))))
+
+    sparse.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    sparse.train_on_batch({"ids": IDS}, np.zeros_like(before))
+    for weight in kso.prunable_weights(sparse):
+        assert not weight.value()[~weight.parametrization.mask_value()].any()
+    expected = array(sparse({"ids": IDS}))
+    sparse.save(tmp_path / "sparse.keras")
+    loaded = keras.saving.load_model(tmp_path / "sparse.keras")
+    assert isinstance(loaded, type(model))
+    np.testing.assert_array_equal(array(loaded({"ids": IDS})), expected)
+    assert [weight.path for weight in kso.prunable_weights(loaded)] == [w.path for w in weights]
+
+    plain = kso.strip(loaded)
+    assert type(plain) is type(model)
+    np.testing.assert_allclose(array(plain({"ids": IDS})), expected, atol=1e-6)
+    plain.save(tmp_path / "plain.keras")
+    again = keras.saving.load_model(tmp_path / "plain.keras")
+    np.testing.assert_array_equal(array(again({"ids": IDS})), array(plain({"ids": IDS})))
+    assert len(again.weights) == len(model.weights)
+
+
+@pytest.mark.core
+def test_methods_attributes_and_nesting():
+    task = kso.sparsify(MODELS["task"][0](), 0.4, seed=0)
+    assert task.preprocessor is encode
+    text = array(task.predict_text("once upon a time"))
+    np.testing.assert_array_equal(text, array(task(encode("once upon a time"))))
+    assert task.head.layer.embedding is task.backbone.embedding
+    inputs = keras.Input((6,), dtype="int32", name="ids")
+    outer = keras.Model(inputs, L.Dense(2, name="out")(Backbone(name="bone")({"ids": inputs})))
+    sparse = kso.sparsify(outer, 0.4, seed=0)
+    assert isinstance(sparse.get_layer("bone"), Backbone)
+    copy = type(sparse).from_config(sparse.get_config())
+    copy.set_weights(sparse.get_weights())
+    np.testing.assert_array_equal(array(copy(IDS)), array(sparse(IDS)))
+
+
+class WithStep(keras.Model):
+    """A class that adds methods only: its constructor takes inputs and outputs."""
+
+    def train_step(self, *args, **kwargs):
+        self.steps = getattr(self, "steps", 0) + 1
+        return super().train_step(*args, **kwargs)
+
+
+def test_a_class_that_takes_inputs_and_outputs(tmp_path):
+    inputs = keras.Input((6,))
+    model = WithStep(inputs, L.Dense(4, name="out")(L.Dense(8, name="hidden")(inputs)))
+    sparse = kso.sparsify(model, 0.4, seed=0)
+    assert type(sparse) is WithStep
+    sparse.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(
+        tmp_path / "model.keras", custom_objects={"WithStep": WithStep}
+    )
+    x = np.ones((2, 6), "float32")
+    np.testing.assert_array_equal(array(loaded(x)), array(sparse(x)))
