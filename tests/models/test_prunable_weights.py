@@ -68,6 +68,9 @@ class WithHeads(keras.Model):
         self.main, self.other = L.Dense(8, name="main"), L.Dense(3, name="other")
         self.idle = L.Lambda(lambda x: x, name="idle")
 
+    def build(self, input_shape):
+        self.main.build(input_shape)
+
     def call(self, x, other=False):
         return self.other(x) if other else self.main(x)
 
