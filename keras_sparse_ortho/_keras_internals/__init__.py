@@ -9,7 +9,9 @@ lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_lo
 `_compile_config`, the lists in which optimizers keep their slots, with
 `Optimizer._get_variable_index`, `Optimizer._iterations`, `Function._nodes_by_depth` and
 `Layer._inbound_nodes` with the nodes, `_keras_mask`, `Sequential._functional`, and the table
-`BIT64_TO_BIT32_DTYPE` of the rules for types.
+`BIT64_TO_BIT32_DTYPE` of the rules for types; `Layer._layers`, `_auto_config`, `_dtype_policy` and
+`_trainable`, the mark `_is_default` of methods that are not overridden, `compute_output_spec` of
+the backend, and the class `Functional`.
 """
 
 import contextlib

@@ -51,15 +51,16 @@ class Backbone(keras.Model):
     """Keeps its layers, and tensors of its graph, in attributes."""
 
     def __init__(self, width=16, **kwargs):
-        self._embedding = L.Embedding(50, width, name="embedding")
-        self.blocks = [Mixing(width, name="mixing"), L.Dense(width)]
+        embedding = L.Embedding(50, width, name="embedding")
+        blocks = [Mixing(width, name="mixing"), L.Dense(width)]
         ids = keras.Input((6,), dtype="int32", name="ids")
-        x, levels = self._embedding(ids), {}
-        for block in self.blocks:
+        x, levels = embedding(ids), {}
+        for block in blocks:
             x = block(x)
             levels[block.name] = x
         super().__init__(inputs={"ids": ids}, outputs=x, **kwargs)
         self.width, self.levels = width, levels
+        self._embedding, self.blocks = embedding, blocks
 
     @property
     def embedding(self):
@@ -81,10 +82,9 @@ class Task(keras.Model):
     """A model on a backbone, tied to its embedding, with a preprocessor."""
 
     def __init__(self, backbone, preprocessor=None, **kwargs):
-        self.backbone, self.preprocessor = backbone, preprocessor
-        self.head = ReverseHead(backbone.embedding, name="head")
-        inputs = backbone.input
-        super().__init__(inputs=inputs, outputs=self.head(backbone(inputs)), **kwargs)
+        head, inputs = ReverseHead(backbone.embedding, name="head"), backbone.input
+        super().__init__(inputs=inputs, outputs=head(backbone(inputs)), **kwargs)
+        self.backbone, self.preprocessor, self.head = backbone, preprocessor, head
 
     def get_config(self):
         backbone = keras.saving.serialize_keras_object(self.backbone)

@@ -6,6 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
+from tests.helpers import array
 from tests.models.networks import (
     HEAVY_ARE_SLOW_ON_JAX,
     MODELS,
@@ -13,6 +14,7 @@ from tests.models.networks import (
     sequential,
 )
 
+L = keras.layers
 pytestmark = pytest.mark.core
 
 
@@ -61,3 +63,30 @@ def test_the_raw_and_the_effective_value():
 def test_an_unbuilt_model_is_refused():
     with pytest.raises(NotPrunableError, match=r"must be built.*Received: a model whose layers"):
         kso.prunable_weights(keras.Sequential([keras.layers.Dense(3)]))
+
+
+class WithHeads(keras.Model):
+    """Has a head that is not called, and a layer that never has weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.main, self.other = L.Dense(8, name="main"), L.Dense(3, name="other")
+        self.idle = L.Lambda(lambda x: x, name="idle")
+
+    def build(self, input_shape):
+        self.main.build(input_shape)
+
+    def call(self, x, other=False):
+        return self.other(x) if other else self.main(x)
+
+
+def test_layers_that_were_never_called_are_no_obstacle():
+    model = WithHeads()
+    model(np.ones((2, 4), "float32"))
+    assert [weight.path for weight in kso.prunable_weights(model)] == ["main/kernel"]
+    with pytest.warns(UserWarning, match=r"never been called.*Received: \['other'\]"):
+        sparse = kso.sparsify(model, 0.5, seed=0)
+    outputs = array(sparse(np.ones((2, 4), "float32")))
+    np.testing.assert_array_equal(array(kso.strip(sparse)(np.ones((2, 4)))), outputs)
+    with pytest.raises(NotPrunableError, match="must be built"):
+        kso.sparsify(WithHeads(), 0.5)
