@@ -38,8 +38,15 @@ def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
     if optimizer is None:
         return
     for slot, start in optimizer_slots(optimizer, variable):
-        array = keras.ops.convert_to_numpy(slot)
-        inner = array.shape[source.ndim :]
-        before = array.reshape(-1, *inner)
-        kept = source.reshape(*source.shape, *(1 for _ in inner)) >= 0
-        slot.assign(np.where(kept, before[source], np.asarray(start, array.dtype)))
+        slot.assign(moved(keras.ops.convert_to_numpy(slot), source, start))
+
+
+def moved(array: np.ndarray, source: np.ndarray, fill: float) -> np.ndarray:
+    """An array whose leading axes, those of `source`, have been moved as in `move_slots`.
+
+    What is new is `fill`.
+    """
+    inner = array.shape[source.ndim :]
+    before = array.reshape(-1, *inner)
+    kept = source.reshape(*source.shape, *(1 for _ in inner)) >= 0
+    return np.where(kept, before[source], np.asarray(fill, array.dtype))

@@ -84,18 +84,15 @@ class _Blocks:
 
     def values(self) -> list[Any]:
         blocks = keras.ops.convert_to_numpy(self._layer.blocks)
-        whole = np.zeros(tuple(self._layer.whole_kernel.shape), blocks.dtype)
-        whole[self._places()] = blocks
-        return [whole, blocks]
+        return [self._whole(blocks), blocks]
 
     def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
-        gradient, of_blocks = next(found).copy(), next(found)
-        gradient[self._places()] += of_blocks
-        return gradient
+        gradient, of_blocks = next(found), next(found)
+        return gradient + self._whole(of_blocks)
 
-    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+    def _whole(self, blocks: np.ndarray) -> np.ndarray:
         pattern = keras.ops.convert_to_numpy(self._layer.inputs_of)
-        return np.arange(len(pattern))[:, None], pattern
+        return self._layer.grid.whole(blocks, pattern)
 
 
 def _kernel(weight: PrunableWeight) -> _Masked | _Compact | _Blocks:

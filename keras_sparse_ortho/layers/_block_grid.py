@@ -142,12 +142,17 @@ class BlockGrid:
         check_regular(pattern, self.in_blocks)
         return pattern.astype(np.int32)
 
-    def kernel(self, blocks: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
-        """The kernel with these live blocks, zero elsewhere."""
+    def whole(self, blocks: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
+        """All blocks `(J, I, *taps, rows, cols)`, zero but for the live ones."""
         dense = np.zeros(
             (self.out_blocks, self.in_blocks, *self.taps, self.rows, self.cols), blocks.dtype
         )
         dense[np.arange(self.out_blocks)[:, None], inputs_of] = blocks
+        return dense
+
+    def kernel(self, blocks: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
+        """The kernel with these live blocks, zero elsewhere."""
+        dense = self.whole(blocks, inputs_of)
         return dense.transpose(self.columns_order()).reshape(self.shape)
 
     def mask(self, inputs_of: np.ndarray) -> np.ndarray:

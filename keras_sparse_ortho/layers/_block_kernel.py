@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_sparse_ortho._backend import to_numpy
 from keras_sparse_ortho._checks import check_density, check_seed
+from keras_sparse_ortho._optimizer_slots import moved
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import KernelLayout, StoredKernel
@@ -155,10 +156,7 @@ class BlockKernel(keras.layers.Layer):
         lines = np.arange(self.grid.out_blocks)[:, None]
         slots[lines, before] = np.arange(before.size).reshape(before.shape)
         source = slots[lines, self.grid.check_pattern(inputs_of)]
-        blocks = ops.convert_to_numpy(self.blocks)
-        flat = blocks.reshape(-1, *blocks.shape[2:])
-        kept = source.reshape(*source.shape, *(1,) * (flat.ndim - 1)) >= 0
-        self.set_blocks(np.where(kept, flat[source], np.zeros((), flat.dtype)), inputs_of)
+        self.set_blocks(moved(ops.convert_to_numpy(self.blocks), source, 0.0), inputs_of)
         return source
 
     # --- what a call computes with ---------------------------------------------------------------

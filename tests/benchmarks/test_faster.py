@@ -1,21 +1,10 @@
 """The comparison of live blocks: what its table is made of."""
 
 import json
-import pathlib
-import sys
 
 import pytest
 
-FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.tensorflow_only
-
-
-@pytest.fixture
-def faster(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-    import faster
-
-    return faster
 
 
 def test_epochs_and_seconds(faster):

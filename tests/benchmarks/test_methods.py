@@ -1,21 +1,10 @@
 """A small version of benchmarks/methods.py: parts, and going on after a kill."""
 
 import json
-import pathlib
-import sys
 
 import pytest
 
-FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.tensorflow_only
-
-
-@pytest.fixture
-def methods(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-    import methods
-
-    return methods
 
 
 @pytest.mark.slow
@@ -32,7 +21,7 @@ def test_times_of_training_in_turns(methods, monkeypatch):
         lambda turn, epoch, logs=None: turns.append(epoch) or on_epoch_end(turn, epoch, logs),
     )
     options = {"filters": [4, 4, 4], "batch_size": 128, "epochs": 4, "learning_rate": 1e-3}
-    options |= {"seeds": [0], "frequency": 4, "jit": False, "budgets": FOLDER}
+    options |= {"seeds": [0], "frequency": 4, "jit": False, "budgets": methods.HERE}
     seconds = methods_time.measure("cnn", 0.1, methods.load("digits"), options, rounds=2)
     assert list(seconds) == [*some, "dense again"]
     assert min(seconds.values()) > 0

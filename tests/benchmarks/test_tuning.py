@@ -1,8 +1,6 @@
 """Learning rates chosen on a validation split, live channels, and the deep networks."""
 
 import dataclasses
-import pathlib
-import sys
 import tomllib
 
 import keras
@@ -11,16 +9,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 
-FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.tensorflow_only
-
-
-@pytest.fixture
-def methods(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-    import methods
-
-    return methods
 
 
 def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
@@ -79,10 +68,10 @@ def test_live_channels(methods):
     ],
 )
 def test_deep_networks_under_every_initializer(methods, net):
-    options = methods.tomllib.loads((FOLDER / "deep.toml").read_text())[net]
+    options = methods.tomllib.loads((methods.HERE / "deep.toml").read_text())[net]
     data = methods.load("digits")
     data = dataclasses.replace(data, x_train=data.x_train[:128], y_train=data.y_train[:128])
-    options |= {"width": 32, "depth": 3, "jit": False, "budgets": FOLDER}
+    options |= {"width": 32, "depth": 3, "jit": False, "budgets": methods.HERE}
     gain = 2**0.5 if net == "deep_mlp_relu" else 1.0247
     for name in options["methods"]:
         model, callbacks, _ = methods.build(net, name, 0.2, 0, data, options)

@@ -114,6 +114,21 @@ def written():
     return model
 
 
+class EmbeddingHead(L.Layer):
+    """Projects by a layer of its own, and by an embedding that it is given."""
+
+    def __init__(self, embedding, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+        self.project = L.Dense(embedding.output_dim, name="project")
+
+    def build(self, input_shape):
+        self.project.build(input_shape)
+
+    def call(self, x):
+        return keras.ops.matmul(self.project(x), keras.ops.transpose(self.embedding.embeddings))
+
+
 MODELS = {
     f.__name__: f
     for f in (

@@ -6,6 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from tests.helpers import array
+from tests.models.networks import EmbeddingHead
 
 L = keras.layers
 register = keras.saving.register_keras_serializable(package="tests")
@@ -31,19 +32,8 @@ class Mixing(L.Layer):
 
 
 @register
-class ReverseHead(L.Layer):
-    """Reads the embedding that it is given."""
-
-    def __init__(self, embedding, **kwargs):
-        super().__init__(**kwargs)
-        self.embedding = embedding
-        self.project = L.Dense(embedding.output_dim, name="project")
-
-    def build(self, input_shape):
-        self.project.build(input_shape)
-
-    def call(self, x):
-        return keras.ops.matmul(self.project(x), keras.ops.transpose(self.embedding.embeddings))
+class ReverseHead(EmbeddingHead):
+    """Its configuration does not say which embedding it reads."""
 
 
 @register

@@ -10,6 +10,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
 from tests.helpers import array
+from tests.models.networks import EmbeddingHead
 
 L = keras.layers
 IDS = np.random.default_rng(0).integers(0, 50, (4, 3)).astype("int32")
@@ -125,19 +126,8 @@ def test_layers_that_a_function_calls(storage):
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class TiedHead(L.Layer):
-    """Projects by a layer of its own, and by an embedding that it is given."""
-
-    def __init__(self, embedding, **kwargs):
-        super().__init__(**kwargs)
-        self.embedding = embedding
-        self.project = L.Dense(embedding.output_dim, name="project")
-
-    def build(self, input_shape):
-        self.project.build(input_shape)
-
-    def call(self, x):
-        return keras.ops.matmul(self.project(x), keras.ops.transpose(self.embedding.embeddings))
+class TiedHead(EmbeddingHead):
+    """Its configuration has the embedding that it reads."""
 
     def get_config(self):
         config = super().get_config()

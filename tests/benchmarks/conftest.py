@@ -1,0 +1,22 @@
+"""Scripts of benchmarks/ as modules."""
+
+import importlib
+import pathlib
+import sys
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
+
+
+def _importing(name):
+    @pytest.fixture(name=name)
+    def script(monkeypatch):
+        monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+        return importlib.import_module(name)
+
+    return script
+
+
+methods = _importing("methods")
+faster = _importing("faster")
