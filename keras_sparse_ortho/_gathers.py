@@ -77,7 +77,7 @@ def _jax_rule(function: Callable[..., Any], gradient: Gradient, count: int) -> A
     return ruled
 
 
-def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int, dtype: Any) -> Any:
+def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int, like: Any) -> Any:
     """`function(*arrays)`, computed for so many equal runs of their first axis, one by one.
 
     `function` treats the entries of the first axis apart, and gives one tensor with that axis. On
@@ -89,7 +89,8 @@ def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int,
         function: Tensors to a tensor.
         arrays: Tensors whose first axis `chunks` divides.
         chunks: How many.
-        dtype: That of the result.
+        like: A tensor of the result's dtype, best the last that is there of those which `function`
+            takes: the memory of the result is then not held before.
     """
     if chunks == 1:
         return function(*arrays)
@@ -98,7 +99,7 @@ def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int,
         chunked = functools.partial(_map_on_jax, function, chunks)
         # Decided when it is compiled, which may be for another device than that at hand.
         return _jax().lax.platform_dependent(
-            *arrays, cpu=chunked, default=lambda *whole: function(*whole)
+            like, *arrays, cpu=chunked, default=lambda _, *whole: function(*whole)
         )
     if backend == "tensorflow":
         import tensorflow as tf
@@ -111,16 +112,27 @@ def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int,
         mapped = tf.map_fn(
             lambda part: function(*part),
             tuple(parts),
-            fn_output_signature=tf.as_dtype(dtype),
+            fn_output_signature=like.dtype,
             parallel_iterations=1,
         )
         return tf.reshape(mapped, (arrays[0].shape[0], *keras.ops.shape(mapped)[2:]))
     return function(*arrays)
 
 
-def _map_on_jax(function: Callable[..., Any], chunks: int, *arrays: Any) -> Any:
+def _map_on_jax(function: Callable[..., Any], chunks: int, like: Any, *arrays: Any) -> Any:
+    jax = _jax()
     parts = [a.reshape(chunks, a.shape[0] // chunks, *a.shape[1:]) for a in arrays]
-    mapped = _jax().lax.map(lambda part: function(*part), parts)
+    one = jax.eval_shape(lambda: function(*(part[0] for part in parts)))
+    # Not lax.map: it begins with zeros, which XLA makes once, keeps for all loops of the program,
+    # and copies for each. What a step holds is taken anew from the operating system every time,
+    # page by page, so that it costs time, too.
+    begun = jax.numpy.broadcast_to(like.ravel()[0], (chunks, *one.shape))
+
+    def write(index: Any, found: Any) -> Any:
+        part = function(*(jax.lax.dynamic_index_in_dim(p, index, 0, False) for p in parts))
+        return jax.lax.dynamic_update_index_in_dim(found, part, index, 0)
+
+    mapped = jax.lax.fori_loop(0, chunks, write, begun)
     return mapped.reshape(-1, *mapped.shape[2:])
 
 

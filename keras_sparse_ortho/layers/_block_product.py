@@ -43,12 +43,12 @@ def block_product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
 
 
 def _product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
-    weights = ops.transpose(_lines(blocks), (0, 2, 1))  # (J, c, k r)
+    # Turned chunk by chunk, so that there is no second copy of all blocks.
     return map_chunks(
-        lambda w, found: ops.matmul(w, _gathered(x, found)),
-        [weights, inputs_of],
+        lambda w, found: ops.matmul(ops.transpose(_lines(w), (0, 2, 1)), _gathered(x, found)),
+        [blocks, inputs_of],
         _chunks(x, inputs_of),
-        x.dtype,
+        x,
     )
 
 
@@ -58,7 +58,7 @@ def _gradient(x: Any, blocks: Any, inputs_of: Any, slots_of: Any, upstream: Any)
         lambda dy, found: ops.matmul(_gathered(x, found), ops.transpose(dy, (0, 2, 1))),
         [upstream, inputs_of],
         _chunks(x, inputs_of),
-        x.dtype,
+        upstream,
     )
     slots = ops.reshape(blocks, (count * fan_in, rows, cols))
 
@@ -69,7 +69,7 @@ def _gradient(x: Any, blocks: Any, inputs_of: Any, slots_of: Any, upstream: Any)
         weights = ops.reshape(weights, (several[0], rows, several[1] * cols))
         return ops.matmul(weights, _gathered(upstream, found // fan_in))
 
-    of_x = map_chunks(of_inputs, [slots_of], _chunks(upstream, slots_of), x.dtype)
+    of_x = map_chunks(of_inputs, [slots_of], _chunks(upstream, slots_of), upstream)
     return of_x, ops.reshape(of_blocks, blocks.shape)
 
 
