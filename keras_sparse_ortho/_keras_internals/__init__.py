@@ -44,6 +44,7 @@ from keras_sparse_ortho._keras_internals._stand_ins import StandIns as StandIns
 from keras_sparse_ortho._keras_internals._stand_ins import saves_by_itself as saves_by_itself
 from keras_sparse_ortho._keras_internals._stand_ins import value_in_scope as value_in_scope
 from keras_sparse_ortho._keras_internals._stand_ins import value_source as value_source
+from keras_sparse_ortho._keras_internals._sublayers import created_trainable as created_trainable
 from keras_sparse_ortho._keras_internals._sublayers import own_variables as own_variables
 from keras_sparse_ortho._keras_internals._sublayers import replace_sublayers as replace_sublayers
 from keras_sparse_ortho._keras_internals._sublayers import sublayers as sublayers
@@ -60,6 +61,7 @@ __all__ = [
     "compile_like",
     "compiled_loss_waits",
     "copy_slots",
+    "created_trainable",
     "float64_not_narrowed",
     "graph_calls",
     "in_stateless_scope",

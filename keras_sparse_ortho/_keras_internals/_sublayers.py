@@ -18,6 +18,11 @@ def own_variables(layer: keras.layers.Layer) -> list[Any]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
+def created_trainable(layer: keras.layers.Layer) -> list[Any]:
+    """The variables of its own that a layer has made to be trained, frozen now or not."""
+    return list(layer._trainable_variables)
+
+
 def replace_sublayers(
     parent: keras.layers.Layer, replacements: dict[int, keras.layers.Layer]
 ) -> None:

@@ -14,10 +14,11 @@ from keras_sparse_ortho._keras_internals import (
     adopt_call_interface,
 )
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, find_kernels, select, walk
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.layers._recorded_draws import recorded_draws
 from keras_sparse_ortho.layers._refusals import refuse_unwrappable
 from keras_sparse_ortho.layers._shown_layer import shown
+from keras_sparse_ortho.layers._wrappable_weights import wrappable_weights
 from keras_sparse_ortho.layers._wrapper_state import WrapperState, checked, names_in
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 
@@ -114,9 +115,9 @@ class PrunableLayer(WrapperBuiltByCalls):
         template, selection = self._state.template, self._state.selection
         refuse_unwrappable(self.layer, around_others=isinstance(template, dict))
         self._state.rename(self.layer)
-        found = [w for w in find_kernels(self.layer, "") if id(w.variable) not in self._held()]
+        # Keys are exact names: each weight gets one parametrization.
+        found = wrappable_weights(self.layer, unregistered=isinstance(template, dict))
         if isinstance(template, dict):
-            # Keys are exact names: each weight gets one parametrization.
             chosen = select(found, [re.escape(key) for key in template], "parametrization")
         else:
             chosen = select(found, selection, "weights")
@@ -146,11 +147,6 @@ class PrunableLayer(WrapperBuiltByCalls):
             raise
         self._state.draws = None
         self._state.cover(self.layer, self._effective_weights)
-
-    def _held(self) -> set[int]:
-        """The variables, by `id`, that wrappers inside the layer hold."""
-        inside = [layer for layer, _ in walk(self.layer, "") if isinstance(layer, PrunableLayer)]
-        return {id(w.variable) for wrapper in inside for w in wrapper.prunable_weights}
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
         prefix = weight.path.replace("/", "_")

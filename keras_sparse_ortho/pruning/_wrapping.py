@@ -84,7 +84,7 @@ def wrap(
     """
     draws = draws or {}
     places = places_to_wrap(model, weights)
-    before = sorted(weight.path for weight in prunable_weights(model))
+    before = sorted(weight.path for weight in prunable_weights(model, unregistered=True))
     _warn_of_never_called(model)
 
     def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
@@ -155,7 +155,7 @@ def _check(
     model: Any, weights: list[PrunableWeight], before: list[str], draws: Mapping[str, AnyDraw]
 ) -> None:
     """Raises unless a new model has the kernels of the old one, and the masks that were planned."""
-    found = prunable_weights(model)
+    found = prunable_weights(model, unregistered=True)
     wrapped = {w.path: w for w in found if w.parametrization is not None or w.stored is not None}
     paths = sorted(weight.path for weight in found)
     uncovered = [weight.path for weight in weights if weight.path not in wrapped]
