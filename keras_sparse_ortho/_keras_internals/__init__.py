@@ -11,7 +11,7 @@ lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_lo
 `Layer._inbound_nodes` with the nodes, `_keras_mask`, `Sequential._functional`, and the table
 `BIT64_TO_BIT32_DTYPE` of the rules for types; `Layer._layers`, `_auto_config`, `_dtype_policy` and
 `_trainable`, the mark `_is_default` of methods that are not overridden, `compute_output_spec` of
-the backend, and the class `Functional`.
+the backend, the classes `Functional` and `Tracker`.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ from keras_sparse_ortho._keras_internals._optimizers import applied_batches as a
 from keras_sparse_ortho._keras_internals._optimizers import copy_slots as copy_slots
 from keras_sparse_ortho._keras_internals._optimizers import optimizer_slots as optimizer_slots
 from keras_sparse_ortho._keras_internals._optimizers import refuse_other_slots as refuse_other_slots
+from keras_sparse_ortho._keras_internals._snapshot import Snapshot as Snapshot
 from keras_sparse_ortho._keras_internals._stand_ins import DeferredVariables as DeferredVariables
 from keras_sparse_ortho._keras_internals._stand_ins import StandIns as StandIns
 from keras_sparse_ortho._keras_internals._stand_ins import saves_by_itself as saves_by_itself
@@ -53,6 +54,7 @@ __all__ = [
     "ConvLSTMCell",
     "DeferredVariables",
     "GraphCall",
+    "Snapshot",
     "StandIns",
     "VariableOverrides",
     "WrapperBuiltByCalls",

@@ -15,6 +15,7 @@ from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
 from keras_sparse_ortho.models._remove_channels import remove_channels as remove_channels
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._rewriter import Replacement as Replacement
+from keras_sparse_ortho.models._same_function import probe_of_copy as probe_of_copy
 from keras_sparse_ortho.models._stateless_loss import Objective as Objective
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss as StatelessLoss
 from keras_sparse_ortho.models._storage import to_compact as to_compact

@@ -16,6 +16,7 @@ from keras_sparse_ortho.models import (
     blocks_where_possible,
     never_called,
     places_to_wrap,
+    probe_of_copy,
     prunable_weights,
     rewrite,
     share_initializers,
@@ -53,8 +54,7 @@ def hold(
     def mask(path: str) -> Parametrization:
         return kind(mask=draws[path].mask, initializer=draws[path].initializer)
 
-    held = wrap(model, weights, mask, draws, on_blocks=storage == "auto")
-    return blocks_where_possible(held) if storage == "auto" else held
+    return wrap(model, weights, mask, draws, on_blocks=storage == "auto")
 
 
 def wrap(
@@ -76,7 +76,7 @@ def wrap(
             are given in it: wrappers draw nothing here.
         draws: By path what was drawn; see `hold`.
         on_blocks: Whether layers of live blocks take the place of those whose kernel was drawn as
-            such.
+            such, and of others where layers and masks allow.
 
     Raises:
         NotPrunableError: The new model would have other kernels or masks than planned. Models
@@ -111,13 +111,16 @@ def wrap(
             for key, parametrization in parametrizations.items():
                 _finish(parametrization, drawn[key])
 
-        return Replacement(wrapper, finish, undo=wrapper.release)
+        return Replacement(wrapper, finish)
 
-    def check(rewritten: Any) -> None:
+    def complete(rewritten: Any) -> Any:
         _check(rewritten, weights, before, draws)
+        if rewritten is not model:
+            probe_of_copy(model, rewritten).check(rewritten)
+        return blocks_where_possible(rewritten) if on_blocks else rewritten
 
     with weights_set_later():
-        return rewrite(model, replace, check=check)
+        return rewrite(model, replace, complete=complete)
 
 
 def _warn_of_never_called(model: Any) -> None:
