@@ -10,8 +10,8 @@ lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_lo
 `Optimizer._get_variable_index`, `Optimizer._iterations`, `Function._nodes_by_depth` and
 `Layer._inbound_nodes` with the nodes, `_keras_mask`, `Sequential._functional`, and the table
 `BIT64_TO_BIT32_DTYPE` of the rules for types; `Layer._layers`, `_auto_config`, `_dtype_policy` and
-`_trainable`, the mark `_is_default` of methods that are not overridden, `compute_output_spec` of
-the backend, the classes `Functional` and `Tracker`.
+`_trainable`, `Lambda._output_shape`, the mark `_is_default` of methods that are not overridden,
+`compute_output_spec` of the backend, and the classes `Functional` and `Tracker`.
 """
 
 import contextlib
@@ -45,6 +45,7 @@ from keras_sparse_ortho._keras_internals._stand_ins import StandIns as StandIns
 from keras_sparse_ortho._keras_internals._stand_ins import saves_by_itself as saves_by_itself
 from keras_sparse_ortho._keras_internals._stand_ins import value_in_scope as value_in_scope
 from keras_sparse_ortho._keras_internals._stand_ins import value_source as value_source
+from keras_sparse_ortho._keras_internals._sublayers import copy_of_lambda as copy_of_lambda
 from keras_sparse_ortho._keras_internals._sublayers import created_trainable as created_trainable
 from keras_sparse_ortho._keras_internals._sublayers import own_variables as own_variables
 from keras_sparse_ortho._keras_internals._sublayers import replace_sublayers as replace_sublayers
@@ -62,6 +63,7 @@ __all__ = [
     "applied_batches",
     "compile_like",
     "compiled_loss_waits",
+    "copy_of_lambda",
     "copy_slots",
     "created_trainable",
     "float64_not_narrowed",

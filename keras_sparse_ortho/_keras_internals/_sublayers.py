@@ -96,3 +96,14 @@ def _replace(value: Any, replacements: dict[int, keras.layers.Layer]) -> Any:
         table = {key: _replace(item, replacements) for key, item in value.items()}
         return table if any(table[key] is not item for key, item in value.items()) else value
     return value
+
+
+def copy_of_lambda(layer: Any) -> Any:
+    """A Lambda layer with the same function, which its configuration may not give again."""
+    return keras.layers.Lambda(
+        layer.function,
+        output_shape=layer._output_shape,
+        mask=layer.mask,
+        arguments=layer.arguments,
+        **keras.layers.Layer.get_config(layer),
+    )

@@ -115,12 +115,11 @@ class PrunableLayer(WrapperBuiltByCalls):
         template, selection = self._state.template, self._state.selection
         refuse_unwrappable(self.layer, around_others=isinstance(template, dict))
         self._state.rename(self.layer)
+        exact = isinstance(template, dict)
+        found = wrappable_weights(self.layer, unregistered=exact)
         # Keys are exact names: each weight gets one parametrization.
-        found = wrappable_weights(self.layer, unregistered=isinstance(template, dict))
-        if isinstance(template, dict):
-            chosen = select(found, [re.escape(key) for key in template], "parametrization")
-        else:
-            chosen = select(found, selection, "weights")
+        names = [re.escape(key) for key in template] if exact else selection
+        chosen = select(found, names, "parametrization" if exact else "weights")
         if not chosen:
             raise NotPrunableError(
                 f"The layer '{self.layer.name}' has no kernel that could be wrapped (biases and "
@@ -239,6 +238,11 @@ class PrunableLayer(WrapperBuiltByCalls):
             dataclasses.replace(parametrization.weight, parametrization=parametrization)
             for parametrization in self._state.parametrized.values()
         ]
+
+    def save_own_variables(self, store: Any) -> None:
+        """As every layer does; dead entries of the raw weights are zero in the file."""
+        self._state.clear_dead()
+        super().save_own_variables(store)
 
     def materialize(self) -> None:
         """Sets every raw weight to its effective value."""

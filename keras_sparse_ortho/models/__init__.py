@@ -7,6 +7,9 @@ from keras_sparse_ortho.models._flops import kernel_positions as kernel_position
 from keras_sparse_ortho.models._holders import places_to_wrap as places_to_wrap
 from keras_sparse_ortho.models._holders import uncovered_weights as uncovered_weights
 from keras_sparse_ortho.models._kinds import is_clonable as is_clonable
+from keras_sparse_ortho.models._load_dense_weights import (
+    load_dense_weights as load_dense_weights,
+)
 from keras_sparse_ortho.models._prunable_weights import check_built as check_built
 from keras_sparse_ortho.models._prunable_weights import never_called as never_called
 from keras_sparse_ortho.models._prunable_weights import prunable_weights as prunable_weights
@@ -29,6 +32,7 @@ __all__ = [
     "Objective",
     "StatelessLoss",
     "kernel_positions",
+    "load_dense_weights",
     "prunable_weights",
     "remove_channels",
     "strip",

@@ -20,6 +20,7 @@ from keras_sparse_ortho.models._copying import (
     copy_names,
     share_initializers,
     twin_of,
+    unbuilt_copy,
 )
 from keras_sparse_ortho.models._holders import Holders
 from keras_sparse_ortho.models._kinds import class_of, is_clonable, is_graph_of_class
@@ -181,11 +182,8 @@ class Rewriter:
         """An unbuilt clone. In `ties` go layers inside that others hold, too, and the new ones."""
         if id(layer) in self._twins:
             clone = self._twins[id(layer)]
-        elif isinstance(layer, keras.layers.Lambda):
-            # Keras refuses Python code in configurations from elsewhere; this one is the user's.
-            clone = type(layer).from_config(layer.get_config(), safe_mode=False)
         else:
-            clone = type(layer).from_config(self._scrub(layer.get_config()))
+            clone = unbuilt_copy(layer, self._scrub)
         if isinstance(layer, keras.layers.Layer):
             if clone.name != layer.name:
                 clone.name = layer.name  # a class of someone's own may leave it out

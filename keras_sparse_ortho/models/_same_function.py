@@ -115,9 +115,13 @@ def _digest(value: np.ndarray) -> bytes:
 
 
 def _other_weights(model: Any) -> int:
-    """The number of weights but for what stands beside kernels: masks, indices, thresholds."""
-    added = {id(variable) for layer, _ in walk(model, "") for variable in _added(layer)}
-    return len({id(variable) for variable in model.weights} - added)
+    """The number of weights but for what stands beside kernels."""
+    return len({id(variable) for variable in model.weights} - beside_kernels(model))
+
+
+def beside_kernels(model: Any) -> set[int]:
+    """The variables, by `id`, that stand beside kernels: masks, indices, thresholds."""
+    return {id(variable) for layer, _ in walk(model, "") for variable in _added(layer)}
 
 
 def _added(layer: Any) -> list[Any]:

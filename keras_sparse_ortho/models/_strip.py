@@ -11,7 +11,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
-from keras_sparse_ortho.models._copying import Copy, copy_names
+from keras_sparse_ortho.models._copying import Copy, copy_names, unbuilt_copy
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._rewriter import Replacement
@@ -107,7 +107,7 @@ def _unwrap(layer: Any, path: str, copy: Copy) -> Replacement | None:
 
 def _strip_layer(wrapper: PrunableLayer) -> Any:
     inner = wrapper.layer
-    plain = type(inner).from_config(_without_own_initializers(inner.get_config()))
+    plain = unbuilt_copy(inner, _without_own_initializers)
     plain.build_from_config(inner.get_build_config())
     _copy_effective(wrapper, plain)
     return plain
