@@ -35,6 +35,7 @@ from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
 from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
+from keras_sparse_ortho.models import load_dense_weights as load_dense_weights
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import remove_channels as remove_channels
 from keras_sparse_ortho.models import strip as strip
@@ -87,6 +88,7 @@ __all__ = [
     "initializers",
     "kernels",
     "layers",
+    "load_dense_weights",
     "load_litert",
     "models",
     "orthogonal",

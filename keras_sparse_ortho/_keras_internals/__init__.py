@@ -10,8 +10,8 @@ lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_lo
 `Optimizer._get_variable_index`, `Optimizer._iterations`, `Function._nodes_by_depth` and
 `Layer._inbound_nodes` with the nodes, `_keras_mask`, `Sequential._functional`, and the table
 `BIT64_TO_BIT32_DTYPE` of the rules for types; `Layer._layers`, `_auto_config`, `_dtype_policy` and
-`_trainable`, the mark `_is_default` of methods that are not overridden, `compute_output_spec` of
-the backend, and the class `Functional`.
+`_trainable`, `Lambda._output_shape`, the mark `_is_default` of methods that are not overridden,
+`compute_output_spec` of the backend, and the classes `Functional` and `Tracker`.
 """
 
 import contextlib
@@ -39,11 +39,14 @@ from keras_sparse_ortho._keras_internals._optimizers import applied_batches as a
 from keras_sparse_ortho._keras_internals._optimizers import copy_slots as copy_slots
 from keras_sparse_ortho._keras_internals._optimizers import optimizer_slots as optimizer_slots
 from keras_sparse_ortho._keras_internals._optimizers import refuse_other_slots as refuse_other_slots
+from keras_sparse_ortho._keras_internals._snapshot import Snapshot as Snapshot
 from keras_sparse_ortho._keras_internals._stand_ins import DeferredVariables as DeferredVariables
 from keras_sparse_ortho._keras_internals._stand_ins import StandIns as StandIns
 from keras_sparse_ortho._keras_internals._stand_ins import saves_by_itself as saves_by_itself
 from keras_sparse_ortho._keras_internals._stand_ins import value_in_scope as value_in_scope
 from keras_sparse_ortho._keras_internals._stand_ins import value_source as value_source
+from keras_sparse_ortho._keras_internals._sublayers import copy_of_lambda as copy_of_lambda
+from keras_sparse_ortho._keras_internals._sublayers import created_trainable as created_trainable
 from keras_sparse_ortho._keras_internals._sublayers import own_variables as own_variables
 from keras_sparse_ortho._keras_internals._sublayers import replace_sublayers as replace_sublayers
 from keras_sparse_ortho._keras_internals._sublayers import sublayers as sublayers
@@ -52,6 +55,7 @@ __all__ = [
     "ConvLSTMCell",
     "DeferredVariables",
     "GraphCall",
+    "Snapshot",
     "StandIns",
     "VariableOverrides",
     "WrapperBuiltByCalls",
@@ -59,7 +63,9 @@ __all__ = [
     "applied_batches",
     "compile_like",
     "compiled_loss_waits",
+    "copy_of_lambda",
     "copy_slots",
+    "created_trainable",
     "float64_not_narrowed",
     "graph_calls",
     "in_stateless_scope",

@@ -18,6 +18,11 @@ def own_variables(layer: keras.layers.Layer) -> list[Any]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
+def created_trainable(layer: keras.layers.Layer) -> list[Any]:
+    """The variables of its own that a layer has made to be trained, frozen now or not."""
+    return list(layer._trainable_variables)
+
+
 def replace_sublayers(
     parent: keras.layers.Layer, replacements: dict[int, keras.layers.Layer]
 ) -> None:
@@ -91,3 +96,14 @@ def _replace(value: Any, replacements: dict[int, keras.layers.Layer]) -> Any:
         table = {key: _replace(item, replacements) for key, item in value.items()}
         return table if any(table[key] is not item for key, item in value.items()) else value
     return value
+
+
+def copy_of_lambda(layer: Any) -> Any:
+    """A Lambda layer with the same function, which its configuration may not give again."""
+    return keras.layers.Lambda(
+        layer.function,
+        output_shape=layer._output_shape,
+        mask=layer.mask,
+        arguments=layer.arguments,
+        **keras.layers.Layer.get_config(layer),
+    )

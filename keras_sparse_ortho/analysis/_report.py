@@ -24,6 +24,11 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     drew the kernel, as `sparsify` has chosen them. These have columns in the table where they tell
     something: any dead output, any gain but 1, any taps but the center.
 
+    Nothing is dense without a word: a kernel without a mask, and every matrix of which nobody has
+    said what its axes are, has a row that says why (`Row.state`), and beside the density of the
+    sparse kernels (`sparse_density`) stand those of all kernels (`density`) and of all matrices of
+    the model (`whole_density`).
+
     Args:
         model: A built Keras model; wrapped, stripped or dense.
         orthogonality: Whether to compute the orthogonality errors (`orthogonality_error` of the
@@ -39,7 +44,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     Raises:
         NotPrunableError: A model that is not built.
 
-    Limits: only kernels are listed; biases, normalization, activations and pooling are neither in
+    Limits: only matrices are listed; biases, normalization, activations and pooling are neither in
     the parameters nor in the FLOPs. `model.count_params()` has all parameters.
 
     Example:
@@ -51,25 +56,34 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     >>> summary.rows[0].live, summary.rows[0].sparse_flops, summary.density
     (500, 500, 0.1)
     """
-    rows = []
     if sample is not None:
         sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
-    for weight in prunable_weights(model, flops=True, sample=sample):
-        rows.append(
-            Row(
-                path=weight.path,
-                shape=weight.shape,
-                size=weight.size,
-                live=weight.live,
-                flops=weight.flops,
-                sparse_flops=weight.sparse_flops,
-                orthogonality_error=_orthogonality(weight, orthogonality),
-                dead_outputs=_dead_outputs(weight),
-                gain=getattr(_drawn_by(weight), "gain", None),
-                taps=getattr(_drawn_by(weight), "taps", None),
-            )
-        )
-    return SparsityReport(tuple(rows), name=str(getattr(model, "name", "")))
+    weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)
+    known: list[Row] = []
+    others: list[Row] = []
+    for weight in weights:
+        wrapped = weight.parametrization is not None or weight.stored is not None
+        listed = known if weight.registered or wrapped else others
+        listed.append(_row(weight, orthogonality, wrapped))
+    return SparsityReport(tuple(known), str(getattr(model, "name", "")), tuple(others))
+
+
+def _row(weight: PrunableWeight, orthogonality: bool | str, wrapped: bool) -> Row:
+    live = weight.live
+    state = "no mask" if weight.registered else "not registered"
+    return Row(
+        path=weight.path,
+        shape=weight.shape,
+        size=weight.size,
+        live=live,
+        flops=weight.flops,
+        sparse_flops=weight.sparse_flops,
+        orthogonality_error=_orthogonality(weight, orthogonality),
+        dead_outputs=_dead_outputs(weight),
+        gain=getattr(_drawn_by(weight), "gain", None),
+        taps=getattr(_drawn_by(weight), "taps", None),
+        state="sparse" if wrapped or live < weight.size else state,
+    )
 
 
 def _orthogonality(weight: PrunableWeight, which: bool | str) -> float | None:

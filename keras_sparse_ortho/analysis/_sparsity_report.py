@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import rich.box
@@ -15,7 +16,12 @@ from keras_sparse_ortho._files import written_aside
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The figures of one kernel."""
+    """The figures of one kernel.
+
+    `state` is `"sparse"` for a kernel with a mask or with zeros, and says why another is dense:
+    `"no mask"` (it was excluded, or never asked for), or `"not registered"`, where nobody has said
+    what the axes of a matrix are (`initializers.kernel_layouts`).
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -27,6 +33,7 @@ class Row:
     dead_outputs: int = 0
     gain: float | None = None
     taps: str | None = None
+    state: str = "sparse"
 
     @property
     def density(self) -> float:
@@ -41,10 +48,12 @@ class SparsityReport:
     Args:
         rows: One `Row` for each kernel.
         name: Name of the model.
+        unregistered: One `Row` for each matrix that is no kernel for all that is known.
     """
 
     rows: tuple[Row, ...]
     name: str = ""
+    unregistered: tuple[Row, ...] = ()
 
     @property
     def size(self) -> int:
@@ -59,7 +68,23 @@ class SparsityReport:
     @property
     def density(self) -> float:
         """Live fraction over all kernels."""
-        return self.live / self.size if self.rows else 1.0
+        return _density(self.rows)
+
+    @property
+    def sparse_density(self) -> float:
+        """Live fraction over the kernels that are not dense, 1 if all are."""
+        return _density([row for row in self.rows if row.state == "sparse"])
+
+    @property
+    def whole_density(self) -> float:
+        """Live fraction over all matrices of the model, those that are not registered included."""
+        return _density([*self.rows, *self.unregistered])
+
+    @property
+    def dense(self) -> dict[str, str]:
+        """Why matrices are dense, by path; see `Row`."""
+        everything = [*self.rows, *self.unregistered]
+        return {row.path: row.state for row in everything if row.state != "sparse"}
 
     @property
     def flops(self) -> int | None:
@@ -78,17 +103,18 @@ class SparsityReport:
             "size": self.size,
             "live": self.live,
             "density": self.density,
+            "sparse_density": self.sparse_density,
+            "whole_density": self.whole_density,
             "flops": self.flops,
             "sparse_flops": self.sparse_flops,
-            "weights": [
-                {**dataclasses.asdict(row), "shape": list(row.shape), "density": row.density}
-                for row in self.rows
-            ],
+            "weights": [_figures(row) for row in self.rows],
+            "unregistered": [_figures(row) for row in self.unregistered],
         }
 
     def to_csv(self, path: str | pathlib.Path) -> None:
-        """Writes one line for each kernel."""
-        rows = self.to_dict()["weights"]
+        """Writes one line for each kernel, and then for each matrix that is not registered."""
+        figures = self.to_dict()
+        rows = [*figures["weights"], *figures["unregistered"]]
         with written_aside(path) as stream:
             writer = csv.DictWriter(stream, [*(f.name for f in dataclasses.fields(Row)), "density"])
             writer.writeheader()
@@ -104,46 +130,42 @@ class SparsityReport:
             show_edge=False,
         )
         # Without a least width, a terminal of 80 columns would leave no room for the names.
-        longest = max([len(row.path) for row in self.rows], default=0)
+        longest = max([len(row.path) for row in [*self.rows, *self.unregistered]], default=0)
         table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), 24))
         told = {title: cells for title, cells in self._columns().items() if any(cells)}
         titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", *told]
         for title in titles:
             table.add_column(title, justify="right", no_wrap=True)
-        for k, row in enumerate(self.rows):
-            table.add_row(
-                row.path,
-                "x".join(map(str, row.shape)),
-                f"{row.size:,}",
-                f"{row.live:,}",
-                f"{row.density:.4f}",
-                _number(row.flops),
-                _number(row.sparse_flops),
-                *(cells[k] for cells in told.values()),
-            )
+        for k, row in enumerate([*self.rows, *self.unregistered]):
+            flops = (_number(row.flops), _number(row.sparse_flops))
+            cells = [column[k] for column in told.values()]
+            table.add_row(row.path, "x".join(map(str, row.shape)), *_totals([row]), *flops, *cells)
         table.add_section()
-        table.add_row(
-            "all kernels",
-            "",
-            f"{self.size:,}",
-            f"{self.live:,}",
-            f"{self.density:.4f}",
-            _number(self.flops),
-            _number(self.sparse_flops),
-        )
+        if self.dense and self.sparse_density < 1:
+            sparse = [row for row in self.rows if row.state == "sparse"]
+            table.add_row("sparse kernels", "", *_totals(sparse))
+        flops = (_number(self.flops), _number(self.sparse_flops))
+        table.add_row("all kernels", "", *_totals(self.rows), *flops)
+        if self.unregistered:
+            table.add_row("whole model", "", *_totals([*self.rows, *self.unregistered]))
         return table
 
     def _columns(self) -> dict[str, list[str]]:
         """Columns by title that are shown only if they tell something: all empty, if not."""
-        errors = [row.orthogonality_error for row in self.rows]
-        gains = [row.gain for row in self.rows]
-        taps = [row.taps or "" for row in self.rows]
+        rows = [*self.rows, *self.unregistered]
+        errors = [row.orthogonality_error for row in rows]
+        gains = [row.gain for row in rows]
+        taps = [row.taps or "" for row in rows]
+        some_are_sparse = any(row.state == "sparse" for row in self.rows)
         chosen = {gain for gain in gains if gain is not None} - {1.0}
         return {
             "|G - I|": ["" if error is None else f"{error:.1e}" for error in errors],
-            "dead\noutputs": [str(row.dead_outputs or "") for row in self.rows],
+            "dead\noutputs": [str(row.dead_outputs or "") for row in rows],
             "gain": [f"{gain:.4g}" if chosen and gain is not None else "" for gain in gains],
             "taps": taps if set(taps) - {"", "center"} else ["" for _ in taps],
+            "why\ndense": [
+                row.state if row.state != "sparse" and some_are_sparse else "" for row in rows
+            ],
         }
 
     def __str__(self) -> str:
@@ -155,6 +177,20 @@ class SparsityReport:
 def _sum(values: list[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
+
+
+def _density(rows: Sequence[Row]) -> float:
+    return sum(row.live for row in rows) / sum(row.size for row in rows) if rows else 1.0
+
+
+def _totals(rows: Sequence[Row]) -> list[str]:
+    """Size, live entries and density of rows together, as cells."""
+    size, live = sum(row.size for row in rows), sum(row.live for row in rows)
+    return [f"{size:,}", f"{live:,}", f"{_density(rows):.4f}"]
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    return {**dataclasses.asdict(row), "shape": list(row.shape), "density": row.density}
 
 
 def _number(value: int | None) -> str:

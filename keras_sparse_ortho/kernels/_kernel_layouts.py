@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import ConvLSTMCell
+from keras_sparse_ortho.kernels._layers_of_others import known_by_name
 from keras_sparse_ortho.orthogonal import KernelLayout
 
 L = keras.layers
@@ -16,10 +17,11 @@ L = keras.layers
 def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     """Names the kernels among a layer's own weights, each with its layout.
 
-    Dispatches on the class of `layer`, subclasses included. Keras' layers are registered. For any
-    other layer the weights called `kernel` or `*_kernel` and `embeddings` count, if they are
-    matrices at least, with the default layout `(*spatial, in, out)` (`None`). A custom layer whose
-    kernels are named or shaped otherwise registers them:
+    Dispatches on the class of `layer`, subclasses included. Keras' layers are registered, and
+    those of keras-hub known by name. For any other layer the weights called `kernel` or `*_kernel`
+    and `embeddings` count, if they are matrices at least, with the default layout
+    `(*spatial, in, out)` (`None`). A custom layer whose kernels are named or shaped otherwise
+    registers them, and `{}` if it is to stay dense:
 
     >>> import keras
     >>> class Bilinear(keras.layers.Layer):
@@ -37,9 +39,23 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
         A dict from weight name (`variable.name`) to layout.
     """
     names = [v.name for v in layer.weights if len(v.shape) >= 2]
-    return {
+    found: dict[str, KernelLayout | None] = {
         name: None for name in names if name in ("kernel", "embeddings") or name.endswith("_kernel")
     }
+    return {**found, **known_by_name(layer)}
+
+
+def are_kernels_told(layer: Any) -> bool:
+    """Whether it has been said which weights of a layer are kernels, so that no other one is."""
+    told = hasattr(layer, "get_prunable_weights") or hasattr(layer, "stored_kernels")
+    if told or hasattr(layer, "transparent_path") or _is_of_keras(type(layer)):
+        return True
+    registered = [k for k in type(layer).__mro__ if k is not object and not _is_of_keras(k)]
+    return any(kind in kernel_layouts.registry for kind in registered)
+
+
+def _is_of_keras(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "keras"
 
 
 @kernel_layouts.register(L.Dense)

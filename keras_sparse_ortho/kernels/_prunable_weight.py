@@ -69,6 +69,7 @@ class PrunableWeight:
             while the wrapper of its layer is built; `None` where nobody has kept it.
         stored: The kernel, where `variable` holds it in another form than the dense one; shape,
             count and values are then those of the dense kernel.
+        registered: Whether `kernel_layouts` knows the weight; else its layout is guessed.
     """
 
     path: str
@@ -79,6 +80,7 @@ class PrunableWeight:
     flops: int | None = None
     drawn_mask: Callable[[], np.ndarray] | None = None
     stored: StoredKernel | None = None
+    registered: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:

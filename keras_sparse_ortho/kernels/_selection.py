@@ -11,7 +11,10 @@ Selection = str | Sequence[str] | Callable[[PrunableWeight], bool] | None
 
 
 def select(
-    weights: Sequence[PrunableWeight], selection: Selection, argument: str
+    weights: Sequence[PrunableWeight],
+    selection: Selection,
+    argument: str,
+    unregistered: Sequence[PrunableWeight] = (),
 ) -> list[PrunableWeight]:
     """The weights that a selection names; `None` selects all.
 
@@ -23,6 +26,7 @@ def select(
         weights: What there is to choose from.
         selection: What to choose.
         argument: Name of the argument that the selection was given as, for errors.
+        unregistered: Matrices that are not to be chosen from, for errors.
 
     Raises:
         UnknownWeightError: A string that names nothing.
@@ -44,6 +48,10 @@ def select(
                 if parts
                 else ""
             )
+            if any(_names(name, weight.path) for weight in unregistered):
+                hint += (
+                    ' It names a matrix that is not registered; unregistered="guess" takes it in.'
+                )
             raise UnknownWeightError(
                 f"`{argument}` names no prunable weight. There are: {known}.{hint} "
                 f"Received: {argument}={name!r}"
@@ -67,11 +75,21 @@ def _matches(how: Callable[[str, str], object], name: str, path: str) -> bool:
 
 
 def choose(
-    weights: Sequence[PrunableWeight], include: Selection, exclude: Selection
+    weights: Sequence[PrunableWeight],
+    include: Selection,
+    exclude: Selection,
+    others: Sequence[PrunableWeight] = (),
 ) -> list[PrunableWeight]:
-    """The weights that `include` selects, without those that `exclude` does."""
-    chosen = select(weights, include, "include")
+    """The weights that `include` selects, without those that `exclude` does.
+
+    Args:
+        weights: What there is to choose from.
+        include: What to choose.
+        exclude: What not.
+        others: Matrices that are not registered, which `exclude` may name as well.
+    """
+    chosen = select(weights, include, "include", others)
     if exclude is None:
         return chosen
-    left_out = {weight.path for weight in select(weights, exclude, "exclude")}
+    left_out = {weight.path for weight in select([*weights, *others], exclude, "exclude")}
     return [weight for weight in chosen if weight.path not in left_out]

@@ -1,11 +1,12 @@
 """The layers of a model with their paths, and the kernels that they own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from keras_sparse_ortho._keras_internals import sublayers
 from keras_sparse_ortho.kernels._kernel_layouts import kernel_layouts
 from keras_sparse_ortho.kernels._prunable_weight import PrunableWeight
+from keras_sparse_ortho.kernels._unregistered import own_unregistered
 
 
 def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
@@ -63,3 +64,16 @@ def find_kernels(layer: Any, path: str) -> list[PrunableWeight]:
         for weight in own_kernels(inner, here):
             found.setdefault(id(weight.variable), weight)
     return list(found.values())
+
+
+def find_unregistered(
+    layer: Any, path: str, known: Iterable[PrunableWeight]
+) -> list[PrunableWeight]:
+    """All matrices in a built layer that are none of the known ones: see `own_unregistered`."""
+    found = {id(weight.variable): weight for weight in known}
+    others: dict[int, PrunableWeight] = {}
+    for inner, here in walk(layer, path):
+        for weight in own_unregistered(inner, here):
+            if id(weight.variable) not in found:
+                others.setdefault(id(weight.variable), weight)
+    return list(others.values())

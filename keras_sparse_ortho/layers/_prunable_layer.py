@@ -14,10 +14,11 @@ from keras_sparse_ortho._keras_internals import (
     adopt_call_interface,
 )
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, find_kernels, select, walk
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.layers._recorded_draws import recorded_draws
 from keras_sparse_ortho.layers._refusals import refuse_unwrappable
 from keras_sparse_ortho.layers._shown_layer import shown
+from keras_sparse_ortho.layers._wrappable_weights import wrappable_weights
 from keras_sparse_ortho.layers._wrapper_state import WrapperState, checked, names_in
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 
@@ -114,12 +115,11 @@ class PrunableLayer(WrapperBuiltByCalls):
         template, selection = self._state.template, self._state.selection
         refuse_unwrappable(self.layer, around_others=isinstance(template, dict))
         self._state.rename(self.layer)
-        found = [w for w in find_kernels(self.layer, "") if id(w.variable) not in self._held()]
-        if isinstance(template, dict):
-            # Keys are exact names: each weight gets one parametrization.
-            chosen = select(found, [re.escape(key) for key in template], "parametrization")
-        else:
-            chosen = select(found, selection, "weights")
+        exact = isinstance(template, dict)
+        found = wrappable_weights(self.layer, unregistered=exact)
+        # Keys are exact names: each weight gets one parametrization.
+        names = [re.escape(key) for key in template] if exact else selection
+        chosen = select(found, names, "parametrization" if exact else "weights")
         if not chosen:
             raise NotPrunableError(
                 f"The layer '{self.layer.name}' has no kernel that could be wrapped (biases and "
@@ -146,11 +146,6 @@ class PrunableLayer(WrapperBuiltByCalls):
             raise
         self._state.draws = None
         self._state.cover(self.layer, self._effective_weights)
-
-    def _held(self) -> set[int]:
-        """The variables, by `id`, that wrappers inside the layer hold."""
-        inside = [layer for layer, _ in walk(self.layer, "") if isinstance(layer, PrunableLayer)]
-        return {id(w.variable) for wrapper in inside for w in wrapper.prunable_weights}
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
         prefix = weight.path.replace("/", "_")
@@ -243,6 +238,11 @@ class PrunableLayer(WrapperBuiltByCalls):
             dataclasses.replace(parametrization.weight, parametrization=parametrization)
             for parametrization in self._state.parametrized.values()
         ]
+
+    def save_own_variables(self, store: Any) -> None:
+        """As every layer does; dead entries of the raw weights are zero in the file."""
+        self._state.clear_dead()
+        super().save_own_variables(store)
 
     def materialize(self) -> None:
         """Sets every raw weight to its effective value."""

@@ -50,6 +50,11 @@ class WrapperState:
         vars(layer)["call"] = covered
         self._uncover = functools.partial(vars(layer).pop, "call", None)
 
+    def clear_dead(self) -> None:
+        """Sets dead entries of raw weights to zero, wherever an optimizer has moved them."""
+        for parametrization in self.parametrized.values():
+            parametrization.clear_dead()
+
     def let_go(self) -> None:
         """Takes the parametrizations from their weights."""
         self._uncover()

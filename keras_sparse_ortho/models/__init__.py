@@ -7,6 +7,9 @@ from keras_sparse_ortho.models._flops import kernel_positions as kernel_position
 from keras_sparse_ortho.models._holders import places_to_wrap as places_to_wrap
 from keras_sparse_ortho.models._holders import uncovered_weights as uncovered_weights
 from keras_sparse_ortho.models._kinds import is_clonable as is_clonable
+from keras_sparse_ortho.models._load_dense_weights import (
+    load_dense_weights as load_dense_weights,
+)
 from keras_sparse_ortho.models._prunable_weights import check_built as check_built
 from keras_sparse_ortho.models._prunable_weights import never_called as never_called
 from keras_sparse_ortho.models._prunable_weights import prunable_weights as prunable_weights
@@ -15,6 +18,7 @@ from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
 from keras_sparse_ortho.models._remove_channels import remove_channels as remove_channels
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._rewriter import Replacement as Replacement
+from keras_sparse_ortho.models._same_function import probe_of_copy as probe_of_copy
 from keras_sparse_ortho.models._stateless_loss import Objective as Objective
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss as StatelessLoss
 from keras_sparse_ortho.models._storage import to_compact as to_compact
@@ -28,6 +32,7 @@ __all__ = [
     "Objective",
     "StatelessLoss",
     "kernel_positions",
+    "load_dense_weights",
     "prunable_weights",
     "remove_channels",
     "strip",

@@ -11,6 +11,7 @@ from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._rewriter import Replace
+from keras_sparse_ortho.models._same_function import SameFunction
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
 
 SlotConversion = Callable[[np.ndarray, float], np.ndarray]
@@ -26,7 +27,8 @@ def convert_model(model: Any, replace: Replace, slots: Mapping[int, SlotConversi
         slots: By `id` of the variables whose slots get another shape.
 
     Raises:
-        ValueError: An optimizer that keeps what cannot be converted; before anything is changed.
+        NotPrunableError: A result that would have other weights or compute something else.
+        ValueError: An optimizer that keeps what cannot be converted. The model is as it was then.
     """
     optimizer = getattr(model, "optimizer", None)
     if not getattr(optimizer, "built", False):
@@ -34,13 +36,18 @@ def convert_model(model: Any, replace: Replace, slots: Mapping[int, SlotConversi
     else:
         refuse_other_slots(optimizer, [v for v in model.trainable_variables if id(v) in slots])
     before = _trained(model)
+    same = SameFunction(model)
+
+    def complete(new: Any) -> Any:
+        same.check(new)
+        if compile_like(new, model) and optimizer is not None:
+            new.optimizer.build(new.trainable_variables)
+            partners = {id(old): now for old, now in zip(before, _trained(new), strict=True)}
+            copy_slots(optimizer, new.optimizer, partners, slots)
+        return new
+
     with weights_set_later():
-        new = rewrite(model, replace)
-    if compile_like(new, model) and optimizer is not None:
-        new.optimizer.build(new.trainable_variables)
-        partners = {id(old): variable for old, variable in zip(before, _trained(new), strict=True)}
-        copy_slots(optimizer, new.optimizer, partners, slots)
-    return new
+        return rewrite(model, replace, complete=complete)
 
 
 def dense_slot(

@@ -1,11 +1,14 @@
 """Clones of layers: what they are made by, and what is carried over to them."""
 
 import contextvars
+import types
+import warnings
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras
 
-from keras_sparse_ortho._keras_internals import sublayers
+from keras_sparse_ortho._keras_internals import copy_of_lambda, sublayers
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models._kinds import class_of
 
@@ -49,6 +52,36 @@ def share_initializers(old: Any, new: Any) -> None:
             # Another type is that of a configuration that was changed on purpose.
             if given and type(vars(copied).get(name)) is type(value):
                 setattr(copied, name, value)
+
+
+def unbuilt_copy(layer: Any, scrub: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A layer by the configuration of another, with the same functions.
+
+    A function that is not registered with Keras has a configuration by which it is not found, or
+    is made anew without what it refers to.
+
+    Args:
+        layer: A layer, or an operation.
+        scrub: What is to be changed in the configuration.
+    """
+    if type(layer) is keras.layers.Lambda:
+        return copy_of_lambda(layer)
+    if isinstance(layer, keras.layers.Lambda):
+        # Keras refuses Python code in configurations from elsewhere; this one is the user's.
+        return type(layer).from_config(layer.get_config(), safe_mode=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The object being serialized includes a `lambda`")
+        config = scrub(layer.get_config())
+    given = {key: getattr(layer, key, None) for key in config}
+    functions = {key: value for key, value in given.items() if _is_unregistered(value)}
+    return type(layer).from_config({**config, **functions})
+
+
+def _is_unregistered(value: Any) -> bool:
+    """Whether something is a function that Keras would not find by its name."""
+    if not isinstance(value, types.FunctionType) or value.__module__.startswith("keras."):
+        return False
+    return keras.saving.get_registered_object(keras.saving.get_registered_name(value)) is None
 
 
 making_twins: contextvars.ContextVar[bool] = contextvars.ContextVar("making_twins", default=False)

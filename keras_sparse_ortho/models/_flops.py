@@ -10,7 +10,7 @@ from unittest import mock
 import keras
 
 from keras_sparse_ortho._keras_internals import ConvLSTMCell
-from keras_sparse_ortho.kernels import PrunableWeight, walk
+from keras_sparse_ortho.kernels import PrunableWeight, are_experts, is_table, walk
 from keras_sparse_ortho.layers import BlockSparseConv, BlockSparseDense, BlockSparseEinsumDense
 
 L = keras.layers
@@ -112,7 +112,10 @@ def kernel_positions(layer: Any, inputs: Any, outputs: Any) -> int | None:
     tensors of a call with a batch of one. Register a rule for a custom layer as
     `kernel_positions.register(MyLayer, lambda layer, inputs, outputs: ...)`.
     """
-    return None
+    if is_table(layer):
+        return 0  # it is looked up, or added
+    # Experts get all tokens of a batch, (tokens, features).
+    return None if not are_experts(layer) else inputs.shape[0]
 
 
 def _spatial(layer: Any, tensor: Any) -> int:

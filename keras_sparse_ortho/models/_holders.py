@@ -7,7 +7,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import own_variables, sublayers
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, walk
+from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, find_unregistered, walk
 from keras_sparse_ortho.layers import PrunableLayer
 
 
@@ -115,7 +115,9 @@ def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[
     for weight in weights:
         layer = holders.outermost(weight)
         if id(layer) not in names:
-            names[id(layer)] = {id(w.variable): w.path for w in find_kernels(layer, "")}
+            kernels = find_kernels(layer, "")
+            kernels += find_unregistered(layer, "", kernels)
+            names[id(layer)] = {id(w.variable): w.path for w in kernels}
         places.setdefault(id(layer), {})[names[id(layer)][id(weight.variable)]] = weight.path
     if sum(map(len, places.values())) != len({weight.path for weight in weights}) or len(
         {weight.path for weight in weights}

@@ -6,13 +6,23 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, kernel_layouts, own_kernels, walk
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    find_unregistered,
+    kernel_layouts,
+    own_kernels,
+    walk,
+)
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._flops import count_flops
 
 
 def prunable_weights(
-    model: keras.layers.Layer, *, flops: bool = False, sample: Any = None
+    model: keras.layers.Layer,
+    *,
+    flops: bool = False,
+    sample: Any = None,
+    unregistered: bool = False,
 ) -> list[PrunableWeight]:
     """Lists the kernels of a model with path, shape and density, and FLOPs if asked for.
 
@@ -26,6 +36,9 @@ def prunable_weights(
         sample: A batch of the model's inputs, of which the shapes are used, for a model whose
             inputs have dimensions that are not fixed. Without it the FLOPs of all weights of such
             a model are `None`.
+        unregistered: Whether to list matrices as well of which nobody has said what their axes are:
+            weights of other names in layers that are neither Keras' nor registered. Their layout is
+            guessed, `(*batch, in, out)`, and they come last.
 
     Returns:
         A list of `PrunableWeight` in the order of the layers. A shared layer is listed once, its
@@ -54,6 +67,8 @@ def prunable_weights(
             own = [w for w in own_kernels(layer, path) if id(w.variable) not in listed]
             listed |= {id(w.variable) for w in own}
             found += own
+    if unregistered:
+        found += find_unregistered(model, "", found)
     if not flops:
         return found
     table = count_flops(model, found, sample)

@@ -1,6 +1,5 @@
 """Functional models with a class of their own (keras-hub's), rebuilt on other layers."""
 
-import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -83,12 +82,10 @@ class Rebuilt:
             wrapper = PrunableLayer.from_config({**described, "layer": copy(layer)}, custom_objects)
             return Replacement(wrapper, lambda: None)
 
-        with contextlib.ExitStack() as undoing:
-            rewriter = Rewriter(model, replace, lambda kept: kept, undoing)
-            rewriter.reuse(model, model)
-            new = rewriter.model(model, "")
-            rewriter.finish()
-            undoing.pop_all()
+        rewriter = Rewriter(model, replace, lambda kept: kept)
+        rewriter.reuse(model, model)
+        new = rewriter.model(model, "")
+        rewriter.finish()
         for rebuilt in rewriter.rebuilt:
             mark(rebuilt)
         return new

@@ -1,6 +1,5 @@
 """Replacing layers in a whole model, or leaving it as it was."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +8,15 @@ from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models._rebuilt import mark
 from keras_sparse_ortho.models._rewriter import Replace, Rewriter, Scrub
 
-Check = Callable[[Any], None]
-"""Raises if the new model is not what it was to be."""
+Complete = Callable[[Any], Any]
+"""From the new model to the one to hand out, or an error if it is not what it was to be."""
 
 
 def rewrite(
     model: Any,
     replace: Replace,
     scrub: Scrub = lambda config: config,
-    check: Check = lambda rewritten: None,
+    complete: Complete = lambda rewritten: rewritten,
 ) -> Any:
     """Replaces layers of a model, those of nested models and of blocks included.
 
@@ -31,19 +30,21 @@ def rewrite(
         replace: Asked for every layer that is no model itself, outer layers first, and for layers
             inside those that are replaced only if others hold them, too.
         scrub: See `Scrub`.
-        check: See `Check`.
+        complete: See `Complete`.
     """
-    with contextlib.ExitStack() as undoing:
-        undoing.callback(_track_anew, model)
-        rewriter = Rewriter(model, replace, scrub, undoing)
+    rewriter = Rewriter(model, replace, scrub)
+    try:
         rewritten = rewriter.model(model, "")
         rewriter.finish()
         for rebuilt in rewriter.rebuilt:
             mark(rebuilt)
-        check(rewritten)
-        undoing.pop_all()
-    _track_anew(rewritten)
-    return rewritten
+        completed = complete(rewritten)
+    except BaseException:
+        rewriter.undo()
+        _track_anew(model)
+        raise
+    _track_anew(completed)
+    return completed
 
 
 def _track_anew(model: Any) -> None:

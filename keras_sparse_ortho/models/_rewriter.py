@@ -1,6 +1,5 @@
 """How layers of a model are replaced: by cloning where Keras can, else in place."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import (
+    Snapshot,
     instance_like,
     replace_sublayers,
     sublayers,
@@ -20,13 +20,10 @@ from keras_sparse_ortho.models._copying import (
     copy_names,
     share_initializers,
     twin_of,
+    unbuilt_copy,
 )
 from keras_sparse_ortho.models._holders import Holders
 from keras_sparse_ortho.models._kinds import class_of, is_clonable, is_graph_of_class
-
-
-def _nothing() -> None:
-    """Undoes nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +33,10 @@ class Replacement:
     Args:
         layer: The new layer.
         finish: Called without arguments when the new layer has been built.
-        undo: Called if anything fails afterwards in a model that is changed in place.
     """
 
     layer: Any
     finish: Callable[[], None]
-    undo: Callable[[], None] = _nothing
 
 
 Replace = Callable[[Any, str, Copy], Replacement | None]
@@ -58,20 +53,16 @@ class Rewriter:
         model: The model.
         replace: See `rewrite`.
         scrub: See `Scrub`.
-        undoing: Gets what undoes the changes that are made in place.
     """
 
-    def __init__(
-        self, model: Any, replace: Replace, scrub: Scrub, undoing: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, model: Any, replace: Replace, scrub: Scrub) -> None:
         self._replace = replace
         self._scrub = scrub
-        self._undoing = undoing
         self._holders = Holders(model)
         self._made: dict[int, Any] = {}
         self._new: dict[int, Any] = {}
         self._finishes: list[Callable[[], None]] = []
-        self._remembered: set[int] = set()
+        self._snapshots: list[Snapshot] = []
         self._twins: dict[int, Any] = {}
         self.rebuilt: list[Any] = []
 
@@ -81,9 +72,14 @@ class Rewriter:
             return self._clone(model, prefix)
         if is_graph_of_class(model):
             return self._rebuild(model, prefix)
-        self._remember_values(model)
+        self._snapshots.append(Snapshot(model))
         self._change_inside(model, prefix)
         return model
+
+    def undo(self) -> None:
+        """Puts models that were changed in place back as they were."""
+        while self._snapshots:
+            self._snapshots.pop().restore()
 
     def finish(self) -> None:
         """Does what was left until the model stands; more may come up in doing so."""
@@ -172,7 +168,6 @@ class Rewriter:
             new = self.model(layer, f"{path}/")
         elif (replacement := self._replace(layer, path, _Keeping(self, path))) is not None:
             new = replacement.layer
-            self._undoing.callback(replacement.undo)
             self._finishes.append(replacement.finish)
         else:
             self._change_inside(layer, f"{path}/")
@@ -187,11 +182,8 @@ class Rewriter:
         """An unbuilt clone. In `ties` go layers inside that others hold, too, and the new ones."""
         if id(layer) in self._twins:
             clone = self._twins[id(layer)]
-        elif isinstance(layer, keras.layers.Lambda):
-            # Keras refuses Python code in configurations from elsewhere; this one is the user's.
-            clone = type(layer).from_config(layer.get_config(), safe_mode=False)
         else:
-            clone = type(layer).from_config(self._scrub(layer.get_config()))
+            clone = unbuilt_copy(layer, self._scrub)
         if isinstance(layer, keras.layers.Layer):
             if clone.name != layer.name:
                 clone.name = layer.name  # a class of someone's own may leave it out
@@ -239,9 +231,6 @@ class Rewriter:
                 setattr(parent, name, None)  # compiled with the layers that were there before
 
     def _put(self, parent: Any, replacements: dict[int, Any]) -> None:
-        before = {id(layer): layer for layer in sublayers(parent)}
-        originals = {id(new): before[old] for old, new in replacements.items()}
-        self._undoing.callback(replace_sublayers, parent, originals)
         replace_sublayers(parent, replacements)
         missed = [layer.name for layer in sublayers(parent) if id(layer) in replacements]
         if missed:
@@ -251,12 +240,6 @@ class Rewriter:
                 "class makes them, by keras_sparse_ortho.PrunableLayer(layer, ...). "
                 f"Received: {type(parent).__name__}"
             )
-
-    def _remember_values(self, model: Any) -> None:
-        variables = [v for v in model.weights if id(v) not in self._remembered]
-        self._remembered |= {id(variable) for variable in variables}
-        kept = [(variable, keras.ops.copy(variable.value)) for variable in variables]
-        self._undoing.callback(lambda: [variable.assign(value) for variable, value in kept])
 
 
 def _is_between(layer: Any) -> bool:

@@ -11,10 +11,11 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
-from keras_sparse_ortho.models._copying import Copy, copy_names
+from keras_sparse_ortho.models._copying import Copy, copy_names, unbuilt_copy
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._rewriter import Replacement
+from keras_sparse_ortho.models._same_function import SameFunction
 from keras_sparse_ortho.models._thin import thin_replacement
 
 
@@ -37,7 +38,9 @@ def strip(model: keras.Model) -> keras.Model:
 
     Raises:
         NotPrunableError: A model that is not built; a weight whose mask was never set, because
-            `callbacks.UpdateMasks` was not among the callbacks.
+            `callbacks.UpdateMasks` was not among the callbacks; a result that would have other
+            weights, or (compared on one sample, where layers are not Keras' own) other outputs.
+            The model is as it was then.
 
     Limits: the masks are gone with the wrappers, so training the result makes it dense. Keep the
     wrapped model to train on.
@@ -58,7 +61,13 @@ def strip(model: keras.Model) -> keras.Model:
         return _strip_layer(model)
     if isinstance(model, BlockSparseLayer):
         return model.to_dense_layer()
-    return rewrite(model, _unwrap, _without_own_initializers)
+    same = SameFunction(model)
+
+    def complete(plain: Any) -> Any:
+        same.check(plain)
+        return plain
+
+    return rewrite(model, _unwrap, _without_own_initializers, complete)
 
 
 def _refuse_unfinished(model: Any) -> None:
@@ -98,7 +107,7 @@ def _unwrap(layer: Any, path: str, copy: Copy) -> Replacement | None:
 
 def _strip_layer(wrapper: PrunableLayer) -> Any:
     inner = wrapper.layer
-    plain = type(inner).from_config(_without_own_initializers(inner.get_config()))
+    plain = unbuilt_copy(inner, _without_own_initializers)
     plain.build_from_config(inner.get_build_config())
     _copy_effective(wrapper, plain)
     return plain

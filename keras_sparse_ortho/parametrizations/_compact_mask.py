@@ -208,6 +208,9 @@ class CompactMask(FixedMask):
     def settle(self) -> None:
         """Nothing: there is no raw weight that is not live."""
 
+    def clear_dead(self) -> None:
+        """Nothing: there is no raw weight that is not live."""
+
     def materialize(self) -> None:
         """Nothing: what is stored is the effective weight."""
 

@@ -61,10 +61,15 @@ class Masked(Parametrization):
                 f"The mask of '{self.weight.path}' is a bool array of shape {self.weight.shape}. "
                 f"Received: dtype {mask.dtype}, shape {mask.shape}"
             )
+        # What was dead is zero for sure only after this: see `clear_dead`.
+        self._clear(mask & self.mask_value())
         self.mask.assign(mask)
-        self._clear(mask)
 
     def settle(self) -> None:
+        """Sets the raw weight to zero where the mask is not live."""
+        self.clear_dead()
+
+    def clear_dead(self) -> None:
         """Sets the raw weight to zero where the mask is not live."""
         self._clear(self.mask_value())
 

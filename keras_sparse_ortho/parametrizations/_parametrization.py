@@ -76,6 +76,14 @@ class Parametrization(abc.ABC):
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)
         """Called once the raw weight has been set, after the wrapper was built with another."""
 
+    def clear_dead(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Called before the raw weight is saved or ranked, which dead entries are to have no part in.
+
+        Their gradients are zero, and so are their updates, but for an optimizer that mixes the
+        entries of a matrix, as Muon does. Effective weights do not depend on them. It cannot be
+        done in the step itself: on JAX an optimizer's step has no access to masks.
+        """
+
     def threshold_value(self) -> np.ndarray | None:
         """The magnitudes below which entries are dead, as a NumPy array; `None` without any."""
         return None

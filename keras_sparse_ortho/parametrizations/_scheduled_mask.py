@@ -41,6 +41,7 @@ class ScheduledMask(Masked):
 
     def renew(self, step: int) -> np.ndarray:
         """Renews the mask for a step; returns which entries the optimizer is to forget."""
+        self.clear_dead()
         mask = self._ranked(self.schedule.density(step))
         self.assign_mask(mask)
         self.renewed.assign(step)

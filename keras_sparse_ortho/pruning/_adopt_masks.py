@@ -56,7 +56,7 @@ def adopt_masks(
     640
     """
     mask_class(storage)
-    weights = choose(prunable_weights(model), include, exclude)
+    weights = choose(prunable_weights(model, unregistered=True), include, exclude)
     weights = [w for w in weights if isinstance(w.initializer, SparseInitializer)]
     refuse_unfit(model, weights, "no layer with one of our initializers")
     return hold(model, weights, {w.path: adopt(w, w.initializer) for w in weights}, storage)

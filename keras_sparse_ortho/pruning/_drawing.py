@@ -60,7 +60,7 @@ def draw_kernels(
     choices = AutoOptions(model, weights, patterns)
     patterns = {w.path: choices.with_taps(w, patterns[w.path]) for w in weights}
     exact = all(own.isometry == "exact" for own in patterns.values())
-    plan = plan_for(model, density, budget, weights, orthogonal=patterns if exact else False)
+    plan = plan_for(density, budget, weights, orthogonal=patterns if exact else False)
     if any(getattr(own, "structure", None) for own in patterns.values()):
         plan = fit_structure(plan, weights, patterns)
     draws = {}

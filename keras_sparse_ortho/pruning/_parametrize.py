@@ -5,9 +5,10 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import explains_density
-from keras_sparse_ortho.kernels import Selection, choose
-from keras_sparse_ortho.models import prunable_weights, refuse_unfit
+from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.models import refuse_unfit
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
+from keras_sparse_ortho.pruning._choosing import weights_to_prune
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
 from keras_sparse_ortho.pruning._storage import in_storage
 from keras_sparse_ortho.pruning._wrapping import hold, wrap
@@ -22,6 +23,7 @@ def parametrize(
     *,
     include: Selection = None,
     exclude: Selection = None,
+    unregistered: str = "warn",
     storage: str = "masked",
 ) -> keras.Model:
     """Gives every selected kernel `w` an effective weight `w_e = parametrization(w)`.
@@ -41,6 +43,10 @@ def parametrize(
             dict of densities by weight path, layer path or regular expression.
         include: Which kernels, as for `sparsify`. Default: all kernels and embeddings.
         exclude: Which kernels not.
+        unregistered: What is done with matrices in layers that are neither Keras' nor registered
+            (`initializers.kernel_layouts`), so that nobody has said what their axes mean: `"warn"`
+            (default) and `"dense"` leave them dense, `"guess"` takes them in as
+            `(*batch, in, out)`. `report` lists them.
         storage: `"masked"`; or `"compact"` for a `FixedMask`, as in `sparsify`.
 
     Returns:
@@ -54,6 +60,9 @@ def parametrize(
             dense raw weight.
         UnknownWeightError: An `include` or `exclude` that names nothing.
         ValueError: A parametrization that shares variables between layers: wrap the whole model.
+
+    Warns:
+        UserWarning: Matrices that stay dense because they are not registered.
 
     Example:
 
@@ -73,13 +82,13 @@ def parametrize(
     """
     parametrization = _instance(parametrization)
     parametrization = in_storage(parametrization, storage)
-    weights = choose(prunable_weights(model), include, exclude)
+    weights = weights_to_prune(model, include, exclude, unregistered)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     _refuse_global(model, parametrization)
     if density is None and budget is None:
         table = {weight.path: parametrization.clone() for weight in weights}
     else:
-        plan = plan_for(model, density, budget or "erk", weights, orthogonal=False)
+        plan = plan_for(density, budget or "erk", weights, orthogonal=False)
         table = {path: parametrization.for_density(share) for path, share in plan.items()}
     # Masks that are fixed are found here, for the weights as they are given.
     fixed = {path: own for path, own in table.items() if isinstance(own, FixedMask)}

@@ -17,7 +17,6 @@ _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk
 
 
 def plan_for(
-    model: Any,
     density: float | None,
     budget: BudgetLike,
     weights: list[PrunableWeight],
@@ -27,7 +26,6 @@ def plan_for(
     """The budget for exactly these weights.
 
     Args:
-        model: The model, or the list of its weights.
         density: Global live fraction, or `None` where the budget says it.
         budget: See `BudgetLike`.
         weights: The weights.
@@ -53,10 +51,7 @@ def plan_for(
                 f"`budget` must be one of {sorted(_BUDGETS)}, a Budget, or a dict from weight to "
                 f"density.{hint} Received: budget={budget!r}"
             )
-        paths = {weight.path for weight in weights}
-        return _BUDGETS[budget](
-            model, check_density(density), include=lambda w: w.path in paths, orthogonal=orthogonal
-        )
+        return _BUDGETS[budget](weights, check_density(density), orthogonal=orthogonal)
     if not isinstance(budget, Budget):
         budget = _from_patterns(budget, weights)
     plan = budget.for_weights(weights)

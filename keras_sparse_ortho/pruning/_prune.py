@@ -11,6 +11,7 @@ from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWei
 from keras_sparse_ortho.initializers import Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
+from keras_sparse_ortho.pruning._choosing import weights_to_prune
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
 from keras_sparse_ortho.pruning._storage import mask_class
 from keras_sparse_ortho.pruning._wrapping import hold
@@ -29,6 +30,7 @@ def prune(
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
+    unregistered: str = "warn",
     storage: str = "masked",
 ) -> keras.Model:
     """Keeps the weights of a model and masks them: `w_e = w` where a mask is live, else 0.
@@ -64,6 +66,10 @@ def prune(
         include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
             or a predicate of a `PrunableWeight`. Default: all kernels and embeddings.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
+        unregistered: What is done with matrices in layers that are neither Keras' nor registered
+            (`initializers.kernel_layouts`), so that nobody has said what their axes mean: `"warn"`
+            (default) and `"dense"` leave them dense, `"guess"` takes them in as
+            `(*batch, in, out)`. `report` lists them.
         storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
             and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
             and a tenth of the optimizer's. `"auto"`: layers that compute on live blocks
@@ -83,6 +89,9 @@ def prune(
             type, or without live entries; a weight that cannot be stored compactly.
         UnknownWeightError: An `include`, `exclude` or mask that names nothing.
         ValueError: Arguments that exclude each other; `data` that is missing or of no use.
+
+    Warns:
+        UserWarning: Matrices that stay dense because they are not registered.
 
     Example:
 
@@ -111,12 +120,12 @@ def prune(
         return _hold_given(model, masks, storage)
     if isinstance(score, Saliency):
         _refuse_beside("score", data=data, include=include, exclude=exclude)
-        weights = choose(prunable_weights(model), [*score.masks], None)
+        weights = choose(prunable_weights(model, unregistered=True), [*score.masks], None)
     else:
-        weights = choose(prunable_weights(model), include, exclude)
+        weights = weights_to_prune(model, include, exclude, unregistered)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     if budget is not None:
-        plan = plan_for(model, density, budget, weights, orthogonal=False)
+        plan = plan_for(density, budget, weights, orthogonal=False)
         saliency = _scored(model, plan.density, score, data, seed, weights, collapse_matters=False)
         chosen = saliency.masks_for(plan)
     else:
@@ -164,7 +173,7 @@ def _scored(
 
 
 def _hold_given(model: Any, masks: Mapping[str, np.ndarray], storage: str) -> keras.Model:
-    known = prunable_weights(model)
+    known = prunable_weights(model, unregistered=True)
     if unknown := set(masks).difference(weight.path for weight in known):
         raise UnknownWeightError(
             f"`masks` must name prunable weights by their paths. There are: "

@@ -5,9 +5,10 @@ import keras
 from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import Selection, choose
-from keras_sparse_ortho.models import prunable_weights, refuse_unfit
+from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.models import refuse_unfit
 from keras_sparse_ortho.orthogonal import Structure
+from keras_sparse_ortho.pruning._choosing import weights_to_prune
 from keras_sparse_ortho.pruning._drawing import draw_kernels
 from keras_sparse_ortho.pruning._planning import BudgetLike
 from keras_sparse_ortho.pruning._storage import mask_class
@@ -26,6 +27,7 @@ def sparsify(
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
+    unregistered: str = "warn",
     storage: str = "masked",
 ) -> keras.Model:
     """Draws sparse kernels anew, exactly orthogonal by default, with fixed masks of exact count.
@@ -64,6 +66,10 @@ def sparsify(
         include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
             or a predicate of a `PrunableWeight`. Default: all kernels and embeddings.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
+        unregistered: What is done with matrices in layers that are neither Keras' nor registered
+            (`initializers.kernel_layouts`), so that nobody has said what their axes mean: `"warn"`
+            (default) and `"dense"` leave them dense, `"guess"` takes them in as
+            `(*batch, in, out)`. `report` lists them.
         storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
             and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
             and a tenth of the optimizer's. `"auto"`: layers that compute on live blocks
@@ -84,7 +90,8 @@ def sparsify(
         UnknownWeightError: An `include` or `exclude` that names nothing.
 
     Warns:
-        UserWarning: A model that has been trained, whose weights are lost. Exactly orthogonal
+        UserWarning: A model that has been trained, whose weights are lost. Matrices that stay dense
+            because they are not registered. Exactly orthogonal
             kernels with outputs that are zero, by name and number: they never wake under ReLU. The
             budgets by name leave none where the density allows. An option that is `"auto"`, where
             it is not known what follows a layer.
@@ -114,7 +121,7 @@ def sparsify(
       Orthogonal Initialization" (ICML 2024), arXiv 2406.01755
     """
     mask_class(storage)
-    weights = choose(prunable_weights(model), include, exclude)
+    weights = weights_to_prune(model, include, exclude, unregistered)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     if density is None and isinstance(budget, str):
         raise DensityError(

@@ -16,6 +16,7 @@ from keras_sparse_ortho.models import (
     blocks_where_possible,
     never_called,
     places_to_wrap,
+    probe_of_copy,
     prunable_weights,
     rewrite,
     share_initializers,
@@ -53,8 +54,7 @@ def hold(
     def mask(path: str) -> Parametrization:
         return kind(mask=draws[path].mask, initializer=draws[path].initializer)
 
-    held = wrap(model, weights, mask, draws, on_blocks=storage == "auto")
-    return blocks_where_possible(held) if storage == "auto" else held
+    return wrap(model, weights, mask, draws, on_blocks=storage == "auto")
 
 
 def wrap(
@@ -76,7 +76,7 @@ def wrap(
             are given in it: wrappers draw nothing here.
         draws: By path what was drawn; see `hold`.
         on_blocks: Whether layers of live blocks take the place of those whose kernel was drawn as
-            such.
+            such, and of others where layers and masks allow.
 
     Raises:
         NotPrunableError: The new model would have other kernels or masks than planned. Models
@@ -84,7 +84,7 @@ def wrap(
     """
     draws = draws or {}
     places = places_to_wrap(model, weights)
-    before = sorted(weight.path for weight in prunable_weights(model))
+    before = sorted(weight.path for weight in prunable_weights(model, unregistered=True))
     _warn_of_never_called(model)
 
     def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
@@ -111,13 +111,16 @@ def wrap(
             for key, parametrization in parametrizations.items():
                 _finish(parametrization, drawn[key])
 
-        return Replacement(wrapper, finish, undo=wrapper.release)
+        return Replacement(wrapper, finish)
 
-    def check(rewritten: Any) -> None:
+    def complete(rewritten: Any) -> Any:
         _check(rewritten, weights, before, draws)
+        if rewritten is not model:
+            probe_of_copy(model, rewritten).check(rewritten)
+        return blocks_where_possible(rewritten) if on_blocks else rewritten
 
     with weights_set_later():
-        return rewrite(model, replace, check=check)
+        return rewrite(model, replace, complete=complete)
 
 
 def _warn_of_never_called(model: Any) -> None:
@@ -155,7 +158,7 @@ def _check(
     model: Any, weights: list[PrunableWeight], before: list[str], draws: Mapping[str, AnyDraw]
 ) -> None:
     """Raises unless a new model has the kernels of the old one, and the masks that were planned."""
-    found = prunable_weights(model)
+    found = prunable_weights(model, unregistered=True)
     wrapped = {w.path: w for w in found if w.parametrization is not None or w.stored is not None}
     paths = sorted(weight.path for weight in found)
     uncovered = [weight.path for weight in weights if weight.path not in wrapped]

@@ -4,13 +4,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
-from keras_sparse_ortho.models import refuse_unfit, weights_of
+from keras_sparse_ortho.models import prunable_weights, refuse_unfit, weights_of
 from keras_sparse_ortho.orthogonal import largest_mask, largest_masks, live_count
 
 # Live entries of a collapsed weight: more than none, so that its share can be scaled.
@@ -173,6 +174,8 @@ def scored_weights(
 ) -> list[PrunableWeight]:
     """The weights that are to be scored.
 
+    Matrices that are not registered are scored where their own paths stand in `include`.
+
     Raises:
         NotPrunableError: No such weights; weights that are wrapped, or not finite.
         ValueError: An `on_collapse` that is not known.
@@ -182,6 +185,14 @@ def scored_weights(
             '`on_collapse` must be "error", "warn" or "ignore". '
             f"Received: on_collapse={on_collapse!r}"
         )
-    weights = choose(weights_of(model), include, exclude)
+    weights = choose([*weights_of(model), *_named(model, include)], include, exclude)
     refuse_unfit(model, weights, "no kernel that could be scored")
     return weights
+
+
+def _named(model: Any, include: Selection) -> list[PrunableWeight]:
+    if not isinstance(model, keras.layers.Layer) or include is None or callable(include):
+        return []
+    paths = [include] if isinstance(include, str) else list(include)
+    found = prunable_weights(model, unregistered=True)
+    return [weight for weight in found if not weight.registered and weight.path in paths]

@@ -86,7 +86,7 @@ def prune_by_budget(
     - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
     """
     weights = select_weights(model, include, exclude)
-    plan = plan_for(weights, density, budget, weights, orthogonal=False)
+    plan = plan_for(density, budget, weights, orthogonal=False)
     make = _maker(schedule)
     paths = {id(weight.variable): weight.path for weight in weights}
     chosen: list[tuple[list[int], list[str]]] = []

@@ -80,7 +80,7 @@ def prune_with_mask(
         return hold(model, {w.path: Draw(np.asarray(masks[w.path])) for w in weights})
     weights = select_weights(model, include, exclude)
     if by_density:
-        counts = plan_for(weights, density, budget, weights, orthogonal=False).counts
+        counts = plan_for(density, budget, weights, orthogonal=False).counts
         return hold(
             model,
             {w.path: Draw(largest_mask(np.abs(w.raw_value()), counts[w.path])) for w in weights},

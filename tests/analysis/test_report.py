@@ -102,14 +102,19 @@ def test_the_dict_is_json_and_has_every_figure():
     summary = kso.report(sparse())
     figures = json.loads(json.dumps(summary.to_dict()))
     first = summary.rows[0]
-    assert {key: value for key, value in figures.items() if key != "weights"} == {
+    assert {
+        key: value for key, value in figures.items() if key not in ("weights", "unregistered")
+    } == {
         "name": "net",
         "size": summary.size,
         "live": summary.live,
         "density": summary.density,
+        "sparse_density": summary.density,
+        "whole_density": summary.density,
         "flops": summary.flops,
         "sparse_flops": summary.sparse_flops,
     }
+    assert figures["unregistered"] == []
     assert len(figures["weights"]) == 3
     assert figures["weights"][0] == {
         "path": "conv/kernel",
@@ -123,6 +128,7 @@ def test_the_dict_is_json_and_has_every_figure():
         "dead_outputs": 0,
         "gain": 1.0,
         "taps": "center",
+        "state": "sparse",
     }
 
 

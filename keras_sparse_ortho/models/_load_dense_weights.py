@@ -1,0 +1,116 @@
+"""`load_dense_weights`: the weights of a dense model, into a sparse one."""
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._backend import to_numpy
+from keras_sparse_ortho._keras_internals import track_parameters_anew
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import PrunableWeight, walk
+from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.models._copying import Copy
+from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
+from keras_sparse_ortho.models._rewriter import Replacement, Rewriter
+from keras_sparse_ortho.models._same_function import beside_kernels
+
+
+def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str, int]:
+    """Loads the `.weights.h5` of the dense model into the sparse one, under its masks.
+
+    The file is that of the model as it was before it was made sparse, or of one that was stripped.
+    Every wrapped weight gets the values where its mask `M` is live, and its mask stays:
+
+        w_e = M * w_file.
+
+    Weights whose mask is learnt or ranked get all of the file, and then mask it as ever. All other
+    weights are those of the file.
+
+    Args:
+        model: A built Keras model with wrapped layers, or layers of live blocks.
+        path: A `.weights.h5` file.
+
+    Returns:
+        By path of each sparse weight, how many values that are not zero in the file are dead.
+
+    Raises:
+        NotPrunableError: A model that is not built, or has no wrapped weights.
+        ValueError: A file of another model, as Keras says. The model is as it was then.
+
+    Limits: the state of an optimizer is left as it is: compile the model after loading.
+
+    Example:
+
+    >>> import keras, os, tempfile
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
+    >>> sparse = kso.sparsify(dense, 0.25, seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dense.save_weights(os.path.join(folder, "dense.weights.h5"))
+    ...     load_dense_weights(sparse, os.path.join(folder, "dense.weights.h5"))
+    {'a/kernel': 24}
+    """
+    check_built(model)
+    weights = prunable_weights(model, unregistered=True)
+    sparse = [w for w in weights if w.parametrization is not None or w.stored is not None]
+    if not sparse:
+        raise NotPrunableError(
+            "The model has no masks that the weights could be loaded under; call its own "
+            f"load_weights. Received: model={model.name!r}"
+        )
+    kernels, others = _read(model, path, {weight.path for weight in sparse})
+    for variable, value in zip(_others(model, sparse), others, strict=True):
+        variable.assign(value)
+    blocks = {
+        id(kept): layer
+        for layer, _ in walk(model, "")
+        if isinstance(layer, BlockSparseLayer)
+        for kept in [layer.blocks]
+    }
+    return {w.path: _set(w, kernels[w.path], blocks.get(id(w.variable))) for w in sparse}
+
+
+def _read(model: Any, path: Any, paths: set[str]) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """The kernels of the file by path, and the other weights; the model stays as it is."""
+    rewriter = Rewriter(model, _dense, lambda config: config)
+    try:
+        plain = rewriter.model(model, "")
+        rewriter.finish()
+        plain.load_weights(path)
+        kernels = [w for w in prunable_weights(plain, unregistered=True) if w.path in paths]
+        values = {weight.path: weight.value() for weight in kernels}
+        return values, [to_numpy(variable) for variable in _others(plain, kernels)]
+    finally:
+        rewriter.undo()
+        track_parameters_anew([layer for layer, _ in walk(model, "")])
+
+
+def _dense(layer: Any, path: str, copy: Copy) -> Replacement | None:
+    if isinstance(layer, BlockSparseLayer):
+        dense = layer.dense_layer()
+        return Replacement(dense, lambda: layer.fill_dense_layer(dense))
+    if not isinstance(layer, PrunableLayer):
+        return None
+    plain = copy(layer.layer)
+    return Replacement(plain, layer.release if plain is layer.layer else lambda: None)
+
+
+def _others(model: Any, kernels: list[PrunableWeight]) -> list[Any]:
+    """The weights but for some kernels and what stands beside them, in the order of the layers."""
+    left_out = beside_kernels(model) | {id(weight.variable) for weight in kernels}
+    return [variable for variable in model.weights if id(variable) not in left_out]
+
+
+def _set(weight: PrunableWeight, value: np.ndarray, blocks: BlockSparseLayer | None) -> int:
+    """Gives a sparse weight the values of a dense one; how many of them are dead."""
+    own: Any = weight.parametrization
+    if blocks is not None:
+        mask = blocks.mask_value()
+        blocks.set_kernel(np.where(mask, value, 0.0), mask)
+    else:
+        own.assign_raw(value)
+        own.settle()
+        mask = own.mask_value()
+    return int(np.count_nonzero(value[~mask]))

@@ -1,0 +1,197 @@
+"""Whether a model in another form has the kernels that it had, and computes what it did."""
+
+import hashlib
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._backend import to_numpy
+from keras_sparse_ortho._keras_internals import VariableOverrides, own_variables
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.models._prunable_weights import prunable_weights
+from keras_sparse_ortho.parametrizations import CompactMask, LowRankSoftThreshold
+
+# What a dimension that is left open is in a probe.
+_OPEN = 8
+
+
+class SameFunction:
+    """What a model has and computes now, to be compared with what it is rewritten to.
+
+    Compared are the effective kernels by path, to the bit; the number of all other weights; and
+    the outputs for one sample where the model holds classes of someone else, whose copies may be
+    other than they are, and where its inputs are known. Layers of Keras compute the same from the
+    same weights.
+
+    Args:
+        model: The model, before anything is changed.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._name = getattr(model, "name", model)
+        self._others = _other_weights(model)
+        self._products = tuple(_products(model))
+        self._kernels = self._kernels_of(model)
+        self._probe = Probe(model)
+
+    def check(self, model: Any) -> None:
+        """Raises NotPrunableError unless another form of the model is the same."""
+        kernels = self._kernels_of(model)
+        wrong = sorted(
+            path
+            for path in kernels.keys() | self._kernels.keys()
+            if kernels.get(path) != self._kernels.get(path)
+        )
+        others = _other_weights(model)
+        if wrong or (others != self._others and not self._products):
+            raise NotPrunableError(
+                f"The model '{self._name}' would not have the weights that it has: Keras copies "
+                "layers by their configurations, and these do not say all of them. Received: "
+                f"other values or none for {wrong}; {others} weights that are no kernels where "
+                f"there were {self._others}"
+            )
+        self._probe.check(model)
+
+    def _kernels_of(self, model: Any) -> dict[str, Any]:
+        return {
+            weight.path: (weight.shape, _digest(weight.value()))
+            for weight in prunable_weights(model, unregistered=True)
+            if not weight.path.startswith(self._products)
+        }
+
+
+class Probe:
+    """The outputs of a model for one sample, where they may tell something.
+
+    Args:
+        model: The model.
+        values: Pairs of a variable and a value that it is to have instead of its own.
+    """
+
+    def __init__(self, model: Any, values: Iterable[tuple[Any, Any]] = ()) -> None:
+        self._name = getattr(model, "name", model)
+        self._sample = _sample_for(model) if _is_of_others(model) else None
+        self._outputs: list[np.ndarray] | None = None
+        if self._sample is None:
+            return
+        try:
+            found = _outputs(model, self._sample, values)
+        except Exception:  # of someone else's code, on inputs that it has not chosen
+            return
+        if all(np.isfinite(output).all() for output in found):
+            self._outputs = found
+
+    def check(self, model: Any) -> None:
+        """Raises NotPrunableError if another model has other outputs."""
+        if self._outputs is None:
+            return
+        for before, after in zip(self._outputs, _outputs(model, self._sample), strict=True):
+            error, scale = float(np.max(np.abs(after - before), initial=0.0)), _scale(before)
+            if not error <= _tolerance(model) * scale and not _draws_in_calls(model):
+                raise NotPrunableError(
+                    f"The model '{self._name}' would compute something else, though it has the "
+                    "weights that it is to have: a layer in it is copied by a configuration that "
+                    "does not say all of it, or is used where Keras does not see it. Received: "
+                    f"outputs of up to {scale:.3g} that differ by up to {error:.3g} for one sample"
+                )
+
+
+def probe_of_copy(model: Any, copy: Any) -> Probe:
+    """What a model would compute with the effective kernels of a copy of it."""
+    theirs = {weight.path: weight for weight in prunable_weights(copy, unregistered=True)}
+    ours = prunable_weights(model, unregistered=True) if _is_of_others(model) else []
+    values = [(weight.variable, theirs[weight.path].value()) for weight in ours]
+    return Probe(model, [(v, keras.ops.convert_to_tensor(value, v.dtype)) for v, value in values])
+
+
+def _digest(value: np.ndarray) -> bytes:
+    # A dropped entry may be -0.0 in one form, and 0.0 in another.
+    return hashlib.blake2b(np.ascontiguousarray(value + 0.0).data, digest_size=16).digest()
+
+
+def _other_weights(model: Any) -> int:
+    """The number of weights but for what stands beside kernels."""
+    return len({id(variable) for variable in model.weights} - beside_kernels(model))
+
+
+def beside_kernels(model: Any) -> set[int]:
+    """The variables, by `id`, that stand beside kernels: masks, indices, thresholds."""
+    return {id(variable) for layer, _ in walk(model, "") for variable in _added(layer)}
+
+
+def _added(layer: Any) -> list[Any]:
+    if isinstance(layer, BlockSparseLayer):
+        return [layer.inputs_of, layer.slots_of]
+    if not isinstance(layer, PrunableLayer):
+        return []
+    indices = [
+        own.indices for own in layer.parametrizations.values() if isinstance(own, CompactMask)
+    ]
+    return [*own_variables(layer), *indices]
+
+
+def _products(model: Any) -> list[str]:
+    """The paths of layers whose kernel is a product, of which two layers may become."""
+    return [
+        f"{path}/"
+        for layer, path in walk(model, "")
+        if isinstance(layer, PrunableLayer)
+        and any(isinstance(own, LowRankSoftThreshold) for own in layer.parametrizations.values())
+    ]
+
+
+def _is_of_others(model: Any) -> bool:
+    """Whether a model holds, or is of, a class that is neither Keras' nor ours."""
+    known = ("keras", __name__.partition(".")[0])
+    return any(
+        type(layer).__module__.partition(".")[0] not in known for layer, _ in walk(model, "")
+    )
+
+
+def _sample_for(model: Any) -> Any:
+    """Inputs of batch one, or `None` where it is not known what they are like."""
+    specs = getattr(model, "input", None) if getattr(model, "inputs", None) else None
+    if specs is None:
+        shape = (model.get_build_config() or {}).get("input_shape")
+        if not isinstance(shape, tuple | list) or not shape or isinstance(shape[0], tuple | list):
+            return None
+        specs = keras.KerasTensor(tuple(shape), dtype=model.compute_dtype)
+    rng = np.random.default_rng(0)
+
+    def draw(spec: Any) -> Any:
+        shape = (1, *(_OPEN if size is None else size for size in spec.shape[1:]))
+        # From [0, 1): it may be cast to an index, which is 0 then.
+        return keras.ops.convert_to_tensor(rng.random(shape), dtype=spec.dtype)
+
+    try:
+        return keras.tree.map_structure(draw, specs)
+    except Exception:  # strings and the like
+        return None
+
+
+def _outputs(model: Any, sample: Any, values: Iterable[tuple[Any, Any]] = ()) -> list[np.ndarray]:
+    # In a scope that takes all updates, so that no state of the model changes.
+    with warnings.catch_warnings(), keras.StatelessScope(), VariableOverrides(values):
+        warnings.simplefilter("ignore")
+        outputs = keras.tree.flatten(model(sample, training=False))
+    # A class that is changed may round its numbers, or find another largest one, elsewhere.
+    return [to_numpy(o) for o in outputs if keras.backend.is_float_dtype(o.dtype)]
+
+
+def _scale(output: np.ndarray) -> float:
+    return float(np.max(np.abs(output), initial=1e-6))
+
+
+def _tolerance(model: Any) -> float:
+    """For another order of summation, as in live blocks and products."""
+    return 1e-3 if model.compute_dtype in ("float32", "float64") else 0.1
+
+
+def _draws_in_calls(model: Any) -> bool:
+    """Whether random numbers are drawn in some layer, with seeds that copies do not share."""
+    return any("seed_generator" in variable.path for variable in model.variables)

@@ -1,0 +1,61 @@
+"""Which weights of a model are to be sparse, and which matrices are left out of it."""
+
+import warnings
+from typing import Any
+
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, select
+from keras_sparse_ortho.models import prunable_weights
+
+_UNREGISTERED = ("warn", "dense", "guess")
+
+
+def weights_to_prune(
+    model: Any, include: Selection, exclude: Selection, unregistered: str
+) -> list[PrunableWeight]:
+    """The weights that are selected.
+
+    Args:
+        model: The model.
+        include: See `sparsify`.
+        exclude: See `sparsify`.
+        unregistered: See `sparsify`.
+
+    Raises:
+        NotPrunableError: A model that is not built.
+        UnknownWeightError: An `include` or `exclude` that names nothing.
+        ValueError: An `unregistered` that is not known.
+
+    Warns:
+        UserWarning: Matrices that are not registered and will be dense, unless that was asked for.
+    """
+    if unregistered not in _UNREGISTERED:
+        raise ValueError(
+            f"`unregistered` must be one of {list(_UNREGISTERED)}. "
+            f"Received: unregistered={unregistered!r}"
+        )
+    everything = prunable_weights(model, unregistered=True)
+    known = [weight for weight in everything if weight.registered]
+    if unregistered == "guess":
+        return choose(everything, include, exclude)
+    others = [weight for weight in everything if not weight.registered]
+    weights = choose(known, include, exclude, others)
+    if unregistered == "warn" and include is None:
+        named = [] if exclude is None else select(everything, exclude, "exclude")
+        left = {weight.path for weight in named}
+        _warn([weight for weight in others if weight.path not in left], everything)
+    return weights
+
+
+def _warn(dense: list[PrunableWeight], everything: list[PrunableWeight]) -> None:
+    if not dense:
+        return
+    share = sum(weight.size for weight in dense) / sum(weight.size for weight in everything)
+    listed = ", ".join(f"'{weight.path}' {weight.shape}" for weight in dense[:5])
+    more = f" and {len(dense) - 5} more" if len(dense) > 5 else ""
+    warnings.warn(
+        f"Matrices with {share:.2%} of all entries stay dense: nobody has said what their axes "
+        "are. Register their layers with keras_sparse_ortho.initializers.kernel_layouts, or have "
+        'them masked as (*batch, in, out) with unregistered="guess"; unregistered="dense" leaves '
+        f"them as they are. Received: {listed}{more}",
+        stacklevel=5,
+    )

@@ -1,0 +1,285 @@
+"""Every refusal of every transform leaves the user's model as it was."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError, NotPrunableError
+from keras_sparse_ortho.errors import UnknownWeightError as Unknown
+from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.models import _conversion, _rewrite, _same_function, _strip
+from tests.helpers import array
+
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(4, 12)).astype("float32")
+Y = np.zeros((4, 3), "float32")
+
+
+def layers():
+    relu = {"activation": "relu"}
+    return [L.Dense(16, name="a", **relu), L.Dense(16, name="b", **relu), L.Dense(3, name="c")]
+
+
+class Written(keras.Model):
+    """Holds its layers in an attribute, a list and a dict, one of them twice."""
+
+    def __init__(self):
+        super().__init__(name="net")
+        first, second, third = layers()
+        self.first = first
+        self.chain = [first, second]
+        self.heads = {"main": (third,)}
+
+    def call(self, x):
+        for layer in self.chain:
+            x = layer(x)
+        return self.heads["main"][0](x)
+
+
+def functional():
+    x = inputs = keras.Input((12,))
+    for layer in layers():
+        x = layer(x)
+    return keras.Model(inputs, x, name="net")
+
+
+def written():
+    model = Written()
+    model(X)
+    return model
+
+
+def compiled(model, optimizer):
+    model.compile(optimizer, "mse", jit_compile=False)
+    model.train_on_batch(X, Y)
+    return model
+
+
+def state(model):
+    """All that a user could see of a model, with what must stay the same object."""
+    held = [(id(layer), layer.name, type(layer), path) for layer, path in walk(model, "")]
+    holding = [sorted(vars(layer)) for layer, _ in walk(model, "")]
+    weights = [(id(v), v.path, v.trainable, array(v).tobytes()) for v in model.weights]
+    attributes = [id(getattr(model, name, None)) for name in ("first", "chain", "optimizer")]
+    try:
+        config = json.dumps(model.get_config(), default=str)
+    except NotImplementedError:  # of a class that does not say what it is made by
+        config = ""
+    kernels = [(w.path, w.live) for w in kso.prunable_weights(model)]
+    compiled = model.compiled, [id(v) for v in model.trainable_variables]
+    outputs = array(model(X)).tobytes()
+    return held, holding, weights, attributes, config, kernels, compiled, outputs
+
+
+SOFT = kso.SoftThreshold()
+FULL = np.ones((12, 16), bool)
+DENSE = {
+    "sparsify": [
+        (DensityError, {}),
+        (DensityError, {"density": 0}),
+        (DensityError, {"density": 1.5}),
+        (BudgetError, {"density": 0.01}),
+        (BudgetError, {"density": 0.5, "budget": "snip"}),
+        (BudgetError, {"budget": {"a": 0.5}}),
+        (BudgetError, {"budget": {"a": 0.5, "b": 0.01, "c": 1.0}}),
+        (BudgetError, {"density": 0.2, "budget": kso.Budget({"a/kernel": 0.5})}),
+        (Unknown, {"budget": {"nowhere": 0.5}}),
+        (ValueError, {"density": 0.5, "initializer": None}),
+        (ValueError, {"density": 0.5, "initializer": "glorot"}),
+        (ValueError, {"density": 0.5, "initializer": "random_sparse", "structure": kso.NByM(2, 4)}),
+        (LayoutError, {"density": 0.5, "structure": kso.Block(5, 5)}),
+        (ValueError, {"density": 0.5, "storage": "disk"}),
+        (ValueError, {"density": 0.5, "unregistered": "maybe"}),
+        (ValueError, {"density": 0.5, "seed": "zero"}),
+        (Unknown, {"density": 0.5, "include": "nowhere"}),
+        (Unknown, {"density": 0.5, "exclude": "nowhere"}),
+        (NotPrunableError, {"density": 0.5, "include": lambda weight: False}),
+    ],
+    "prune": [
+        (DensityError, {}),
+        (DensityError, {"density": 2}),
+        (BudgetError, {"density": 0.5, "budget": "snip"}),
+        (BudgetError, {"density": 0.001}),
+        (ValueError, {"density": 0.5, "score": "luck"}),
+        (ValueError, {"density": 0.5, "score": "snip"}),
+        (ValueError, {"density": 0.5, "score": "magnitude", "data": X}),
+        (ValueError, {"density": 0.5, "score": lambda model, density, **options: None}),
+        (ValueError, {"density": 0.5, "masks": {"a/kernel": FULL}}),
+        (Unknown, {"masks": {"nowhere": FULL}}),
+        (NotPrunableError, {"masks": {"a/kernel": FULL.T}}),
+        (NotPrunableError, {"masks": {"a/kernel": FULL.astype("float32")}}),
+        (NotPrunableError, {"masks": {"a/kernel": ~FULL}}),
+        (NotPrunableError, {"masks": {}}),
+        (Unknown, {"density": 0.5, "include": "nowhere"}),
+        (ValueError, {"density": 0.5, "storage": "disk"}),
+    ],
+    "adopt_masks": [(NotPrunableError, {}), (Unknown, {"include": "nowhere"})],
+    "parametrize": [
+        (ValueError, {"parametrization": "soft"}),
+        (ValueError, {"parametrization": kso.MagnitudeMask}),
+        (ValueError, {"parametrization": kso.SoftThreshold(granularity="global")}),
+        (ValueError, {"parametrization": SOFT, "storage": "auto"}),
+        (NotPrunableError, {"parametrization": SOFT, "storage": "compact"}),
+        (NotPrunableError, {"parametrization": SOFT, "density": 0.5}),
+        (BudgetError, {"parametrization": kso.StraightThroughTopK(0.5), "budget": "snip"}),
+        (Unknown, {"parametrization": SOFT, "exclude": "nowhere"}),
+    ],
+    "to_compact": [(NotPrunableError, {})],
+    "to_masked": [(NotPrunableError, {})],
+    "to_blocks": [(NotPrunableError, {})],
+}
+AGAIN = {
+    "sparsify": [(NotPrunableError, {"density": 0.5})],
+    "prune": [(NotPrunableError, {"density": 0.5})],
+    "parametrize": [(NotPrunableError, {"parametrization": SOFT})],
+    "to_blocks": [(NotPrunableError, {}), (NotPrunableError, {"block": 4})],
+}
+
+
+def refuse_all(model, table):
+    before = state(model)
+    for verb, cases in table.items():
+        for error, arguments in cases:
+            with pytest.raises(error, match="Received: "):
+                getattr(kso, verb)(model, **arguments)
+            assert state(model) == before, (verb, arguments)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("make", [functional, written])
+def test_dense_models(make):
+    model = compiled(make(), "sgd")
+    refuse_all(model, DENSE)
+    if make is written:
+        refuse_all(model, {"remove_channels": [(NotPrunableError, {})]})
+    spoilt = make()
+    spoilt.weights[0].assign(np.full((12, 16), np.inf))
+    refuse_all(spoilt, {v: [(NotPrunableError, {"density": 0.5})] for v in ("sparsify", "prune")})
+    held = make()
+    held.weights[0].constraint = keras.constraints.MaxNorm(2)
+    compact = {"density": 0.5, "storage": "compact"}
+    refuse_all(held, {"sparsify": [(NotPrunableError, compact)]})
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("make", [functional, written])
+def test_sparse_models(make):
+    masked = compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adafactor())
+    # Adafactor keeps factors of whole kernels.
+    refuse_all(masked, {**AGAIN, "to_compact": [(ValueError, {})]})
+    refuse_all(kso.to_compact(kso.sparsify(make(), 0.5, seed=0)), AGAIN)
+    learnt = kso.parametrize(make(), SOFT)
+    refuse_all(learnt, {**AGAIN, "to_compact": [(NotPrunableError, {})]})
+    scheduled = kso.parametrize(make(), kso.MagnitudeMask(kso.schedules.Constant(0.5, 0)))
+    refuse_all(scheduled, {**AGAIN, "strip": [(NotPrunableError, {})]})
+
+
+class Broken(Exception):
+    pass
+
+
+def breaks(*_, **__):
+    raise Broken
+
+
+LATE = {
+    "strip: the last step": (kso.strip, _strip.SameFunction, "check"),
+    "strip: letting a layer go": (kso.strip, kso.PrunableLayer, "release"),
+    "to_compact: the optimizer": (kso.to_compact, _conversion, "copy_slots"),
+    "to_compact: the last step": (kso.to_compact, _same_function.SameFunction, "check"),
+    "to_compact: settling": (kso.to_compact, kso.CompactMask, "settle"),
+    "to_masked: the optimizer": (kso.to_masked, _conversion, "copy_slots"),
+    "to_masked: settling": (kso.to_masked, kso.FixedMask, "settle"),
+    "to_masked: marking": (kso.to_masked, _rewrite.Rewriter, "finish"),
+}
+
+
+def third_time(function):
+    """A method that works twice."""
+    calls = []
+
+    def fails(*args, **kwargs):
+        calls.append(args)
+        return breaks() if len(calls) == 3 else function(*args, **kwargs)
+
+    return fails
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("make", [functional, written])
+def test_failures_when_much_has_been_changed(make, monkeypatch):
+    masked = compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adam())
+    compact = compiled(kso.sparsify(make(), 0.5, seed=0, storage="compact"), "adam")
+    for name, (verb, owner, attribute) in LATE.items():
+        model = compact if verb is kso.to_masked else masked
+        before = state(model)
+        several = attribute in ("release", "settle")
+        failure = third_time(getattr(owner, attribute)) if several else breaks
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, failure)
+            if make is functional and attribute == "release":
+                verb(model)  # it releases no layer of a model that is cloned
+            else:
+                with pytest.raises(Broken):
+                    verb(model)
+        assert state(model) == before, name
+    for model in (masked, compact):  # and all of them go on as if nothing had happened
+        counts = {weight.path: weight.live for weight in kso.prunable_weights(model)}
+        model.train_on_batch(X, Y)
+        for weight in kso.prunable_weights(model):
+            assert np.count_nonzero(weight.value()) <= counts[weight.path]
+        expected = array(model(X))
+        np.testing.assert_array_equal(array(kso.strip(model)(X)), expected)
+
+
+@pytest.mark.core
+def test_live_blocks_that_fail_after_the_masks_are_held(monkeypatch):
+    model = written()
+    blocks = kso.initializers.ExactOrthogonal(0.5, seed=0, structure=kso.Block(4, 4, regular=True))
+    model.chain[1].kernel_initializer = blocks
+    model.chain[1].kernel.assign(blocks((16, 16)))
+    before = state(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(_conversion, "compile_like", breaks)
+        with pytest.raises(Broken):
+            kso.adopt_masks(model, storage="auto")
+    assert state(model) == before
+    assert isinstance(kso.adopt_masks(model, storage="auto").chain[1], kso.layers.BlockSparseDense)
+
+
+class Forgetful(L.Layer):
+    """Its configuration does not say by what it multiplies."""
+
+    def __init__(self, factor=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+
+    def call(self, x):
+        return self.factor * x
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+@pytest.mark.core
+def test_a_result_that_computes_something_else_is_refused():
+    inputs = keras.Input((12,))
+    model = keras.Model(inputs, L.Dense(3, name="a")(Forgetful(2.0)(inputs)), name="net")
+    before = state(model)
+    for verb in (kso.prune, kso.sparsify):
+        with pytest.raises(
+            NotPrunableError, match=r"something else.* by up to [\d.]+ for one sample"
+        ):
+            verb(model, 0.5)
+        assert state(model) == before
+    model.layers[1].factor = 1.0
+    sparse = kso.sparsify(model, 0.5, seed=0)
+    sparse.layers[1].factor = 3.0
+    before = state(sparse)
+    for verb in (kso.strip, kso.to_compact):
+        with pytest.raises(NotPrunableError, match="something else"):
+            verb(sparse)
+        assert state(sparse) == before
