@@ -26,6 +26,7 @@ from keras_sparse_ortho.export._verification import (
     sparse_kernels,
     verify,
 )
+from keras_sparse_ortho.export._workplace import is_full, no_room
 
 Failure = ExportConversionError | ExportVerificationError | ExportRouteError
 
@@ -44,10 +45,18 @@ class Candidate:
 
 
 def candidates(task: Task, routes: Sequence[Route]) -> list[Candidate]:
-    """Try each route; a failure is part of the result, not raised."""
+    """Try each route; a failure is part of the result, not raised, but for a full disk.
+
+    Raises:
+        OSError: if there is no room for the files.
+    """
     needed = {route.converted_as.name: route.converted_as for route in routes}
     converted = convert(task, list(needed.values()))
-    return [_candidate(task, route, converted[route.converted_as.name]) for route in routes]
+    found = [_candidate(task, route, converted[route.converted_as.name]) for route in routes]
+    failures = [str(c.failure) for c in found if c.failure is not None]
+    if failures and is_full(task.folder, failures):
+        raise no_room(task.folder.parent, failures[0])  # no fault of a route
+    return found
 
 
 def timed(task: Task, tried: Sequence[Candidate], threads: int) -> list[Candidate]:
