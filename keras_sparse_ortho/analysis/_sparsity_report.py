@@ -4,10 +4,12 @@ import csv
 import dataclasses
 import io
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import rich.box
 import rich.console
+import rich.measure
 import rich.table
 
 from keras_sparse_ortho._files import written_aside
@@ -94,8 +96,24 @@ class SparsityReport:
             writer.writeheader()
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
 
-    def __rich__(self) -> rich.table.Table:
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> rich.console.RenderResult:
+        """The table; where it would not fit, with shorter numbers and less between them."""
+        without_limit = options.update(max_width=1000)
+        ways = ((_in_full, 24, 1), (_in_short, 24, 1), (_in_short, 11, 0))
+        for number, name_width, space in ways:
+            table = self._table(number, name_width, space)
+            needed = rich.measure.Measurement.get(console, without_limit, table).minimum
+            if needed <= options.max_width:
+                break
+        yield table
+
+    def _table(
+        self, number: Callable[[int | None], str], name_width: int, space: int
+    ) -> rich.table.Table:
         table = rich.table.Table(
+            padding=(0, space),
             title=f"Kernels of '{self.name}'",
             title_justify="left",
             box=rich.box.SIMPLE_HEAD,
@@ -105,7 +123,7 @@ class SparsityReport:
         )
         # Without a least width, a terminal of 80 columns would leave no room for the names.
         longest = max([len(row.path) for row in self.rows], default=0)
-        table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), 24))
+        table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), name_width))
         told = {title: cells for title, cells in self._columns().items() if any(cells)}
         titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", *told]
         for title in titles:
@@ -114,22 +132,22 @@ class SparsityReport:
             table.add_row(
                 row.path,
                 "x".join(map(str, row.shape)),
-                f"{row.size:,}",
-                f"{row.live:,}",
+                number(row.size),
+                number(row.live),
                 f"{row.density:.4f}",
-                _number(row.flops),
-                _number(row.sparse_flops),
+                number(row.flops),
+                number(row.sparse_flops),
                 *(cells[k] for cells in told.values()),
             )
         table.add_section()
         table.add_row(
             "all kernels",
             "",
-            f"{self.size:,}",
-            f"{self.live:,}",
+            number(self.size),
+            number(self.live),
             f"{self.density:.4f}",
-            _number(self.flops),
-            _number(self.sparse_flops),
+            number(self.flops),
+            number(self.sparse_flops),
         )
         return table
 
@@ -157,5 +175,15 @@ def _sum(values: list[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def _number(value: int | None) -> str:
+def _in_full(value: int | None) -> str:
     return "not known" if value is None else f"{value:,}"
+
+
+def _in_short(value: int | None) -> str:
+    """Three digits: `"235k"`."""
+    if value is None:
+        return "?"
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if value >= 0.9995 * size:
+            return f"{float(f'{value / size:.3g}'):g}{unit}"
+    return str(value)

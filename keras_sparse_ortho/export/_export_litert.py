@@ -67,8 +67,9 @@ def export_litert(
         path: Where to write the file, by custom ending in `.tflite`; its folder must exist.
         mode: `None`: dense, as `quantization` says. `"small"`: the verified route of the fewest
             bytes (under the sidecar's compression, if one is asked for). `"fast"`: of the least
-            latency on this machine, measured. `"sparse"`: the smallest sparse encoding of the
-            given `quantization`. `"auto"`: the smallest of those within 10% of the fastest.
+            latency on this machine, measured; of those within 5% of it the smallest. `"sparse"`:
+            the smallest sparse encoding of the given `quantization`. `"auto"`: the smallest of
+            those within 10% of the fastest.
             Or the name of a route, such as `"dynamic_int8+1x16"`.
         quantization: With a mode, only routes of this storage are tried (`"float32"` by name);
             `None` is no restriction, and means float32 for `"sparse"`. Without one, how the
