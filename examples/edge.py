@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's start-up messages
+import quiet  # noqa: F401 - before Keras: no start-up messages of TensorFlow
 
+# isort: split
 import keras
 import numpy as np
 from blocks import block_dense

@@ -37,6 +37,9 @@ def limit_memory(mib: int) -> None:
 
 def train(form: str, options: argparse.Namespace) -> dict[str, float]:
     """Trains one form in this process, and gives its figures."""
+    import quiet  # noqa: F401 - before Keras: no start-up messages of TensorFlow
+
+    # isort: split
     import keras
     from data import load
     from rich.console import Console

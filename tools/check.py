@@ -128,7 +128,8 @@ def wheel(_: list[str]) -> Result:
             return Result(False, note="the wheel was not built")
         (file,) = Path(folder).glob("*.whl")
         names = zipfile.ZipFile(file).namelist()
-        strays = [n for n in names if not n.startswith((f"{PACKAGE}/", f"{PACKAGE}-"))]
+        ours = (f"{PACKAGE}/", f"{PACKAGE}-", "kso_command.py")  # the last is the command `kso`
+        strays = [n for n in names if not n.startswith(ours)]
         if strays or f"{PACKAGE}/py.typed" not in names:
             return Result(False, note=f"py.typed is missing, or strays: {strays}")
         ours = {p.relative_to(ROOT).as_posix() for p in (ROOT / PACKAGE).rglob("*.py")}

@@ -20,9 +20,10 @@ def main() -> None:
     for requirement in requirements:
         if requirement.startswith(project["name"]):
             continue  # a reference to another extra of ours
-        match = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement)
+        match = re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:,<[\w.]+)?", requirement)
         if match is None:
-            raise SystemExit(f"a requirement must read name>=version. Received: {requirement!r}")
+            rule = "a requirement must read name>=version or name>=version,<version"
+            raise SystemExit(f"{rule}. Received: {requirement!r}")
         print("{}=={}".format(*match.groups()))
 
 

@@ -10,13 +10,14 @@ from typing import Any
 _QUANTITIES = ("density", "threshold")
 
 
-def plot_history(history: Any, prefix: str = "") -> Any:
+def plot_history(history: Any, prefix: str = "", target: float | None = None) -> Any:
     """Draws densities, and learnt thresholds, of all kernels over the epochs.
 
     Args:
         history: What `callbacks.DensityLogger(per_layer=True)` has logged: the `History` that
             `fit` returns, its dict, or the path of a file of `keras.callbacks.CSVLogger`.
         prefix: The prefix that the logger was given.
+        target: The density asked for, drawn as a dashed line, or `None`.
 
     Returns:
         A Matplotlib figure, with one axis for densities and one for thresholds, if there are any;
@@ -34,6 +35,7 @@ def plot_history(history: Any, prefix: str = "") -> Any:
     """
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
     except ImportError as error:
         raise ImportError(
             "Plots need Matplotlib: install the extra `keras-sparse-ortho[plot]`. "
@@ -46,16 +48,29 @@ def plot_history(history: Any, prefix: str = "") -> Any:
             f"The history must hold what callbacks.DensityLogger logs. Received: {sorted(series)}"
         )
     figure = Figure(figsize=(6.4 * len(shown), 4.8), layout="constrained")
-    for number, name in enumerate(shown, 1):
-        axis = figure.add_subplot(1, len(shown), number)
+    axes = figure.subplots(1, len(shown), sharex=True, squeeze=False)[0]
+    for axis, name in zip(axes, shown, strict=True):
         start = f"{prefix}{name}/"
         for key, values in series.items():
+            # What has ended is 0, such as the threshold of frozen weights: the line ends there.
+            drawn = [value if value > 0 else math.nan for value in values]
+            style: dict[str, Any] = {"marker": "o", "markersize": 3} if len(values) < 40 else {}
             if key == f"{prefix}{name}":
-                axis.plot(range(1, len(values) + 1), values, "k", label="all kernels")
+                style |= {"color": "black", "label": "all kernels", "zorder": 3}
             elif key.startswith(start):
-                axis.plot(range(1, len(values) + 1), values, label=key.removeprefix(start))
+                style |= {"label": key.removeprefix(start)}
+            else:
+                continue
+            axis.plot(range(1, len(values) + 1), drawn, **style)
+        if name == "density" and target is not None:
+            axis.axhline(target, color="black", linestyle="--", linewidth=1, label="asked for")
         axis.set(xlabel="epoch", ylabel=name, yscale="log")
-        axis.legend(fontsize="small")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(fontsize="small", frameon=False)
     return figure
 
 

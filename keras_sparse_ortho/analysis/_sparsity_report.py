@@ -4,11 +4,12 @@ import csv
 import dataclasses
 import io
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import rich.box
 import rich.console
+import rich.measure
 import rich.table
 
 from keras_sparse_ortho._files import written_aside
@@ -120,8 +121,24 @@ class SparsityReport:
             writer.writeheader()
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
 
-    def __rich__(self) -> rich.table.Table:
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> rich.console.RenderResult:
+        """The table; where it would not fit, with shorter numbers and less between them."""
+        without_limit = options.update(max_width=1000)
+        ways = ((_in_full, 24, 1), (_in_short, 24, 1), (_in_short, 11, 0))
+        for number, name_width, space in ways:
+            table = self._table(number, name_width, space)
+            needed = rich.measure.Measurement.get(console, without_limit, table).minimum
+            if needed <= options.max_width:
+                break
+        yield table
+
+    def _table(
+        self, number: Callable[[int | None], str], name_width: int, space: int
+    ) -> rich.table.Table:
         table = rich.table.Table(
+            padding=(0, space),
             title=f"Kernels of '{self.name}'",
             title_justify="left",
             box=rich.box.SIMPLE_HEAD,
@@ -131,23 +148,24 @@ class SparsityReport:
         )
         # Without a least width, a terminal of 80 columns would leave no room for the names.
         longest = max([len(row.path) for row in [*self.rows, *self.unregistered]], default=0)
-        table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), 24))
+        table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), name_width))
         told = {title: cells for title, cells in self._columns().items() if any(cells)}
         titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", *told]
         for title in titles:
             table.add_column(title, justify="right", no_wrap=True)
         for k, row in enumerate([*self.rows, *self.unregistered]):
-            flops = (_number(row.flops), _number(row.sparse_flops))
+            flops = (number(row.flops), number(row.sparse_flops))
             cells = [column[k] for column in told.values()]
-            table.add_row(row.path, "x".join(map(str, row.shape)), *_totals([row]), *flops, *cells)
+            shape = "x".join(map(str, row.shape))
+            table.add_row(row.path, shape, *_totals([row], number), *flops, *cells)
         table.add_section()
         if self.dense and self.sparse_density < 1:
             sparse = [row for row in self.rows if row.state == "sparse"]
-            table.add_row("sparse kernels", "", *_totals(sparse))
-        flops = (_number(self.flops), _number(self.sparse_flops))
-        table.add_row("all kernels", "", *_totals(self.rows), *flops)
+            table.add_row("sparse kernels", "", *_totals(sparse, number))
+        flops = (number(self.flops), number(self.sparse_flops))
+        table.add_row("all kernels", "", *_totals(self.rows, number), *flops)
         if self.unregistered:
-            table.add_row("whole model", "", *_totals([*self.rows, *self.unregistered]))
+            table.add_row("whole model", "", *_totals([*self.rows, *self.unregistered], number))
         return table
 
     def _columns(self) -> dict[str, list[str]]:
@@ -183,15 +201,25 @@ def _density(rows: Sequence[Row]) -> float:
     return sum(row.live for row in rows) / sum(row.size for row in rows) if rows else 1.0
 
 
-def _totals(rows: Sequence[Row]) -> list[str]:
+def _totals(rows: Sequence[Row], number: Callable[[int | None], str]) -> list[str]:
     """Size, live entries and density of rows together, as cells."""
     size, live = sum(row.size for row in rows), sum(row.live for row in rows)
-    return [f"{size:,}", f"{live:,}", f"{_density(rows):.4f}"]
+    return [number(size), number(live), f"{_density(rows):.4f}"]
 
 
 def _figures(row: Row) -> dict[str, Any]:
     return {**dataclasses.asdict(row), "shape": list(row.shape), "density": row.density}
 
 
-def _number(value: int | None) -> str:
+def _in_full(value: int | None) -> str:
     return "not known" if value is None else f"{value:,}"
+
+
+def _in_short(value: int | None) -> str:
+    """Three digits: `"235k"`."""
+    if value is None:
+        return "?"
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if value >= 0.9995 * size:
+            return f"{float(f'{value / size:.3g}'):g}{unit}"
+    return str(value)

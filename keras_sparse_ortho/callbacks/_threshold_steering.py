@@ -117,14 +117,14 @@ class ThresholdSteering:
         plan = self._laid_out()
         if plan.due(step, executed):
             return True
-        if not self._ended(step):
+        if not self.has_ended(step):
             return False
         # Where it should have been frozen, at whatever step a run was resumed; or set again.
         return not self._all_frozen if self.freeze else step % plan.frequency < executed
 
     def is_due_at_end(self, step: int, executed: int) -> bool:
         """Whether to `steer` after the last step; the arguments are those of `is_due`."""
-        return self._ended(step) or self._laid_out().due(step, executed)
+        return self.has_ended(step) or self._laid_out().due(step, executed)
 
     def steer(self, step: int) -> list[tuple[SteeredThreshold, np.ndarray]]:
         """Sets the offset for the density at a step, and freezes if the schedule has ended.
@@ -140,7 +140,7 @@ class ThresholdSteering:
         count = live_count(self._laid_out().density(step), everything.size)
         self._warn_of_unreachable(int(np.count_nonzero(np.isposinf(everything))), count)
         offset = offset_for(everything, count)
-        freeze = self.freeze and self._ended(step)
+        freeze = self.freeze and self.has_ended(step)
         masks = exact_masks(critical, count) if freeze else [c > offset for c in critical]
         pairs = list(zip(thresholds, masks, strict=True))
         self._warn_of_collapse([t.weight.path for t, mask in pairs if not mask.any()])
@@ -156,7 +156,8 @@ class ThresholdSteering:
         assert self._plan is not None, "`begin` comes first"
         return self._plan
 
-    def _ended(self, step: int) -> bool:
+    def has_ended(self, step: int) -> bool:
+        """Whether the schedule has come to its end."""
         end = self._laid_out().end_step
         return end is not None and step >= end
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -37,7 +36,7 @@ def add_bench(commands: Any) -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--seconds", type=float, default=5.0, help="for all together (default 5)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, needs_no_backend=True)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
@@ -63,6 +62,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
 
 
 def _time(options: argparse.Namespace, status: Any) -> list[Timing]:
+    import numpy as np
+
     from keras_sparse_ortho.export import BenchmarkCase, LiteRTFileError, latencies, load_litert
 
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ def add_export(commands: Any) -> None:
     parser.add_argument("--threads", type=int, default=1, help="where latency is measured")
     parser.add_argument("--picture", metavar="FILE", help="draw size and latency of the routes")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, needs_no_backend=False)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:

@@ -1,10 +1,8 @@
 """The files that the commands read."""
 
+import os
 from pathlib import Path
 from typing import Any
-
-import keras
-import numpy as np
 
 
 class InputFileError(ValueError):
@@ -18,6 +16,8 @@ def read_keras(path: str) -> Any:
         InputFileError: if there is no such file or Keras cannot load it.
     """
     _check_exists(path)
+    import keras
+
     try:
         return keras.saving.load_model(path, compile=False)
     except Exception as error:  # of a damaged archive or an unknown class: any kind
@@ -36,6 +36,8 @@ def read_rows(path: str | None) -> Any:
     if path is None:
         return None
     _check_exists(path)
+    import numpy as np
+
     try:
         found = np.load(path, allow_pickle=False)
         return found if isinstance(found, np.ndarray) else dict(found)
@@ -48,4 +50,7 @@ def read_rows(path: str | None) -> Any:
 
 def _check_exists(path: str) -> None:
     if not Path(path).is_file():
-        raise InputFileError(f"There must be such a file. Received: {path!r}")
+        raise InputFileError(
+            "There is no such file; look at its name, and at the folder that you are in. "
+            f"Received: {path!r} in {os.getcwd()!r}"
+        )

@@ -40,24 +40,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["report", "none.keras"])
     3
     """
-    parser = _parser()
+    options = parsed(arguments)
+    return options if isinstance(options, int) else run(options)
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace | int:
+    """The options of a command line; the exit status, if that is all there is to say."""
     try:
-        options = parser.parse_args(arguments)
+        return _parser().parse_args(arguments)
     except SystemExit as leaving:  # argparse has said why
         return int(leaving.code or 0)
+
+
+def run(options: argparse.Namespace, otherwise: Callable[[], int] | None = None) -> int:
+    """Run the command of some options; the exit status.
+
+    Args:
+        options: What `parsed` has returned.
+        otherwise: What to do instead of saying what went wrong.
+    """
     console = Console(stderr=True)
     command: Callable[[Any, Console], None] = options.command
     with warnings.catch_warnings():
         warnings.showwarning = _printer(console)
         try:
             command(options, console)
-        except InputFileError as error:
-            return _say(console, error, BAD_FILE)
-        except ValueError as error:
-            return _say(console, error, USAGE)
-        except (RuntimeError, ImportError, OSError) as error:
-            return _say(console, error, FAILED)
+        except Exception:
+            if otherwise is not None:
+                return otherwise()
+            return _said(console)
     return OK
+
+
+def _said(console: Console) -> int:
+    """Says what the error at hand is about; the exit status."""
+    error = sys.exception()
+    match error:
+        case InputFileError():
+            return _say(console, error, BAD_FILE)
+        case ValueError():
+            return _say(console, error, USAGE)
+        case RuntimeError() | ImportError() | OSError():
+            return _say(console, error, FAILED)
+    assert error is not None
+    raise error
 
 
 def _parser() -> argparse.ArgumentParser:

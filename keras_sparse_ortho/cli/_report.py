@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.console import Console
 
-from keras_sparse_ortho.analysis import report
 from keras_sparse_ortho.cli._files import read_keras
 
 
@@ -20,11 +19,13 @@ def add_report(commands: Any) -> None:
         "--no-orthogonality", action="store_true", help="leave out the orthogonality errors"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, needs_no_backend=True)
 
 
 def run(options: argparse.Namespace, console: Console) -> None:
     """Print the report."""
+    from keras_sparse_ortho.analysis import report
+
     with console.status("Loading the model"):
         model = read_keras(options.model)
     found = report(model, orthogonality=not options.no_orthogonality)

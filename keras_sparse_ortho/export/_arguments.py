@@ -14,6 +14,7 @@ import numpy as np
 from keras_sparse_ortho._data import first_batches, is_batched
 from keras_sparse_ortho.export._plain_model import plain_model
 from keras_sparse_ortho.export._routes import ROUTES, Route, route_for, route_named
+from keras_sparse_ortho.export._sidecar import sidecar_path
 from keras_sparse_ortho.export._signature import Signature, leaves, signature_of
 from keras_sparse_ortho.export._verification import keras_outputs
 
@@ -139,14 +140,45 @@ def accepted(routes: Sequence[Route], model: keras.Model) -> list[Route]:
     return passed
 
 
-def check_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a file to write, in a folder that exists."""
+def check_path(path: str | os.PathLike[str], sidecar: str | None = None) -> Path:
+    """The path of a file to write, in a folder that exists, and its compressed copy beside it.
+
+    Raises:
+        ValueError: if there is no such folder, a folder stands where a file is to stand, or the
+            name is too long or that of another kind of file.
+    """
     target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
+    if not target.name or not target.parent.is_dir():
         raise ValueError(
-            f"`path` must name a file in a folder that exists. Received: path={str(path)!r}"
+            "`path` must name a file in a folder that exists; make the folder first. "
+            f"Received: path={str(path)!r}"
         )
+    if target.suffix in (".h5", ".hdf5", ".keras", ".onnx", ".pb"):
+        raise ValueError(
+            "What is written is a LiteRT file, which by custom ends in `.tflite`; other kinds "
+            f"`model.save` and `model.export` write. Received: path={str(path)!r}"
+        )
+    files = [target] if sidecar is None else [target, sidecar_path(target, sidecar)]
+    for file in files:
+        length, longest = len(os.fsencode(file.name)), _longest_name(target.parent)
+        if length > longest:
+            raise ValueError(
+                f"A file's name may have {longest} bytes there. Received: {length} bytes, "
+                f"{file.name[:40]!r}..."
+            )
+        if file.is_dir():
+            raise ValueError(
+                "`path` must name a file: a folder stands where it is to be written; choose "
+                f"another name. Received: path={str(path)!r}, {file.name!r}"
+            )
     return target
+
+
+def _longest_name(folder: Path) -> int:
+    try:
+        return os.pathconf(folder, "PC_NAME_MAX")
+    except (AttributeError, OSError, ValueError):  # Windows; some network file systems
+        return 255
 
 
 def check_positive(name: str, value: int) -> int:

@@ -2,9 +2,7 @@
 
 import dataclasses
 import os
-import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -28,6 +26,7 @@ from keras_sparse_ortho.export._errors import (
 from keras_sparse_ortho.export._report import ExportReport, gzip_size, report_on, zstd_size
 from keras_sparse_ortho.export._routes import Route, route_for
 from keras_sparse_ortho.export._sidecar import check_sidecar, write_sidecar
+from keras_sparse_ortho.export._workplace import workplace
 
 
 def export_litert(
@@ -68,8 +67,9 @@ def export_litert(
         path: Where to write the file, by custom ending in `.tflite`; its folder must exist.
         mode: `None`: dense, as `quantization` says. `"small"`: the verified route of the fewest
             bytes (under the sidecar's compression, if one is asked for). `"fast"`: of the least
-            latency on this machine, measured. `"sparse"`: the smallest sparse encoding of the
-            given `quantization`. `"auto"`: the smallest of those within 10% of the fastest.
+            latency on this machine, measured; of those within 5% of it the smallest. `"sparse"`:
+            the smallest sparse encoding of the given `quantization`. `"auto"`: the smallest of
+            those within 10% of the fastest.
             Or the name of a route, such as `"dynamic_int8+1x16"`.
         quantization: With a mode, only routes of this storage are tried (`"float32"` by name);
             `None` is no restriction, and means float32 for `"sparse"`. Without one, how the
@@ -112,6 +112,7 @@ def export_litert(
         ExportVerificationError: if the dense file crashes, disagrees, or lost zeros. If the file
             of a sparse route does, the dense route of the same storage is taken, with an
             `ExportFallbackWarning` that says why.
+        OSError: if nothing can be written where the file is to stand, or the disk is full.
 
     Limits: The whole model must run on LiteRT's built-in operations; there is no fallback to
     TensorFlow operations, since a plain interpreter cannot run those (`keras.Model.export` with
@@ -138,11 +139,11 @@ def export_litert(
         https://ai.google.dev/edge/litert/models/post_training_quantization)
     """
     require_litert()
-    target = check_path(path)
     batch_size = check_positive("batch_size", batch_size)
     threads = check_positive("threads", threads)
     if sidecar is not None:
         check_sidecar(sidecar)
+    target = check_path(path, sidecar)
     routes = routes_of(mode, quantization, has_data=representative_data is not None)
     single = mode not in MODES
     if single:
@@ -163,10 +164,8 @@ def export_litert(
     fallback = route_for(routes[0].quantization)
 
     # Aside, but on the same file system, so that the last step is one atomic rename.
-    with tempfile.TemporaryDirectory(
-        prefix=f".{target.name}-", dir=target.parent, ignore_cleanup_errors=True
-    ) as folder:
-        task = dataclasses.replace(task, folder=Path(folder).absolute())
+    with workplace(target.parent, target.name) as folder:
+        task = dataclasses.replace(task, folder=folder)
         # With what a named sparse route falls back to, so that nothing is converted twice.
         needed = [*routes, *([] if fallback in routes else [fallback])]
         console.print(f"Converting ({', '.join(route.name for route in needed)})")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from keras_sparse_ortho.export._candidates import candidates
 from keras_sparse_ortho.export._outcome import RouteOutcome
 from keras_sparse_ortho.export._report import ExportReport, report_on
 from keras_sparse_ortho.export._routes import ROUTES, route_named
+from keras_sparse_ortho.export._workplace import workplace
 
 
 def export_routes(
@@ -48,6 +48,7 @@ def export_routes(
 
     Raises:
         ValueError: if an argument does not fit the model, or the folder does not exist.
+        OSError: if nothing can be written there, or the disk is full.
 
     Limits: Nothing is timed; see `latencies`, or `export_litert(mode="fast")`.
 
@@ -80,10 +81,8 @@ def export_routes(
         timeout=timeout,
     )
     results: dict[str, ExportReport | RouteOutcome] = {}
-    with tempfile.TemporaryDirectory(
-        prefix=".routes-", dir=target, ignore_cleanup_errors=True
-    ) as staging:
-        task = dataclasses.replace(task, folder=Path(staging).absolute())
+    with workplace(target, "routes") as staging:
+        task = dataclasses.replace(task, folder=staging)
         for candidate in candidates(task, accepted(chosen, model)):
             name = candidate.route.name
             results[name] = candidate.outcome

@@ -4,7 +4,10 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 _BAR, _TAKEN = "#8a8f98", "#d1495b"
 
@@ -60,26 +63,40 @@ class RouteOutcome:
         return self.reason is None
 
 
-def routes_table(routes: Sequence[RouteOutcome]) -> Table:
-    """A table of routes: sizes, latency, memory, differences, or the reason of a failure."""
-    table = Table("route", title="Routes")
-    for column in ("bytes", "zstd", "ms", "load bytes", "max diff"):
-        table.add_column(column, justify="right")
-    table.add_column("note")
-    for one in routes:
-        note = one.reason or ("" if one.xnnpack else "runs without XNNPACK only")
-        if one.verified and one.xnnpack and not one.uses_xnnpack and one.default_ms is not None:
-            note = f"XNNPACK off; with it {one.default_ms:.3g} ms"
-        table.add_row(
-            one.route,
-            "" if one.bytes is None else f"{one.bytes:,}",
-            "" if one.zstd_bytes is None else f"{one.zstd_bytes:,}",
-            "" if one.latency_ms is None else f"{one.latency_ms:.3g}",
-            "" if one.load_bytes is None else f"{one.load_bytes:,}",
-            "" if one.max_abs_diff is None else f"{one.max_abs_diff:.2g}",
-            note,
-        )
-    return table
+def routes_table(routes: Sequence[RouteOutcome]) -> Group:
+    """A table of routes: sizes, latency, memory, differences; under it why a route failed."""
+    columns = {
+        "kB": [_cell(one.bytes, 1e3) for one in routes],
+        "zstd kB": [_cell(one.zstd_bytes, 1e3) for one in routes],
+        "ms": [_cell(one.latency_ms) for one in routes],
+        "load kB": [_cell(one.load_bytes, 1e3) for one in routes],
+        "max diff": [f"{d:.1e}" if (d := one.max_abs_diff) is not None else "" for one in routes],
+    }
+    columns = {title: cells for title, cells in columns.items() if any(cells)}
+    # Names are never shortened: those of several routes begin alike.
+    table = Table(title="Routes", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("route", no_wrap=True)
+    for title in columns:
+        table.add_column(title, justify="right", no_wrap=True)
+    for k, one in enumerate(routes):
+        name = one.route if one.verified else f"{one.route}: no file"
+        table.add_row(name, *(cells[k] for cells in columns.values()))
+    notes = [Text(f"{one.route}: {note}") for one in routes if (note := _note(one))]
+    return Group(table, *notes)
+
+
+def _cell(value: float | None, unit: float = 1) -> str:
+    return "" if value is None else _figure(value / unit)
+
+
+def _note(one: RouteOutcome) -> str:
+    if one.reason is not None:
+        return one.reason
+    if not one.xnnpack:
+        return "runs without XNNPACK only"
+    if not one.uses_xnnpack and one.default_ms is not None:
+        return f"XNNPACK off; with it {one.default_ms:.3g} ms"
+    return ""
 
 
 def plot_routes(
@@ -88,7 +105,7 @@ def plot_routes(
     """Draw the size, and the latency where it was measured, of every verified route.
 
     Args:
-        routes: What was tried; failed routes are left out.
+        routes: What was tried; the smallest file comes first, failed routes last.
         path: Of the picture to write.
         taken: Name of the route to set off in colour, or None.
 
@@ -107,19 +124,32 @@ def plot_routes(
     good = [one for one in routes if one.verified]
     if not good:
         raise ValueError(f"At least one route must have verified. Received: {len(routes)} failed")
-    names = [one.route for one in good]
+    good.sort(key=lambda one: one.bytes or 0)
+    shown = [*good, *(one for one in routes if not one.verified)]
+    names = [one.route for one in shown]
     colors = [_TAKEN if name == taken else _BAR for name in names]
-    panels = [("file [kB]", [(one.bytes or 0) / 1e3 for one in good])]
+    panels = [("file [kB]", [(one.bytes or 0) / 1e3 for one in shown])]
     if all(one.latency_ms is not None for one in good):
-        label = f"latency [ms], batch {good[0].batch_size}, {good[0].threads} thread(s)"
-        panels.append((label, [one.latency_ms or 0.0 for one in good]))
-    figure = Figure(figsize=(5.2 * len(panels), 0.9 + 0.34 * len(good)), layout="constrained")
+        threads = f"{good[0].threads} thread{'s' if good[0].threads > 1 else ''}"
+        label = f"latency [ms], batch {good[0].batch_size}, {threads}"
+        panels.append((label, [one.latency_ms or 0.0 for one in shown]))
+    figure = Figure(figsize=(5.2 * len(panels), 0.9 + 0.34 * len(shown)), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (label, values) in zip(axes, panels, strict=True):
         bars = axis.barh(names, values, color=colors)
-        axis.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
+        texts = [
+            _figure(value) if one.verified else "no file"
+            for one, value in zip(shown, values, strict=True)
+        ]
+        axis.bar_label(bars, texts, padding=3, fontsize=8)
         axis.set_xlabel(label)
-        axis.margins(x=0.15)
+        axis.margins(x=0.18)
+        axis.xaxis.set_major_formatter("{x:,g}")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].invert_yaxis()
     figure.savefig(path, dpi=150)
+
+
+def _figure(value: float) -> str:
+    """Three digits and more, never as a power of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

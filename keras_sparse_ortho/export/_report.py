@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 
@@ -116,9 +117,15 @@ class ExportReport:
 
     def __rich__(self) -> Group:
         """Tables: the weights, the totals, and the routes if there were several."""
-        weights = Table("weight", "shape", "dtype", "encoding", title=f"Exported to {self.path}")
+        title = f"Exported to {self.path}"
+        weights = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        longest = max((len(weight.name) for weight in self.weights), default=0)
+        # Names are broken, not cut: several begin alike.
+        weights.add_column("weight", overflow="fold", min_width=min(longest, 16))
+        for column in ("shape", "dtype", "encoding"):
+            weights.add_column(column, overflow="fold")
         for column in ("entries", "zeros", "density"):
-            weights.add_column(column, justify="right")
+            weights.add_column(column, justify="right", no_wrap=True)
         for weight in self.weights:
             weights.add_row(
                 weight.name,

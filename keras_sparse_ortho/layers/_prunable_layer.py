@@ -19,7 +19,7 @@ from keras_sparse_ortho.layers._recorded_draws import recorded_draws
 from keras_sparse_ortho.layers._refusals import refuse_unwrappable
 from keras_sparse_ortho.layers._shown_layer import shown
 from keras_sparse_ortho.layers._wrappable_weights import wrappable_weights
-from keras_sparse_ortho.layers._wrapper_state import WrapperState, checked, names_in
+from keras_sparse_ortho.layers._wrapper_state import WrapperState, checked, names_in, restored
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 
 
@@ -277,23 +277,8 @@ class PrunableLayer(WrapperBuiltByCalls):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "PrunableLayer":
-        """The reverse of `get_config`."""
-        config = dict(config)
-
-        def restore(value: Any) -> Any:
-            return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
-
-        parametrization = config.pop("parametrization")
-        if "class_name" in parametrization:
-            parametrization = restore(parametrization)
-        else:
-            parametrization = {key: restore(value) for key, value in parametrization.items()}
-        weights = config.pop("weights")
-        if isinstance(weights, dict):
-            weights = restore(weights)
-        names = config.pop("layer_names", [])
-        layer = config.pop("layer")
-        layer = restore(layer) if isinstance(layer, dict) else layer
-        wrapper = cls(layer, parametrization, weights=weights, **config)
+        """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
+        given, names = restored(config, custom_objects)
+        wrapper = cls(**given)
         wrapper._state.names = names
         return wrapper

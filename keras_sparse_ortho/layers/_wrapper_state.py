@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import keras
+
 from keras_sparse_ortho._keras_internals import DeferredVariables, is_overridden
 from keras_sparse_ortho.kernels import Selection, walk
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws
@@ -73,6 +75,35 @@ class WrapperState:
 def names_in(layer: Any) -> list[str]:
     """The names of a layer and of those inside it, in the order of `walk`."""
     return [inner.name for inner, _ in walk(layer, "")]
+
+
+def restored(
+    config: dict[str, Any], custom_objects: dict[str, Any] | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of a wrapper from its configuration, and the names in its layer.
+
+    Raises:
+        ValueError: Not the configuration of a wrapper.
+    """
+
+    def restore(value: Any) -> Any:
+        return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+
+    given = dict(config)
+    names = given.pop("layer_names", [])
+    found = given.get("parametrization")
+    if "layer" not in given or not isinstance(found, dict) or not isinstance(names, list):
+        raise ValueError(
+            "The configuration of a PrunableLayer holds its `layer`, its `parametrization`, which "
+            "is a dict, and perhaps `weights` and a list of `layer_names`: the file was written by "
+            f"something else, or is damaged. Received: { {k: type(v) for k, v in config.items()} }"
+        )
+    single = "class_name" in found
+    given["parametrization"] = restore(found) if single else {k: restore(found[k]) for k in found}
+    for key in ("layer", "weights"):
+        if isinstance(given.get(key), dict):
+            given[key] = restore(given[key])
+    return given, names
 
 
 def checked(parametrization: Any) -> Any:

@@ -51,7 +51,7 @@ class MagnitudeMask(ScheduledMask):
             return None
         return (
             "its mask was never set: train with keras_sparse_ortho.callbacks.UpdateMasks(), for "
-            f"at least {self.schedule.begin_step} steps"
+            f"more than {self.schedule.begin_step} steps"
         )
 
     def _initial_mask(self) -> np.ndarray:

@@ -26,8 +26,10 @@ class TfmotSchedule(Schedule):
     Raises:
         ValueError: Something that does not return `(should_prune, sparsity)` for a step.
 
-    Limits: TFMOT prunes at `begin_step + k * frequency`, and with `begin_step=0, frequency=100`
-    its own wrapper first prunes at step 100; here step 0 counts.
+    Limits: what is due at step `t` is done before the update number `t + 1`, when `t` updates have
+    been made. TFMOT's own wrapper counts from 1 and does it before update `t`, one update earlier:
+    with `begin_step=0, frequency=100` it first prunes at step 100, where here step 0 counts. For
+    the same updates give TFMOT's schedule with `begin_step` and `end_step` one smaller.
     """
 
     def __init__(self, schedule: Any) -> None:
@@ -135,9 +137,9 @@ def _restored(config: dict[str, Any]) -> Any:
     """The schedule of a configuration: TFMOT's own by name, others as Keras custom objects."""
     kind = keras.saving.get_registered_object(config["name"])
     if kind is None and config["module"].startswith("tensorflow_model_optimization."):
-        from tensorflow_model_optimization.python.core.sparsity.keras import pruning_schedule
+        from tensorflow_model_optimization.sparsity import keras as sparsity
 
-        kind = getattr(pruning_schedule, config["name"], None)
+        kind = getattr(sparsity, config["name"], None)
     if kind is None:
         raise ValueError(
             "A schedule that is not TFMOT's own can be loaded if its class is registered with "

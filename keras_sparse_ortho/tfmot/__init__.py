@@ -5,6 +5,9 @@ from keras_sparse_ortho.tfmot._prune_by_budget import prune_by_budget as prune_b
 from keras_sparse_ortho.tfmot._prune_exact_orthogonal import (
     prune_exact_orthogonal as prune_exact_orthogonal,
 )
+from keras_sparse_ortho.tfmot._prune_preserve_scheme import (
+    PrunePreserveQuantizeScheme as PrunePreserveQuantizeScheme,
+)
 from keras_sparse_ortho.tfmot._prune_with_mask import prune_with_mask as prune_with_mask
 from keras_sparse_ortho.tfmot._prune_with_mask_layer import PruneWithMask as PruneWithMask
 from keras_sparse_ortho.tfmot._prune_with_soft_threshold import (
@@ -18,6 +21,7 @@ from keras_sparse_ortho.tfmot._target_density import TargetDensity as TargetDens
 from keras_sparse_ortho.tfmot._weights import prunable_weights as prunable_weights
 
 __all__ = [
+    "PrunePreserveQuantizeScheme",
     "PruneWithMask",
     "PruneWithSoftThreshold",
     "TargetDensity",

@@ -8,6 +8,7 @@ from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.pruning import plan_for
 from keras_sparse_ortho.schedules import TfmotSchedule
+from keras_sparse_ortho.tfmot._budget_structure import refuse_structure
 from keras_sparse_ortho.tfmot._imports import tfmot
 from keras_sparse_ortho.tfmot._rewrite import rewrite, select_weights
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
@@ -26,6 +27,7 @@ def prune_by_budget(
     *,
     include: Selection = None,
     exclude: Selection = None,
+    pruning_policy: Any = None,
     **options: Any,
 ) -> Any:
     """Wraps the layers of a tf_keras model with TFMOT's wrapper, each with a sparsity of its own.
@@ -47,6 +49,8 @@ def prune_by_budget(
         include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
             or a predicate. Default: all kernels and embeddings.
         exclude: Which kernels not.
+        pruning_policy: A TFMOT `PruningPolicy`: which layers may be pruned, such as
+            `PruneForLatencyOnXNNPack()`. Default: all.
         **options: For TFMOT's wrapper: `block_size`, `block_pooling_type`, `sparsity_m_by_n`.
 
     Returns:
@@ -58,13 +62,17 @@ def prune_by_budget(
             that is not built or written as a class; weights that are wrapped already; nothing to
             prune.
         BudgetError: A density or budget that does not fit the model; a pattern that starts from
-            more sparsity than the budget gives a layer.
+            more sparsity than the budget gives a layer; a budget that `sparsity_m_by_n` or
+            `block_size` cannot meet.
         UnknownWeightError: An `include` or `exclude` that names nothing.
         ValueError: No schedule, or one whose final sparsity cannot be replaced.
 
-    Limits: TFMOT's. Weights are sparse at the ends of epochs, not in between; with `begin_step=0`
-    the first pruning is at step `frequency`, so a shorter run is not pruned. Its wrapper passes on
-    one positional argument: call `MultiHeadAttention` with `value=` by name.
+    Limits: TFMOT's. With `sparsity_m_by_n=(m, n)` its density is `1 - m / n` whatever the schedule
+    says, so that only a budget of this density for every layer is taken. With `block_size` whole
+    blocks of 2-D kernels are pruned, so that a layer's count is met to half a block. Its wrapper
+    does not save `sparsity_m_by_n`. Weights are sparse at the ends of epochs, not in between; with
+    `begin_step=0` the first pruning is at step `frequency`, so a shorter run is not pruned. It
+    passes on one positional argument: call `MultiHeadAttention` with `value=` by name.
 
     Example:
 
@@ -85,7 +93,7 @@ def prune_by_budget(
 
     - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
     """
-    weights = select_weights(model, include, exclude)
+    weights = select_weights(model, include, exclude, pruning_policy)
     plan = plan_for(density, budget, weights, orthogonal=False)
     make = _maker(schedule)
     paths = {id(weight.variable): weight.path for weight in weights}
@@ -98,6 +106,9 @@ def prune_by_budget(
         build_attention(copy)  # TFMOT asks it for kernels that it would make when it is called
         live = sum(plan.counts[path] for path in own)
         size = sum(plan.sizes[path] for path in own)
+        shapes = [tuple(kernels[k].shape) for k in indices]
+        if live != size:
+            refuse_structure(own, shapes, live, size, options)
         return copy if live == size else PruneLowMagnitude(copy, make(live / size, own), **options)
 
     result, layers = rewrite(model, weights, wrap)

@@ -22,6 +22,7 @@ def prune_exact_orthogonal(
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
+    pruning_policy: Any = None,
 ) -> Any:
     """Draws sparse, exactly orthogonal kernels for a tf_keras model, and holds their masks.
 
@@ -44,6 +45,8 @@ def prune_exact_orthogonal(
         include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
             or a predicate. Default: all kernels and embeddings.
         exclude: Which kernels not.
+        pruning_policy: A TFMOT `PruningPolicy`: which layers may be pruned, such as
+            `PruneForLatencyOnXNNPack()`. Default: all.
 
     Returns:
         A new model, not compiled. Biases and what is not selected keep their values.
@@ -75,6 +78,6 @@ def prune_exact_orthogonal(
 
     - Nowak et al. (ICML 2024), arXiv 2406.01755
     """
-    weights = select_weights(model, include, exclude)
+    weights = select_weights(model, include, exclude, pruning_policy)
     draws = draw_kernels(weights, weights, density, budget, initializer, structure, seed)
     return hold(model, draws)

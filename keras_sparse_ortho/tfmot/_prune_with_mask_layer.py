@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, adopt, draw
-from keras_sparse_ortho.orthogonal import largest_mask
+from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.tfmot._imports import tf_keras
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
 from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
@@ -49,8 +50,9 @@ class PruneWithMask(EffectiveWeightWrapper):
     sparse at every step.
 
     Where a mask comes from, in this order: `masks`; the `initializers`, which draw kernel and mask;
-    the counts in `live`, as the largest magnitudes of the kernel when the wrapper is built (this
-    is what `clone_model` does: it draws new weights, and so needs a new mask of the same count).
+    `density`, or the counts in `live`, as the largest magnitudes of each kernel when the wrapper is
+    built (this is what `clone_model` does: it draws new weights, and so needs a new mask of the
+    same count); the layer's own initializers, if they are ours.
 
     Args:
         layer: A tf_keras layer, built or not: one that TFMOT knows or any other.
@@ -59,13 +61,18 @@ class PruneWithMask(EffectiveWeightWrapper):
         selected: Which of the layer's kernels, as indices into the list of them; `None` for all.
         initializers: One of our initializers for each kernel, or `None`.
         live: Number of live entries of each kernel, or `None`.
+        density: Live fraction of every kernel, in (0, 1], or `None`.
         **kwargs: As for tf_keras' `Layer`. The name is `prune_with_mask_` and the layer's, in
             TFMOT's manner.
 
     Raises:
+        DensityError: A density outside (0, 1].
         NotPrunableError: When built: a layer without kernels, weights that are not finite, or no
             source of a mask.
-        ValueError: When built: masks of other names, shapes or dtypes than the kernels'.
+        ValueError: Several of `masks`, `live` and `density`; TFMOT's `pruning_schedule`,
+            `block_size`, `block_pooling_type` and `sparsity_m_by_n`, as nothing is ranked here.
+            When built: masks of other names, shapes or dtypes than the kernels', or not one
+            initializer or count for each kernel.
 
     Limits: the dense kernel is stored and multiplied. Under `MirroredStrategy` a layer that holds
     a BatchNormalization besides kernels must be taken apart.
@@ -80,6 +87,8 @@ class PruneWithMask(EffectiveWeightWrapper):
     >>> _ = layer(np.ones((1, 4), "float32"))
     >>> int(np.count_nonzero(layer.layer.kernel.numpy())), layer.name
     (4, 'prune_with_mask_hidden')
+    >>> kso.tfmot.PruneWithMask(tf_keras.layers.Dense(4), density=0.25).get_config()["density"]
+    0.25
     """
 
     def __init__(
@@ -90,8 +99,17 @@ class PruneWithMask(EffectiveWeightWrapper):
         selected: Sequence[int] | None = None,
         initializers: Sequence[Any] | None = None,
         live: Sequence[int] | None = None,
+        density: float | None = None,
         **kwargs: Any,
     ) -> None:
+        given = {"masks": masks, "live": live, "density": density}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) > 1:
+            raise ValueError(
+                "One of `masks`, `live` and `density` says which entries are live. "
+                f"Received: {given}"
+            )
+        self._density = None if density is None else check_density(density)
         self._pending = None if masks is None else dict(masks)
         self._initializers: list[Any] | None = None
         if initializers is not None:
@@ -104,6 +122,8 @@ class PruneWithMask(EffectiveWeightWrapper):
         pending = self._pending
         if pending is not None:
             self._selected = self._named(pending, input_shape)
+        self._build_layer(input_shape)
+        self._check_counts()
         super().build(input_shape)
         if pending is not None:
             states = self._masked()
@@ -112,6 +132,7 @@ class PruneWithMask(EffectiveWeightWrapper):
                 self.assign_mask(state.weight.path, np.asarray(pending[name]))
             self._pending = None
         self._live = [int(state.mask().sum()) for state in self._masked()]
+        self._density = None
 
     def assign_mask(
         self, path: str, mask: np.ndarray, kernel: np.ndarray | None = None, initializer: Any = None
@@ -156,7 +177,24 @@ class PruneWithMask(EffectiveWeightWrapper):
                 None if one is None else tf_keras.initializers.serialize(one)
                 for one in initializers
             ]
-        return {**config, "initializers": initializers, "live": self._live}
+        return {
+            **config,
+            "initializers": initializers,
+            "live": self._live,
+            "density": self._density,
+        }
+
+    def _check_counts(self) -> None:
+        """Raises ValueError unless there is one initializer or count for each kernel."""
+        kernels = [w.path for w in find_kernels(self.layer, self.layer.name)]
+        if self._selected is not None:
+            kernels = [kernels[k] for k in self._selected]
+        for name, values in (("initializers", self._initializers), ("live", self._live)):
+            if values is not None and kernels and len(values) != len(kernels):
+                raise ValueError(
+                    f"`{name}` must hold one for each kernel, which are {kernels}. "
+                    f"Received: {len(values)} of them, {values!r}"
+                )
 
     def _masked(self) -> list[_Masked]:
         return [state for state in self.states if isinstance(state, _Masked)]
@@ -176,6 +214,8 @@ class PruneWithMask(EffectiveWeightWrapper):
             state.assign(drawn.mask)
         elif self._live is not None:
             state.assign(largest_mask(np.abs(value), self._live[index]))
+        elif self._density is not None:
+            state.assign(largest_mask(np.abs(value), live_count(self._density, weight.size)))
         elif isinstance(initializer, SparseInitializer):
             drawn = adopt(weight, initializer)
             if drawn.kernel is not None:
@@ -183,8 +223,8 @@ class PruneWithMask(EffectiveWeightWrapper):
             state.assign(drawn.mask)
         else:
             raise NotPrunableError(
-                f"PruneWithMask has no mask for '{weight.path}': give it `masks`, `initializers` "
-                "or `live` counts, or the layer one of our initializers. "
+                f"PruneWithMask has no mask for '{weight.path}': give it `masks`, `density`, "
+                "`initializers` or `live` counts, or the layer one of our initializers. "
                 f"Received: initializer={type(initializer).__name__}"
             )
         return state

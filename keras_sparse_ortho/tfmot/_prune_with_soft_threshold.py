@@ -9,6 +9,7 @@ from keras_sparse_ortho.tfmot._prune_with_soft_threshold_layer import (
 )
 from keras_sparse_ortho.tfmot._rewrite import rewrite, select_weights
 from keras_sparse_ortho.tfmot._soft_threshold_state import SoftThresholdState
+from keras_sparse_ortho.tfmot._unbuilt import sizes_are_unknown, wrap_unbuilt
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight
 
 
@@ -21,6 +22,7 @@ def prune_with_soft_threshold(
     *,
     include: Selection = None,
     exclude: Selection = None,
+    pruning_policy: Any = None,
 ) -> Any:
     """Wraps the layers of a tf_keras model so that their kernels get learnt thresholds (STR).
 
@@ -30,7 +32,8 @@ def prune_with_soft_threshold(
     effective weights.
 
     Args:
-        model: A built tf_keras model: Sequential, functional or nested. It is left as it is.
+        model: A built tf_keras model: Sequential, functional or nested. It is left as it is. Or a
+            Sequential model that is not built, or a list of layers, which are wrapped themselves.
         granularity: `"layer"`: one threshold for each kernel; `"channel"`: one for each output.
         g: `"sigmoid"`, `"exp"` or `"softplus"`.
         s_init: What the trainable `s` of `t = g(s)` starts from.
@@ -38,9 +41,12 @@ def prune_with_soft_threshold(
         include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
             or a predicate. Default: all kernels and embeddings.
         exclude: Which kernels not.
+        pruning_policy: A TFMOT `PruningPolicy`: which layers may be pruned, such as
+            `PruneForLatencyOnXNNPack()`. Default: all.
 
     Returns:
-        A new model, not compiled, whose raw weights are those of the given one.
+        A new model, not compiled, whose raw weights are those of the given one; for a list, the
+        list with the wrappers.
 
     Raises:
         NotPrunableError: A Keras 3 model, one that is not built or written as a class; weights
@@ -68,7 +74,15 @@ def prune_with_soft_threshold(
       2020), arXiv 2002.03231
     """
     check_arguments(granularity, g, s_init, weight_decay)
-    weights = select_weights(model, include, exclude)
+    if sizes_are_unknown(model):
+        return wrap_unbuilt(
+            model,
+            lambda layer: PruneWithSoftThreshold(layer, granularity, g, s_init, weight_decay),
+            pruning_policy=pruning_policy,
+            include=include,
+            exclude=exclude,
+        )
+    weights = select_weights(model, include, exclude, pruning_policy)
 
     def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> PruneWithSoftThreshold:
         selected = None if len(indices) == len(kernels) else indices

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_sparse_ortho.tfmot._imports import tf_keras
 from keras_sparse_ortho.tfmot._soft_threshold_state import FUNCTIONS, SoftThresholdState
+from keras_sparse_ortho.tfmot._tf_keras_internals import in_replica, own_weights, track
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight
 from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
 
@@ -23,9 +24,10 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         dL/ds = -g'(s) * sum(dL/dw_e * sign(w_e))
 
     The kernel of the layer is not trained. It holds `w_e`: optimizers of tf_keras bring it up to
-    date in every step, as they apply constraints, and so do TFMOT's `UpdatePruningStep` and saving.
-    So TFMOT's `strip_pruning` returns the plain layer with the effective weight. A regularizer of
-    the kernel acts on `w`, and so does its constraint.
+    date in every step, as they apply constraints, and so do TFMOT's `UpdatePruningStep`, saving,
+    and whoever asks for the attribute `layer`. So TFMOT's `strip_pruning` returns the plain layer
+    with the effective weight, however it was trained. A regularizer of the kernel acts on `w`, and
+    so does its constraint.
 
     Args:
         layer: A tf_keras layer, built or not: one that TFMOT knows or any other.
@@ -44,8 +46,8 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     Limits: the weight is stored four times (raw, effective, TFMOT's mask, and in the optimizer
     what it keeps). Under a `tf.distribute.Strategy`, and in training loops without an optimizer of
-    tf_keras, the kernel is brought up to date by `UpdatePruningStep` at the end of each epoch and
-    by `get_weights`, not in every step.
+    tf_keras, a kernel that is at hand is not brought up to date in every step, but by
+    `UpdatePruningStep` at the end of each epoch, by `get_weights` and by `wrapper.layer`.
 
     Example:
 
@@ -85,19 +87,31 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         super().__init__(layer, selected, **kwargs)
 
     @property
+    def layer(self) -> Any:
+        """The layer inside, whose kernels hold the effective weights."""
+        if tf.executing_eagerly() and not in_replica():
+            for state in self._soft():
+                state.settle()
+        return vars(self)["layer"]
+
+    @layer.setter
+    def layer(self, layer: Any) -> None:
+        self.__dict__["layer"] = layer
+        track(self, layer)
+
+    @property
     def trainable_weights(self) -> list[Any]:
         """Those of the layer, with raw weights in the place of kernels, and the thresholds."""
         states = self._soft()
         raw = {id(state.weight.variable): state.raw for state in states}
-        own = [raw.get(id(v), v) for v in self.layer.trainable_weights]
+        own = [raw.get(id(v), v) for v in self._inner.trainable_weights]
         return [*own, *(state.s for state in states)] if own else []
 
     @property
     def non_trainable_weights(self) -> list[Any]:
         """The kernels, which follow the raw weights, and what else is not trained."""
         trained = {id(v) for v in self.trainable_weights}
-        everything = [*self.layer.weights, *self._trainable_weights, *self._non_trainable_weights]
-        return [v for v in everything if id(v) not in trained]
+        return [v for v in [*self._inner.weights, *own_weights(self)] if id(v) not in trained]
 
     def _soft(self) -> list[SoftThresholdState]:
         return [state for state in self.states if isinstance(state, SoftThresholdState)]

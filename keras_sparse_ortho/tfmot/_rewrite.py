@@ -1,21 +1,32 @@
 """Replacing layers of a tf_keras model by wrappers: our clone function."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.tfmot._imports import tf_keras
-from keras_sparse_ortho.tfmot._tf_keras_internals import PruneLowMagnitude
+from keras_sparse_ortho.tfmot._tf_keras_internals import PruneLowMagnitude, is_graph, rename
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, find_kernels, prunable_weights
 
 Wrap = Callable[[Any, list[int], list[TfKerasWeight]], Any]
 """`(copied layer, indices of its selected kernels, the kernels of the original) -> wrapper`."""
 
 
-def select_weights(model: Any, include: Selection, exclude: Selection) -> list[PrunableWeight]:
-    """The weights that are to be pruned; refuses models and weights that cannot be."""
+def select_weights(
+    model: Any, include: Selection, exclude: Selection, pruning_policy: Any = None
+) -> list[PrunableWeight]:
+    """The weights that are to be pruned; refuses models and weights that cannot be.
+
+    A TFMOT `PruningPolicy` is asked about the model, and about every layer that would be wrapped.
+    """
+    if isinstance(model, list | tuple):
+        raise NotPrunableError(
+            "A budget needs the sizes of all layers, so that it takes a built model. Lists of "
+            "layers are taken by prune_with_mask(layers, density=..., budget='uniform') and by "
+            f"prune_with_soft_threshold. Received: a {type(model).__name__} of {len(model)}"
+        )
     if not isinstance(model, tf_keras.Model):
         prunable_weights(model)  # names what is wrong with something that is no layer
         raise NotPrunableError(
@@ -24,6 +35,11 @@ def select_weights(model: Any, include: Selection, exclude: Selection) -> list[P
         )
     _refuse_structure(model, model.name)
     weights = choose(prunable_weights(model), include, exclude)
+    if pruning_policy is not None:
+        pruning_policy.ensure_model_supports_pruning(model)
+        layers = [layer for layer in _single_layers(model) if pruning_policy.allow_pruning(layer)]
+        allowed = {id(w.variable) for layer in layers for w in find_kernels(layer, layer.name)}
+        weights = [weight for weight in weights if id(weight.variable) in allowed]
     if not weights:
         raise NotPrunableError(
             "Nothing in the model would be pruned: it has no kernels, or the selection leaves none "
@@ -56,7 +72,7 @@ def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[
     def replace(layer: Any) -> Any:
         if isinstance(layer, tf_keras.Model):
             return clone(layer)
-        copy = _copied(layer)
+        copy = copy_layer(layer)
         pairs.append((layer, copy))
         if isinstance(layer, PruneLowMagnitude):
             return copy
@@ -77,17 +93,29 @@ def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[
     return result, wrappers
 
 
-def _copied(layer: Any) -> Any:
+def copy_layer(layer: Any) -> Any:
+    """A layer of the same configuration and name, not built."""
     with warnings.catch_warnings():
         # Initializers that are not tf_keras' own, such as ours, are written and read correctly.
         warnings.filterwarnings("ignore", message=".*keras.initializers.serialize")
-        return type(layer).from_config(layer.get_config())
+        copy = type(layer).from_config(layer.get_config())
+    if copy.name != layer.name:  # its configuration leaves the name out
+        rename(copy, layer.name)
+    return copy
+
+
+def _single_layers(model: Any) -> Iterator[Any]:
+    for layer in model.layers:
+        if isinstance(layer, tf_keras.Model):
+            yield from _single_layers(layer)
+        else:
+            yield layer
 
 
 def _refuse_structure(model: Any, path: str) -> None:
     """Raises for a model, or one inside it, that cannot be cloned layer by layer."""
     sequential = isinstance(model, tf_keras.Sequential)
-    if not sequential and not model._is_graph_network:
+    if not sequential and not is_graph(model):
         raise NotPrunableError(
             f"The model '{path}' is written as a class, and TFMOT's wrappers cannot be put into "
             "it. Wrap its layers where they are made, by keras_sparse_ortho.tfmot.PruneWithMask. "
@@ -95,7 +123,9 @@ def _refuse_structure(model: Any, path: str) -> None:
         )
     if not model.built:
         raise NotPrunableError(
-            f"The model '{path}' is not built: give it an Input or call it once. "
+            f"The model '{path}' is not built: give it an Input or call it once. (Without that "
+            "prune_with_mask(model, density=..., budget='uniform') and prune_with_soft_threshold "
+            "take a Sequential model.) "
             f"Received: model={type(model).__name__}"
         )
     for layer in model.layers:

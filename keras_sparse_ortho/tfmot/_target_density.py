@@ -4,7 +4,7 @@ from typing import Any
 
 from keras_sparse_ortho.callbacks import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.schedules import Schedule
+from keras_sparse_ortho.schedules import as_schedule
 from keras_sparse_ortho.tfmot._imports import tf_keras
 from keras_sparse_ortho.tfmot._soft_threshold_state import SoftThresholdState
 from keras_sparse_ortho.tfmot._tf_keras_internals import zero_slots
@@ -20,8 +20,8 @@ class TargetDensity(tf_keras.callbacks.Callback):
 
     Args:
         final_density: Global live fraction in the end, in (0, 1].
-        schedule: One of `keras_sparse_ortho.schedules`; its final density is replaced. Default:
-            `Cubic` over the first 70% of the run.
+        schedule: One of `keras_sparse_ortho.schedules`, or of TFMOT's; its final density is
+            replaced. Default: `Cubic` over the first 70% of the run.
         frequency: Steps between two settings of the offset, if there is no schedule.
         freeze: Whether to fix the live entries at the end of the schedule.
 
@@ -29,6 +29,12 @@ class TargetDensity(tf_keras.callbacks.Callback):
         DensityError: A density outside (0, 1].
         NotPrunableError: When training begins, if no weight has a soft threshold.
         ValueError: When training begins without a schedule on data whose length is not known.
+
+    It goes into a training loop of one's own as TFMOT's callbacks do: `set_model(model)`,
+    `on_train_begin()`, then `on_train_batch_begin(...)` before each step and `on_epoch_end(...)`,
+    and, for what is due at the last step, `on_train_end()`. Steps are those of `model.optimizer`
+    if it has one, else the calls of `on_train_batch_begin`. It needs a `schedule` there, as the
+    length of the training is not known.
 
     Limits: those of the callback for Keras 3. Together with TFMOT's `UpdatePruningStep` it may
     stand before or after it.
@@ -39,15 +45,17 @@ class TargetDensity(tf_keras.callbacks.Callback):
     def __init__(
         self,
         final_density: float,
-        schedule: Schedule | None = None,
+        schedule: Any = None,
         *,
         frequency: int = 100,
         freeze: bool = True,
     ) -> None:
         super().__init__()
-        self._steering = ThresholdSteering(final_density, schedule, frequency, freeze)
+        plan = None if schedule is None else as_schedule(schedule)
+        self._steering = ThresholdSteering(final_density, plan, frequency, freeze)
         self._last: int | None = None
         self._executed = 1
+        self._calls = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a model without soft thresholds; lays out the schedule."""
@@ -58,19 +66,30 @@ class TargetDensity(tf_keras.callbacks.Callback):
                 "TargetDensity needs weights with soft thresholds, see keras_sparse_ortho.tfmot."
                 f"prune_with_soft_threshold. Received: model={self.model.name!r} without any"
             )
-        params = self.params or {}
+        params = getattr(self, "params", None) or {}  # none in a loop of one's own
         self._steering.begin(thresholds, params.get("epochs"), params.get("steps"))
         self._last = None
         self._executed = 1
+        self._calls = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the offset if the schedule says so, and fixes the live entries at its end."""
         step = self._step()
+        self._calls += 1
         executed = 1 if self._last is None else step - self._last
         if executed:  # not where a loss scale was too large, and the step left out
             self._last, self._executed = step, executed
             if self._steering.is_due(step, executed):
                 self._steer(step)
+
+    def on_epoch_end(self, epoch: int = -1, logs: Any = None, *, batch: int = -1) -> None:
+        """Fixes the live entries if the schedule has ended, for those who never end training.
+
+        (TFMOT's callbacks call the first argument `batch`, and so do loops written for them.)
+        """
+        step = self._step()
+        if self._steering.freeze and self._steering.has_ended(step):
+            self._steer(step)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Does what is due at the last step."""
@@ -79,7 +98,10 @@ class TargetDensity(tf_keras.callbacks.Callback):
             self._steer(step)
 
     def _step(self) -> int:
-        return int(tf_keras.backend.get_value(self.model.optimizer.iterations))
+        optimizer = getattr(self.model, "optimizer", None)
+        if optimizer is None:
+            return self._calls
+        return int(tf_keras.backend.get_value(optimizer.iterations))
 
     def _steer(self, step: int) -> None:
         frozen: list[tuple[Any, Any]] = list(self._steering.steer(step))

@@ -8,11 +8,12 @@ modules of TFMOT under `python`.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 from tensorflow_model_optimization.python.core.keras.utils import smart_cond
+from tensorflow_model_optimization.python.core.quantization.keras import collab_opts
 from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import PruneRegistry
 from tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper import (
     PruneLowMagnitude,
@@ -21,6 +22,7 @@ from tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper im
 from keras_sparse_ortho.tfmot._imports import tf_keras
 
 __all__ = [
+    "KeepsDepthwiseZeros",
     "PruneLowMagnitude",
     "PruneRegistry",
     "attribute_overrides",
@@ -28,10 +30,16 @@ __all__ = [
     "build_by_calling",
     "every_layer_is_built",
     "forget_calls",
+    "in_replica",
+    "is_graph",
     "keep_inputs_uncast",
+    "known_to_tfmot",
+    "own_weights",
+    "rename",
     "smart_cond",
     "sublayers",
     "takes",
+    "track",
     "zero_slots",
 ]
 
@@ -77,9 +85,53 @@ def build_by_calling(layer: Any, args: Any, kwargs: Any) -> None:
                 outbound.remove(node)
 
 
+def is_graph(model: Any) -> bool:
+    """Whether a tf_keras model is functional, and can be cloned layer by layer."""
+    return bool(model._is_graph_network)
+
+
+def own_weights(layer: Any) -> list[Any]:
+    """The variables that a layer made itself, without those of the layers inside it."""
+    return [*layer._trainable_weights, *layer._non_trainable_weights]
+
+
+def in_replica() -> bool:
+    """Whether this is one of the replicas of a strategy, which may not assign to all."""
+    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+
+
+def track(layer: Any, inner: Any) -> None:
+    """Counts `inner` among the layers of `layer`, as an attribute that is no property does."""
+    layer._maybe_create_attribute("_self_tracked_trackables", [])
+    if not any(one is inner for one in layer._self_tracked_trackables):
+        layer._self_tracked_trackables.append(inner)
+
+
+def rename(layer: Any, name: str) -> None:
+    """Gives a layer that has no weights yet another name."""
+    layer._name = name
+
+
 def takes(layer: Any, argument: str) -> bool:
     """Whether the call of a layer takes `training` or `mask`."""
     return bool(getattr(layer._call_spec, f"expects_{argument}_arg"))
+
+
+@contextmanager
+def known_to_tfmot(layer: Any) -> Iterator[None]:
+    """Lets TFMOT's wrapper take a layer of any kind, which it knows by a method.
+
+    The method does not stay: TFMOT would go on pruning what it names after `strip_pruning`.
+    """
+    own = "get_prunable_weights" in vars(layer) if hasattr(layer, "__dict__") else True
+    if own or not isinstance(layer, tf_keras.layers.Layer):
+        yield
+        return
+    layer.get_prunable_weights = list
+    try:
+        yield
+    finally:
+        del layer.get_prunable_weights
 
 
 def keep_inputs_uncast(layer: Any) -> None:
@@ -155,3 +207,18 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
             start = getattr(optimizer, "initial_accumulator_value", 0.0)
             start = start if "accumulator" in name else 0.0
             slot.assign(tf.where(entries, tf.cast(start, slot.dtype), slot))
+
+
+preserving: Any = collab_opts.prune_preserve.prune_preserve_quantize_registry
+
+
+class KeepsDepthwiseZeros(preserving.Default8bitPrunePreserveQuantizeRegistry):
+    """TFMOT's registry for prune-preserving quantization, DepthwiseConv2D not left out."""
+
+    _DISABLE_PRUNE_PRESERVE: ClassVar[frozenset[Any]] = frozenset()
+    _LAYERS_CONFIG_MAP: ClassVar[dict[Any, Any]] = {
+        **preserving.Default8bitPrunePreserveQuantizeRegistry._LAYERS_CONFIG_MAP,
+        tf_keras.layers.DepthwiseConv2D: preserving._PrunePreserveInfo(
+            ["depthwise_kernel"], ["Default8BitConvQuantizeConfig"]
+        ),
+    }

@@ -70,7 +70,7 @@ def find_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
     """All kernels of a built tf_keras layer or model, its sublayers included, each once."""
     found: list[TfKerasWeight] = []
     seen: set[int] = set()
-    for inner, here in _walk(layer, path):
+    for inner, here in walk(layer, path):
         if isinstance(inner, PruneLowMagnitude):
             for weight in _wrapped(inner, here):
                 seen.add(id(weight.variable))
@@ -118,7 +118,8 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
     return cast(list[PrunableWeight], find_kernels(model, path))
 
 
-def _walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
+def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """A layer and all layers inside it, each once, with their paths; not those of wrappers."""
     seen: set[int] = set()
 
     def visit(current: Any, here: str) -> Iterator[tuple[Any, str]]:
@@ -154,7 +155,7 @@ def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
 
 def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
     """The weight of a variable that `get_prunable_weights` names: who holds it, and where."""
-    for inner, here in _walk(layer, path):
+    for inner, here in walk(layer, path):
         for name, value in vars(inner).items():
             if value is variable:
                 layout: KernelLayout | None = None

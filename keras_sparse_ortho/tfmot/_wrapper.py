@@ -1,7 +1,7 @@
 """The base of our pruning wrappers for tf_keras: TFMOT's class with effective weights."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
     every_layer_is_built,
     forget_calls,
     keep_inputs_uncast,
+    known_to_tfmot,
     smart_cond,
     takes,
 )
@@ -95,38 +96,50 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     Args:
         layer: The tf_keras layer.
         selected: Which of the layer's kernels, as indices into `find_kernels`; `None` for all.
+
+    Raises:
+        ValueError: An argument of TFMOT's wrapper that would say how it ranks magnitudes.
     """
 
     def __init__(self, layer: Any, selected: Sequence[int] | None = None, **kwargs: Any) -> None:
+        _refuse_ranking(type(self).__name__, kwargs)
         self._selected = None if selected is None else [int(k) for k in selected]
         self._hidden = _Hidden()
         # The layers inside cast inputs and weights; parametrizations see full precision.
         if isinstance(layer, tf_keras.layers.Layer):
             kwargs.setdefault("dtype", layer.dtype)
-            # TFMOT accepts a layer with this method, and asks for it when it builds.
-            layer.get_prunable_weights = lambda: [w.variable for w in self._hidden.weights]
-        super().__init__(layer, pruning_schedule=FixedSchedule(), **kwargs)
+        with known_to_tfmot(layer):
+            super().__init__(layer, pruning_schedule=FixedSchedule(), **kwargs)
         keep_inputs_uncast(self)
-        self.supports_masking = self.layer.supports_masking
+        self.supports_masking = self._inner.supports_masking
+        # Before the first call, so that TFMOT's callbacks find it in a model that is not built.
+        self.pruning_step = self.add_weight(
+            "pruning_step",
+            shape=[],
+            initializer=tf_keras.initializers.Constant(-1),
+            dtype=tf.int64,
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
 
     def build(self, input_shape: Any) -> None:
         """Builds the layer, if need be; adds TFMOT's variables and the states of the weights."""
         self._build_layer(input_shape)
-        found = find_kernels(self.layer, self.layer.name)
+        found = find_kernels(self._inner, self._inner.name)
         if not found:
             raise NotPrunableError(
-                f"The layer '{self.layer.name}' has no kernel that could be pruned, or has not "
+                f"The layer '{self._inner.name}' has no kernel that could be pruned, or has not "
                 "created it yet (call the layer once, then wrap it). "
-                f"Received: layer={type(self.layer).__name__}"
+                f"Received: layer={type(self._inner).__name__}"
             )
         chosen = range(len(found)) if self._selected is None else self._selected
-        self._hidden.weights = [found[k] for k in chosen]
+        found_here = self._hidden.weights = [found[k] for k in chosen]
         super(PruneLowMagnitude, self).build(input_shape)
         # Past `Layer.__setattr__`, for which they would be the wrapper's own, and saved twice.
-        self.__dict__["prunable_weights"] = self.layer.get_prunable_weights()
+        self.__dict__["prunable_weights"] = [weight.variable for weight in found_here]
         del self.pruning_vars
         self.__dict__["pruning_vars"] = []
-        for index, weight in enumerate(self._hidden.weights):
+        for index, weight in enumerate(found_here):
             variable = weight.variable
             # As TFMOT makes them, but under names of their own, which `.h5` files need.
             common = {"dtype": getattr(variable, "true_dtype", variable.dtype), "trainable": False}
@@ -140,21 +153,13 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             )
             self.pruning_vars.append((variable, mask, threshold))
             self._hidden.states.append(self._new_state(index, weight, variable, mask, threshold))
-        self.pruning_step = self.add_weight(
-            "pruning_step",
-            shape=[],
-            initializer=tf_keras.initializers.Constant(-1),
-            dtype=tf.int64,
-            trainable=False,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
         self.pruning_obj = _PruningObject(self._hidden.states, self.pruning_vars)
 
     def _build_layer(self, input_shape: Any) -> None:
-        if not self.layer.built:
-            self.layer.build(input_shape)
-            self.layer.built = True
-        build_attention(self.layer)
+        if not self._inner.built:
+            self._inner.build(input_shape)
+            self._inner.built = True
+        build_attention(self._inner)
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds the layer while loading, unless only a call can."""
@@ -162,13 +167,13 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         if shape is not None:
             shape = tf.TensorShape(shape)  # a list where it comes from a file
             self._build_layer(shape)
-            if find_kernels(self.layer, self.layer.name):
+            if find_kernels(self._inner, self._inner.name):
                 self.build(shape)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer; the first time, builds it before itself."""
-        if not self._hidden.states and not every_layer_is_built(self.layer):
-            build_by_calling(self.layer, args, kwargs)
+        if not self._hidden.states and not every_layer_is_built(self._inner):
+            build_by_calling(self._inner, args, kwargs)
         return super().__call__(*args, **kwargs)
 
     @abc.abstractmethod
@@ -176,6 +181,11 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         self, index: int, weight: TfKerasWeight, variable: Any, mask: Any, threshold: Any
     ) -> WeightState:
         """The state of a weight, for which TFMOT has made a mask of ones and a threshold of 0."""
+
+    @property
+    def _inner(self) -> Any:
+        """The layer as it is: for what is done in every step."""
+        return vars(self)["layer"]
 
     @property
     def states(self) -> list[WeightState]:
@@ -188,9 +198,9 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         """Calls the layer with its effective weights."""
         learning = tf_keras.backend.learning_phase() if training is None else training
         smart_cond(learning, self._count_step, tf.no_op)
-        if training is not None and takes(self.layer, "training"):
+        if training is not None and takes(self._inner, "training"):
             kwargs["training"] = training
-        if mask is not None and takes(self.layer, "mask"):
+        if mask is not None and takes(self._inner, "mask"):
             kwargs["mask"] = mask
         overrides = []
         for state in self._hidden.states:
@@ -198,8 +208,8 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             effective = tf.cast(state.effective(), owner.compute_dtype)
             overrides.append((owner, state.weight.attribute, effective))
         with attribute_overrides(overrides):
-            outputs = self.layer(inputs, *args, **kwargs)
-        forget_calls(self.layer)
+            outputs = self._inner(inputs, *args, **kwargs)
+        forget_calls(self._inner)
         return outputs
 
     def _count_step(self) -> Any:
@@ -246,6 +256,22 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             layer, custom_objects=custom_objects, use_legacy_format=legacy
         )
         return cls(layer, **config)
+
+
+_RANKING = {"pruning_schedule", "block_size", "block_pooling_type", "sparsity_m_by_n"}
+
+
+def _refuse_ranking(name: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError for the arguments by which TFMOT's wrapper ranks magnitudes."""
+    given = sorted(_RANKING.intersection(options))
+    if given:
+        raise ValueError(
+            f"{name} ranks nothing, so {given} would have no effect. For TFMOT's own pruning with "
+            "a density for each layer there is keras_sparse_ortho.tfmot.prune_by_budget; for blocks"
+            " or N:M give PruneWithMask such `masks`, or the layer an initializer "
+            "ExactOrthogonal(structure=Block(...) or NByM(...)). "
+            f"Received: { {key: options[key] for key in given} }"
+        )
 
 
 def check_finite(weight: TfKerasWeight) -> np.ndarray:

@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -98,7 +100,7 @@ def test_bench_measures_milliseconds(tmp_path, capsys):
     [
         ([], 2, "required"),
         (["export", "m.keras"], 2, "output"),
-        (["report", "none.keras"], 3, "There must be such a file"),
+        (["report", "none.keras"], 3, "There is no such file"),
         (["report", "text.keras"], 3, "Keras must be able to load"),
         (["bench", "text.keras"], 3, "TFL3"),
         (["bench", "none.tflite"], 3, "Received: path="),
@@ -143,3 +145,40 @@ def test_fast_with_picture_data_and_sidecar(tmp_path, capsys):
     assert len(report["routes"]) == 12
     assert load_litert(f"{out}.zst", model=model).route == report["route"]
     assert (tmp_path / "m.png").stat().st_size > 5000
+
+
+def command(code, *arguments):
+    """What a new process does that runs the command as the shell does, and then `code`."""
+    start = "import sys, kso_command; sys.argv[0] = 'kso'; status = kso_command.main(); "
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("KERAS_", "TF_CPP"))}
+    environment["PYTHONPATH"] = str(Path(kso.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, "-P", "-c", start + code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+
+
+def test_the_command_loads_what_it_needs_and_is_quiet(model_file):
+    done = command("print(status, 'keras' in sys.modules)", "--help")
+    assert done.stdout.endswith("0 False\n")
+    loaded = "print(*({'tensorflow', 'torch', 'sklearn', 'matplotlib'} & set(sys.modules)))"
+    done = command(loaded, "report", model_file)
+    assert done.stderr == ""
+    assert done.stdout.endswith("\n\n")
+    assert "d/kernel" in done.stdout
+
+
+@pytest.mark.slow
+def test_models_that_numpy_cannot_load_are_loaded_by_their_own_backend(tmp_path):
+    """Such as a Lambda, which no command loads: the second process says so, once."""
+    code = "import keras, numpy, sys; x = keras.Input((4,)); y = keras.layers.Dense(3, name='d')(x)"
+    code += "; y = keras.layers.Lambda(lambda y: y)(y); keras.Model(x, y).save(sys.argv[1])"
+    path = tmp_path / "m.keras"
+    subprocess.run([sys.executable, "-c", code, path], check=True, capture_output=True)
+    done = command("", "report", path)
+    assert done.stdout == ""
+    assert "Keras must be able to load" in done.stderr  # said once, by the second process
+    assert done.stderr.count("kso: ") == 1

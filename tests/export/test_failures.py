@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -12,6 +14,7 @@ from keras_sparse_ortho.export import (
     ExportVerificationError,
     _candidates,
     _process,
+    _workplace,
     export_litert,
 )
 from tests.export.models import interpret, layers, mlp, tiny
@@ -139,3 +142,36 @@ def test_class_that_no_other_process_can_import(tmp_path):
     x = np.ones((1, 4), "float32")
     (got,) = interpret(tmp_path / "m.tflite", x=x).values()
     np.testing.assert_allclose(got, keras.ops.convert_to_numpy(model(x)), atol=1e-6)
+
+
+def test_a_full_disk_is_an_error_of_the_system(target):
+    """No file of this process may be longer than 2 kB: neither TensorFlow's nor HDF5's error."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"no room|File too large") as caught:
+            export_litert(tiny(), target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path, tiny_file):
+    code = (
+        "import pathlib, runpy, sys, os, signal\n"
+        "workplace = runpy.run_path(sys.argv[2])['workplace']\n"
+        "with workplace(pathlib.Path(sys.argv[1]), 'model.tflite') as folder:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), str(_workplace.__file__)]
+    process = subprocess.run(command, check=False)
+    assert process.returncode == -signal.SIGKILL
+    [left] = tmp_path.iterdir()
+    foreign = tmp_path / ".model.tflite-kso-abc"
+    foreign.mkdir()
+    with _workplace.workplace(tmp_path, "model.tflite") as folder:
+        assert not left.exists()
+        with _workplace.workplace(tmp_path, "model.tflite"):
+            assert folder.exists()  # it is alive
+    assert list(tmp_path.iterdir()) == [foreign]

@@ -114,3 +114,14 @@ def test_missing_package_names_the_extra(monkeypatch, path, name):
 def test_zstandard_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     assert _export_litert.zstd_size(b"content") is None
+
+
+def test_where_no_file_can_be_written(tmp_path):
+    refused("make the folder first", tiny(), tmp_path / "none" / "m.tflite")
+    refused("make the folder first", tiny(), "")
+    refused("a folder stands where", tiny(), tmp_path)
+    (tmp_path / "m.tflite.gz").mkdir()
+    refused("a folder stands where", tiny(), tmp_path / "m.tflite", sidecar="gzip")
+    refused(r"255 bytes.*256 bytes", tiny(), tmp_path / ("a" * 249 + ".tflite"))
+    refused(r"255 bytes.*256 bytes", tiny(), tmp_path / ("a" * 246 + ".tflite"), sidecar="gzip")
+    refused("by custom ends in `.tflite`", tiny(), tmp_path / "m.h5")

@@ -11,10 +11,10 @@ wrapper, for both of ours (`PruneWithMask`, `PruneWithSoftThreshold`) unless one
 | unsupported Keras layer (ConvLSTM2D), subclass of Dense: error | differs: both are pruned |
 | model of valid layers; with an unsupported one | holds; it is pruned: `test_whole_models` |
 | a wrapped layer is not wrapped again | holds for `prune_low_magnitude`; our functions refuse it |
-| list of layers | holds for `prune_low_magnitude`; our functions take models only |
+| list of layers | holds: `test_seams.py` |
 | training without the callback: error | differs: masks hold without it |
 | inference without the callback | holds |
-| Sequential with and without an Input | holds with one; one that is not built is refused |
+| Sequential with and without an Input | holds; without one where no budget is: `test_seams.py` |
 | functional model, layer used twice | holds |
 | built state after a round trip through JSON | holds |
 | model written as a class, misc object: error | holds |
@@ -30,6 +30,8 @@ wrapper, for both of ours (`PruneWithMask`, `PruneWithSoftThreshold`) unless one
 | stop and restart, checkpoints preserve sparsity | holds: `test_saving.py` |
 | polynomial decay, pruning of a pretrained model | TFMOT's schedules: `test_prune_by_budget.py` |
 | subclassed model, attributes replaced by wrappers | holds: `test_attributes_of_a_class` |
+| pruning policies | holds: `test_seams.py` |
+| integration and distributed tests | `test_integration.py` |
 | RNN with one cell, stacked cells | holds: `test_one_layer` |
 | MirroredStrategy | holds: `test_two_replicas` |
 | masks are renewed by sorting, in a branch of every step | differs: `test_no_step_has_a_sort` |
@@ -187,8 +189,6 @@ def test_refused(tf_keras, kind):
         MODELS[kind](model)
     with pytest.raises(NotPrunableError, match=r"tf_keras models.*Received: model=<object"):
         MODELS[kind](object())
-    with pytest.raises(NotPrunableError, match="not built"):
-        MODELS[kind](tf_keras.Sequential([L.Dense(10), L.Dense(10)]))
     with pytest.raises(NotPrunableError, match="Nothing in the model would be pruned"):
         MODELS[kind](sequential(tf_keras, L.Dropout(0.4)))
     alone = getattr(kso.tfmot, WRAPPERS[kind])(L.Dropout(0.4))
