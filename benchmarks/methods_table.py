@@ -213,6 +213,7 @@ METHODS: dict[str, Method] = {
     "set": evolutionary,
     "rigl": rigl_from("eoi_erk"),
     "rigl_auto": rigl_from("eoi_auto"),
+    "rigl_shift": rigl_from("eoi_shift"),
     "rigl_random": rigl_from("base_erk"),
     **{f"blocks_{size}": blocks_of(size) for size in (16, 32, 64)},
     "rigl_blocks_32": blocks_of(32, moved=True),

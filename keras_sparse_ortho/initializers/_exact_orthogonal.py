@@ -83,8 +83,8 @@ class ExactOrthogonal(SparseInitializer):
         taps: Where the entries of a convolution lie: `"center"`, or on all taps by `"shift"` or
             `"cascade"`, exact under circular padding and for strides (a wrapped layer tells its
             own; else give them to the `layout`). `"auto"`, as a pattern for `sparsify`: `"shift"`
-            where normalization follows or `CircularPadding` stands before a layer that pads by
-            nothing itself, else `"center"`.
+            where `CircularPadding` stands before a layer that pads by nothing itself, else
+            `"center"`.
 
     Raises:
         DensityError: At a call, for a density less than the least one of the shape, `1 / max(in,

@@ -48,9 +48,9 @@ class AutoOptions:
     def with_taps(self, weight: PrunableWeight, pattern: SparseInitializer) -> SparseInitializer:
         """The pattern with known `taps`.
 
-        All taps, by `"shift"`, where normalization follows or the padding is circular: nothing is
-        lost at the border, or it does not matter. Else the center tap, an exact isometry under zero
-        padding.
+        All taps, by `"shift"`, where the padding is circular: an exact isometry. Else the center
+        tap, which is one under zero padding, and trains better where normalization follows: the
+        small CNN of benchmarks/results/tuned.md loses up to a point with all taps.
         """
         if not isinstance(pattern, ExactOrthogonal) or pattern.taps != "auto":
             return pattern
@@ -58,7 +58,7 @@ class AutoOptions:
         layout = layout_for(weight, pattern)
         window = math.prod(layout.canonical_shape(weight.shape)[2:-2])
         center = window == 1 or pattern.structure is not None or pattern.center_density is not None
-        shift = not center and (around.normalized or around.circular)
+        shift = around.circular and not center
         return pattern.with_options(taps="shift" if shift else "center")
 
     def with_gain(

@@ -158,7 +158,7 @@ def test_taps_by_normalization_and_padding():
     )
     found = {path: taps for path, (_, taps) in chosen(model).items()}
     assert found == {
-        "normalized": "shift",
+        "normalized": "center",
         "circular": "shift",
         "padded_twice": "center",
         "plain": "center",
