@@ -36,6 +36,12 @@ class LearntThreshold(Parametrization):
 
     counted = "entries"
 
+    target_density: float | None = None
+    """The density, of all weights together, that `TargetDensity` was asked for; saved."""
+
+    target_is_frozen = False
+    """Whether the live entries are to be fixed at that density."""
+
     def __init__(self, g: str | ThresholdFunction, s_init: float, weight_decay: float) -> None:
         if isinstance(g, dict):  # from a configuration
             g = keras.saving.deserialize_keras_object(g)
@@ -105,6 +111,16 @@ class LearntThreshold(Parametrization):
         """The variable whose entries the threshold takes."""
         return self.weight.variable
 
+    def counts(self) -> tuple[int, int]:
+        """How many of what `TargetDensity` counts are live now, and how many there are."""
+        mask = self.mask_value()
+        return int(np.count_nonzero(mask)), mask.size
+
+    @property
+    def dies_at_once(self) -> int:
+        """How many of them die together."""
+        return 1
+
     @abc.abstractmethod
     def critical_offsets(self) -> np.ndarray:
         """For every entry of `steered` the offset at which it dies, as a NumPy array.
@@ -129,10 +145,26 @@ class LearntThreshold(Parametrization):
         return {"g": self.g, "s_init": self.s_init, "weight_decay": self.weight_decay}
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, as JSON values."""
+        """The arguments, and the density asked for, as JSON values."""
         g = self.g if isinstance(self.g, str) else keras.saving.serialize_keras_object(self.g)
-        return {**self.arguments(), "g": g}
+        config = {**self.arguments(), "g": g}
+        if self.target_density is not None:
+            config["target_density"] = self.target_density
+            config["target_is_frozen"] = self.target_is_frozen
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "LearntThreshold":
+        """The reverse of `get_config`."""
+        config = dict(config)
+        target = config.pop("target_density", None)
+        is_frozen = config.pop("target_is_frozen", False)
+        made = cls(**config)
+        made.target_density, made.target_is_frozen = target, is_frozen
+        return made
 
     def clone(self) -> "LearntThreshold":
         """An unbuilt one with the same settings, for another weight."""
-        return type(self)(**self.arguments())
+        made = type(self)(**self.arguments())
+        made.target_density, made.target_is_frozen = self.target_density, self.target_is_frozen
+        return made

@@ -103,12 +103,12 @@ class TfmotSchedule(Schedule):
         return round(float(sparsity), 6)
 
 
-def as_schedule(value: Any, frequency: int = 100) -> Schedule:
+def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
     """A schedule from a schedule, a density, or a TFMOT `PruningSchedule`.
 
     Args:
         value: A `Schedule`; a density in (0, 1], for `Constant`; or a TFMOT schedule.
-        frequency: Steps between renewals where `value` is a density.
+        frequency: Steps between renewals where `value` is a density; see `Constant`.
 
     Raises:
         DensityError: A number outside (0, 1].
@@ -117,7 +117,7 @@ def as_schedule(value: Any, frequency: int = 100) -> Schedule:
     Example:
 
     >>> as_schedule(0.1)
-    Constant(final_density=0.1, begin_step=0, end_step=None, frequency=100)
+    Constant(final_density=0.1, begin_step=0, end_step=None, frequency=None)
     """
     if isinstance(value, Schedule):
         return value
