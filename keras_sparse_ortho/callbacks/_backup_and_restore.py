@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._backend import global_generators, set_global_generators
 from keras_sparse_ortho._files import written_aside
 from keras_sparse_ortho._keras_internals import initial_epoch_is
 
@@ -16,14 +17,15 @@ _WEIGHTS = "epoch_{:06d}.weights.h5"
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Saves all that training depends on after every epoch, and starts from there when it is run again.
+    """Saves what training depends on after every epoch, and goes on from there when run again.
 
     As `keras.callbacks.BackupAndRestore`, with two things that this one leaves out:
 
-    - the states of the seed generators, from which `Dropout` and the augmentation layers draw. Keras
-      saves them in no file, so that a resumed run draws what the first epoch drew;
-    - a kill at any moment, while files are written too. Weights of another epoch are another file,
-      and one small file, which is renamed into place, says which of them is the last whole one.
+    - the states of the seed generators, from which `Dropout` and the augmentation layers draw, and
+      of torch's own, from which `Dropout` draws there. Keras saves them in no file, so that a
+      resumed run draws what the first epoch drew;
+    - a kill at any moment, while files are written too. The weights of every epoch are a file of
+      their own, and a small one, renamed into place, says which of them is the last whole one.
 
     So `fit`, called again with the same arguments, ends bit by bit with the model that a run
     without interruption ends with, if data come in the same order.
@@ -88,6 +90,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         model.load_weights(self.backup_dir / _WEIGHTS.format(known["epoch"]))
         for state, value in zip(states, known["seeds"], strict=True):
             state.assign(np.array(value, dtype=state.dtype))
+        set_global_generators(known["generators"])
         initial_epoch_is(model, known["epoch"])
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -100,7 +103,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             os.fsync(stream.fileno())
         seeds = [keras.ops.convert_to_numpy(state).tolist() for state in _seed_states(model)]
         with written_aside(self.backup_dir / _RECORD) as stream:
-            json.dump({"epoch": epoch + 1, "seeds": seeds}, stream)
+            json.dump(
+                {"epoch": epoch + 1, "seeds": seeds, "generators": global_generators()}, stream
+            )
         self._delete_weights(but=weights)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:

@@ -106,8 +106,7 @@ def _finish_thresholds(
     for threshold, live in pairs:
         zero_slots(_optimizer(model), threshold.steered, ~live)
     for threshold in thresholds:
-        threshold.target_density = steering.final_density
-        threshold.target_is_frozen = True
+        threshold.aim(steering.final_density, freeze=True)
 
 
 def _optimizer(model: Any) -> Any:

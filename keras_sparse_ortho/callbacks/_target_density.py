@@ -111,8 +111,7 @@ class TargetDensity(DensityRun):
         """Lays out the schedule."""
         self._steering.lay_out(steps, start)
         for threshold in self._thresholds:
-            threshold.target_density = self.final_density
-            threshold.target_is_frozen = self.freeze and self._steering.end_step is not None
+            threshold.aim(self.final_density, self.freeze and self._steering.end_step is not None)
 
     def on_step(self, step: int, executed: int) -> None:
         """Sets the offset if the schedule says so, and fixes the live entries at its end."""

@@ -36,12 +36,6 @@ class LearntThreshold(Parametrization):
 
     counted = "entries"
 
-    target_density: float | None = None
-    """The density, of all weights together, that `TargetDensity` was asked for; saved."""
-
-    target_is_frozen = False
-    """Whether the live entries are to be fixed at that density."""
-
     def __init__(self, g: str | ThresholdFunction, s_init: float, weight_decay: float) -> None:
         if isinstance(g, dict):  # from a configuration
             g = keras.saving.deserialize_keras_object(g)
@@ -59,6 +53,7 @@ class LearntThreshold(Parametrization):
         self.s: Any = None
         self.offset: Any = None
         self.active: Any = None
+        self._target: Any = None
 
     @property
     def weight(self) -> PrunableWeight:
@@ -89,6 +84,8 @@ class LearntThreshold(Parametrization):
         # Non-trainable: t = g(s + offset) while active, and 0 once frozen.
         self.offset = add_weight(name="s_offset", shape=(), initializer="zeros", trainable=False)
         self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
+        # What TargetDensity was asked for, 0 if nothing; and 1 if the live entries are to be fixed.
+        self._target = add_weight(name="s_target", shape=(2,), initializer="zeros", trainable=False)
         if self.weight_decay and self.s.regularizer is None:  # a shared one decays once
             add_weight_decay(self.s, self.weight_decay)
 
@@ -110,6 +107,26 @@ class LearntThreshold(Parametrization):
     def steered(self) -> Any:
         """The variable whose entries the threshold takes."""
         return self.weight.variable
+
+    def aim(self, density: float, freeze: bool) -> None:
+        """Notes the density that `TargetDensity` was asked for; it is saved with the weight.
+
+        Args:
+            density: Live fraction of all steered weights together.
+            freeze: Whether the live entries are to be fixed there.
+        """
+        self._target.assign(np.array([density, freeze], np.float32))
+
+    @property
+    def target_density(self) -> float | None:
+        """The density, of all steered weights, that was asked for; `None` if none was."""
+        density = keras.ops.convert_to_numpy(self._target)[0]
+        return float(f"{density:.7g}") if density else None  # 0.1, which float32 has not
+
+    @property
+    def target_is_frozen(self) -> bool:
+        """Whether the live entries are to be fixed at that density."""
+        return bool(keras.ops.convert_to_numpy(self._target)[1])
 
     def counts(self) -> tuple[int, int]:
         """How many of what `TargetDensity` counts are live now, and how many there are."""
@@ -145,26 +162,10 @@ class LearntThreshold(Parametrization):
         return {"g": self.g, "s_init": self.s_init, "weight_decay": self.weight_decay}
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, and the density asked for, as JSON values."""
+        """The arguments, as JSON values."""
         g = self.g if isinstance(self.g, str) else keras.saving.serialize_keras_object(self.g)
-        config = {**self.arguments(), "g": g}
-        if self.target_density is not None:
-            config["target_density"] = self.target_density
-            config["target_is_frozen"] = self.target_is_frozen
-        return config
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "LearntThreshold":
-        """The reverse of `get_config`."""
-        config = dict(config)
-        target = config.pop("target_density", None)
-        is_frozen = config.pop("target_is_frozen", False)
-        made = cls(**config)
-        made.target_density, made.target_is_frozen = target, is_frozen
-        return made
+        return {**self.arguments(), "g": g}
 
     def clone(self) -> "LearntThreshold":
         """An unbuilt one with the same settings, for another weight."""
-        made = type(self)(**self.arguments())
-        made.target_density, made.target_is_frozen = self.target_density, self.target_is_frozen
-        return made
+        return type(self)(**self.arguments())

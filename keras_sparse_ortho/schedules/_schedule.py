@@ -7,7 +7,6 @@ from typing import Any
 
 from keras_sparse_ortho._checks import check_density, check_integer, check_moment
 
-
 # How many renewals there are at least between begin and end, if the frequency is not given.
 _RENEWALS = 100
 # And how many steps lie between two of them at most.

@@ -57,7 +57,7 @@ class TfmotSchedule(Schedule):
             # Unlike our schedules, it prunes at the end only if the frequency gets there.
             last = step if self.end_step is None else self.end_step
             return any(
-                self.begin_step <= at <= last and (at - self.begin_step) % self.frequency == 0
+                self.begin_step <= at <= last and (at - self.begin_step) % (self.frequency or 1) == 0
                 for at in steps
             )
         return any(bool(self._answer(at)[0]) for at in steps)
