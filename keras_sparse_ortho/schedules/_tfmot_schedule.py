@@ -56,8 +56,9 @@ class TfmotSchedule(Schedule):
             # The rule of TFMOT's `_should_prune_in_step`, without a TensorFlow call in every step.
             # Unlike our schedules, it prunes at the end only if the frequency gets there.
             last = step if self.end_step is None else self.end_step
+            frequency = self.frequency or 1
             return any(
-                self.begin_step <= at <= last and (at - self.begin_step) % (self.frequency or 1) == 0
+                self.begin_step <= at <= last and (at - self.begin_step) % frequency == 0
                 for at in steps
             )
         return any(bool(self._answer(at)[0]) for at in steps)

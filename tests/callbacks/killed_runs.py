@@ -1,8 +1,9 @@
-"""A run that is killed again and again, and one that is not: `python killed_runs.py METHOD MORE DIR`.
+"""A run that is killed again and again, and one that is not.
 
-Every run is a process of its own, forked before Keras computes anything; it kills itself (SIGKILL)
-at a moment that it was given, within epochs, between them and while files are written. Prints the
-number of kills and the names of variables that differ in the end.
+`python killed_runs.py METHOD MORE DIR`, with `more` for random layers. Every run is a process of
+its own, forked before Keras computes anything; it kills itself (SIGKILL) at a moment that it was
+given, within epochs, between them and while files are written. Prints the number of kills and the
+names of variables that differ in the end.
 """
 
 import json
@@ -34,7 +35,9 @@ def data():
 
 def network(method, more):
     keras.utils.set_random_seed(0)
-    augmented = [L.RandomFlip(), L.RandomTranslation(0.2, 0.2), L.GaussianNoise(0.1)] if more else []
+    augmented = (
+        [L.RandomFlip(), L.RandomTranslation(0.2, 0.2), L.GaussianNoise(0.1)] if more else []
+    )
     dropout = [L.Dropout(0.3), L.SpatialDropout2D(0.2)] if more else []
     layers = [L.Conv2D(4, 3, name="conv"), L.BatchNormalization(), L.ReLU(), *dropout[1:]]
     head = [L.Flatten(), *dropout[:1], L.Dense(3, name="head")]
@@ -118,7 +121,9 @@ def state(model):
 
 
 def run(method, more, folder, moment):
-    backup = (ours.BackupAndRestore if more else keras.callbacks.BackupAndRestore)(folder / "backup")
+    backup = (ours.BackupAndRestore if more else keras.callbacks.BackupAndRestore)(
+        folder / "backup"
+    )
     model = network(method, more)
     x, y = data()
     # Kept until the last: a callback may kill before the backup is deleted, but not after.

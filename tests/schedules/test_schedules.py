@@ -1,5 +1,7 @@
 """Densities and renewal steps of every schedule."""
 
+import itertools
+
 import keras
 import pytest
 
@@ -96,7 +98,7 @@ def test_the_ramp_is_smooth_in_runs_of_any_length(make, steps):
     schedule = make(0.1).laid_out(steps)
     renewed = [t for t in range(0, steps + 1) if schedule.due(t)]
     densities = [schedule.density(t) for t in renewed]
-    falls = [a - b for a, b in zip(densities, densities[1:], strict=False)]
+    falls = [a - b for a, b in itertools.pairwise(densities)]
     assert densities[-1] == 0.1
     # In one renewal no more than the formula falls in one step, or in a hundredth of the way.
     steepest = {Cubic: 3, Linear: 1}[make] * 0.9
