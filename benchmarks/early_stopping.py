@@ -5,8 +5,8 @@
 A multilayer perceptron (784-300-100-10) on 20,000 pictures of Fashion-MNIST, 5,000 more for the
 validation, by each method, at most `epochs` epochs. Twice: with
 `EarlyStopping(patience=2, restore_best_weights=True)` as it is, and with `BestAtDensity` around
-it. Writes `results/early_stopping.md`; fails unless every run with `BestAtDensity` ends at the density
-asked for, and every other one either does or has warned.
+it. Writes `results/early_stopping.md`; fails unless every run with `BestAtDensity` ends at the
+density asked for, and every other one either does or has warned.
 """
 
 import argparse
@@ -101,12 +101,14 @@ def main() -> None:
     lines = [
         "# EarlyStopping, and the density asked for",
         "",
-        "`python benchmarks/early_stopping.py`: 784-300-100-10 on 20,000 pictures of Fashion-MNIST, at most",
-        f"{arguments.epochs} epochs, `EarlyStopping(patience=2, restore_best_weights=True)`, one seed. `best` is the",
-        "epoch that was restored; accuracy is that of the test set.",
+        "`python benchmarks/early_stopping.py`: 784-300-100-10 on 20,000 pictures of",
+        f"Fashion-MNIST, at most {arguments.epochs} epochs, one seed, `EarlyStopping(patience=2, "
+        "restore_best_weights=True)` alone and",
+        "inside `BestAtDensity`. The best epoch is the one that was restored; accuracy is that of",
+        "the test set. Channels of the last layer stay, the others end at half.",
         "",
-        "| method | asked | alone: epochs, best | density | warned | accuracy | `BestAtDensity`: epochs, best "
-        "| density | warned | accuracy |",
+        "| method | asked | alone: of epochs, the best | density | warned | accuracy "
+        "| `BestAtDensity`: of epochs, the best | density | warned | accuracy |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     wrong = []

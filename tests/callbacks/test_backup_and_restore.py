@@ -79,7 +79,7 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path):
     assert list((tmp_path / "backup").iterdir()) == []
 
 
-@slow_on_jax
+@pytest.mark.slow
 def test_keras_loses_the_states_of_seed_generators(tmp_path):
     whole = {dropout: fit(plain(dropout)) for dropout in (True, False)}
     for dropout, kind in ((True, keras.callbacks), (False, keras.callbacks), (True, kso.callbacks)):

@@ -22,7 +22,14 @@ def test_nothing_is_lost(method, more, tmp_path):
         [sys.executable, str(script), method, more, str(tmp_path / "runs")],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(script.parents[2])},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(script.parents[2]),
+            # Every run is a process of its own: JAX compiles what they share once.
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        },
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
