@@ -34,6 +34,7 @@ from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
+from keras_sparse_ortho.callbacks import finish as finish
 from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
 from keras_sparse_ortho.models import load_dense_weights as load_dense_weights
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
@@ -85,6 +86,7 @@ __all__ = [
     "errors",
     "export",
     "export_litert",
+    "finish",
     "initializers",
     "kernels",
     "layers",

@@ -38,6 +38,30 @@ def compiled(function: Callable[..., Any], *, xla: bool) -> Callable[..., Any]:
     return function
 
 
+def global_generators() -> list[str]:
+    """The states of the random generators that layers draw from past Keras' seeds, as text.
+
+    That is torch's: `Dropout` without a seed draws from it.
+    """
+    if keras.backend.backend() != "torch":
+        return []
+    import torch
+
+    states = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    return [bytes(state.cpu().numpy()).hex() for state in states]
+
+
+def set_global_generators(states: Sequence[str]) -> None:
+    """Sets the states that `global_generators` gave; those of devices that are gone are left."""
+    if not states:
+        return
+    import torch
+
+    own, *devices = [torch.frombuffer(bytearray.fromhex(s), dtype=torch.uint8) for s in states]
+    torch.set_rng_state(own)
+    torch.cuda.set_rng_state_all(devices[: torch.cuda.device_count()])
+
+
 def scatter_sorted(values: Any, indices: Any, size: int) -> Any:
     """A vector of zeros but for `values` at `indices`; its gradient is a gather.
 

@@ -1,4 +1,4 @@
-"""Checks of single arguments, shared by every room: integers, seeds and densities."""
+"""Checks of single arguments, shared by every room: integers, seeds, densities and moments."""
 
 import functools
 from collections.abc import Callable
@@ -36,6 +36,18 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
             least, f"an integer of at least {least}"
         )
         raise ValueError(f"`{name}` must be {kind}. Received: {name}={value!r}")
+    return int(value)
+
+
+def check_moment(name: str, value: Any, least: int = 0) -> int | float:
+    """Returns a step as an int or a part of a run, in [0, 1], as a float; refuses anything else."""
+    if isinstance(value, float | np.floating) and 0.0 <= value <= 1.0:
+        return float(value)
+    if not is_integer(value) or value < least:
+        raise ValueError(
+            f"`{name}` must be a step, an integer of at least {least}, or a part of the run, a "
+            f"float in [0, 1]. Received: {name}={value!r}"
+        )
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""Named errors, all of them `ValueError`s; those of `export` and `tfmot` stand in their rooms."""
+"""Named errors, all of them `ValueError`s, and a warning; `export` and `tfmot` have their own."""
 
 
 class DensityError(ValueError):
@@ -19,3 +19,7 @@ class NotPrunableError(ValueError):
 
 class UnknownWeightError(ValueError):
     """A name that no prunable weight or layer has."""
+
+
+class DensityWarning(UserWarning):
+    """Weights that are not at the density asked for when training has ended."""

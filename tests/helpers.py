@@ -1,10 +1,14 @@
 """What several test folders share."""
 
+import contextlib
 import functools
+import warnings
 
 import keras
 import numpy as np
 import pytest
+
+from keras_sparse_ortho.errors import DensityWarning
 
 
 @functools.cache
@@ -39,6 +43,14 @@ def jit_if_quicker():
 def slow_on_jax(test):
     """Marks a test that compiles for long on JAX, and runs quickly on TensorFlow in every run."""
     return pytest.mark.slow(test) if keras.backend.backend() == "jax" else test
+
+
+@contextlib.contextmanager
+def part_of_a_run():
+    """Inside, training that ends before its schedule is no fault: the rest is to follow."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DensityWarning)
+        yield
 
 
 def gradients(model, x, y, loss):

@@ -11,7 +11,8 @@ lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_lo
 `Layer._inbound_nodes` with the nodes, `_keras_mask`, `Sequential._functional`, and the table
 `BIT64_TO_BIT32_DTYPE` of the rules for types; `Layer._layers`, `_auto_config`, `_dtype_policy` and
 `_trainable`, `Lambda._output_shape`, the mark `_is_default` of methods that are not overridden,
-`compute_output_spec` of the backend, and the classes `Functional` and `Tracker`.
+`compute_output_spec` of the backend, and the classes `Functional` and `Tracker`;
+`Trainer._get_metrics_result_or_logs`, `_flatten_metrics_in_order` and `_initial_epoch`.
 """
 
 import contextlib
@@ -31,6 +32,12 @@ from keras_sparse_ortho._keras_internals._compiling import compile_like as compi
 from keras_sparse_ortho._keras_internals._compiling import (
     track_parameters_anew as track_parameters_anew,
 )
+from keras_sparse_ortho._keras_internals._fit import add_to_logs as add_to_logs
+from keras_sparse_ortho._keras_internals._fit import after_fit as after_fit
+from keras_sparse_ortho._keras_internals._fit import before_save as before_save
+from keras_sparse_ortho._keras_internals._fit import in_fit as in_fit
+from keras_sparse_ortho._keras_internals._fit import initial_epoch_is as initial_epoch_is
+from keras_sparse_ortho._keras_internals._fit import leave_logs as leave_logs
 from keras_sparse_ortho._keras_internals._graph_classes import instance_like as instance_like
 from keras_sparse_ortho._keras_internals._graph_classes import (
     tensors_in_attributes as tensors_in_attributes,
@@ -59,8 +66,11 @@ __all__ = [
     "StandIns",
     "VariableOverrides",
     "WrapperBuiltByCalls",
+    "add_to_logs",
     "adopt_call_interface",
+    "after_fit",
     "applied_batches",
+    "before_save",
     "compile_like",
     "compiled_loss_waits",
     "copy_of_lambda",
@@ -68,10 +78,13 @@ __all__ = [
     "created_trainable",
     "float64_not_narrowed",
     "graph_calls",
+    "in_fit",
     "in_stateless_scope",
+    "initial_epoch_is",
     "instance_like",
     "is_graph",
     "is_overridden",
+    "leave_logs",
     "maps_one_tensor",
     "optimizer_slots",
     "own_variables",

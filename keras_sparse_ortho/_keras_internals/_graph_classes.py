@@ -10,7 +10,14 @@ from keras.src.models.functional import Functional
 
 # What says how a layer computes and is saved, and may be set after its constructor.
 _SETTINGS = ("_auto_config", "_dtype_policy", "_trainable")
-_SET_BY_TRAINING = frozenset({"history", "stop_training", "_eval_epoch_iterator"})
+_SET_BY_TRAINING = frozenset(
+    {
+        *("history", "stop_training", "_eval_epoch_iterator"),
+        # By `_fit.py`.
+        *("_get_metrics_result_or_logs", "_flatten_metrics_in_order", "_entries_of_logs"),
+        "save_own_variables",
+    }
+)
 
 
 def tensors_in_attributes(model: keras.Model) -> list[Any]:

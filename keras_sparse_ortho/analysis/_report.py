@@ -9,7 +9,7 @@ from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._sparsity_report import Row, SparsityReport
 from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
 from keras_sparse_ortho.orthogonal import dead_outputs
 from keras_sparse_ortho.parametrizations import FixedMask
 
@@ -44,6 +44,9 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     Raises:
         NotPrunableError: A model that is not built.
 
+    Warns:
+        DensityWarning: A model that training has left at another density than the one asked for.
+
     Limits: only matrices are listed; biases, normalization, activations and pooling are neither in
     the parameters nor in the FLOPs. `model.count_params()` has all parameters.
 
@@ -56,6 +59,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     >>> summary.rows[0].live, summary.rows[0].sparse_flops, summary.density
     (500, 500, 0.1)
     """
+    warn_unless_at_density(model)
     if sample is not None:
         sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
     weights = prunable_weights(model, flops=True, sample=sample, unregistered=True)

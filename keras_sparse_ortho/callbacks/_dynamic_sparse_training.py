@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, is_integer
-from keras_sparse_ortho._keras_internals import applied_batches
+from keras_sparse_ortho._keras_internals import add_to_logs, applied_batches, leave_logs
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
 from keras_sparse_ortho.callbacks._block_moves import block_layer, moved_blocks
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
@@ -89,6 +89,7 @@ class DynamicSparseTraining(StepCallback):
         """Finds the weights, and refuses a model without any."""
         self._weights = self._find(self._watched)
         self._until = self._default_end() if self.end_step is None else self.end_step
+        add_to_logs(self._watched, self._entries)
         if self._until <= self.frequency:
             warnings.warn(
                 f"{type(self).__name__} will make no update: the first would be at step "
@@ -109,8 +110,15 @@ class DynamicSparseTraining(StepCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds `moved` to the logs: entries that moved in this epoch, per live entry."""
-        if logs is not None:
-            logs["moved"] = self._moved / sum(weight.live for weight in self._weights)
+        if logs is not None and "moved" not in logs:
+            logs.update(self._entries())
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Leaves the logs."""
+        leave_logs(self._watched)
+
+    def _entries(self) -> dict[str, float]:
+        return {"moved": self._moved / sum(weight.live for weight in self._weights)}
 
     def update(self, step: int) -> int:
         """Drops and grows now, for the cosine at `step`; `fit` calls it when it is due.

@@ -15,15 +15,28 @@ class StepCallback(keras.callbacks.Callback):
     stopped. A step is an update of the optimizer: with gradient accumulation, several batches. The
     number is the optimizer's own, counted on from the start of the epoch: on JAX the optimizer's
     variables are not up to date while `fit` runs.
+
+    What depends on the variables of the model is to be read in `on_run_begin`: when training
+    begins, a callback that stands behind may have yet to restore them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         # On JAX `self.model` brings all variables up to date each time it is read.
         self._watched: Any = None
+        self._run_begun = False
         self._epoch_start = 0
         self._accumulated = 1
         self._must_read = False
+
+    def on_run_begin(self, start: int, steps: int | None) -> None:
+        """To be overridden: called before the first epoch, when all state has been restored.
+
+        Args:
+            start: Updates of the optimizer when the run began, at its first epoch; for a resumed
+                run the same as for one that was not interrupted.
+            steps: Updates in the run, from its first epoch to its last; `None` if not known.
+        """
 
     def on_step(self, step: int, executed: int) -> None:
         """To be implemented.
@@ -38,6 +51,7 @@ class StepCallback(keras.callbacks.Callback):
         """Takes the model."""
         super().set_model(model)
         self._watched = model
+        self._run_begun = False
 
     def sync(self) -> None:
         """Brings the model's variables up to date, which JAX keeps elsewhere during `fit`."""
@@ -59,6 +73,7 @@ class StepCallback(keras.callbacks.Callback):
         self._must_read = hasattr(model.optimizer, "inner_optimizer") or (
             type(model).train_step is not keras.Model.train_step
         )
+        self._begin_run(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Calls `on_step` if the optimizer has made an update since the last call."""
@@ -70,3 +85,23 @@ class StepCallback(keras.callbacks.Callback):
         step, before = seen // self._accumulated, (seen - executed) // self._accumulated
         if step > before:
             self.on_step(step, step - before)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Begins a run that had no epoch left, as one that was killed after its last."""
+        self.sync()
+        self._begin_run((self.params or {}).get("epochs") or 0)
+
+    def _begin_run(self, epoch: int) -> None:
+        if self._run_begun:
+            return
+        self._run_begun = True
+        params = self.params or {}
+        epochs, batches = params.get("epochs"), params.get("steps")
+        seen, accumulated = applied_batches(self._watched.optimizer)
+        if not batches:
+            self.on_run_begin(seen // accumulated, None)
+            return
+        # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
+        start = (seen // batches - epoch) * batches
+        steps = None if not epochs else epochs * batches // accumulated
+        self.on_run_begin(start // accumulated, steps)

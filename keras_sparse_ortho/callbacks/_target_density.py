@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import keras
+
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho.callbacks._step_callback import StepCallback
+from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
+from keras_sparse_ortho.callbacks._density_run import DensityRun
 from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
@@ -11,7 +14,7 @@ from keras_sparse_ortho.parametrizations import LearntThreshold
 from keras_sparse_ortho.schedules import Schedule
 
 
-class TargetDensity(StepCallback):
+class TargetDensity(DensityRun):
     """Steers the thresholds of all weights that have learnt ones to a global density.
 
     All layers share an offset `o`: their thresholds are `t_l = g(s_l + o)`. Layers go on learning
@@ -24,13 +27,15 @@ class TargetDensity(StepCallback):
     At the end of the schedule the live entries are fixed (`freeze`): `w` becomes `w_e`, the
     thresholds become 0 and dead entries get no gradient any more, so that the count stays exact
     while the rest of the run trains the weights that are left. What is due at the last step of a
-    run is done when it ends.
+    run is done when it ends. The logs of `fit` get `density` and `threshold`, as of
+    `DensityLogger`.
 
     Args:
         final_density: Global live fraction in the end, in (0, 1].
         schedule: A schedule; its final density is replaced. Default: `Cubic` over the first 70% of
             the run, from the density that there is to `final_density`.
-        frequency: Steps between two settings of the offset, if there is no schedule.
+        frequency: Steps between two settings of the offset, if there is no schedule. Default: a
+            hundredth of the steps over which the density falls, but 100 at most.
         freeze: Whether to fix the live entries at the end of the schedule. If not, the offset goes
             on being set every `frequency` steps, and once more when the run ends.
 
@@ -39,6 +44,12 @@ class TargetDensity(StepCallback):
         NotPrunableError: When training begins, if no weight has a `SoftThreshold` or
             another learnt threshold; if some are on ranks and others are not.
         ValueError: When training begins without a schedule on data whose length is not known.
+
+    Warns:
+        DensityWarning: When training has ended, and the weights are not at `final_density`: the run
+            was shorter than the schedule, or weights of an earlier epoch were restored.
+            `BestAtDensity` lets EarlyStopping and its kin count only epochs that are there;
+            `keras_sparse_ortho.finish` brings a model there at once.
 
     Limits: between two settings the count drifts by what the weights move. Channels die as a whole,
     so with `ChannelSoftThreshold` the count is exact to within one of them; with
@@ -72,10 +83,11 @@ class TargetDensity(StepCallback):
         final_density: float,
         schedule: Schedule | None = None,
         *,
-        frequency: int = 100,
+        frequency: int | None = None,
         freeze: bool = True,
     ) -> None:
         super().__init__()
+        self._thresholds: list[LearntThreshold] = []
         self._steering = ThresholdSteering(final_density, schedule, frequency, freeze)
         self.final_density = self._steering.final_density
         self.schedule = self._steering.schedule
@@ -83,17 +95,23 @@ class TargetDensity(StepCallback):
         self.freeze = freeze
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses a model without soft thresholds; lays out the schedule."""
-        weights = prunable_weights(self.model)
-        parametrizations = [weight.parametrization for weight in weights]
+        """Refuses a model without soft thresholds."""
+        parametrizations = [weight.parametrization for weight in prunable_weights(self._watched)]
         thresholds = [p for p in parametrizations if isinstance(p, LearntThreshold)]
         if not thresholds:
             raise NotPrunableError(
                 "TargetDensity needs weights with SoftThreshold, see keras_sparse_ortho.parametrize"
-                f". Received: model={self.model.name!r} without any"
+                f". Received: model={self._watched.name!r} without any"
             )
-        params = self.params or {}
-        self._steering.begin(thresholds, params.get("epochs"), params.get("steps"))
+        self._steering.take(thresholds)
+        self._thresholds = thresholds
+        super().on_train_begin(logs)
+
+    def on_run_begin(self, start: int, steps: int | None) -> None:
+        """Lays out the schedule."""
+        self._steering.lay_out(steps, start)
+        for threshold in self._thresholds:
+            threshold.aim(self.final_density, self.freeze and self._steering.end_step is not None)
 
     def on_step(self, step: int, executed: int) -> None:
         """Sets the offset if the schedule says so, and fixes the live entries at its end."""
@@ -101,11 +119,27 @@ class TargetDensity(StepCallback):
             self.sync()
             self._steer(step)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def finish_run(self, step: int) -> None:
         """Does what is due at the last step."""
-        step = self.synced_step()
         if self._steering.is_due_at_end(step, self._watched.steps_per_execution):
             self._steer(step)
+
+    def parametrizations(self) -> list[LearntThreshold]:
+        """All thresholds."""
+        return self._thresholds
+
+    def state(self) -> list[Any]:
+        """The offset of every threshold, and whether it is frozen."""
+        offsets = [keras.ops.convert_to_numpy(t.offset).item() for t in self._thresholds]
+        return [*offsets, *(threshold.frozen for threshold in self._thresholds)]
+
+    def logged(self) -> dict[str, float]:
+        """Density and mean threshold."""
+        return density_and_threshold(self._watched)
+
+    def end_step(self) -> int | None:
+        """The end of the schedule."""
+        return self._steering.end_step
 
     def _steer(self, step: int) -> None:
         for threshold, live in self._steering.steer(step):

@@ -11,9 +11,6 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
 from keras_sparse_ortho.schedules import Cubic, Schedule
 
-# Without a schedule of the user's the density falls over this part of the training.
-_PART_OF_TRAINING = 0.7
-
 
 class SteeredThreshold(Protocol):
     """A threshold `t = g(s + offset)`, as `parametrizations.LearntThreshold` is one."""
@@ -46,14 +43,15 @@ class ThresholdSteering:
     For `round(d(t) * size)` live entries in step `t` the offset is put between the critical
     offsets of this rank and of the next, over all thresholds; at the end of the schedule exactly
     so many entries are frozen. It knows nothing of optimizers, callbacks and frameworks: those who
-    train call `begin` first, then before each step `steer`, if the step `is_due`, and once more
-    after the last one.
+    train call `begin` first (or `take`, and `lay_out` once the length of the run is known), then
+    before each step `steer`, if the step `is_due`, and once more after the last one.
 
     Args:
         final_density: Global live fraction in the end, in (0, 1].
         schedule: A schedule; its final density is replaced. Default: `Cubic` over the first 70% of
             the training.
-        frequency: Steps between two settings of the offset, if there is no schedule.
+        frequency: Steps between two settings of the offset, if there is no schedule. Default: a
+            hundredth of the steps over which the density falls, but 100 at most.
         freeze: Whether to fix the live entries at the end of the schedule.
 
     Raises:
@@ -64,12 +62,12 @@ class ThresholdSteering:
         self,
         final_density: float,
         schedule: Schedule | None = None,
-        frequency: int = 100,
+        frequency: int | None = None,
         freeze: bool = True,
     ) -> None:
         self.final_density = check_density(final_density, "final_density")
         self.schedule = None if schedule is None else schedule.with_final(self.final_density)
-        self.frequency = check_integer("frequency", frequency)
+        self.frequency = None if frequency is None else check_integer("frequency", frequency)
         self.freeze = freeze
         self._plan: Schedule | None = None
         self._thresholds: list[SteeredThreshold] = []
@@ -91,6 +89,15 @@ class ThresholdSteering:
             NotPrunableError: Thresholds on entries and thresholds on ranks.
             ValueError: No schedule, and a training whose length is not known.
         """
+        self.take(thresholds)
+        self.lay_out(None if not epochs or not steps else epochs * steps)
+
+    def take(self, thresholds: Sequence[SteeredThreshold]) -> None:
+        """Takes the thresholds of a model.
+
+        Raises:
+            NotPrunableError: Thresholds on entries and thresholds on ranks.
+        """
         counted = sorted({threshold.counted for threshold in thresholds})
         if len(counted) > 1:
             raise NotPrunableError(
@@ -98,9 +105,32 @@ class ThresholdSteering:
                 f"Received: a model with thresholds on both, {counted}"
             )
         self._thresholds = list(thresholds)
+
+    def lay_out(self, steps: int | None, start: int = 0) -> None:
+        """Lays out the schedule; the thresholds are as they were when the run was left.
+
+        Args:
+            steps: Updates of the optimizer in the run, if that is known.
+            start: Updates before it.
+
+        Raises:
+            ValueError: No schedule, or one in parts of the run, and a length that is not known.
+        """
+        if self.schedule is None and steps is None:
+            raise ValueError(
+                "TargetDensity needs a `schedule` where the number of steps is not known before "
+                f"training. Received: schedule=None, {steps=}"
+            )
+        schedule = self.schedule or Cubic(self.final_density, frequency=self.frequency)
+        self._plan = schedule.laid_out(steps, start)
         # Kept, as `is_due` is asked in every step, when JAX' variables may not be up to date.
         self._all_frozen = not self.thresholds
-        self._plan = self.schedule or self._default_schedule(epochs, steps)
+
+    @property
+    def end_step(self) -> int | None:
+        """The step at which the schedule ends, in this run."""
+        end = self._laid_out().end_step
+        return None if end is None else int(end)
 
     @property
     def thresholds(self) -> list[SteeredThreshold]:
@@ -120,11 +150,13 @@ class ThresholdSteering:
         if not self.has_ended(step):
             return False
         # Where it should have been frozen, at whatever step a run was resumed; or set again.
-        return not self._all_frozen if self.freeze else step % plan.frequency < executed
+        return not self._all_frozen if self.freeze else step % (plan.frequency or 1) < executed
 
     def is_due_at_end(self, step: int, executed: int) -> bool:
         """Whether to `steer` after the last step; the arguments are those of `is_due`."""
-        return self.has_ended(step) or self._laid_out().due(step, executed)
+        plan = self._laid_out()
+        endless = plan.end_step is None and step >= plan.begin_step
+        return endless or self.has_ended(step) or plan.due(step, executed)
 
     def steer(self, step: int) -> list[tuple[SteeredThreshold, np.ndarray]]:
         """Sets the offset for the density at a step, and freezes if the schedule has ended.
@@ -160,15 +192,6 @@ class ThresholdSteering:
         """Whether the schedule has come to its end."""
         end = self._laid_out().end_step
         return end is not None and step >= end
-
-    def _default_schedule(self, epochs: int | None, steps: int | None) -> Schedule:
-        if not epochs or not steps:
-            raise ValueError(
-                "TargetDensity needs a `schedule` where the number of steps is not known before "
-                f"training. Received: epochs={epochs!r}, steps={steps!r}"
-            )
-        end = max(int(_PART_OF_TRAINING * epochs * steps), 1)
-        return Cubic(self.final_density, 0, end, frequency=min(self.frequency, end))
 
     def _warn_of_unreachable(self, unreachable: int, count: int) -> None:
         if unreachable > count and not self._warned_of_unreachable:

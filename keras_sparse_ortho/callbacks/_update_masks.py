@@ -2,14 +2,19 @@
 
 from typing import Any
 
+import numpy as np
+
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho.callbacks._step_callback import StepCallback
+from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
+from keras_sparse_ortho.callbacks._density_run import DensityRun
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.parametrizations import ScheduledMask
+from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations import ScheduledMask, StraightThroughTopK
+from keras_sparse_ortho.schedules import Schedule
 
 
-class UpdateMasks(StepCallback):
+class UpdateMasks(DensityRun):
     """Renews the masks of `MagnitudeMask` and `StraightThroughTopK` at the steps of their schedule.
 
     Before step `t` every weight whose schedule is due gets the mask of its
@@ -19,10 +24,20 @@ class UpdateMasks(StepCallback):
 
     A mask is a variable, so nothing is recompiled; the callback holds no state, so that a run
     resumed from a checkpoint equals one that was not interrupted. With `steps_per_execution` of
-    more than 1 a renewal waits for the end of the execution.
+    more than 1 a renewal waits for the end of the execution. A mask that is at its final density
+    stays as it is in later runs, which their schedules would begin with a dense weight. The logs
+    of `fit` get `density`, and where dead entries can come back `moved`: those that did in this
+    epoch, per live entry.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
+        ValueError: When training begins, if a schedule is in parts of a run of unknown length.
+
+    Warns:
+        DensityWarning: When training has ended, and masks are not at the density with which their
+            schedules end: the run was shorter, or weights of an earlier epoch were restored.
+            `BestAtDensity` lets EarlyStopping and its kin count only epochs that are there;
+            `keras_sparse_ortho.finish` brings a model there at once.
 
     Limits: ranking is done on the host, with NumPy: its cost is that of copying the weights there
     every `frequency` steps.
@@ -42,27 +57,77 @@ class UpdateMasks(StepCallback):
     def __init__(self) -> None:
         super().__init__()
         self._scheduled: list[ScheduledMask] = []
+        self._plans: list[tuple[ScheduledMask, Schedule]] = []
+        self._grown = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Refuses a model without scheduled masks."""
-        weights = prunable_weights(self.model)
-        parametrizations = [weight.parametrization for weight in weights]
+        parametrizations = [weight.parametrization for weight in prunable_weights(self._watched)]
         self._scheduled = [p for p in parametrizations if isinstance(p, ScheduledMask)]
+        self._plans = []
         if not self._scheduled:
             raise NotPrunableError(
                 "UpdateMasks needs weights with MagnitudeMask or StraightThroughTopK, see "
-                f"keras_sparse_ortho.parametrize. Received: model={self.model.name!r} without any"
+                f"keras_sparse_ortho.parametrize. Received: model={self._watched.name!r} without "
+                "any"
             )
+        super().on_train_begin(logs)
+
+    def on_run_begin(self, start: int, steps: int | None) -> None:
+        """Lays out the schedules, but for masks at their final density by another run."""
+        step = self.synced_step()
+        plans = [(mask, mask.schedule.laid_out(steps, start)) for mask in self._scheduled]
+        self._plans = [(mask, plan) for mask, plan in plans if not _is_over(mask, plan, step)]
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begins to count what grows."""
+        super().on_epoch_begin(epoch, logs)
+        self._grown = 0
 
     def on_step(self, step: int, executed: int) -> None:
         """Renews the masks that are due."""
-        due = [mask for mask in self._scheduled if mask.schedule.due(step, executed)]
+        due = [(mask, plan) for mask, plan in self._plans if plan.due(step, executed)]
         if due:
             self.sync()
-        for parametrization in due:
-            forgotten = parametrization.renew(step)
-            zero_slots(self._watched.optimizer, parametrization.weight.variable, forgotten)
+        for mask, plan in due:
+            before = mask.mask_value()
+            forgotten = mask.renew(step, plan.density(step))
+            self._grown += int(np.count_nonzero(mask.mask_value() & ~before))
+            zero_slots(self._watched.optimizer, mask.weight.variable, forgotten)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def finish_run(self, step: int) -> None:
         """Renews the masks that are due at the last step."""
-        self.on_step(self.synced_step(), self._watched.steps_per_execution)
+        self.on_step(step, self._watched.steps_per_execution)
+
+    def parametrizations(self) -> list[ScheduledMask]:
+        """All scheduled masks."""
+        return self._scheduled
+
+    def state(self) -> list[Any]:
+        """When the masks were last renewed."""
+        return [mask.last_renewed for mask in self._scheduled]
+
+    def logged(self) -> dict[str, float]:
+        """The density; where dead entries can come back, which part of the live ones has."""
+        entries = density_and_threshold(self._watched)
+        if any(isinstance(mask, StraightThroughTopK) for mask in self._scheduled):
+            live = sum(mask.counts()[0] for mask in self._scheduled)
+            entries["moved"] = self._grown / max(live, 1)
+        return entries
+
+    def end_step(self) -> int | None:
+        """The end of the schedule that ends last."""
+        ends = [int(plan.end_step) for _, plan in self._plans if plan.end_step is not None]
+        return max(ends, default=None)
+
+
+def _is_over(mask: ScheduledMask, plan: Schedule, step: int) -> bool:
+    """Whether a mask is at its final density, and not by this plan, which would undo that.
+
+    So it is in a second `fit`, and after `keras_sparse_ortho.finish`.
+    """
+    live, final = mask.counts()
+    renewed = mask.last_renewed
+    if live != final or renewed < 0:
+        return False
+    return renewed > step or live_count(plan.density(renewed), mask.weight.size) != live

@@ -1,5 +1,9 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
+from keras_sparse_ortho.models._at_density import model_gap as model_gap
+from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
+from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density
+from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
 from keras_sparse_ortho.models._copying import Copy as Copy
 from keras_sparse_ortho.models._copying import share_initializers as share_initializers
 from keras_sparse_ortho.models._flops import input_specs as input_specs

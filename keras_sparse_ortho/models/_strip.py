@@ -11,6 +11,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.models._at_density import warn_unless_at_density
 from keras_sparse_ortho.models._copying import Copy, copy_names, unbuilt_copy
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
@@ -42,6 +43,9 @@ def strip(model: keras.Model) -> keras.Model:
             weights, or (compared on one sample, where layers are not Keras' own) other outputs.
             The model is as it was then.
 
+    Warns:
+        DensityWarning: A model that training has left at another density than the one asked for.
+
     Limits: the masks are gone with the wrappers, so training the result makes it dense. Keep the
     wrapped model to train on.
 
@@ -57,6 +61,7 @@ def strip(model: keras.Model) -> keras.Model:
     """
     check_built(model)
     _refuse_unfinished(model)
+    warn_unless_at_density(model)
     if isinstance(model, PrunableLayer):
         return _strip_layer(model)
     if isinstance(model, BlockSparseLayer):

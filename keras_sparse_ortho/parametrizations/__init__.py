@@ -5,6 +5,8 @@ from keras_sparse_ortho.parametrizations._channel_soft_threshold import (
 )
 from keras_sparse_ortho.parametrizations._compact_checks import refuse_compact as refuse_compact
 from keras_sparse_ortho.parametrizations._compact_mask import CompactMask as CompactMask
+from keras_sparse_ortho.parametrizations._density_gap import DensityGap as DensityGap
+from keras_sparse_ortho.parametrizations._density_gap import density_gap as density_gap
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask as FixedMask
 from keras_sparse_ortho.parametrizations._fixed_mask import digest as digest
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
@@ -29,7 +31,7 @@ from keras_sparse_ortho.parametrizations._threshold_functions import (
     threshold_function as threshold_function,
 )
 
-# Public; the other name above is for the other rooms.
+# Public; the other names above are for the other rooms.
 __all__ = [
     "ChannelSoftThreshold",
     "CompactMask",

@@ -1,5 +1,6 @@
 """`ChannelSoftThreshold`: learnt thresholds for whole channels (structured STR)."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,11 @@ class ChannelSoftThreshold(LearntThreshold):
         """Which channels live at the moment, in order."""
         _, live = self._scales(keras.ops.convert_to_tensor(self.weight.variable))
         return np.ravel(keras.ops.convert_to_numpy(live))
+
+    @property
+    def dies_at_once(self) -> int:
+        """The entries of a channel."""
+        return self.weight.size // math.prod(self.weight.outputs_shape)
 
     def critical_offsets(self) -> np.ndarray:
         """For every entry `g^-1(n_c) - s`, the same for all entries of a channel."""

@@ -53,6 +53,7 @@ class LearntThreshold(Parametrization):
         self.s: Any = None
         self.offset: Any = None
         self.active: Any = None
+        self._target: Any = None
 
     @property
     def weight(self) -> PrunableWeight:
@@ -83,6 +84,8 @@ class LearntThreshold(Parametrization):
         # Non-trainable: t = g(s + offset) while active, and 0 once frozen.
         self.offset = add_weight(name="s_offset", shape=(), initializer="zeros", trainable=False)
         self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
+        # What TargetDensity was asked for, 0 if nothing; and 1 if the live entries are to be fixed.
+        self._target = add_weight(name="s_target", shape=(2,), initializer="zeros", trainable=False)
         if self.weight_decay and self.s.regularizer is None:  # a shared one decays once
             add_weight_decay(self.s, self.weight_decay)
 
@@ -104,6 +107,36 @@ class LearntThreshold(Parametrization):
     def steered(self) -> Any:
         """The variable whose entries the threshold takes."""
         return self.weight.variable
+
+    def aim(self, density: float, freeze: bool) -> None:
+        """Notes the density that `TargetDensity` was asked for; it is saved with the weight.
+
+        Args:
+            density: Live fraction of all steered weights together.
+            freeze: Whether the live entries are to be fixed there.
+        """
+        self._target.assign(np.array([density, freeze], np.float32))
+
+    @property
+    def target_density(self) -> float | None:
+        """The density, of all steered weights, that was asked for; `None` if none was."""
+        density = keras.ops.convert_to_numpy(self._target)[0]
+        return float(f"{density:.7g}") if density else None  # 0.1, which float32 has not
+
+    @property
+    def target_is_frozen(self) -> bool:
+        """Whether the live entries are to be fixed at that density."""
+        return bool(keras.ops.convert_to_numpy(self._target)[1])
+
+    def counts(self) -> tuple[int, int]:
+        """How many of what `TargetDensity` counts are live now, and how many there are."""
+        mask = self.mask_value()
+        return int(np.count_nonzero(mask)), mask.size
+
+    @property
+    def dies_at_once(self) -> int:
+        """How many of them die together."""
+        return 1
 
     @abc.abstractmethod
     def critical_offsets(self) -> np.ndarray:

@@ -144,6 +144,10 @@ class LowRankSoftThreshold(LearntThreshold):
         """`v`."""
         return self.values
 
+    def counts(self) -> tuple[int, int]:
+        """Live ranks, and all of them."""
+        return self.live_rank, int(self.values.shape[0])
+
     def critical_offsets(self) -> np.ndarray:
         """For every rank `g^-1(|v|) - s`."""
         magnitude = np.abs(keras.ops.convert_to_numpy(self.values))

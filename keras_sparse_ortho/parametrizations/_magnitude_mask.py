@@ -18,7 +18,8 @@ class MagnitudeMask(ScheduledMask):
     Args:
         schedule: `Cubic` (gradual magnitude pruning), `Linear`, `Constant`, `OneShot`; a density;
             or a TFMOT `PruningSchedule`.
-        frequency: Steps between renewals where `schedule` is a density.
+        frequency: Steps between renewals where `schedule` is a density. Default: a hundredth of
+            the run, but 100 at most.
 
     Raises:
         NotPrunableError: At a renewal, if the weight is not finite; when stripped, if no mask was
@@ -47,11 +48,13 @@ class MagnitudeMask(ScheduledMask):
 
     def unfinished(self) -> str | None:
         """A mask that was never set."""
-        if int(self.renewed) >= 0:
+        if self.last_renewed >= 0:
             return None
+        begin = self.schedule.begin_step
+        least = f"{begin:.0%} of the run" if isinstance(begin, float) else f"{begin} steps"
         return (
             "its mask was never set: train with keras_sparse_ortho.callbacks.UpdateMasks(), for "
-            f"more than {self.schedule.begin_step} steps"
+            f"more than {least}"
         )
 
     def _initial_mask(self) -> np.ndarray:

@@ -20,10 +20,11 @@ class ScheduledMask(Masked):
 
     Args:
         schedule: A schedule, a density, or a TFMOT `PruningSchedule`.
-        frequency: Steps between renewals where `schedule` is a density.
+        frequency: Steps between renewals where `schedule` is a density. Default: a hundredth of
+            the run, but 100 at most.
     """
 
-    def __init__(self, schedule: Any, frequency: int = 100) -> None:
+    def __init__(self, schedule: Any, frequency: int | None = None) -> None:
         super().__init__()
         self.schedule = as_schedule(schedule, frequency)
         self.renewed: Any = None
@@ -39,13 +40,30 @@ class ScheduledMask(Masked):
             initializer=keras.initializers.Constant(-1),
         )
 
-    def renew(self, step: int) -> np.ndarray:
-        """Renews the mask for a step; returns which entries the optimizer is to forget."""
+    def renew(self, step: int, density: float | None = None) -> np.ndarray:
+        """Renews the mask for a step; returns which entries the optimizer is to forget.
+
+        Args:
+            step: Updates of the optimizer so far.
+            density: Live fraction. Default: that of the schedule, which then has to be in steps.
+        """
         self.clear_dead()
-        mask = self._ranked(self.schedule.density(step))
+        mask = self._ranked(self.schedule.density(step) if density is None else density)
         self.assign_mask(mask)
         self.renewed.assign(step)
         return self._forgotten(mask)
+
+    @property
+    def last_renewed(self) -> int:
+        """The step at which the mask was last renewed, -1 if it never was."""
+        return int(keras.ops.convert_to_numpy(self.renewed))
+
+    def counts(self) -> tuple[int, int]:
+        """How many entries are live now, and how many are to be in the end."""
+        size = self.weight.size
+        return int(np.count_nonzero(self.mask_value())), live_count(
+            self.schedule.final_density, size
+        )
 
     def for_density(self, density: float) -> "ScheduledMask":
         """An unbuilt clone whose schedule ends with this density."""

@@ -19,7 +19,8 @@ class StraightThroughTopK(ScheduledMask):
 
     Args:
         schedule: The density `d`, in (0, 1], or a schedule of it.
-        frequency: Steps between renewals where `schedule` is a density.
+        frequency: Steps between renewals where `schedule` is a density. Default: a hundredth of
+            the run, but 100 at most.
 
     Raises:
         NotPrunableError: If the weight is not finite.
@@ -51,7 +52,7 @@ class StraightThroughTopK(ScheduledMask):
         self.mask.assign(self._initial_mask())
 
     def _initial_mask(self) -> np.ndarray:
-        return self._ranked(self.schedule.density(0))
+        return self._ranked(self.schedule.at_start())
 
     def _clear(self, mask: Any) -> None:
         """Nothing: raw weights stay, so that dead entries can come back."""

@@ -13,9 +13,10 @@ class Constant(Schedule):
 
     Args:
         final_density: Live fraction, in (0, 1].
-        begin_step: First step at which a mask is renewed. Before it, nothing is pruned.
-        end_step: Last one; `None` (default) if there is none.
-        frequency: Steps between renewals.
+        begin_step: First step at which a mask is renewed, or a part of the run (a float in
+            [0, 1]). Before it, nothing is pruned.
+        end_step: Last one, or a part of the run; `None` (default) if there is none.
+        frequency: Steps between renewals. Default: a hundredth of the run, but 100 at most.
 
     Example:
 
@@ -27,15 +28,15 @@ class Constant(Schedule):
     def __init__(
         self,
         final_density: float,
-        begin_step: int = 0,
-        end_step: int | None = None,
-        frequency: int = 100,
+        begin_step: int | float = 0,
+        end_step: int | float | None = None,
+        frequency: int | None = None,
     ) -> None:
         super().__init__(final_density, begin_step, end_step, frequency)
 
     def density(self, step: int) -> float:
         """`final_density` from `begin_step` on, and 1 before."""
-        return self.final_density if step >= self.begin_step else 1.0
+        return self.final_density if step >= self._steps()[0] else 1.0
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
@@ -53,7 +54,7 @@ class OneShot(Schedule):
 
     Args:
         final_density: Live fraction, in (0, 1].
-        step: When to prune.
+        step: When to prune: a step, or a part of the run (a float in [0, 1]).
 
     Example:
 
@@ -62,12 +63,12 @@ class OneShot(Schedule):
     (1.0, 0.1, True, False)
     """
 
-    def __init__(self, final_density: float, step: int = 0) -> None:
+    def __init__(self, final_density: float, step: int | float = 0) -> None:
         super().__init__(final_density, step, step, 1)
 
     def density(self, step: int) -> float:
         """1 before the step, `final_density` from it on."""
-        return self.final_density if step >= self.begin_step else 1.0
+        return self.final_density if step >= self._steps()[0] else 1.0
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""

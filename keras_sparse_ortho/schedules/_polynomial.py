@@ -21,11 +21,13 @@ class Polynomial(Schedule):
 
     Args:
         final_density: Live fraction at `end_step` and after it, in (0, 1].
-        begin_step: First step at which a mask is renewed; nothing is pruned before it.
-        end_step: Last one, after `begin_step`.
+        begin_step: First step at which a mask is renewed, or a part of the run (a float in
+            [0, 1]); nothing is pruned before it. Default: the start of the run.
+        end_step: Last one, after `begin_step`, or a part of the run. Default: at 70% of it.
         initial_density: Live fraction at `begin_step`.
         power: The exponent, positive.
-        frequency: Steps between renewals.
+        frequency: Steps between renewals. Default: a hundredth of the way from begin to end, but
+            100 at most.
 
     Raises:
         ValueError: An `end_step` not after `begin_step`; a power that is not positive.
@@ -40,14 +42,14 @@ class Polynomial(Schedule):
     def __init__(
         self,
         final_density: float,
-        begin_step: int,
-        end_step: int,
+        begin_step: int | float = 0.0,
+        end_step: int | float = 0.7,
         initial_density: float = 1.0,
         power: float = 3.0,
-        frequency: int = 100,
+        frequency: int | None = None,
     ) -> None:
         super().__init__(final_density, begin_step, end_step, frequency)
-        if end_step <= begin_step:
+        if type(self.begin_step) is type(self.end_step) and end_step <= begin_step:
             raise ValueError(
                 "`end_step` must come after `begin_step`. "
                 f"Received: begin_step={begin_step!r}, end_step={end_step!r}"
@@ -59,9 +61,10 @@ class Polynomial(Schedule):
 
     def density(self, step: int) -> float:
         """The formula above; 1 before `begin_step`."""
-        if self.end_step is None or step < self.begin_step:
+        begin, end = self._steps()
+        if end is None or step < begin:
             return 1.0
-        done = min((step - self.begin_step) / (self.end_step - self.begin_step), 1.0)
+        done = min((step - begin) / max(end - begin, 1), 1.0)
         fall = self.initial_density - self.final_density
         return self.final_density + fall * (1 - done) ** self.power
 
@@ -85,10 +88,10 @@ class _FixedPower(Polynomial):
     def __init__(
         self,
         final_density: float,
-        begin_step: int,
-        end_step: int,
+        begin_step: int | float = 0.0,
+        end_step: int | float = 0.7,
         initial_density: float = 1.0,
-        frequency: int = 100,
+        frequency: int | None = None,
     ) -> None:
         super().__init__(
             final_density, begin_step, end_step, initial_density, self._POWER, frequency
@@ -110,10 +113,12 @@ class Cubic(_FixedPower):
 
     Args:
         final_density: Live fraction at `end_step` and after it, in (0, 1].
-        begin_step: First step at which a mask is renewed; nothing is pruned before it.
-        end_step: Last one, after `begin_step`.
+        begin_step: First step at which a mask is renewed, or a part of the run (a float in
+            [0, 1]); nothing is pruned before it. Default: the start of the run.
+        end_step: Last one, after `begin_step`, or a part of the run. Default: at 70% of it.
         initial_density: Live fraction at `begin_step`.
-        frequency: Steps between renewals.
+        frequency: Steps between renewals. Default: a hundredth of the way from begin to end, but
+            100 at most.
 
     Example:
 
@@ -138,10 +143,12 @@ class Linear(_FixedPower):
 
     Args:
         final_density: Live fraction at `end_step` and after it, in (0, 1].
-        begin_step: First step at which a mask is renewed; nothing is pruned before it.
-        end_step: Last one, after `begin_step`.
+        begin_step: First step at which a mask is renewed, or a part of the run (a float in
+            [0, 1]); nothing is pruned before it. Default: the start of the run.
+        end_step: Last one, after `begin_step`, or a part of the run. Default: at 70% of it.
         initial_density: Live fraction at `begin_step`.
-        frequency: Steps between renewals.
+        frequency: Steps between renewals. Default: a hundredth of the way from begin to end, but
+            100 at most.
 
     Example:
 

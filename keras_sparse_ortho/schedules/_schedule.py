@@ -1,9 +1,18 @@
 """The base of schedules: a density for every step, and the steps at which masks are renewed."""
 
 import abc
+import copy
+import math
 from typing import Any
 
-from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._checks import check_density, check_integer, check_moment
+
+# How many renewals there are at least between begin and end, if the frequency is not given.
+_RENEWALS = 100
+# And how many steps lie between two of them at most.
+_MOST_STEPS = 100
+# In which every part that is not 0 becomes a step after the first.
+_LONG_RUN = 10**9
 
 
 class Schedule(abc.ABC):
@@ -12,28 +21,42 @@ class Schedule(abc.ABC):
     Masks are renewed at `begin_step`, every `frequency` steps after it, and at `end_step`; step
     `t` is the state after `t` updates of the optimizer, so step 0 is before the first.
 
+    Begin and end are steps (integers), or parts of the run (floats in [0, 1], as 0.7 for 70% of
+    it). Parts become steps when training begins and its length is known: `laid_out`.
+
     Args:
         final_density: Live fraction at the end, in (0, 1].
-        begin_step: First step at which a mask is renewed.
+        begin_step: First step at which a mask is renewed, or a part of the run.
         end_step: Last one; `None` if there is none.
-        frequency: Steps between renewals.
+        frequency: Steps between renewals. Default: a hundredth of the steps from begin to end, or
+            to the end of the run if the schedule has none; at least 1 and at most 100.
 
     Raises:
         DensityError: A density outside (0, 1].
-        ValueError: Steps that are negative or in the wrong order.
+        ValueError: Steps that are negative or in the wrong order, parts outside [0, 1].
 
     Subclasses implement `density` and `get_config`.
     """
 
     def __init__(
-        self, final_density: float, begin_step: int, end_step: int | None, frequency: int
+        self,
+        final_density: float,
+        begin_step: int | float,
+        end_step: int | float | None,
+        frequency: int | None = None,
     ) -> None:
         self.final_density = check_density(final_density)
-        self.begin_step = check_integer("begin_step", begin_step, 0)
-        self.end_step = (
-            None if end_step is None else check_integer("end_step", end_step, self.begin_step)
-        )
-        self.frequency = check_integer("frequency", frequency)
+        self.begin_step = check_moment("begin_step", begin_step)
+        self.end_step = None if end_step is None else check_moment("end_step", end_step)
+        self.frequency = None if frequency is None else check_integer("frequency", frequency)
+        if self.end_step is not None and type(self.begin_step) is type(self.end_step):
+            if self.end_step < self.begin_step:
+                raise ValueError(
+                    "`end_step` must not come before `begin_step`. "
+                    f"Received: begin_step={begin_step!r}, end_step={end_step!r}"
+                )
+            if self.frequency is None and isinstance(self.begin_step, int):
+                self.frequency = _frequency(int(self.end_step) - self.begin_step)
 
     @abc.abstractmethod
     def density(self, step: int) -> float:
@@ -52,6 +75,56 @@ class Schedule(abc.ABC):
         """The same schedule towards another final density."""
         return type(self).from_config({**self.get_config(), "final_density": density})
 
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether begin and end are steps; `density` and `due` need that."""
+        return not isinstance(self.begin_step, float) and not isinstance(self.end_step, float)
+
+    def laid_out(self, steps: int | None, start: int = 0) -> "Schedule":
+        """The same schedule for a run: begin, end and frequency in steps.
+
+        A part `f` of the run becomes the step `start + floor(f * steps)`.
+
+        Args:
+            steps: Updates of the optimizer in the run; `None` if that is not known.
+            start: Updates before the run; below 0 where a part of the run has been made already,
+                and the optimizer does not count it.
+
+        Raises:
+            ValueError: Parts of a run of unknown length; an end that is not after the begin.
+
+        Example:
+
+        >>> import keras_sparse_ortho as kso
+        >>> kso.schedules.Cubic(0.1).laid_out(steps=2000)  # by default over 70% of the run
+        Cubic(final_density=0.1, begin_step=0, end_step=1400, initial_density=1.0, frequency=14)
+        """
+        if steps is None and not self.is_laid_out:
+            raise ValueError(
+                "Parts of a run need a number of steps that is known before training; give "
+                f"`begin_step` and `end_step` in steps. Received: schedule={self!r}, steps=None"
+            )
+        made = copy.copy(self)
+        begin = _step(self.begin_step, steps, start)
+        end = None if self.end_step is None else _step(self.end_step, steps, start)
+        if isinstance(self.begin_step, float) and isinstance(self.end_step, float):
+            # Also in a very short run.
+            end = max(end or 0, begin + (self.end_step > self.begin_step))
+        if end is not None and end < begin:
+            raise ValueError(
+                "`end_step` comes before `begin_step` in this run. "
+                f"Received: schedule={self!r}, {steps=}"
+            )
+        if self.frequency is None:
+            last = end if end is not None or steps is None else start + steps
+            made.frequency = _MOST_STEPS if last is None else _frequency(last - begin)
+        made.begin_step, made.end_step = begin, end
+        return made
+
+    def at_start(self) -> float:
+        """The live fraction that is asked for before the first step, of a run of any length."""
+        return self.laid_out(_LONG_RUN).density(0)
+
     def due(self, step: int, executed: int = 1) -> bool:
         """Whether a mask is renewed at `step`, or was to be at one of the steps before it.
 
@@ -59,14 +132,24 @@ class Schedule(abc.ABC):
             step: Updates of the optimizer so far.
             executed: Updates since the last time that this was asked (`steps_per_execution`).
         """
-        last = step if self.end_step is None else min(step, self.end_step)
+        begin, end = self._steps()
+        last = step if end is None else min(step, end)
         after = step - executed
-        if last < self.begin_step or last <= after:
+        if last < begin or last <= after:
             return False
         if last == self.end_step:
             return True
         # The last renewal up to `last` lies after `after`.
-        return last - (last - self.begin_step) % self.frequency > after
+        return last - (last - begin) % (self.frequency or _MOST_STEPS) > after
+
+    def _steps(self) -> tuple[int, int | None]:
+        """Begin and end in steps."""
+        if not self.is_laid_out:
+            raise ValueError(
+                "This schedule is in parts of a run: `laid_out(steps)` makes steps of them. "
+                f"Received: schedule={self!r}"
+            )
+        return int(self.begin_step), None if self.end_step is None else int(self.end_step)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -81,3 +164,14 @@ class Schedule(abc.ABC):
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({fields})"
+
+
+def _step(moment: int | float, steps: int | None, start: int) -> int:
+    """A moment as a step; 0.29 of 100 steps, which is 28.999... in floating point, is step 29."""
+    if not isinstance(moment, float):
+        return moment
+    return start + math.floor(moment * (steps or 0) + 1e-9)
+
+
+def _frequency(steps: int) -> int:
+    return min(max(steps // _RENEWALS, 1), _MOST_STEPS)

@@ -58,8 +58,9 @@ class TfmotSchedule(Schedule):
             # The rule of TFMOT's `_should_prune_in_step`, without a TensorFlow call in every step.
             # Unlike our schedules, it prunes at the end only if the frequency gets there.
             last = step if self.end_step is None else self.end_step
+            frequency = self.frequency or 1
             return any(
-                self.begin_step <= at <= last and (at - self.begin_step) % self.frequency == 0
+                self.begin_step <= at <= last and (at - self.begin_step) % frequency == 0
                 for at in steps
             )
         return any(bool(self._answer(at)[0]) for at in steps)
@@ -105,12 +106,12 @@ class TfmotSchedule(Schedule):
         return round(float(sparsity), 6)
 
 
-def as_schedule(value: Any, frequency: int = 100) -> Schedule:
+def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
     """A schedule from a schedule, a density, or a TFMOT `PruningSchedule`.
 
     Args:
         value: A `Schedule`; a density in (0, 1], for `Constant`; or a TFMOT schedule.
-        frequency: Steps between renewals where `value` is a density.
+        frequency: Steps between renewals where `value` is a density; see `Constant`.
 
     Raises:
         DensityError: A number outside (0, 1].
@@ -119,7 +120,7 @@ def as_schedule(value: Any, frequency: int = 100) -> Schedule:
     Example:
 
     >>> as_schedule(0.1)
-    Constant(final_density=0.1, begin_step=0, end_step=None, frequency=100)
+    Constant(final_density=0.1, begin_step=0, end_step=None, frequency=None)
     """
     if isinstance(value, Schedule):
         return value

@@ -57,13 +57,57 @@ def test_a_mask_that_changes_between_epochs_is_seen():
     assert fit(model, Grow(), DensityLogger())["density"] == [0.25, 1.0]
 
 
-def test_callbacks_after_it_read_the_density(tmp_path):
-    path = tmp_path / "log.csv"
-    fit(
-        kso.sparsify(network(), 0.25, seed=0), DensityLogger(), keras.callbacks.CSVLogger(str(path))
+def test_all_logs_have_them_whatever_the_order(tmp_path):
+    """In one run: thresholds, masks on a schedule and the logger, behind those that read."""
+    path, lists = tmp_path / "log.csv", []
+
+    class Evaluate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            lists.append(self.model.evaluate(X, Y, verbose=0))  # a single number, as ever
+
+    model = kso.PrunableLayer(L.Dense(4), kso.MagnitudeMask(kso.schedules.Linear(0.25)))
+    mixed = keras.Sequential(
+        [keras.Input((12,)), kso.PrunableLayer(L.Dense(20), kso.SoftThreshold())]
     )
+    mixed.add(model)
+    mixed.compile("sgd", "mse", jit_compile=jit())
+    history = mixed.fit(
+        *(X, Y),
+        validation_data=(X, Y),
+        validation_freq=2,
+        batch_size=2,
+        epochs=4,
+        verbose=0,
+        callbacks=[
+            keras.callbacks.CSVLogger(str(path)),
+            Evaluate(),
+            kso.callbacks.TargetDensity(0.5),
+            kso.callbacks.UpdateMasks(),
+            DensityLogger(per_layer=True, prefix="live_"),
+        ],
+    ).history
     with path.open(newline="") as stream:
-        assert [float(row["density"]) for row in csv.DictReader(stream)] == [0.25, 0.25]
+        rows = list(csv.DictReader(stream))
+    for name in ("density", "threshold", "live_density", "live_density/dense/kernel"):
+        assert [float(row[name]) for row in rows] == pytest.approx(history[name])
+        beside = [row[f"val_{name}"] for row in rows]
+        assert beside[0] == beside[2] == "NA"  # there was no validation
+        np.testing.assert_allclose(np.float64(beside[1::2]), history[name][1::2])
+    assert history["density"] == sorted(history["density"], reverse=True)
+    assert history["density"][-1] == (120 + 20) / 320
+    assert all(isinstance(value, float) for value in lists)
+    assert set(mixed.evaluate(X, Y, verbose=0, return_dict=True)) == {"loss"}  # afterwards
+
+
+def test_masks_that_let_entries_come_back_tell_how_many():
+    model = kso.parametrize(network(), kso.StraightThroughTopK(0.25, frequency=1))
+    rng = np.random.default_rng(0)
+    model.compile(keras.optimizers.SGD(0.5), "mse", jit_compile=jit())
+    x, y = rng.normal(size=(8, 12)), rng.normal(size=(8, 4))
+    masks = [kso.callbacks.UpdateMasks()]
+    history = model.fit(x, y, epochs=3, batch_size=4, verbose=0, callbacks=masks).history
+    assert history["density"] == [0.25] * 3
+    assert 0 < history["moved"][-1] < 1
 
 
 def learnt():

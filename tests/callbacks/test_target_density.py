@@ -146,5 +146,7 @@ def test_refusals():
             yield np.ones((2, 16), "float32"), np.ones((2, 8), "float32")
 
     model = network()
-    with pytest.raises(ValueError, match=r"needs a `schedule`.*Received: epochs=1, steps=None"):
+    with pytest.raises(
+        ValueError, match=r"needs a `schedule`.*Received: schedule=None, steps=None"
+    ):
         model.fit(batches(), epochs=1, shuffle=False, verbose=0, callbacks=[TargetDensity(0.1)])

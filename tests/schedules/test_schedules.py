@@ -1,5 +1,7 @@
 """Densities and renewal steps of every schedule."""
 
+import itertools
+
 import keras
 import pytest
 
@@ -24,6 +26,7 @@ ALL = [
     OneShot(0.3, 25),
     Polynomial(0.05, 5, 95, 0.9, power=2.0, frequency=9),
 ]
+IN_PARTS = [Constant(0.2, 0.1), Cubic(0.1), Linear(0.1, 0.2, 0.9), OneShot(0.3, 0.5)]
 
 
 def test_cubic_is_the_formula_of_gradual_pruning():
@@ -60,15 +63,60 @@ def test_no_renewal_is_lost_with_several_steps_per_execution(schedule, executed)
     assert asked == sorted({-(-t // executed) * executed for t in exact})
 
 
-@pytest.mark.parametrize("schedule", ALL, ids=repr)
+@pytest.mark.parametrize("schedule", [*ALL, *IN_PARTS], ids=repr)
 def test_configuration_round_trip_and_another_final_density(schedule):
     config = keras.saving.serialize_keras_object(schedule)
     assert keras.saving.deserialize_keras_object(config) == schedule
     other = schedule.with_final(0.07)
-    assert other.density(10**6) == pytest.approx(0.07)
     assert other.frequency == schedule.frequency
     assert other != schedule
-    assert all(0 < schedule.density(t) <= 1 for t in range(200))
+    plans = schedule.laid_out(100), other.laid_out(100)
+    assert plans[1].density(10**6) == pytest.approx(0.07)
+    assert all(0 < plans[0].density(t) <= 1 for t in range(200))
+
+
+def test_parts_of_a_run_become_steps_of_it():
+    cubic = Cubic(0.1).laid_out(200)  # by default over 70% of it
+    assert (cubic.begin_step, cubic.end_step, cubic.frequency) == (0, 140, 1)
+    later = Linear(0.1, 0.25, 0.29).laid_out(100, start=1000)
+    assert (later.begin_step, later.end_step) == (1025, 1029)
+    assert later.density(1027) == pytest.approx(0.55)
+    mixed = Polynomial(0.1, 4, 0.5, frequency=3).laid_out(40)
+    assert [t for t in range(30) if mixed.due(t)] == [4, 7, 10, 13, 16, 19, 20]
+    half = OneShot(0.3, 0.5).laid_out(9)
+    assert [t for t in range(9) if half.due(t)] == [4]
+    assert Cubic(0.1).laid_out(1).end_step == 1  # and not 0, where it begins
+    # What was trained before without being counted: the rest of the way.
+    assert Linear(0.1, 0.0, 1.0).laid_out(100, start=-50).density(0) == pytest.approx(0.55)
+    assert [s.at_start() for s in (Cubic(0.1), Cubic(0.1, initial_density=0.4))] == [1.0, 0.4]
+    assert [s.at_start() for s in (Constant(0.1), Constant(0.1, 0.01))] == [0.1, 1.0]
+
+
+@pytest.mark.parametrize("steps", [16 * 3, 16 * 20, 10_000, 10_000 * 90])
+@pytest.mark.parametrize("make", [Cubic, Linear])
+def test_the_ramp_is_smooth_in_runs_of_any_length(make, steps):
+    schedule = make(0.1).laid_out(steps)
+    renewed = [t for t in range(0, steps + 1) if schedule.due(t)]
+    densities = [schedule.density(t) for t in renewed]
+    falls = [a - b for a, b in itertools.pairwise(densities)]
+    assert densities[-1] == 0.1
+    # In one renewal no more than the formula falls in one step, or in a hundredth of the way.
+    steepest = {Cubic: 3, Linear: 1}[make] * 0.9
+    assert max(falls) <= steepest * max(1 / schedule.end_step, 0.01) + 1e-9
+    assert schedule.frequency == min(max(schedule.end_step // 100, 1), 100)
+
+
+def test_what_is_not_laid_out():
+    schedule = Cubic(0.1, 0.1, 0.5)
+    for ask in (schedule.density, schedule.due):
+        with pytest.raises(ValueError, match=r"`laid_out\(steps\)`.*Received: schedule=Cubic\("):
+            ask(3)
+    with pytest.raises(ValueError, match=r"known before training.*Received: .*steps=None"):
+        schedule.laid_out(None)
+    with pytest.raises(ValueError, match=r"before `begin_step` in this run.*steps=10"):
+        Cubic(0.1, 8, 0.5).laid_out(10)
+    assert Constant(0.1).laid_out(None).frequency == 100
+    assert Constant(0.1).laid_out(320).frequency == 3
 
 
 def test_a_density_is_a_constant_schedule():
@@ -86,7 +134,9 @@ def test_a_density_is_a_constant_schedule():
         (lambda: Cubic(0.1, -1, 10), "`begin_step`.*at least 0.*Received: begin_step=-1"),
         (lambda: Linear(0.1, 0, 10, frequency=0), "Received: frequency=0"),
         (lambda: Polynomial(0.1, 0, 10, power=0), "`power` must be positive.*Received: power=0"),
-        (lambda: OneShot(0.1, 2.5), "Received: begin_step=2.5"),
+        (lambda: OneShot(0.1, 2.5), r"float in \[0, 1\]\. Received: begin_step=2.5"),
+        (lambda: Cubic(0.1, 0.8, 0.2), "must not come before.*Received: begin_step=0.8, end_step"),
+        (lambda: Constant(0.1, 5, 4), "must not come before.*begin_step=5, end_step=4"),
         (lambda: as_schedule("cubic"), "must be in .*Received: density='cubic'"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.parametrizations import MagnitudeMask, StraightThroughTopK
+from tests.helpers import part_of_a_run
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -71,8 +72,9 @@ def test_a_budget_gives_another_end(sparsity):
 
 def test_saved_and_loaded(sparsity, tmp_path):
     model = network(MagnitudeMask(linear(sparsity)))
-    trained(model, steps=4)
-    model.save(tmp_path / "model.keras")
+    with part_of_a_run():
+        trained(model, steps=4)
+        model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     [weight] = kso.prunable_weights(loaded)
     [before] = kso.prunable_weights(model)

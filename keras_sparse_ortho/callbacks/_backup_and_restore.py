@@ -1,0 +1,126 @@
+"""`BackupAndRestore`: a run that was killed goes on as if it had not been."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._backend import global_generators, set_global_generators
+from keras_sparse_ortho._files import written_aside
+from keras_sparse_ortho._keras_internals import initial_epoch_is
+
+_RECORD = "latest.json"
+_WEIGHTS = "epoch_{:06d}.weights.h5"
+
+
+class BackupAndRestore(keras.callbacks.Callback):
+    """Saves what training depends on after every epoch, and goes on from there when run again.
+
+    As `keras.callbacks.BackupAndRestore`, with two things that this one leaves out:
+
+    - the states of the seed generators, from which `Dropout` and the augmentation layers draw, and
+      of torch's own, from which `Dropout` draws there. Keras saves them in no file, so that a
+      resumed run draws what the first epoch drew;
+    - a kill at any moment, while files are written too. The weights of every epoch are a file of
+      their own, and a small one, renamed into place, says which of them is the last whole one.
+
+    So `fit`, called again with the same arguments, ends bit by bit with the model that a run
+    without interruption ends with, if data come in the same order.
+
+    Args:
+        backup_dir: A folder of its own for the run; it is made if need be.
+        delete_checkpoint: Whether to delete the files when training is finished.
+
+    Raises:
+        ValueError: When training begins: a model that is not built, or a folder with the backup of
+            a model with other seed generators.
+
+    Limits: a run goes on from the end of an epoch. Within one it cannot: `fit` has no way to begin
+    with another batch than the first, and after a checkpoint in the middle of an epoch Keras' own
+    callback begins that once more. `steps_per_epoch` makes epochs shorter. What is shuffled by
+    `fit(shuffle=True)`, or by a `tf.data.Dataset`, comes in another order in the resumed run; a
+    `keras.utils.PyDataset` can make it depend on the epoch. Counts of other callbacks, such as the
+    patience of `EarlyStopping`, start anew, and `History` has the epochs of the last call only.
+    Folders are local.
+
+    Example:
+
+    >>> import keras, numpy as np, tempfile
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5),
+    ...                           keras.layers.Dense(4)])
+    >>> model = kso.sparsify(dense, 0.25, seed=0)
+    >>> model.compile("sgd", "mse")
+    >>> backup = BackupAndRestore(tempfile.mkdtemp())
+    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), shuffle=False, verbose=0, epochs=3,
+    ...                     callbacks=[backup])
+    """
+
+    def __init__(
+        self, backup_dir: str | os.PathLike[str], *, delete_checkpoint: bool = True
+    ) -> None:
+        super().__init__()
+        self.backup_dir = pathlib.Path(backup_dir)
+        self.delete_checkpoint = delete_checkpoint
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Goes back to the last epoch that was saved, if there is one."""
+        model = self.model
+        if not model.built:
+            raise ValueError(
+                "BackupAndRestore needs a model that is built: call it on a batch of data before "
+                f"`fit`. Received: model={model.name!r}"
+            )
+        record = self.backup_dir / _RECORD
+        if not record.exists():
+            return
+        known = json.loads(record.read_text(encoding="utf-8"))
+        states = _seed_states(model)
+        if len(states) != len(known["seeds"]):
+            raise ValueError(
+                f"'{self.backup_dir}' has the backup of another model, with "
+                f"{len(known['seeds'])} seed generators. Received: model={model.name!r} with "
+                f"{len(states)}"
+            )
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        model.load_weights(self.backup_dir / _WEIGHTS.format(known["epoch"]))
+        for state, value in zip(states, known["seeds"], strict=True):
+            state.assign(np.array(value, dtype=state.dtype))
+        set_global_generators(known["generators"])
+        initial_epoch_is(model, known["epoch"])
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves the model; the number is that of the epoch with which a resumed run begins."""
+        model = self.model
+        self.backup_dir.mkdir(parents=True, exist_ok=True)
+        weights = self.backup_dir / _WEIGHTS.format(epoch + 1)
+        model.save_weights(weights, overwrite=True)
+        with weights.open("rb") as stream:
+            os.fsync(stream.fileno())
+        seeds = [keras.ops.convert_to_numpy(state).tolist() for state in _seed_states(model)]
+        with written_aside(self.backup_dir / _RECORD) as stream:
+            json.dump(
+                {"epoch": epoch + 1, "seeds": seeds, "generators": global_generators()}, stream
+            )
+        self._delete_weights(but=weights)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Deletes the backup."""
+        if self.delete_checkpoint:
+            (self.backup_dir / _RECORD).unlink(missing_ok=True)
+            self._delete_weights()
+
+    def _delete_weights(self, but: pathlib.Path | None = None) -> None:
+        for path in self.backup_dir.glob(_WEIGHTS.format(0).replace("000000", "*")):
+            if path != but:
+                path.unlink(missing_ok=True)
+
+
+def _seed_states(model: Any) -> list[Any]:
+    """The states of all seed generators in a model, in an order that its structure fixes."""
+    weights = {id(variable) for variable in model.weights}
+    return [variable for variable in model.variables if id(variable) not in weights]

@@ -1,0 +1,71 @@
+"""`density_gap`: whether weights are at the density that was asked for."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
+from keras_sparse_ortho.parametrizations._scheduled_mask import ScheduledMask
+
+# By how much of the count asked for thresholds that go on learning may drift.
+_DRIFT = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class DensityGap:
+    """Weights that are not at the density asked for.
+
+    Args:
+        live: Live entries (or ranks) of all of them.
+        asked: How many there were to be.
+        size: How many there are.
+    """
+
+    live: int
+    asked: int
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"density={self.live / self.size:.4g} ({self.live} of {self.size} live), where "
+            f"{self.asked / self.size:.4g} ({self.asked}) was asked for"
+        )
+
+
+def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> DensityGap | None:
+    """How far weights are from the density asked for; `None` if they are there, or none was.
+
+    A `ScheduledMask` has as many live entries as its schedule ends with; thresholds that
+    `TargetDensity` steers have as many, in all, as it was asked for, and are fixed if they were to
+    be.
+
+    Args:
+        parametrizations: Of all weights of a model; those of other kinds do not count.
+        begun: Whether to leave out masks that were never renewed.
+    """
+    found = list(parametrizations)
+    masks = [p for p in found if isinstance(p, ScheduledMask)]
+    if begun:
+        masks = [mask for mask in masks if mask.last_renewed >= 0]
+    counts = [(*mask.counts(), mask.weight.size) for mask in masks]
+    missed = any(live != asked for live, asked, _ in counts)
+    thresholds = [p for p in found if isinstance(p, LearntThreshold)]
+    steered = [p for p in thresholds if p.target_density is not None]
+    if steered:
+        live, size = (sum(part) for part in zip(*(p.counts() for p in steered), strict=True))
+        # All have the same, but for a model that was put together of several.
+        asked = live_count(max(p.target_density or 0.0 for p in steered), size)
+        counts.append((live, asked, size))
+        missed = missed or _missed(steered, live, asked)
+    if not missed:
+        return None
+    return DensityGap(*(sum(part) for part in zip(*counts, strict=True)))
+
+
+def _missed(steered: list[LearntThreshold], live: int, asked: int) -> bool:
+    moving = [threshold for threshold in steered if not threshold.frozen]
+    if any(threshold.target_is_frozen for threshold in moving):
+        return True
+    slack = max(threshold.dies_at_once for threshold in steered)
+    return abs(live - asked) > (max(slack, _DRIFT * asked) if moving else slack)

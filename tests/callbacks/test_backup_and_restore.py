@@ -1,0 +1,136 @@
+"""`BackupAndRestore`: nothing is lost; and what Keras' own loses, with plain Keras models."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.callbacks import BackupAndRestore, TargetDensity
+from tests.helpers import array, slow_on_jax
+
+L = keras.layers
+# Few steps of small networks: on TensorFlow tracing would take most of the time.
+EAGERLY = keras.backend.backend() != "jax"
+EPOCHS, STEPS, BATCH = 3, 3, 4
+
+
+class Stop(keras.callbacks.Callback):
+    """Fails at a step of an epoch, as if the process were gone."""
+
+    def __init__(self, epoch, step=1):
+        super().__init__()
+        self.at, self.epoch = (epoch, step), None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == self.at:
+            raise KeyboardInterrupt
+
+
+def plain(dropout):
+    keras.utils.set_random_seed(0)
+    random = [L.GaussianNoise(0.2), L.Dropout(0.4)] if dropout else []
+    return keras.Sequential([keras.Input((8,)), *random, L.Dense(6), L.Dense(2)])
+
+
+def fit(model, *callbacks):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(STEPS * BATCH, 8)), rng.normal(size=(STEPS * BATCH, 2))
+    model.compile(keras.optimizers.Adam(0.1), "mse", run_eagerly=EAGERLY)
+    model.fit(x, y, BATCH, EPOCHS, shuffle=False, verbose=0, callbacks=list(callbacks))
+    return [array(v) for v in [*model.variables, *model.optimizer.variables]]
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def interrupted(make, at, backup):
+    with pytest.raises(KeyboardInterrupt):
+        fit(make(), *at, backup())
+    return fit(make(), backup())
+
+
+@pytest.mark.core
+def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path):
+    def make():
+        return kso.parametrize(plain(dropout=True), kso.SoftThreshold)
+
+    def backup():  # in the process that resumes, everything is new
+        return BackupAndRestore(tmp_path / "backup")
+
+    steering = [TargetDensity(0.25)]
+    whole = fit(make(), *steering)
+    with pytest.raises(KeyboardInterrupt):
+        fit(make(), TargetDensity(0.25), Stop(1), backup())
+    assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == [
+        "epoch_000001.weights.h5",
+        "latest.json",
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        fit(make(), backup(), TargetDensity(0.25), Stop(2, 2))
+    model = make()
+    assert same(fit(model, TargetDensity(0.25), backup()), whole)
+    assert sum(w.live for w in kso.prunable_weights(model)) == round(0.25 * 60)
+    assert list((tmp_path / "backup").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_keras_loses_the_states_of_seed_generators(tmp_path):
+    whole = {dropout: fit(plain(dropout)) for dropout in (True, False)}
+    for dropout, kind in ((True, keras.callbacks), (False, keras.callbacks), (True, kso.callbacks)):
+        folder = tmp_path / f"{dropout}-{kind.__name__}"
+        resumed = interrupted(
+            lambda dropout=dropout: plain(dropout),
+            [Stop(1)],
+            lambda kind=kind, folder=folder: kind.BackupAndRestore(str(folder)),
+        )
+        lost = dropout and kind is keras.callbacks
+        assert same(resumed, whole[dropout]) == (not lost)
+
+
+@slow_on_jax
+def test_keras_begins_an_epoch_once_more(tmp_path):
+    """After a checkpoint within an epoch, with every step of it: `fit` starts with epochs only."""
+    resumed = interrupted(
+        lambda: plain(dropout=False),
+        [Stop(1, 2)],
+        lambda: keras.callbacks.BackupAndRestore(str(tmp_path), save_freq=1),
+    )
+    assert int(resumed[4]) == EPOCHS * STEPS + 2  # of the optimizer, behind four weights
+
+
+@slow_on_jax
+def test_keras_does_not_survive_a_kill_between_its_two_files(tmp_path, monkeypatch):
+    from keras.src.callbacks import backup_and_restore
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    def backup():
+        return keras.callbacks.BackupAndRestore(str(tmp_path), double_checkpoint=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backup_and_restore.json, "dumps", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit(plain(dropout=False), backup())
+    with pytest.raises(json.JSONDecodeError):
+        fit(plain(dropout=False), backup())
+
+
+def test_refusals(tmp_path):
+    unbuilt = keras.Sequential([L.Dense(2)])
+    backup = BackupAndRestore(tmp_path, delete_checkpoint=False)
+    backup.set_model(unbuilt)
+    with pytest.raises(ValueError, match=r"that is built.*Received: model='sequential"):
+        backup.on_train_begin()
+    fit(plain(dropout=True), backup)
+    assert (tmp_path / "epoch_000003.weights.h5").exists()
+    other = plain(dropout=False)
+    backup.set_model(other)
+    with pytest.raises(ValueError, match=r"with 2 seed generators. Received: .* with 0"):
+        backup.on_train_begin()

@@ -1,0 +1,297 @@
+"""The density asked for is the density that a run ends with, or a warning says why it is not."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.callbacks import BestAtDensity, TargetDensity, UpdateMasks
+from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
+from keras_sparse_ortho.parametrizations import (
+    ChannelSoftThreshold,
+    LowRankSoftThreshold,
+    MagnitudeMask,
+    SoftThreshold,
+    StraightThroughTopK,
+)
+from keras_sparse_ortho.schedules import Constant, Cubic, Linear
+from tests.helpers import array, moments, slow_on_jax
+
+L = keras.layers
+SIZE, ASKED = 16 * 32 + 32 * 8, 0.1
+REACHED = round(ASKED * SIZE) / SIZE
+# Few steps of small networks: on TensorFlow tracing would take most of the time.
+COMPILED = {"loss": "mse", "run_eagerly": keras.backend.backend() != "jax"}
+RESTORED = r"an earlier epoch were restored.*BestAtDensity.*finish\(model\)"
+
+
+def network(parametrization):
+    inputs = keras.Input((16,))
+    x = L.Dense(32, activation="relu", name="hidden")(inputs)
+    model = keras.Model(inputs, L.Dense(8, name="head")(x))
+    model = kso.parametrize(model, parametrization)
+    model.compile(keras.optimizers.SGD(0.01), **COMPILED)
+    return model
+
+
+def fit(model, *callbacks, epochs=4, **options):
+    """Four steps an epoch."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 16)), rng.normal(size=(32, 8))
+    options = {"batch_size": 8, "verbose": 0, **options}
+    return model.fit(x, y, epochs=epochs, callbacks=list(callbacks), **options)
+
+
+def density(model):
+    return sum(w.live for w in kso.prunable_weights(model)) / SIZE
+
+
+def made(model):
+    return kso.prunable_weights(model)[0].parametrization
+
+
+METHODS = {
+    "STR": (SoftThreshold, lambda: TargetDensity(ASKED)),
+    "GMP": (lambda: MagnitudeMask(Cubic(ASKED)), UpdateMasks),
+    "DNW": (lambda: StraightThroughTopK(Cubic(ASKED)), UpdateMasks),
+}
+
+
+@pytest.fixture
+def method(request):
+    make, callback = METHODS[request.param]
+    return network(make()), callback
+
+
+class Watch(keras.callbacks.Callback):
+    """The density after every epoch, by whatever it does."""
+
+    def __init__(self, look=density):
+        super().__init__()
+        self.look, self.seen = look, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(self.look(self.model))
+
+
+def best_is_dense(**options):
+    """EarlyStopping that finds the densest epoch, the first, the best."""
+    return keras.callbacks.EarlyStopping(
+        "density", mode="max", patience=9, restore_best_weights=True, **options
+    )
+
+
+def places(caught):
+    return [w.filename for w in caught if w.category is DensityWarning]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("method", "first"),
+    [
+        ("STR", "ours"),
+        ("GMP", "theirs"),
+        pytest.param("STR", "theirs", marks=pytest.mark.slow),
+        pytest.param("GMP", "ours", marks=pytest.mark.slow),
+        pytest.param("DNW", "ours", marks=pytest.mark.slow),
+        pytest.param("DNW", "theirs", marks=pytest.mark.slow),
+    ],
+    indirect=["method"],
+)
+def test_weights_of_a_denser_epoch_are_restored(method, first, tmp_path):
+    model, callback = method
+    pair = [callback(), best_is_dense()]
+    watch = Watch()
+    with pytest.warns(DensityWarning, match=RESTORED) as caught:
+        fit(model, *(pair if first == "ours" else pair[::-1]), watch)
+    assert places(caught) == [__file__]  # where the user called `fit`
+    # They are as they were in that epoch, and not pruned without training.
+    assert density(model) == watch.seen[0] > 0.3
+    assert watch.seen[-1] == REACHED
+    for act in (kso.report, kso.strip, lambda model: model.save(tmp_path / "model.keras")):
+        with pytest.warns(DensityWarning, match=r"restored or saved as the best.*finish") as caught:
+            act(model)
+        assert places(caught) == [__file__]
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    with pytest.warns(DensityWarning, match=r"\(\d+ of 768 live\), where .* was asked for"):
+        kso.strip(loaded)
+    for each in (model, loaded):  # every warning is an error from here on
+        assert kso.finish(each) is each
+        assert density(each) == REACHED
+        kso.strip(each)
+        each.save(tmp_path / "finished.keras")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    "method",
+    ["STR", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GMP", "DNW"))],
+    indirect=True,
+)
+def test_only_epochs_at_the_density_count(method, tmp_path):
+    model, callback = method
+    stop, best = best_is_dense(), tmp_path / "best.keras"
+    checkpoint = keras.callbacks.ModelCheckpoint(
+        best, monitor="density", mode="max", save_best_only=True
+    )
+    slower = keras.callbacks.ReduceLROnPlateau("density", mode="max", patience=2, factor=0.5)
+    wrapped = [BestAtDensity(c) for c in (stop, checkpoint, slower)]
+    watch = Watch()
+    fit(model, *wrapped[:1], callback(), *wrapped[1:], watch, epochs=6)
+    # Masks have the count with the renewal before the last, thresholds are fixed in the fifth.
+    assert stop.best_epoch == (4 if isinstance(made(model), SoftThreshold) else 3)
+    assert watch.seen[2] > watch.seen[stop.best_epoch] == REACHED
+    assert density(model) == REACHED
+    kso.strip(keras.saving.load_model(best))
+    assert float(array(model.optimizer.learning_rate)) == pytest.approx(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS, indirect=True)
+def test_start_from_epoch_does_the_same(method):
+    model, callback = method
+    fit(model, callback(), best_is_dense(start_from_epoch=2), epochs=4)
+    assert density(model) == REACHED
+
+
+RAMP = Cubic(ASKED, 0, 20)
+
+
+@pytest.mark.parametrize(
+    ("parametrization", "callback"),
+    [
+        (MagnitudeMask(RAMP), UpdateMasks()),
+        pytest.param(SoftThreshold(), TargetDensity(ASKED, RAMP), marks=pytest.mark.slow),
+    ],
+)
+@slow_on_jax
+def test_a_run_that_ends_before_its_schedule(parametrization, callback):
+    model = network(parametrization)
+    with pytest.warns(
+        DensityWarning, match=r"ends at step 20, and the run at step 4.*follow its length"
+    ):
+        fit(model, callback, epochs=1)
+    assert density(model) > 0.3
+    # A stop is another reason.
+    stop = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs, model=model: setattr(model, "stop_training", True)
+    )
+    with pytest.warns(DensityWarning, match=r"stopped at step 8, before .* step 20"):
+        fit(model, callback, stop, epochs=2)
+    fit(model, callback, epochs=3)  # goes on at step 8
+    assert density(model) == REACHED
+
+
+@slow_on_jax
+def test_nothing_is_said_before_training_and_within():
+    model = network(MagnitudeMask(Cubic(ASKED)))
+    kso.report(model)
+    watch = Watch(lambda model: (kso.report(model).density, kso.strip(model))[0])
+    fit(model, UpdateMasks(), watch)
+    assert watch.seen[0] > 0.3
+    # An interrupted run leaves nothing behind that would keep it quiet.
+    interrupt = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: 1 / 0)
+    model = network(SoftThreshold())
+    with pytest.raises(ZeroDivisionError):
+        fit(model, TargetDensity(ASKED), interrupt)
+    with pytest.warns(DensityWarning):
+        kso.report(model)
+
+
+@slow_on_jax
+def test_a_later_run_does_not_undo_it():
+    model = network(MagnitudeMask(Cubic(ASKED)))
+    fit(model, UpdateMasks())
+    before = [array(w.parametrization.mask) for w in kso.prunable_weights(model)]
+    watch = Watch()
+    fit(model, UpdateMasks(), watch, epochs=2)  # whose schedule would begin with all entries
+    assert watch.seen == [density(model)] * 2
+    model.compile("sgd", **COMPILED)  # steps count from 0 again
+    fit(model, UpdateMasks(), watch, epochs=1)
+    for weight, mask in zip(kso.prunable_weights(model), before, strict=True):
+        np.testing.assert_array_equal(array(weight.parametrization.mask), mask)
+
+
+@slow_on_jax
+def test_thresholds_that_were_fixed_stay_and_it_is_said():
+    model = network(SoftThreshold())
+    fit(model, TargetDensity(0.5), epochs=2)
+    with pytest.warns(DensityWarning, match=r"fixed before, by another run.*where 0.1003"):
+        fit(model, TargetDensity(ASKED), epochs=2)
+    assert density(kso.finish(model)) == REACHED
+    with pytest.warns(DensityWarning, match=r"more entries than that are 0"):
+        fit(model, TargetDensity(0.5), epochs=1)
+
+
+@slow_on_jax
+def test_a_second_fit_is_a_run_of_its_own():
+    model = network(SoftThreshold())
+    fit(model, epochs=2)  # the optimizer has made as many steps as the schedule takes
+    watch = Watch()
+    fit(model, TargetDensity(ASKED), watch, epochs=3)
+    assert watch.seen[0] > 0.3
+    assert watch.seen[-1] == REACHED
+
+
+@slow_on_jax
+def test_gradients_that_accumulate_make_the_run_shorter():
+    model = network(SoftThreshold())
+    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)
+    model.compile(optimizer, **COMPILED)
+    fit(model, TargetDensity(ASKED), epochs=4)  # eight steps
+    assert density(model) == REACHED
+
+
+@pytest.mark.parametrize(
+    ("parametrization", "options"),
+    [
+        (SoftThreshold(), {"freeze": False}),
+        pytest.param(
+            SoftThreshold(),
+            {"schedule": Constant(ASKED, frequency=5)},
+            marks=pytest.mark.slow,
+        ),
+        (ChannelSoftThreshold(), {}),
+        pytest.param(LowRankSoftThreshold(), {}, marks=pytest.mark.slow),
+    ],
+)
+@slow_on_jax
+def test_no_false_alarm(parametrization, options):
+    model = network(parametrization)
+    fit(model, TargetDensity(ASKED, **options), epochs=3)
+    kso.strip(model)
+    kso.strip(kso.finish(model))
+
+
+@slow_on_jax
+def test_finish_forgets_what_dies():
+    model = network(MagnitudeMask(Linear(0.25, 0, 1000)))
+    model.compile("adam", **COMPILED)
+    with pytest.warns(DensityWarning):
+        fit(model, UpdateMasks(), epochs=1)
+    kso.finish(model)
+    weight = kso.prunable_weights(model)[0]
+    mask = weight.parametrization.mask_value()
+    assert mask.sum() == 128
+    for slot in moments(model.optimizer, weight.variable):
+        assert not slot[~mask].any()
+        assert slot[mask].any()
+
+
+def test_finish_of_learnt_thresholds_at_another_density():
+    model = network(SoftThreshold())
+    with pytest.raises(NotPrunableError, match=r"needs a `density`.*density=None"):
+        kso.finish(model)
+    assert density(kso.finish(model, 0.25)) == 0.25
+    assert density(kso.finish(model, 0.125)) == 0.125
+    kso.strip(model)
+
+
+def test_refusals():
+    plain = keras.Sequential([keras.Input((16,)), L.Dense(8)])
+    with pytest.raises(NotPrunableError, match=r"finish\(\) is for.*Received: model='seq"):
+        kso.finish(plain)
+    with pytest.raises(NotPrunableError, match=r"have the density.*Received: density=0.5"):
+        kso.finish(network(MagnitudeMask(0.1)), 0.5)
+    with pytest.raises(ValueError, match=r"must be a Keras callback.*Received: callback=3"):
+        BestAtDensity(3)
