@@ -7,9 +7,10 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._keras_internals import layers_in_attributes
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
 from keras_sparse_ortho.models._copying import Copy, making_twins
-from keras_sparse_ortho.models._kinds import class_of
+from keras_sparse_ortho.models._kinds import class_of, is_graph_of_class
 from keras_sparse_ortho.models._rewriter import Replacement, Rewriter
 
 
@@ -74,8 +75,11 @@ class Rebuilt:
         if making_twins.get():
             return model
 
+        # Not by the path at which a layer is met first: others may hold it as well.
+        found = {id(layer): config["layers"].get(path) for layer, path in _outer(model, "")}
+
         def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
-            described = config["layers"].get(path)
+            described = found.get(id(layer))
             if described is None:
                 return None
             if "class_name" in described:
@@ -115,8 +119,11 @@ def _rebuilt_class(kind: type) -> type:
 
 
 def _outer(model: Any, prefix: str) -> Iterator[tuple[Any, str]]:
-    """The layers of a model and of those nested in it, but none inside a layer, with paths."""
-    for layer in model.layers:
+    """The layers that models hold, and those in attributes, but none inside a layer, with paths."""
+    layers = {id(layer): layer for layer in model.layers}
+    if is_graph_of_class(model):
+        layers |= {id(layer): layer for layer in layers_in_attributes(model) if layer.weights}
+    for layer in layers.values():
         if isinstance(layer, keras.layers.InputLayer):
             continue  # a copy of a graph has others
         yield layer, f"{prefix}{layer.name}"
