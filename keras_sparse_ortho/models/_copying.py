@@ -38,9 +38,9 @@ def copy_names(old: Any, new: Any) -> None:
 
 def build_around(new: Any) -> None:
     """Builds a wrapper around a layer that is built: the call of a block may only trace shapes."""
-    if isinstance(new, PrunableLayer) and not new.built:
-        if all(layer.built for layer, _ in walk(new.layer, "")):
-            new.build()
+    waits = isinstance(new, PrunableLayer) and not new.built
+    if waits and all(layer.built for layer, _ in walk(new.layer, "")):
+        new.build()
 
 
 def share_initializers(old: Any, new: Any) -> None:
