@@ -26,10 +26,6 @@ from keras_sparse_ortho.models._holders import Holders
 from keras_sparse_ortho.models._kinds import class_of, is_clonable, is_graph_of_class
 
 
-def _nothing() -> None:
-    """Undoes nothing."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Replacement:
     """A layer to put in another's place, and what is to be done once the model stands.
@@ -42,7 +38,7 @@ class Replacement:
 
     layer: Any
     finish: Callable[[], None]
-    undo: Callable[[], None] = _nothing
+    undo: Callable[[], None] = lambda: None
 
 
 Replace = Callable[[Any, str, Copy], Replacement | None]
@@ -84,6 +80,8 @@ class Rewriter:
             return self._rebuild(model, prefix)
         self._remember_values(model)
         self._change_inside(model, prefix)
+        self._undoing.callback(setattr, model, "__class__", type(model))
+        self.rebuilt.append(model)
         return model
 
     def finish(self) -> None:
