@@ -40,6 +40,9 @@ from keras_sparse_ortho._keras_internals._fit import initial_epoch_is as initial
 from keras_sparse_ortho._keras_internals._fit import leave_logs as leave_logs
 from keras_sparse_ortho._keras_internals._graph_classes import instance_like as instance_like
 from keras_sparse_ortho._keras_internals._graph_classes import (
+    layers_in_attributes as layers_in_attributes,
+)
+from keras_sparse_ortho._keras_internals._graph_classes import (
     tensors_in_attributes as tensors_in_attributes,
 )
 from keras_sparse_ortho._keras_internals._optimizers import applied_batches as applied_batches
@@ -84,6 +87,7 @@ __all__ = [
     "instance_like",
     "is_graph",
     "is_overridden",
+    "layers_in_attributes",
     "leave_logs",
     "maps_one_tensor",
     "optimizer_slots",

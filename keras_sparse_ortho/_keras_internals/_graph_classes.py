@@ -34,6 +34,20 @@ def tensors_in_attributes(model: keras.Model) -> list[Any]:
     return list(found.values())
 
 
+def layers_in_attributes(model: keras.Model) -> list[keras.layers.Layer]:
+    """The layers that a model keeps in attributes of its own, in the graph or not."""
+    found: dict[int, keras.layers.Layer] = {}
+
+    def note(value: Any) -> Any:
+        if isinstance(value, keras.layers.Layer):
+            found[id(value)] = value
+        return value
+
+    for value in _own_attributes(model).values():
+        _mapped(value, note)
+    return list(found.values())
+
+
 def instance_like(
     model: keras.Model,
     kind: Any,

@@ -11,7 +11,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class Snapshot:
-    """A model as it is now: attributes, contents of containers, and values of variables.
+    """A model as it is now: classes, attributes, contents of containers, values of variables.
 
     Layers are changed in many places where they are changed in place: attributes, lists in which
     Keras tracks layers and variables, variables that give up their arrays. So nothing is undone
@@ -23,7 +23,7 @@ class Snapshot:
     """
 
     def __init__(self, model: keras.layers.Layer) -> None:
-        self._attributes: list[tuple[Any, dict[str, Any]]] = []
+        self._attributes: list[tuple[Any, type, dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
         self._values: list[tuple[Any, Any]] = []
         seen: dict[int, Any] = {}  # with the objects, so that no other one gets their id
@@ -57,12 +57,14 @@ class Snapshot:
         ):
             return ()
         attributes = dict(vars(value))
-        self._attributes.append((value, attributes))
+        self._attributes.append((value, type(value), attributes))
         return () if isinstance(value, keras.Variable) else attributes.values()
 
     def restore(self) -> None:
         """Puts everything back."""
-        for owner, attributes in self._attributes:
+        for owner, kind, attributes in self._attributes:
+            if type(owner) is not kind:
+                owner.__class__ = kind
             # Not by setattr, with which Keras and its backends look at what is set.
             _refill(vars(owner), attributes)
         for container, contents in self._containers:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
-from keras_sparse_ortho.models import is_clonable, strip
+from keras_sparse_ortho.models import is_clonable, is_graph_of_class, strip
 
 _HALF = ("float16", "bfloat16")
 
@@ -35,7 +35,7 @@ def without_wrappers(model: keras.Model) -> keras.Model:
     written_as_class = [
         layer
         for layer in all_layers(model)
-        if isinstance(layer, keras.Model) and not is_clonable(layer)
+        if isinstance(layer, keras.Model) and not (is_clonable(layer) or is_graph_of_class(layer))
     ]
     for owner in written_as_class:
         kinds = (PrunableLayer, BlockSparseLayer)

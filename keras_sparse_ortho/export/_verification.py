@@ -198,18 +198,44 @@ def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndar
     """Path and value of the weights whose zeros must not be lost: kernels, by name or by looks.
 
     A bias can have rank 2 as well (GRU, MultiHeadAttention), and the converter may fold it away.
-    Fresh biases are all zero and trained ones have none, so that a weight of any other name
-    (of a custom layer) counts as a kernel if some but not all of it is zero.
+    A weight of any other name (of a custom layer) counts as a kernel if some but not all of it is
+    zero.
     """
     kernels = []
     for variable in weights:
-        if len(variable.shape) < 2:
+        if len(variable.shape) < 2 or "bias" in variable.name:
             continue
         value = np.asarray(keras.ops.convert_to_numpy(variable.value))
         live = np.count_nonzero(value)
         if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
             kernels.append((variable.path, value))
     return kernels
+
+
+def weights_in_use(
+    model: keras.Model, signature: Signature, sample: list[np.ndarray]
+) -> list[keras.Variable]:
+    """The weights that the outputs depend on: the converter leaves the others out.
+
+    Such are those of a pooling layer under a head that takes the sequence. Found by trying: NaN in
+    their place changes nothing.
+    """
+    first = [array[: signature.batch_size] for array in sample]
+    _, before = keras_outputs(model, signature, first)
+
+    def matters(variable: keras.Variable) -> bool:
+        value = keras.ops.copy(variable.value)
+        try:
+            variable.assign(keras.ops.full_like(value, float("nan")))
+            _, after = keras_outputs(model, signature, first)
+        except ValueError:  # outputs that are not finite
+            return True
+        finally:
+            variable.assign(value)
+        return not all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+
+    floats = [v for v in model.weights if keras.backend.is_float_dtype(v.dtype)]
+    return [variable for variable in floats if matters(variable)]
 
 
 def _error(y: np.ndarray, diff: np.ndarray, measure: str) -> float:

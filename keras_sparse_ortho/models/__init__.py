@@ -11,6 +11,7 @@ from keras_sparse_ortho.models._flops import kernel_positions as kernel_position
 from keras_sparse_ortho.models._holders import places_to_wrap as places_to_wrap
 from keras_sparse_ortho.models._holders import uncovered_weights as uncovered_weights
 from keras_sparse_ortho.models._kinds import is_clonable as is_clonable
+from keras_sparse_ortho.models._kinds import is_graph_of_class as is_graph_of_class
 from keras_sparse_ortho.models._load_dense_weights import (
     load_dense_weights as load_dense_weights,
 )

@@ -10,6 +10,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import copy_of_lambda, sublayers
 from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._kinds import class_of
 
 
@@ -36,6 +37,13 @@ def copy_names(old: Any, new: Any) -> None:
         if type(theirs) is type(ours):
             ours.name = theirs.name
             copy_names(theirs, ours)
+
+
+def build_around(new: Any) -> None:
+    """Builds a wrapper around a layer that is built: the call of a block may only trace shapes."""
+    waits = isinstance(new, PrunableLayer) and not new.built
+    if waits and all(layer.built for layer, _ in walk(new.layer, "")):
+        new.build()
 
 
 def share_initializers(old: Any, new: Any) -> None:

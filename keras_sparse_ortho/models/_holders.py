@@ -5,10 +5,15 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import own_variables, sublayers
+from keras_sparse_ortho._keras_internals import (
+    layers_in_attributes,
+    own_variables,
+    sublayers,
+)
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, find_unregistered, walk
 from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.models._kinds import is_graph_of_class
 
 
 class Holders:
@@ -52,7 +57,11 @@ class Holders:
 
     def _children_of(self, layer: Any) -> list[Any]:
         if id(layer) not in self._children:
-            self._children[id(layer)] = sublayers(layer)
+            children = sublayers(layer)
+            if is_graph_of_class(layer):
+                # Its methods may call what stands in the graph only inside other layers.
+                children += layers_in_attributes(layer)
+            self._children[id(layer)] = children
         return self._children[id(layer)]
 
     def is_inside(self, layer: Any, outer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Functional models with a class of their own (keras-hub's), rebuilt on other layers."""
+"""Models with a class of their own whose layers are not those that it makes: how they are saved."""
 
 import functools
 from collections.abc import Iterator
@@ -6,18 +6,22 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._keras_internals import layers_in_attributes
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
-from keras_sparse_ortho.models._copying import Copy, making_twins
-from keras_sparse_ortho.models._kinds import class_of
+from keras_sparse_ortho.models._copying import Copy, build_around, making_twins
+from keras_sparse_ortho.models._kinds import class_of, is_graph_of_class
 from keras_sparse_ortho.models._rewriter import Replacement, Rewriter
 
 
 def mark(model: Any) -> None:
-    """Lets a model be saved with the layers of ours in it, if its constructor does not make them.
+    """Lets a model be saved with the layers of ours in it, if its class does not make them.
 
-    The class of the model becomes one that is derived from its own.
+    The class of the model becomes one that is derived from its own; and that again, when no such
+    layer is left.
     """
     if not any(_is_ours(layer) for layer, _ in _outer(model, "")):
+        if isinstance(model, Rebuilt):
+            model.__class__ = class_of(model)
         return
     try:
         config = model.get_config()
@@ -25,7 +29,8 @@ def mark(model: Any) -> None:
         return  # it could not be saved before
     if {"layers", "input_layers", "output_layers"} <= set(config):
         return  # its constructor takes inputs and outputs: the configuration has the layers
-    model.__class__ = _rebuilt_class(class_of(model))
+    how = Rebuilt if is_graph_of_class(model) else Rewrapped
+    model.__class__ = _derived_class(class_of(model), how)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rebuilt")
@@ -67,28 +72,75 @@ class Rebuilt:
             model = restore(config["model"])
         finally:
             making_twins.reset(inside)
-        layers = [layer for layer, _ in _outer(model, "")]
-        for layer, name in zip(layers, config["names"], strict=True):
-            layer.name = name
-        if making_twins.get():
-            return model
+        return cls._restored(model, config, custom_objects)
 
-        def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
-            described = config["layers"].get(path)
-            if described is None:
-                return None
-            if "class_name" in described:
-                return Replacement(restore(described), lambda: None)
-            wrapper = PrunableLayer.from_config({**described, "layer": copy(layer)}, custom_objects)
-            return Replacement(wrapper, lambda: None)
+    @classmethod
+    def _restored(cls, model: Any, config: dict[str, Any], custom_objects: Any) -> Any:
+        """The model with the layers that its constructor does not make."""
+        return _with_layers(model, config, custom_objects)
 
-        rewriter = Rewriter(model, replace, lambda kept: kept)
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rewrapped")
+class Rewrapped(Rebuilt):
+    """A model written as a class, in which layers of ours stand.
+
+    Its layers are there, and their paths known, only when the model is built.
+    """
+
+    @classmethod
+    def _restored(cls, model: Any, config: dict[str, Any], custom_objects: Any) -> Any:
+        if not making_twins.get():
+            model.__class__ = _derived_class(class_of(model), Rewrapped)
+            vars(model)["_layers_to_come"] = config, custom_objects  # not for Keras to track
+        return model
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds the model as its class does, then puts the layers in."""
+        super().build_from_config(config)  # type: ignore[misc]
+        if (kept := vars(self).pop("_layers_to_come", None)) is not None:
+            _with_layers(self, *kept)
+
+
+def _with_layers(model: Any, config: dict[str, Any], custom_objects: Any) -> Any:
+    """A model with the layers of a configuration in it, and the names; changed, or a new one."""
+    layers = [layer for layer, _ in _outer(model, "")]
+    names = config["names"]
+    if len(layers) != len(names):
+        raise ValueError(
+            f"The class of '{model.name}' makes other layers than those that the file was saved "
+            "with. Make the model, call it, make it sparse as before, and call "
+            f"`model.load_weights(path)`. There were: {names}. "
+            f"Received: {[layer.name for layer in layers]}"
+        )
+    for layer, name in zip(layers, names, strict=True):
+        layer.name = name
+    if making_twins.get():
+        return model
+    # Not by the path at which a layer is met first: others may hold it as well.
+    found = {
+        id(layer): config["layers"].get(path)
+        for layer, path in _outer(model, "")
+        if not _is_ours(layer)  # in the configuration of the class, which takes it
+    }
+
+    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
+        described = found.get(id(layer))
+        if described is None:
+            return None
+        if "class_name" in described:
+            new = keras.saving.deserialize_keras_object(described, custom_objects=custom_objects)
+            return Replacement(new, lambda: None)
+        wrapper = PrunableLayer.from_config({**described, "layer": copy(layer)}, custom_objects)
+        return Replacement(wrapper, lambda: build_around(wrapper))
+
+    rewriter = Rewriter(model, replace, lambda kept: kept)
+    if is_graph_of_class(model):
         rewriter.reuse(model, model)
-        new = rewriter.model(model, "")
-        rewriter.finish()
-        for rebuilt in rewriter.rebuilt:
-            mark(rebuilt)
-        return new
+    new = rewriter.model(model, "")
+    rewriter.finish()
+    for rebuilt in rewriter.rebuilt:
+        mark(rebuilt)
+    return new
 
 
 def _is_ours(layer: Any) -> bool:
@@ -104,16 +156,19 @@ def _described(layer: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _rebuilt_class(kind: type) -> type:
+def _derived_class(kind: type, how: type[Rebuilt]) -> type:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    made = type(kind.__name__, (Rebuilt, kind), {**names, "rebuilt_from": kind})
-    keras.saving.register_keras_serializable("keras_sparse_ortho", name="Rebuilt")(made)
+    made = type(kind.__name__, (how, kind), {**names, "rebuilt_from": kind})
+    keras.saving.register_keras_serializable("keras_sparse_ortho", name=how.__name__)(made)
     return made
 
 
 def _outer(model: Any, prefix: str) -> Iterator[tuple[Any, str]]:
-    """The layers of a model and of those nested in it, but none inside a layer, with paths."""
-    for layer in model.layers:
+    """The layers that models hold, and those in attributes, but none inside a layer, with paths."""
+    layers = {id(layer): layer for layer in model.layers}
+    if is_graph_of_class(model):
+        layers |= {id(layer): layer for layer in layers_in_attributes(model) if layer.weights}
+    for layer in layers.values():
         if isinstance(layer, keras.layers.InputLayer):
             continue  # a copy of a graph has others
         yield layer, f"{prefix}{layer.name}"

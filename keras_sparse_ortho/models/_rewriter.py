@@ -17,6 +17,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models._copying import (
     Copy,
+    build_around,
     copy_names,
     share_initializers,
     twin_of,
@@ -74,6 +75,7 @@ class Rewriter:
             return self._rebuild(model, prefix)
         self._snapshots.append(Snapshot(model))
         self._change_inside(model, prefix)
+        self.rebuilt.append(model)
         return model
 
     def undo(self) -> None:
@@ -200,6 +202,7 @@ class Rewriter:
                 self._tie(top, theirs, ours, f"{path}/", ties)
                 continue
             new_one = self.cloned(theirs, path)
+            build_around(new_one)
             ties.append((theirs, new_one))
             if new_one is not ours:
                 replacements[id(ours)] = new_one

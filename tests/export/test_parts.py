@@ -119,6 +119,7 @@ def test_kernels_are_known_by_name_or_by_some_zeros():
             variable("embeddings", [[0.0, 0.0]]),
             variable("mine", [[0.0, 1.0]]),
             variable("bias", [[0.0, 0.0]]),  # a fresh bias of rank 2, as GRU's
+            variable("bias", [[0.0, 1.0]]),  # of keys: without a gradient, but for rounding
             variable("alpha", [[1.0, 2.0]]),
             variable("bias", [0.0, 1.0]),
         ]

@@ -79,3 +79,38 @@ def test_live_blocks_are_the_blocks_of_the_fast_route(tmp_path):
     x = np.random.default_rng(0).standard_normal((1, 128)).astype("float32")
     (got,) = interpret(best.path, x=x).values()
     np.testing.assert_allclose(got, keras.ops.convert_to_numpy(model(x)), atol=1e-5)
+
+
+class Pooling(keras.layers.Layer):
+    """A second layer of the same size, whose result nobody takes: as a head does with BERT's."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.taken, self.pooled = (layers.Dense(16, name=n) for n in ("taken", "pooled"))
+
+    def build(self, shape):
+        self.taken.build(shape)
+        self.pooled.build(shape)
+
+    def call(self, x):
+        self.pooled(x)
+        return self.taken(x)
+
+
+class Backbone(keras.Model):
+    """A functional model with a class of its own."""
+
+    def __init__(self, name="backbone"):
+        x = keras.Input((16,), name="x")
+        super().__init__(x, Pooling(name="block")(x), name=name)
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+def test_a_kernel_that_no_output_needs_is_not_missed(tmp_path):
+    budget = {"block/taken": 0.5, "block/pooled": 0.25}
+    sparse = sparsify(Backbone(), budget=budget, initializer="random_sparse", seed=0)
+    report = export_litert(sparse, tmp_path / "m.tflite")
+    assert [weight.zeros for weight in report.weights] == [128]
+    assert len(sparse.get_layer("block").prunable_weights) == 2

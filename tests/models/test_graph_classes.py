@@ -51,6 +51,7 @@ class Backbone(keras.Model):
         super().__init__(inputs={"ids": ids}, outputs=x, **kwargs)
         self.width, self.levels = width, levels
         self._embedding, self.blocks = embedding, blocks
+        self.mixer = blocks[0].inner  # in the graph only inside another layer, as OPT's embedding
 
     @property
     def embedding(self):
@@ -112,12 +113,16 @@ def test_the_whole_way(name, storage, tmp_path):
     assert isinstance(sparse, type(model))
     weights = kso.prunable_weights(sparse)
     assert sorted(weight.path for weight in weights) == sorted(paths)
+    for weight in weights if storage == "masked" else []:
+        assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
+        assert weight.parametrization.is_as_drawn(), weight.path
     live, size = (sum(getattr(w, key) for w in weights) for key in ("live", "size"))
     assert live == round(0.4 * size)
     assert len(sparse.weights) == len(model.weights) + len(weights)
     bone = backbone_of(sparse)
     assert bone.embedding is bone.get_layer("embedding")
     assert bone.blocks[0] is bone.get_layer("mixing")
+    assert isinstance(bone.mixer, kso.PrunableLayer)
     levels = keras.Model(bone.input, bone.levels)({"ids": IDS})
     np.testing.assert_array_equal(array(levels["mixing"]), array(bone.blocks[0](bone.embed(IDS))))
 
@@ -134,6 +139,7 @@ def test_the_whole_way(name, storage, tmp_path):
 
     plain = kso.strip(loaded)
     assert type(plain) is type(model)
+    assert backbone_of(plain).mixer is backbone_of(plain).blocks[0].inner
     np.testing.assert_allclose(array(plain({"ids": IDS})), expected, atol=1e-6)
     plain.save(tmp_path / "plain.keras")
     again = keras.saving.load_model(tmp_path / "plain.keras")

@@ -126,3 +126,66 @@ def test_the_whole_way(storage, tmp_path):
         warnings.simplefilter("ignore")  # Keras', of any `Tokens` that it loads
         loaded = keras.saving.load_model(tmp_path / "plain.keras")
     np.testing.assert_array_equal(array(loaded(IDS)), array(plain(IDS)))
+
+
+@register
+class Late(keras.Model):
+    """Written as a class: nested models, a list, and a layer that is made in `build`."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        x = keras.Input((16,))
+        self.encoder = keras.Model(x, L.Dense(12)(Unnamed()(x)))
+        self.towers = [keras.Sequential([L.Dense(8)]), Projection()]
+
+    def build(self, input_shape):
+        self.head = L.Dense(3)
+        self.towers[0].build((None, 12))
+        self.towers[1].build((None, 8))
+        self.head.build((None, 16))
+
+    def call(self, x):
+        x = self.encoder(x)
+        for tower in self.towers:
+            x = tower(x)
+        return self.head(x)
+
+
+def loaded_in_another_place(path):
+    L.Dense(1)  # moves the numbers on
+    return keras.saving.load_model(path)
+
+
+@pytest.mark.core
+def test_a_model_written_as_a_class(tmp_path):
+    x = np.ones((2, 16), "float32")
+    model = Late(name="late")
+    model(x)
+    assert kso.sparsify(model, 0.4, seed=0) is model
+    paths = [weight.path for weight in kso.prunable_weights(model)]
+    assert len(paths) == 6
+    expected = array(model(x))
+    model.save(tmp_path / "late.keras")
+    loaded = loaded_in_another_place(tmp_path / "late.keras")
+    assert isinstance(loaded, Late)
+    np.testing.assert_array_equal(array(loaded(x)), expected)
+    weights = kso.prunable_weights(loaded)
+    assert [weight.path for weight in weights] == paths
+    assert sum(weight.live for weight in weights) == round(0.4 * sum(w.size for w in weights))
+    loaded.save(tmp_path / "again.keras")
+    again = loaded_in_another_place(tmp_path / "again.keras")
+    np.testing.assert_array_equal(array(again(x)), expected)
+    inputs = keras.Input((16,))
+    outer = keras.Model(inputs, again(inputs))
+    outer.save(tmp_path / "outer.keras")
+    outer = loaded_in_another_place(tmp_path / "outer.keras")
+    np.testing.assert_array_equal(array(outer(x)), expected)
+    assert len(kso.prunable_weights(outer)) == 6
+
+    plain = kso.strip(loaded)
+    assert plain is loaded
+    assert type(plain) is Late
+    plain.save(tmp_path / "plain.keras")
+    plain = loaded_in_another_place(tmp_path / "plain.keras")
+    assert type(plain) is Late
+    np.testing.assert_array_equal(array(plain(x)), expected)
