@@ -17,6 +17,7 @@ from keras_sparse_ortho.initializers._draws import draw as draw
 from keras_sparse_ortho.initializers._draws import is_as_drawn as is_as_drawn
 from keras_sparse_ortho.initializers._draws import layout_for as layout_for
 from keras_sparse_ortho.initializers._exact_orthogonal import ExactOrthogonal as ExactOrthogonal
+from keras_sparse_ortho.initializers._packed_draw import PackedDraw as PackedDraw
 from keras_sparse_ortho.initializers._ramanujan_orthogonal import (
     RamanujanOrthogonal as RamanujanOrthogonal,
 )

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers._packed_draw import PackedDraw
 from keras_sparse_ortho.initializers._sparse_initializer import SparseInitializer, numpy_dtype
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.orthogonal import RegularBlocks
@@ -72,7 +73,7 @@ class BlockDraw:
         return self.layout.from_canonical(self.blocks.dense(), self.shape)
 
 
-AnyDraw = Draw | BlockDraw
+AnyDraw = Draw | BlockDraw | PackedDraw
 
 
 def draw(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:

@@ -72,7 +72,8 @@ class RandomSparse(SparseInitializer):
         unmask_at_random(mask, live_count(density, mask.size), rng)
         # Drawn in float32, so that float16 layers get the rounded values of float32 ones.
         wide = "float64" if target == np.float64 else "float32"
-        kernel = keras.ops.convert_to_numpy(self.initializer(shape, dtype=wide)) * mask
+        dense = _with_fans_of(self.resolve_layout(shape, layout), len(shape), self.initializer)
+        kernel = keras.ops.convert_to_numpy(dense(shape, dtype=wide)) * mask
         if self.rescale:
             kernel = kernel * _fan_in_scale(mask, self.resolve_layout(shape, layout))
         return kernel.astype(target), mask
@@ -99,6 +100,21 @@ class RandomSparse(SparseInitializer):
             "initializer": keras.initializers.serialize(self.initializer),
             "rescale": self.rescale,
         }
+
+
+def _with_fans_of(layout: KernelLayout | None, rank: int, dense: Any) -> Any:
+    """The dense initializer with the fans of a layout, where Keras would draw with them, too.
+
+    That is in EinsumDense, whose kernel may have several input and output axes, where Keras knows
+    `input_axes`; by itself an initializer takes a kernel of rank 3 for that of a convolution.
+    """
+    if layout is None or layout.batch or rank != len(layout.inputs) + len(layout.outputs):
+        return dense
+    config = dense.get_config() if isinstance(dense, keras.initializers.VarianceScaling) else {}
+    if rank < 3 or config.get("input_axes", ()) is not None:
+        return dense
+    axes = {"input_axes": list(layout.inputs), "output_axes": list(layout.outputs)}
+    return type(dense).from_config({**config, "seed": dense.seed, **axes})
 
 
 def _fan_in_scale(mask: np.ndarray, layout: KernelLayout | None) -> np.ndarray:

@@ -13,6 +13,16 @@ from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._kinds import class_of
 
+_I = keras.initializers
+_DRAWING = (
+    _I.RandomNormal,
+    _I.TruncatedNormal,
+    _I.RandomUniform,
+    _I.VarianceScaling,
+    _I.Orthogonal,
+)
+_ZEROS = _I.Zeros()
+
 
 class Copy(Protocol):
     """Makes the layer to build upon."""
@@ -83,6 +93,28 @@ def unbuilt_copy(layer: Any, scrub: Callable[[dict[str, Any]], dict[str, Any]]) 
     given = {key: getattr(layer, key, None) for key in config}
     functions = {key: value for key, value in given.items() if _is_unregistered(value)}
     return type(layer).from_config({**config, **functions})
+
+
+def without_draws(layer: Any) -> Callable[[], None]:
+    """Lets a layer that is not built yet start from zeros where it would draw its weights.
+
+    They are those of another layer in the end. What is returned gives the layer its initializers
+    back.
+    """
+    replaced = []
+    for inner, _ in walk(layer, ""):
+        for name, value in list(vars(inner).items()):
+            # Private ones are patterns, of which layers such as MultiHeadAttention make copies.
+            public = name.endswith("_initializer") and not name.startswith("_")
+            if public and not inner.built and isinstance(value, _DRAWING):
+                setattr(inner, name, _ZEROS)
+                replaced.append((inner, name, value))
+
+    def restore() -> None:
+        for inner, name, value in replaced:
+            setattr(inner, name, value)
+
+    return restore
 
 
 def _is_unregistered(value: Any) -> bool:

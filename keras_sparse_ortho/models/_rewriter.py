@@ -22,6 +22,7 @@ from keras_sparse_ortho.models._copying import (
     share_initializers,
     twin_of,
     unbuilt_copy,
+    without_draws,
 )
 from keras_sparse_ortho.models._holders import Holders
 from keras_sparse_ortho.models._kinds import class_of, is_clonable, is_graph_of_class
@@ -64,6 +65,7 @@ class Rewriter:
         self._new: dict[int, Any] = {}
         self._finishes: list[Callable[[], None]] = []
         self._snapshots: list[Snapshot] = []
+        self._starts: list[Callable[[], None]] = []
         self._twins: dict[int, Any] = {}
         self.rebuilt: list[Any] = []
 
@@ -85,6 +87,8 @@ class Rewriter:
 
     def finish(self) -> None:
         """Does what was left until the model stands; more may come up in doing so."""
+        for give_back in self._starts:
+            give_back()
         while self._finishes:
             self._finishes.pop(0)()
 
@@ -186,6 +190,8 @@ class Rewriter:
             clone = self._twins[id(layer)]
         else:
             clone = unbuilt_copy(layer, self._scrub)
+            if isinstance(clone, keras.layers.Layer):
+                self._starts.append(without_draws(clone))
         if isinstance(layer, keras.layers.Layer):
             if clone.name != layer.name:
                 clone.name = layer.name  # a class of someone's own may leave it out

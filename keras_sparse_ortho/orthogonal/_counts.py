@@ -69,8 +69,6 @@ def unmask_at_random(mask: np.ndarray, count: int, rng: np.random.Generator) -> 
         flat[position[np.argpartition(rng.random(dead), missing - 1)[:missing]]] = True
     else:
         while missing:
-            drawn = (rng.random(missing) * flat.size).astype(np.int64)
             # Each round draws at most what is missing, so every draw that hits a dead entry counts.
-            drawn = np.unique(drawn[~flat[drawn]])
-            flat[drawn] = True
-            missing -= drawn.size
+            flat[(rng.random(missing) * flat.size).astype(np.int64)] = True
+            missing = count - int(np.count_nonzero(mask))

@@ -25,7 +25,7 @@ class Supports:
     @property
     def live(self) -> int:
         """Live entries in all columns."""
-        return sum(bits.bit_count() for bits in self._bits)
+        return sum(map(int.bit_count, self._bits))
 
     def copy(self) -> "Supports":
         """An independent copy; the bitsets are immutable and shared."""

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import in_stateless_scope
+from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 
@@ -85,7 +86,8 @@ class Masked(Parametrization):
         if in_stateless_scope():  # a placeholder, of which Keras only uses the shape
             return keras.ops.zeros(shape, dtype="bool")
         mask = self._initial_mask()
-        self._clear(mask)
+        if not are_weights_set_later():
+            self._clear(mask)
         # From here on the variable holds it.
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return keras.ops.convert_to_tensor(mask)

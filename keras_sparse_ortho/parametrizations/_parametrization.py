@@ -77,7 +77,7 @@ class Parametrization(abc.ABC):
         """Called once the raw weight has been set, after the wrapper was built with another."""
 
     def clear_dead(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called before the raw weight is saved or ranked, in which dead entries have no part.
+        """Called before the raw weight is saved or ranked, where dead entries have no part.
 
         Their gradients are zero, and so are their updates, but for an optimizer that mixes the
         entries of a matrix, as Muon does. Effective weights do not depend on them. It cannot be

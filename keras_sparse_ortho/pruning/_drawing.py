@@ -9,8 +9,9 @@ from keras_sparse_ortho.budgets import Budget, fit_structure
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.initializers import (
     AnyDraw,
-    BlockDraw,
+    Draw,
     ExactOrthogonal,
+    PackedDraw,
     RandomSparse,
     SparseInitializer,
     draw,
@@ -63,13 +64,20 @@ def draw_kernels(
     plan = plan_for(density, budget, weights, orthogonal=patterns if exact else False)
     if any(getattr(own, "structure", None) for own in patterns.values()):
         plan = fit_structure(plan, weights, patterns)
-    draws = {}
+    draws: dict[str, AnyDraw] = {}
+    dead: dict[str, int] = {}
     for weight in weights:
         own = choices.with_gain(weight, patterns[weight.path], plan.counts[weight.path])
-        draws[weight.path] = _draw(weight, own, plan, derived_seed(base_seed, weight.path))
+        drawn = _draw(weight, own, plan, derived_seed(base_seed, weight.path))
+        if isinstance(drawn, Draw):
+            assert drawn.kernel is not None
+            assert drawn.initializer is not None
+            if exact:
+                dead[weight.path] = dead_outputs(drawn.kernel, layout_for(weight, own))
+            drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer)
+        draws[weight.path] = drawn
     choices.warn_of_guesses(draws)
-    if exact:
-        _warn_of_dead_outputs(weights, draws)
+    _warn_of_dead_outputs(dead)
     return draws
 
 
@@ -81,17 +89,8 @@ def _draw(weight: PrunableWeight, pattern: SparseInitializer, plan: Budget, seed
     return draw(weight, own)
 
 
-def _warn_of_dead_outputs(weights: list[PrunableWeight], draws: dict[str, AnyDraw]) -> None:
-    found = []
-    for weight in weights:
-        drawn = draws[weight.path]
-        if isinstance(drawn, BlockDraw):
-            continue  # every line of blocks has live ones
-        assert drawn.kernel is not None
-        assert drawn.initializer is not None
-        dead = dead_outputs(drawn.kernel, layout_for(weight, drawn.initializer))
-        if dead:
-            found.append(f"{dead} of '{weight.path}'")
+def _warn_of_dead_outputs(dead: dict[str, int]) -> None:
+    found = [f"{count} of '{path}'" for path, count in dead.items() if count]
     if found:
         warnings.warn(
             "These kernels have outputs without a nonzero entry, which never wake under ReLU: the "

@@ -182,6 +182,7 @@ def _finish(parametrization: Parametrization, drawn: AnyDraw | None) -> None:
     """Sets the weight to what was drawn, and tells the parametrization that it has been set."""
     if drawn is not None and drawn.sets_values:
         parametrization.assign_raw(drawn.kernel)
-    parametrization.settle()
+    if drawn is None or not drawn.sets_values or not isinstance(parametrization, FixedMask):
+        parametrization.settle()  # what is drawn is zero where its mask is not live
     if drawn is not None and drawn.fresh and isinstance(parametrization, FixedMask):
         parametrization.mark_as_drawn()

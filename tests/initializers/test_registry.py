@@ -107,3 +107,17 @@ def test_a_registered_custom_layer_is_orthogonal_along_its_axes_when_wrapped():
     # The bare initializer, which sees only the shape, drew one tall matrix instead.
     bare, _ = eoi.sample((24, 12))
     assert (bare != weight.value()).any()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", ["glorot_uniform", "he_normal"])
+def test_random_sparse_draws_with_the_fans_that_keras_draws_einsum_dense_with(kind):
+    dense = keras.initializers.get({"class_name": kind, "config": {"seed": 7}})
+    for equation, out in (("abc,cde->abde", (6, 2, 3)), ("abcd,cde->abe", (6, 5))):
+        plain = L.EinsumDense(equation, out, kernel_initializer=dense)
+        x = (None, 6, 8) if out[-1] == 3 else (None, 6, 4, 2)
+        plain.build(x)
+        random = kso.initializers.RandomSparse(1.0, dense, seed=0)
+        sparse = kso.PrunableLayer(L.EinsumDense(equation, out, kernel_initializer=random))
+        sparse.build(x)
+        np.testing.assert_array_equal(array(sparse.kernel), array(plain.kernel))

@@ -236,6 +236,16 @@ def test_failures_when_much_has_been_changed(make, monkeypatch):
 
 
 @pytest.mark.core
+def test_values_that_were_set_are_put_back(monkeypatch):
+    model = kso.parametrize(written(), SOFT)  # whose raw weights are not the effective ones
+    before = state(model)
+    monkeypatch.setattr(_strip.SameFunction, "check", breaks)
+    with pytest.raises(Broken):
+        kso.strip(model)
+    assert state(model) == before
+
+
+@pytest.mark.core
 def test_live_blocks_that_fail_after_the_masks_are_held(monkeypatch):
     model = written()
     blocks = kso.initializers.ExactOrthogonal(0.5, seed=0, structure=kso.Block(4, 4, regular=True))
