@@ -20,8 +20,8 @@ TORCH := torch==2.13.0
 PIP := -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-oldest test-compat test-tensorflow test-jax test-torch test-docs \
-	test-mutants test-wheel lint format clean
+.PHONY: help setup demo test test-slow test-oldest test-compat test-tensorflow test-jax test-torch \
+	test-docs test-mutants test-wheel lint format clean
 
 help:
 	@echo "make demo          train, sparsify, strip and export on real data (examples/quickstart.py)"

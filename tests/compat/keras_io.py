@@ -50,7 +50,7 @@ class Patches(layers.Layer):
 
     def call(self, images):
         patches = ops.image.extract_patches(images, size=self.size)
-        batch, rows, columns, channels = patches.shape
+        _, rows, columns, channels = patches.shape
         return ops.reshape(patches, (-1, rows * columns, channels))
 
 
