@@ -11,14 +11,17 @@ STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.installed
 
+COMPAT := .venv-compat
+COMPAT_STAMP := $(COMPAT)/.installed
+
 # Installed first and by this exact version: it is the one with a CPU build where this project is
 # developed. A looser requirement, or one that another package brings in, fetches gigabytes of CUDA.
 TORCH := torch==2.13.0
 PIP := -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-oldest test-tensorflow test-jax test-torch test-docs \
-	test-mutants test-wheel lint format clean
+.PHONY: help setup demo test test-slow test-oldest test-compat test-tensorflow test-jax test-torch \
+	test-docs test-mutants test-wheel lint format clean
 
 help:
 	@echo "make demo          train, sparsify, strip and export on real data (examples/quickstart.py)"
@@ -26,6 +29,7 @@ help:
 	@echo "make lint          ruff and mypy only      make format  let ruff rewrite"
 	@echo "make test-slow     make test, and the slow tests with it"
 	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"
+	@echo "make test-compat   models of keras-hub, keras-rs, keras.applications, keras.io (ARGS=backends)"
 	@echo "make test-mutants  small faults put into the package: do the tests notice? (NAMES=...)"
 	@echo "one part of test:  test-tensorflow  test-jax  test-torch  test-docs  test-wheel"
 	@echo "make clean         remove caches and build outputs (not the environments)"
@@ -49,6 +53,17 @@ $(OLDEST_STAMP): pyproject.toml Makefile tools/oldest.py
 	@$(OLDEST)/bin/python $(PIP) --constraint $(OLDEST)/constraints.txt --editable ".[test]"
 	@touch $@
 
+# Not in .venv, where `make test` would find the packages and run their tests, too. It sees what
+# .venv has, so that only these packages and their own needs are installed.
+$(COMPAT_STAMP): $(STAMP)
+	@echo "setting up $(COMPAT)"
+	@test -x $(COMPAT)/bin/python || $(PY) -m venv $(COMPAT)
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+		echo "import site; site.addsitedir('$$($(PY) -c "$$site")')" \
+		> "$$($(COMPAT)/bin/python -c "$$site")/venv.pth"
+	@$(COMPAT)/bin/python $(PIP) --editable ".[compat]"
+	@touch $@
+
 demo: $(STAMP)
 	@$(PY) examples/quickstart.py $(ARGS)
 
@@ -62,6 +77,9 @@ test-slow: $(STAMP)
 test-oldest: $(OLDEST_STAMP)
 	@PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning" \
 		$(OLDEST)/bin/python tools/check.py tensorflow jax torch
+
+test-compat: $(COMPAT_STAMP)
+	@$(COMPAT)/bin/python tools/compatibility.py $(ARGS)
 
 # Which faults there are, and which tests should notice, stands in tools/mutants.toml.
 test-mutants: $(STAMP)

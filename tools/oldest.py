@@ -1,14 +1,14 @@
 """Print pip constraints that pin the lower bounds of pyproject.toml: ``a>=1`` to ``a==1``.
 
-The bounds of the tools (extras ``test`` and ``dev``) are left alone: what must work with old
-versions is the package, not its linter.
+The bounds of the tools (extras ``test``, ``dev`` and ``compat``) are left alone: what must work with
+old versions is the package, not its linter.
 """
 
 import re
 import tomllib
 from pathlib import Path
 
-TOOLS = ("test", "dev")
+TOOLS = ("test", "dev", "compat")
 
 
 def main() -> None:

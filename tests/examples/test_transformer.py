@@ -1,0 +1,76 @@
+"""`examples/transformer.py`, with a small network."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from tests.helpers import slow_on_jax
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "transformer.py"
+SMALL = ("--width", 16, "--heads", 2, "--depth", 1, "--epochs", 3, "--rows", 640, "--density", 0.4)
+
+
+@pytest.fixture
+def transformer(monkeypatch, tmp_path):
+    """Runs the script, and gives its exit status and the folder that it writes to."""
+
+    def run(*arguments):
+        given = [SCRIPT, *arguments, "--output", tmp_path / "out"]
+        monkeypatch.setattr(sys, "argv", [str(argument) for argument in given])
+        monkeypatch.syspath_prepend(SCRIPT.parent)
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        return end.value.code, tmp_path / "out"
+
+    return run
+
+
+@slow_on_jax
+# Keras', of blocks without `build` that are loaded.
+@pytest.mark.filterwarnings("ignore:`build.. was called on layer:UserWarning")
+def test_the_last_lines_say_what_came_out(transformer, capsys):
+    status, folder = transformer(*SMALL)
+    assert status == 0
+    title, accuracy, weights, _, packed = capsys.readouterr().out.strip().splitlines()[-5:]
+    assert title == f"digits, 1 blocks of width 16, 3 epochs, {keras.backend.backend()}"
+    figures = json.loads((folder / "transformer.json").read_text())
+    dense, sparse = figures["dense"], figures["sparse"]
+    assert min(dense["accuracy"], sparse["accuracy"]) > 0.2  # better than chance
+    assert accuracy.endswith(f"{sparse['accuracy']:.2%} sparse, {dense['accuracy']:.2%} dense")
+    assert f"{sparse['live']:,} of {sparse['weights']:,} live" in weights
+    assert sparse["gzip_bytes"] < 0.7 * dense["gzip_bytes"]
+    assert packed.endswith(f"{sparse['gzip_bytes'] / dense['gzip_bytes']:.2f} of it")
+
+    plain = keras.saving.load_model(folder / "sparse.keras")
+    plain(np.zeros((1, 8, 8, 1), "float32"))
+    held = {w.path: np.count_nonzero(w.value()) for w in kso.prunable_weights(plain)}
+    assert sum(held.values()) == sparse["live"]
+    ends = {"patch/kernel": 4 * 16, "head/kernel": 16 * 10}
+    assert ends.items() <= held.items()
+    inner = sparse["weights"] - sum(ends.values())
+    assert sparse["live"] - sum(ends.values()) <= round(0.4 * inner)
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (["--epochs", 0], "--epochs must be 1 or more. Received: 0"),
+        (["--heads", 3], "--width must be divisible by --heads. Received: 16, 3"),
+        (["--density", 1.5], "must be in (0, 1]. Received: density=1.5"),
+        (["--density", 0.01], "The least global density"),
+    ],
+)
+def test_refusals_are_one_line(transformer, capsys, arguments, rule):
+    status, folder = transformer(*SMALL, *arguments)
+    assert status == 2
+    errors = capsys.readouterr().err
+    assert rule in errors
+    assert "Traceback" not in errors
+    assert not (folder / "transformer.json").exists()

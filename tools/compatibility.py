@@ -1,0 +1,113 @@
+"""Run the compatibility suite, and write what came out: ``compatibility.py [BACKEND ...]``.
+
+Without a BACKEND on all three; then the table in docs/compatibility.md is written anew, if every
+model went through. Else the table is printed only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "compatibility.md"
+BEGIN, END = "<!--- COMPATIBILITY: written by `make test-compat` -->", "<!--- END COMPATIBILITY -->"
+NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
+STAGES = ("sparsify", "fit", "strip", "load", "load without the package")
+EXPORT = "LiteRT"
+
+Results = dict[str, dict[str, str]]
+"""By model and stage what it gave."""
+
+
+def run(backend: str) -> tuple[bool, Results]:
+    """Run the suite on a backend: whether it passed, and its results."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "junit.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "tests/compat", f"--junitxml={report}"]
+        # Compiled code runs for milliseconds here; see tools/check.py.
+        quick = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "KERAS_BACKEND": backend}
+        print("$", backend, *command, flush=True)
+        environment = {**os.environ, **quick}
+        done = subprocess.run(
+            [*command, "-n", "2", "--dist", "worksteal"], cwd=ROOT, env=environment, check=False
+        )
+        if not report.exists():
+            return False, {}
+        return done.returncode == 0, read(ElementTree.parse(report))
+
+
+def read(report: ElementTree.ElementTree) -> Results:
+    """The stages of every model that a JUnit report has recorded."""
+    results: Results = {}
+    for case in report.iter("testcase"):
+        name = case.get("name", "")
+        if not name.startswith("test_the_whole_way["):
+            continue
+        noted = {p.get("name", ""): p.get("value", "") for p in case.iter("property")}
+        results[name.partition("[")[2].removesuffix("]")] = {
+            name.removeprefix("stage "): value
+            for name, value in noted.items()
+            if name.startswith("stage ")
+        }
+    return results
+
+
+def cell(stages: dict[str, str] | None) -> str:
+    """What the table says of a model on a backend."""
+    if stages is None:
+        return ""
+    missing = [stage for stage in STAGES if stages.get(stage) != "ok"]
+    return f"fails: {missing[0]}" if missing else "ok"
+
+
+def table(results: dict[str, Results]) -> str:
+    """A row for each model, a column for each backend, and one for LiteRT."""
+    titles = [NAMES[backend] for backend in results]
+    exported = results.get("tensorflow", {})
+    lines = [" | ".join(["| package", "model", *titles, f"{EXPORT} |"])]
+    lines.append("|---" * (3 + len(titles)) + "|")
+    for model in dict.fromkeys(name for found in results.values() for name in found):
+        package, _, short = model.partition(": ")
+        cells = [cell(found.get(model)) for found in results.values()]
+        cells.append(exported.get(model, {}).get(EXPORT, ""))
+        lines.append(" | ".join([f"| {package}", short, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def write(text: str) -> None:
+    """Put the table between the markers of the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    _, marker, after = rest.partition(END)
+    if not marker:
+        raise SystemExit(f"{PAGE} must have the lines {BEGIN!r} and {END!r}")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def main() -> int:
+    """Run on the backends that the command line names; 0 if every test passed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("backends", nargs="*", metavar="BACKEND", help=", ".join(NAMES))
+    chosen = parser.parse_args().backends or list(NAMES)
+    if unknown := set(chosen).difference(NAMES):
+        parser.error(f"BACKEND must be one of {', '.join(NAMES)}. Received: {sorted(unknown)}")
+    results, good = {}, True
+    for backend in chosen:
+        passed, results[backend] = run(backend)
+        good = good and passed
+    text = table(results)
+    print(text)
+    if good and chosen == list(NAMES):
+        write(text)
+        print(f"Written to {PAGE.relative_to(ROOT)}")
+    return not good
+
+
+if __name__ == "__main__":
+    sys.exit(main())
