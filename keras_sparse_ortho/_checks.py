@@ -11,6 +11,8 @@ from keras_sparse_ortho.errors import DensityError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_SPARSITIES = {"sparsity", "initial_sparsity", "final_sparsity"}
+
 
 def check_density(density: Any, name: str = "density") -> float:
     """Returns `density` as a float, or refuses what is not in (0, 1]."""
@@ -59,18 +61,21 @@ def check_seed(seed: Any) -> int | None:
 
 
 def explains_density(function: Callable[P, R]) -> Callable[P, R]:
-    """Lets a function say what `density` is to whoever gives it a `sparsity`."""
+    """Lets a function or constructor say what `density` is to whoever gives it a `sparsity`."""
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if "sparsity" in kwargs:
-            sparsity = kwargs["sparsity"]
+        for given in _SPARSITIES & kwargs.keys():
+            sparsity, name = kwargs[given], function.__name__
+            if name == "__init__":
+                name = type(args[0]).__name__
+            density = given.replace("sparsity", "density")
             example = ""
             if isinstance(sparsity, float):
-                example = f" A sparsity of {sparsity} is density={1 - sparsity:.6g}."
+                example = f" A sparsity of {sparsity} is {density}={1 - sparsity:.6g}."
             raise TypeError(
-                f"{function.__name__}() takes a `density`, the live fraction.{example} "
-                f"Received: sparsity={sparsity!r}"
+                f"{name}() takes a `{density}`, the live fraction.{example} "
+                f"Received: {given}={sparsity!r}"
             )
         return function(*args, **kwargs)
 

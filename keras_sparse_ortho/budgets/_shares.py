@@ -3,12 +3,14 @@
 import math
 from typing import Any
 
+from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.budgets._allocation import Orthogonal, allocate
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import weights_of
 
 
+@explains_density
 def uniform(
     model: Any,
     density: float,
@@ -55,6 +57,7 @@ def uniform(
     return allocate(weights, density, relative, orthogonal=orthogonal, dense=dense)
 
 
+@explains_density
 def er(
     model: Any,
     density: float,
@@ -98,6 +101,7 @@ def er(
     return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=False)
 
 
+@explains_density
 def erk(
     model: Any,
     density: float,

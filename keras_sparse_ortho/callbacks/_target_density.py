@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
@@ -78,6 +79,7 @@ class TargetDensity(DensityRun):
     - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878, for the schedule
     """
 
+    @explains_density
     def __init__(
         self,
         final_density: float,

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, explains_density
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
@@ -113,6 +113,7 @@ class ExactOrthogonal(SparseInitializer):
 
     isometry = "exact"
 
+    @explains_density
     def __init__(
         self,
         density: float | None = None,

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, explains_density
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
@@ -41,6 +41,7 @@ class RandomSparse(SparseInitializer):
     32
     """
 
+    @explains_density
     def __init__(
         self,
         density: float | None = None,

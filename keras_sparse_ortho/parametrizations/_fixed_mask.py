@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, explains_density
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -53,6 +53,7 @@ class FixedMask(Masked):
     32
     """
 
+    @explains_density
     def __init__(
         self,
         density: float | None = None,

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.schedules._schedule import Schedule
 
 
@@ -25,6 +26,7 @@ class Constant(Schedule):
     [False, True, False, True]
     """
 
+    @explains_density
     def __init__(
         self,
         final_density: float,
@@ -63,6 +65,7 @@ class OneShot(Schedule):
     (1.0, 0.1, True, False)
     """
 
+    @explains_density
     def __init__(self, final_density: float, step: int | float = 0) -> None:
         super().__init__(final_density, step, step, 1)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, explains_density
 from keras_sparse_ortho.schedules._schedule import Schedule
 
 
@@ -39,6 +39,7 @@ class Polynomial(Schedule):
     0.325
     """
 
+    @explains_density
     def __init__(
         self,
         final_density: float,
@@ -85,6 +86,7 @@ class _FixedPower(Polynomial):
 
     _POWER: float
 
+    @explains_density
     def __init__(
         self,
         final_density: float,
