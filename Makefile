@@ -18,7 +18,7 @@ PIP := -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-oldest test-tensorflow test-jax test-torch test-docs \
-	test-mutants test-wheel lint format clean
+	test-faults test-mutants test-wheel lint format clean
 
 help:
 	@echo "make demo          train, sparsify, strip and export on real data (examples/quickstart.py)"
@@ -26,6 +26,7 @@ help:
 	@echo "make lint          ruff and mypy only      make format  let ruff rewrite"
 	@echo "make test-slow     make test, and the slow tests with it"
 	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"
+	@echo "make test-faults   kills, full disks, damaged files, counted: an hour (ARGS=\"--parts disks\")"
 	@echo "make test-mutants  small faults put into the package: do the tests notice? (NAMES=...)"
 	@echo "one part of test:  test-tensorflow  test-jax  test-torch  test-docs  test-wheel"
 	@echo "make clean         remove caches and build outputs (not the environments)"
@@ -62,6 +63,10 @@ test-slow: $(STAMP)
 test-oldest: $(OLDEST_STAMP)
 	@PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning" \
 		$(OLDEST)/bin/python tools/check.py tensorflow jax torch
+
+# Kills, full disks, damaged files, threads and memory: docs/faults.md. For the night.
+test-faults: $(STAMP)
+	@$(PY) -m tests.faults $(ARGS)
 
 # Which faults there are, and which tests should notice, stands in tools/mutants.toml.
 test-mutants: $(STAMP)
