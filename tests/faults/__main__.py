@@ -1,6 +1,6 @@
 """Runs the parts of the fault suite, and writes their table.
 
-python -m tests.faults [--parts fits kills disks files memory] [--share 0.1] [--table docs/faults.md]
+python -m tests.faults [--parts fits kills ...] [--share 0.1] [--table docs/faults.md]
 """
 
 import argparse
