@@ -21,7 +21,7 @@ PIP := -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-oldest test-compat test-tensorflow test-jax test-torch \
-	test-docs test-mutants test-wheel lint format clean
+	test-docs test-faults test-mutants test-wheel lint format clean
 
 help:
 	@echo "make demo          train, sparsify, strip and export on real data (examples/quickstart.py)"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-slow     make test, and the slow tests with it"
 	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"
 	@echo "make test-compat   models of keras-hub, keras-rs, keras.applications, keras.io (ARGS=backends)"
+	@echo "make test-faults   kills, full disks, damaged files, counted: an hour (ARGS=\"--parts disks\")"
 	@echo "make test-mutants  small faults put into the package: do the tests notice? (NAMES=...)"
 	@echo "one part of test:  test-tensorflow  test-jax  test-torch  test-docs  test-wheel"
 	@echo "make clean         remove caches and build outputs (not the environments)"
@@ -80,6 +81,10 @@ test-oldest: $(OLDEST_STAMP)
 
 test-compat: $(COMPAT_STAMP)
 	@$(COMPAT)/bin/python tools/compatibility.py $(ARGS)
+
+# Kills, full disks, damaged files, threads and memory: docs/faults.md. For the night.
+test-faults: $(STAMP)
+	@$(PY) -m tests.faults $(ARGS)
 
 # Which faults there are, and which tests should notice, stands in tools/mutants.toml.
 test-mutants: $(STAMP)

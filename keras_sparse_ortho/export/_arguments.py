@@ -166,12 +166,14 @@ def check_path(path: str | os.PathLike[str], sidecar: str | None = None) -> Path
                 f"A file's name may have {longest} bytes there. Received: {length} bytes, "
                 f"{file.name[:40]!r}..."
             )
-        if file.is_dir():
+        if file.exists() and not file.is_file():
+            kind = "a folder" if file.is_dir() else "a device, pipe or socket"
             raise ValueError(
-                "`path` must name a file: a folder stands where it is to be written; choose "
+                f"`path` must name a file: {kind} stands where it is to be written; choose "
                 f"another name. Received: path={str(path)!r}, {file.name!r}"
             )
-    return target
+    # A link keeps pointing where it does.
+    return target.resolve() if target.is_symlink() else target
 
 
 def _longest_name(folder: Path) -> int:

@@ -1,5 +1,6 @@
 """Arguments that are refused before any time is spent."""
 
+import os
 import sys
 
 import keras
@@ -120,6 +121,8 @@ def test_where_no_file_can_be_written(tmp_path):
     refused("make the folder first", tiny(), tmp_path / "none" / "m.tflite")
     refused("make the folder first", tiny(), "")
     refused("a folder stands where", tiny(), tmp_path)
+    os.mkfifo(tmp_path / "pipe.tflite")
+    refused("a device, pipe or socket stands where", tiny(), tmp_path / "pipe.tflite")
     (tmp_path / "m.tflite.gz").mkdir()
     refused("a folder stands where", tiny(), tmp_path / "m.tflite", sidecar="gzip")
     refused(r"255 bytes.*256 bytes", tiny(), tmp_path / ("a" * 249 + ".tflite"))

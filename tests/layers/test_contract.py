@@ -186,3 +186,19 @@ def _with_usual_initializers(layer):
         return [usual(item) for item in config] if isinstance(config, list | tuple) else config
 
     return type(layer).from_config(usual(layer.get_config()))
+
+
+def test_what_is_no_configuration_of_a_wrapper_is_refused():
+    layer = PrunableLayer(keras.layers.Dense(3), FixedMask())
+    config = layer.get_config()
+    del config["weights"]
+    assert PrunableLayer.from_config(config).layer.units == 3
+    for change in (
+        {"parametrization": []},
+        {"parametrization": None},
+        {"layer_names": "d"},
+        {"layer": None},
+    ):
+        changed = {**config, **change}
+        with pytest.raises(ValueError, match="Received"):
+            PrunableLayer.from_config({k: v for k, v in changed.items() if v is not None})

@@ -1,0 +1,245 @@
+"""kill -9 at random moments, and what is found afterwards."""
+
+import contextlib
+import os
+import random
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import BudgetError
+from tests.faults.counting import Count, ended, kill, started, timed, watched
+
+EPOCHS, ROWS = 8, 256
+METHODS = ("fixed", "str", "rigl")
+
+
+def in_fit(folder: Path, rng: random.Random, share: float) -> Count:
+    """Runs that are killed and resumed must end as one that was not."""
+    with timed("fit, resumed from its checkpoint") as count:
+        after = 0
+        for method in METHODS:
+            kills = max(2, round(12 * share))
+            (folder / method).mkdir(parents=True)
+            whole = folder / method / "whole"
+            start = time.monotonic()
+            assert watched(lambda m=method, w=whole: _fit(m, w, 0.0), folder / "log", 600) == 0
+            took = time.monotonic() - start
+            cut = folder / method / "cut"
+            backup = cut / "backup" / "training_metadata.json"
+            for _ in range(kills):
+                child = started(lambda m=method, c=cut: _fit(m, c, 0.02), folder / "log")
+                # Most after a checkpoint of this run, some at any time.
+                seen, until = _age(backup), time.monotonic() + 60 + 10 * took
+                waits = rng.random() < 0.8
+                while waits and _age(backup) == seen and time.monotonic() < until:
+                    if ended_already(child):
+                        break
+                    time.sleep(0.01)
+                time.sleep(rng.uniform(0, 0.3))
+                if ended_already(child):
+                    break
+                kill(child)
+                count.runs += 1
+                after += backup.exists()
+            status = watched(lambda m=method, c=cut: _fit(m, c, 0.0), folder / "log", 600)
+            if status is None:
+                count.hangs += 1
+            elif status != 0:
+                count.foreign += 1
+            elif not _equal(whole / "final.npz", cut / "final.npz"):
+                count.wrong += 1
+        count.notes.append(f"{after} of the kills after a checkpoint")
+        if 2 * after < count.runs:
+            count.wrong += 1  # the suite did not test what it says
+    return count
+
+
+def ended_already(child: int) -> bool:
+    try:
+        return os.waitpid(child, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _fit(method: str, folder: Path, pause: float) -> None:
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    dense = keras.Sequential(
+        [
+            keras.Input((16,)),
+            layers.Dense(48, activation="relu", name="a"),
+            layers.BatchNormalization(name="n"),
+            layers.Dense(4, name="b"),
+        ]
+    )
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(ROWS, 16)).astype("float32"), rng.normal(size=(ROWS, 4))
+    C, used = kso.callbacks, []
+    if method == "str":
+        model = kso.parametrize(dense, kso.parametrizations.SoftThreshold())
+        used = [C.TargetDensity(0.2, kso.schedules.Cubic(0.2, 0, 40, frequency=3))]
+    else:
+        model = kso.sparsify(dense, 0.3, seed=0)
+        if method == "rigl":
+            used = [C.RigL((x, y), batch_size=32, frequency=5, end_step=40)]
+    model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+    wait = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs=None: time.sleep(pause)
+    )
+    backup = keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False)
+    model.fit(
+        x,
+        y,
+        batch_size=32,
+        epochs=EPOCHS,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*used, backup, wait],
+    )
+    values = [keras.ops.convert_to_numpy(v.value) for v in model.weights]
+    values += [keras.ops.convert_to_numpy(v.value) for v in model.optimizer.variables]
+    np.savez(folder / "aside.npz", *values)
+    (folder / "aside.npz").replace(folder / "final.npz")
+
+
+def _equal(one: Path, other: Path) -> bool:
+    with np.load(one) as a, np.load(other) as b:
+        return a.files == b.files and all(np.array_equal(a[k], b[k]) for k in a.files)
+
+
+def in_files(folder: Path, rng: random.Random, share: float) -> list[Count]:
+    """Budgets and tables of reports are whole, old or new; a model file is known to be damaged."""
+    counts = []
+    n = 3000
+    budgets = [
+        kso.Budget({f"l{k}/kernel": d for k in range(n)}, {f"l{k}/kernel": 10 for k in range(n)})
+        for d in (0.5, 0.25)
+    ]
+    model = kso.sparsify(
+        keras.Sequential([keras.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(64)]),
+        0.2,
+        seed=0,
+    )
+    report = kso.report(model)
+    wide = type(report)(report.rows * 1000, report.name)
+
+    def lines(path: Path) -> None:
+        if len(path.read_text().splitlines()) != 1 + len(wide.rows):
+            raise BudgetError("half")
+
+    jobs = {
+        "Budget.save, csv": ("b.csv", lambda p: [b.save(p) for b in budgets], kso.Budget.load),
+        "Budget.save, json": ("b.json", lambda p: [b.save(p) for b in budgets], kso.Budget.load),
+        "report.to_csv": ("r.csv", lambda p: wide.to_csv(p), lines),
+    }
+    for part, (name, write, read) in jobs.items():
+        with timed(part) as count:
+            path = folder / name
+            write(path)
+            for _ in range(max(3, round(25 * share))):
+                _killed_while(lambda w=write, p=path: _again_and_again(w, p), folder, rng, 0.4)
+                count.runs += 1
+                try:
+                    read(path)
+                except BudgetError:
+                    count.lost += 1
+                except Exception:
+                    count.foreign += 1
+            for left in folder.glob(f".*{name}.part"):
+                left.unlink()
+        counts.append(count)
+    with timed("model.save (Keras writes in place)") as count:
+        path, damaged = folder / "m.keras", 0
+        model.save(path)
+        want = [keras.ops.convert_to_numpy(w.value) for w in model.weights]
+        for _ in range(max(3, round(20 * share))):
+            _killed_while(lambda: _again_and_again(model.save, path), folder, rng, 0.4)
+            count.runs += 1
+            try:
+                got = keras.saving.load_model(path).weights
+            except Exception:
+                damaged += 1
+                continue
+            if not all(np.array_equal(w, g.value) for w, g in zip(want, got, strict=True)):
+                count.wrong += 1
+        count.notes.append(f"{damaged} old files gone, by Keras: refused when loaded, none wrong")
+    return [*counts, count]
+
+
+def _again_and_again(write: object, path: Path) -> None:
+    while True:
+        write(path)  # type: ignore[operator]
+
+
+def _killed_while(work: object, folder: Path, rng: random.Random, seconds: float) -> None:
+    child = started(work, folder / "log")  # type: ignore[arg-type]
+    time.sleep(0.05 + rng.uniform(0, seconds))
+    kill(child)
+
+
+def in_export(folder: Path, rng: random.Random, share: float) -> Count:
+    """The old file or the new one; no process lives on, and the next export clears up."""
+    from keras_sparse_ortho.export import export_litert, load_litert
+
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    target = folder / "m.tflite"
+    with timed("export_litert") as count:
+        start = time.monotonic()
+        assert watched(lambda: export_litert(model, target) and None, folder / "log", 900) == 0
+        took, old = time.monotonic() - start, target.read_bytes()
+        for k in range(max(2, round(12 * share))):
+            child = started(lambda: export_litert(model, target) and None, folder / "log")
+            time.sleep(took * (k + rng.random()) / max(2, round(12 * share)))
+            kill(child)
+            count.runs += 1
+            if target.read_bytes() != old:
+                try:
+                    load_litert(target)
+                    old = target.read_bytes()
+                except Exception:
+                    count.lost += 1
+            until = time.monotonic() + 30
+            while (alive := _workers_in(folder)) and time.monotonic() < until:
+                time.sleep(0.2)
+            if alive:
+                count.hangs += 1
+        status = ended(started(lambda: export_litert(model, target) and None, folder / "log"), 900)
+        left = [p.name for p in folder.iterdir() if "-kso-" in p.name]
+        if status != 0 or left:
+            count.wrong += 1
+        count.notes.append("no worker lives on; the next export removes the folders")
+    return count
+
+
+def _workers_in(folder: Path) -> list[int]:
+    """The worker processes of this run, whose parents are all gone."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            command = (entry / "cmdline").read_bytes()
+            here = str(folder.parent).encode() in (entry / "environ").read_bytes()
+            if b"_worker.py" in command and here:
+                found.append(int(entry.name))
+    return found
+
+
+def run(folder: Path, rng: random.Random, share: float) -> list[Count]:
+    """The kills in what writes files."""
+    for name in ("files", "export"):
+        (folder / name).mkdir(parents=True)
+    os.environ["KSO_FAULTS"] = str(folder)  # by which the workers of this run are known
+    return [
+        *in_files(folder / "files", rng, share),
+        in_export(folder / "export", rng, share),
+    ]
