@@ -1,7 +1,7 @@
 """Print pip constraints that pin the lower bounds of pyproject.toml: ``a>=1`` to ``a==1``.
 
-The bounds of the tools (extras ``test``, ``dev`` and ``compat``) are left alone: it is the package that
-must work with old versions, not its linter.
+The bounds of the tools (extras ``test``, ``dev``, ``compat``) are left alone: the package must work
+with old versions, not its linter.
 """
 
 import re
