@@ -134,7 +134,7 @@ def test_only_epochs_at_the_density_count(method, tmp_path):
     checkpoint = keras.callbacks.ModelCheckpoint(
         best, monitor="density", mode="max", save_best_only=True
     )
-    slower = keras.callbacks.ReduceLROnPlateau("density", mode="max", patience=2, factor=0.5)
+    slower = keras.callbacks.ReduceLROnPlateau("density", mode="max", patience=3, factor=0.5)
     wrapped = [BestAtDensity(c) for c in (stop, checkpoint, slower)]
     watch = Watch()
     fit(model, *wrapped[:1], callback(), *wrapped[1:], watch, epochs=6)
