@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from tests.helpers import jit_if_quicker
+from tests.helpers import jit_if_quicker, slow_on_jax
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -59,6 +59,7 @@ def test_masks_that_move_start_new_entries_at_zero():
     np.testing.assert_array_equal(weight.raw_value()[other & ~grown], kept)
 
 
+@slow_on_jax
 def test_scheduled_masks_do_not_bring_dead_entries_back():
     schedule = kso.schedules.Constant(0.4, 0, frequency=4)
     model = kso.parametrize(network(), kso.MagnitudeMask(schedule), include="wide")

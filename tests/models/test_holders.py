@@ -230,17 +230,17 @@ def test_a_model_is_as_it_was_if_anything_fails(storage, monkeypatch):
     model = halves(L.Layer, at_the_top=True)
     expected, weights = array(model(IDS)), [array(v) for v in model.weights]
     names, held = [v.path for v in model.weights], [model.enc, model.embedding]
-    settled = []
+    marked = []
     kind = FixedMask if storage == "masked" else CompactMask
-    settle = kind.settle
+    mark_as_drawn = kind.mark_as_drawn
 
     def fails_at_last(self):
-        settled.append(self)
-        if len(settled) == 3:
+        marked.append(self)
+        if len(marked) == 3:
             raise RuntimeError("the disk is full")
-        settle(self)
+        mark_as_drawn(self)
 
-    monkeypatch.setattr(kind, "settle", fails_at_last)
+    monkeypatch.setattr(kind, "mark_as_drawn", fails_at_last)
     with pytest.raises(RuntimeError, match="full"):
         kso.sparsify(model, 0.3, seed=0, storage=storage)
     monkeypatch.undo()

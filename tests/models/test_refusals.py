@@ -164,8 +164,13 @@ def test_dense_models(make):
     refuse_all(held, {"sparsify": [(NotPrunableError, compact)]})
 
 
+# A model that is cloned is only read; on JAX it compiles for long.
+ON_JAX_SLOW = [pytest.mark.slow] if keras.backend.backend() == "jax" else []
+FORMS = [written, pytest.param(functional, marks=ON_JAX_SLOW)]
+
+
 @pytest.mark.core
-@pytest.mark.parametrize("make", [functional, written])
+@pytest.mark.parametrize("make", FORMS)
 def test_sparse_models(make):
     masked = compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adafactor())
     # Adafactor keeps factors of whole kernels.
@@ -209,7 +214,7 @@ def third_time(function):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("make", [functional, written])
+@pytest.mark.parametrize("make", FORMS)
 def test_failures_when_much_has_been_changed(make, monkeypatch):
     masked = compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adam())
     compact = compiled(kso.sparsify(make(), 0.5, seed=0, storage="compact"), "adam")
