@@ -1,7 +1,7 @@
 """Print pip constraints that pin the lower bounds of pyproject.toml: ``a>=1`` to ``a==1``.
 
-The bounds of the tools (extras ``test``, ``dev`` and ``compat``) are left alone: what must work with
-old versions is the package, not its linter.
+The bounds of the tools (extras ``test``, ``dev`` and ``compat``) are left alone: what must work
+with old versions is the package, not its linter.
 """
 
 import re
