@@ -182,7 +182,6 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=3, help="blocks")
     parser.add_argument("--heads", type=int, default=4, help="of the attention")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rows", type=int, help="train on the first so many images only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("transformer_output"))
     options = parser.parse_args()
@@ -199,9 +198,6 @@ def main() -> int:
         data = load(options.dataset)
     except DatasetError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
-    if options.rows is not None:
-        first = {name: getattr(data, name)[: options.rows] for name in ("x_train", "y_train")}
-        data = dataclasses.replace(data, **first)
     options.output.mkdir(parents=True, exist_ok=True)
     keras.utils.set_random_seed(options.seed)
     try:

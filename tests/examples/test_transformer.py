@@ -13,7 +13,7 @@ import keras_sparse_ortho as kso
 from tests.helpers import slow_on_jax
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "transformer.py"
-SMALL = ("--width", 16, "--heads", 2, "--depth", 1, "--epochs", 3, "--rows", 640, "--density", 0.4)
+SMALL = ("--width", 16, "--heads", 2, "--depth", 1, "--batch", 32, "--epochs", 4, "--density", 0.4)
 
 
 @pytest.fixture
@@ -33,15 +33,15 @@ def transformer(monkeypatch, tmp_path):
 
 @slow_on_jax
 # Keras', of blocks without `build` that are loaded.
-@pytest.mark.filterwarnings("ignore:`build.. was called on layer:UserWarning")
+@pytest.mark.filterwarnings("ignore:.build... was called on layer:UserWarning")
 def test_the_last_lines_say_what_came_out(transformer, capsys):
     status, folder = transformer(*SMALL)
     assert status == 0
     title, accuracy, weights, _, packed = capsys.readouterr().out.strip().splitlines()[-5:]
-    assert title == f"digits, 1 blocks of width 16, 3 epochs, {keras.backend.backend()}"
+    assert title == f"digits, 1 blocks of width 16, 4 epochs, {keras.backend.backend()}"
     figures = json.loads((folder / "transformer.json").read_text())
     dense, sparse = figures["dense"], figures["sparse"]
-    assert min(dense["accuracy"], sparse["accuracy"]) > 0.2  # better than chance
+    assert min(dense["accuracy"], sparse["accuracy"]) > 0.5  # four epochs: it learns
     assert accuracy.endswith(f"{sparse['accuracy']:.2%} sparse, {dense['accuracy']:.2%} dense")
     assert f"{sparse['live']:,} of {sparse['weights']:,} live" in weights
     assert sparse["gzip_bytes"] < 0.7 * dense["gzip_bytes"]
