@@ -1,5 +1,6 @@
 """Mutated files of every kind that is read, and crafted configurations."""
 
+import contextlib
 import gzip
 import json
 import random
@@ -259,9 +260,11 @@ def crafted(folder: Path, rng: random.Random, share: float) -> Count:
 
                 os.chdir(folder)
                 try:
-                    kso.report(read_keras(str(path)))
+                    model = read_keras(str(path))
                 except InputFileError:
                     return
+                with contextlib.suppress(ValueError):  # of a model that cannot compute
+                    kso.report(model)
 
             child = started(work, folder / "log")
             count.take(ended(child, 60))

@@ -97,7 +97,9 @@ def _fit(method: str, folder: Path, pause: float) -> None:
     wait = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs=None: time.sleep(pause)
     )
-    backup = keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False)
+    backup = keras.callbacks.BackupAndRestore(
+        folder / "backup", double_checkpoint=True, delete_checkpoint=False
+    )
     model.fit(
         x,
         y,
