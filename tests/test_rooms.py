@@ -18,6 +18,7 @@ ORDER = (
         "_checks",
         "_files",
         "_tables",
+        "_workplace",
         "_keras_internals",
         "_backend",
         "_gathers",

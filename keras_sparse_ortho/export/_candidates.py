@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._workplace import is_full, no_room
 from keras_sparse_ortho.export._arguments import Task
 from keras_sparse_ortho.export._conversion import convert
 from keras_sparse_ortho.export._errors import (
@@ -27,7 +28,6 @@ from keras_sparse_ortho.export._verification import (
     verify,
     weights_in_use,
 )
-from keras_sparse_ortho.export._workplace import is_full, no_room
 
 Failure = ExportConversionError | ExportVerificationError | ExportRouteError
 

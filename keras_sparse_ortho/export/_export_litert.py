@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from rich.console import Console
 
+from keras_sparse_ortho._workplace import workplace
 from keras_sparse_ortho.export._arguments import (
     MODES,
     accepted,
@@ -26,7 +27,6 @@ from keras_sparse_ortho.export._errors import (
 from keras_sparse_ortho.export._report import ExportReport, gzip_size, report_on, zstd_size
 from keras_sparse_ortho.export._routes import Route, route_for
 from keras_sparse_ortho.export._sidecar import check_sidecar, write_sidecar
-from keras_sparse_ortho.export._workplace import workplace
 
 
 def export_litert(

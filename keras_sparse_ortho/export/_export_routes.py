@@ -8,12 +8,12 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._workplace import workplace
 from keras_sparse_ortho.export._arguments import accepted, make_task, require_litert
 from keras_sparse_ortho.export._candidates import candidates
 from keras_sparse_ortho.export._outcome import RouteOutcome
 from keras_sparse_ortho.export._report import ExportReport, report_on
 from keras_sparse_ortho.export._routes import ROUTES, route_named
-from keras_sparse_ortho.export._workplace import workplace
 
 
 def export_routes(

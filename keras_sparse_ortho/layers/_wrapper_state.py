@@ -103,6 +103,9 @@ def restored(
     for key in ("layer", "weights"):
         if isinstance(given.get(key), dict):
             given[key] = restore(given[key])
+    # Keras takes anything for a name, and the paths of weights are made of names.
+    if not isinstance(name := getattr(given["layer"], "name", ""), str):
+        raise ValueError(f"A layer's name must be a string. Received: name={name!r}")
     return given, names
 
 

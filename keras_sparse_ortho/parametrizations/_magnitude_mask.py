@@ -50,11 +50,12 @@ class MagnitudeMask(ScheduledMask):
         """A mask that was never set."""
         if self.last_renewed >= 0:
             return None
-        begin = self.schedule.begin_step
-        least = f"{begin:.0%} of the run" if isinstance(begin, float) else f"{begin} steps"
+        begin = self.schedule.begin_step or 1
+        steps = "1 step" if begin == 1 else f"{begin} steps"
+        least = f"{begin:.0%} of the run" if isinstance(begin, float) else steps
         return (
             "its mask was never set: train with keras_sparse_ortho.callbacks.UpdateMasks(), for "
-            f"more than {least}"
+            f"at least {least}"
         )
 
     def _initial_mask(self) -> np.ndarray:

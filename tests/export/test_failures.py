@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import pytest
 
+from keras_sparse_ortho import _workplace
 from keras_sparse_ortho.export import (
     ExportConversionError,
     ExportVerificationError,
     _candidates,
     _process,
-    _workplace,
     export_litert,
 )
 from tests.export.models import interpret, layers, mlp, tiny

@@ -111,11 +111,11 @@ def test_a_full_mask_trains_exactly_as_the_plain_layer(kinds):
         keras.utils.clear_session()
         keras.utils.set_random_seed(1)
         model = network(kinds, wrap)
-        for variable in model.trainable_variables:  # the initializers hold masks of their own
-            rng = np.random.default_rng(variable.shape[-1])
-            variable.assign(0.3 * rng.normal(size=variable.shape))
         for parametrization in [p for la in model.layers for p in _parametrizations(la)]:
             parametrization.assign_mask(np.ones(parametrization.weight.shape, dtype=bool))
+        for variable in model.trainable_variables:  # what was dead is zero by now
+            rng = np.random.default_rng(variable.shape[-1])
+            variable.assign(0.3 * rng.normal(size=variable.shape))
         x, y = data(model, 3)
         optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
         model.compile(optimizer, classifier_loss(), jit_compile=jit_if_quicker())
@@ -202,3 +202,11 @@ def test_what_is_no_configuration_of_a_wrapper_is_refused():
         changed = {**config, **change}
         with pytest.raises(ValueError, match="Received"):
             PrunableLayer.from_config({k: v for k, v in changed.items() if v is not None})
+
+
+def test_the_name_of_the_layer_in_a_configuration_is_a_string():
+    # Keras takes anything for a name; the paths of weights are made of names.
+    config = PrunableLayer(keras.layers.Dense(3, name="a"), FixedMask(0.5)).get_config()
+    config["layer"]["config"]["name"] = {"a": 1}
+    with pytest.raises(ValueError, match="name must be a string"):
+        PrunableLayer.from_config(config)
