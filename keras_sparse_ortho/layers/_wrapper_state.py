@@ -92,7 +92,8 @@ def restored(
     given = dict(config)
     names = given.pop("layer_names", [])
     found = given.get("parametrization")
-    if "layer" not in given or not isinstance(found, dict) or not isinstance(names, list):
+    named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if "layer" not in given or not isinstance(found, dict) or not named:
         raise ValueError(
             "The configuration of a PrunableLayer holds its `layer`, its `parametrization`, which "
             "is a dict, and perhaps `weights` and a list of `layer_names`: the file was written by "
@@ -103,9 +104,6 @@ def restored(
     for key in ("layer", "weights"):
         if isinstance(given.get(key), dict):
             given[key] = restore(given[key])
-    # Keras takes anything for a name, and the paths of weights are made of names.
-    if not isinstance(name := getattr(given["layer"], "name", ""), str):
-        raise ValueError(f"A layer's name must be a string. Received: name={name!r}")
     return given, names
 
 
