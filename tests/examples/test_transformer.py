@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from tests.helpers import slow_on_jax
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "transformer.py"
 SMALL = ("--width", 16, "--heads", 2, "--depth", 1, "--batch", 32, "--epochs", 4, "--density", 0.4)
@@ -31,7 +30,7 @@ def transformer(monkeypatch, tmp_path):
     return run
 
 
-@slow_on_jax
+@pytest.mark.slow
 # Keras', of blocks without `build` that are loaded.
 @pytest.mark.filterwarnings("ignore:.build... was called on layer:UserWarning")
 def test_the_last_lines_say_what_came_out(transformer, capsys):

@@ -29,7 +29,7 @@ def in_fit(folder: Path, rng: random.Random, share: float) -> Count:
             assert watched(lambda m=method, w=whole: _fit(m, w, 0.0), folder / "log", 600) == 0
             took = time.monotonic() - start
             cut = folder / method / "cut"
-            backup = cut / "backup" / "training_metadata.json"
+            backup = cut / "backup" / "latest.json"
             for _ in range(kills):
                 child = started(lambda m=method, c=cut: _fit(m, c, 0.02), folder / "log")
                 # Most after a checkpoint of this run, some at any time.
@@ -80,6 +80,7 @@ def _fit(method: str, folder: Path, pause: float) -> None:
             keras.Input((16,)),
             layers.Dense(48, activation="relu", name="a"),
             layers.BatchNormalization(name="n"),
+            layers.Dropout(0.2, name="o"),
             layers.Dense(4, name="b"),
         ]
     )
@@ -97,9 +98,7 @@ def _fit(method: str, folder: Path, pause: float) -> None:
     wait = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs=None: time.sleep(pause)
     )
-    backup = keras.callbacks.BackupAndRestore(
-        folder / "backup", double_checkpoint=True, delete_checkpoint=False
-    )
+    backup = C.BackupAndRestore(folder / "backup", delete_checkpoint=False)
     model.fit(
         x,
         y,

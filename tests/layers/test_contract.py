@@ -67,8 +67,8 @@ def test_masked_weights_gradients_and_moments_are_exactly_zero(kinds, optimizer)
         assert (weight.raw_value() != start)[mask].any(), weight
 
 
+@pytest.mark.slow  # tests/pruning/test_storage.py has fewer kinds of layers
 @pytest.mark.parametrize("kinds", CASES)
-@slow_on_jax
 def test_compact_storage_trains_as_masks_do(kinds):
     losses, models = [], {}
     for storage, wrap in STORAGES.items():
