@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, kernel_layouts
+from keras_sparse_ortho.initializers import (
+    ExactOrthogonal,
+    KernelLayout,
+    RandomSparse,
+    kernel_layouts,
+)
 from keras_sparse_ortho.orthogonal import ConstantFan, dead_outputs
 from tests.helpers import array
 
@@ -173,3 +178,9 @@ def test_no_output_of_a_sparsified_model_is_dead():
         assert dead_outputs(weight.value(), weight.layout) == max(
             0, weight.shape[-1] - weight.live
         ), weight.path
+
+
+@pytest.mark.parametrize("kind", [ExactOrthogonal, RandomSparse])
+def test_seeds_are_checked_at_once(kind):
+    with pytest.raises(ValueError, match="non-negative integer or None. Received: seed=-1"):
+        kind(0.5, seed=-1)
