@@ -74,18 +74,25 @@ class SparsityReport:
     @property
     def sparse_density(self) -> float:
         """Live fraction over the kernels that are not dense, 1 if all are."""
-        return _density([row for row in self.rows if row.state == "sparse"])
+        return _density(self._sparse)
 
     @property
     def whole_density(self) -> float:
         """Live fraction over all matrices of the model, those that are not registered included."""
-        return _density([*self.rows, *self.unregistered])
+        return _density(self._everything)
 
     @property
     def dense(self) -> dict[str, str]:
         """Why matrices are dense, by path; see `Row`."""
-        everything = [*self.rows, *self.unregistered]
-        return {row.path: row.state for row in everything if row.state != "sparse"}
+        return {row.path: row.state for row in self._everything if row.state != "sparse"}
+
+    @property
+    def _everything(self) -> tuple[Row, ...]:
+        return *self.rows, *self.unregistered
+
+    @property
+    def _sparse(self) -> list[Row]:
+        return [row for row in self.rows if row.state == "sparse"]
 
     @property
     def flops(self) -> int | None:
@@ -147,34 +154,33 @@ class SparsityReport:
             show_edge=False,
         )
         # Without a least width, a terminal of 80 columns would leave no room for the names.
-        longest = max([len(row.path) for row in [*self.rows, *self.unregistered]], default=0)
+        longest = max([len(row.path) for row in self._everything], default=0)
         table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), name_width))
         told = {title: cells for title, cells in self._columns().items() if any(cells)}
         titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", *told]
         for title in titles:
             table.add_column(title, justify="right", no_wrap=True)
-        for k, row in enumerate([*self.rows, *self.unregistered]):
+        for k, row in enumerate(self._everything):
             flops = (number(row.flops), number(row.sparse_flops))
             cells = [column[k] for column in told.values()]
             shape = "x".join(map(str, row.shape))
             table.add_row(row.path, shape, *_totals([row], number), *flops, *cells)
         table.add_section()
         if self.dense and self.sparse_density < 1:
-            sparse = [row for row in self.rows if row.state == "sparse"]
-            table.add_row("sparse kernels", "", *_totals(sparse, number))
+            table.add_row("sparse kernels", "", *_totals(self._sparse, number))
         flops = (number(self.flops), number(self.sparse_flops))
         table.add_row("all kernels", "", *_totals(self.rows, number), *flops)
         if self.unregistered:
-            table.add_row("whole model", "", *_totals([*self.rows, *self.unregistered], number))
+            table.add_row("whole model", "", *_totals(self._everything, number))
         return table
 
     def _columns(self) -> dict[str, list[str]]:
         """Columns by title that are shown only if they tell something: all empty, if not."""
-        rows = [*self.rows, *self.unregistered]
+        rows = self._everything
         errors = [row.orthogonality_error for row in rows]
         gains = [row.gain for row in rows]
         taps = [row.taps or "" for row in rows]
-        some_are_sparse = any(row.state == "sparse" for row in self.rows)
+        some_are_sparse = bool(self._sparse)
         chosen = {gain for gain in gains if gain is not None} - {1.0}
         return {
             "|G - I|": ["" if error is None else f"{error:.1e}" for error in errors],

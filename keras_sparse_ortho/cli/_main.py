@@ -65,16 +65,13 @@ def run(options: argparse.Namespace, otherwise: Callable[[], int] | None = None)
         warnings.showwarning = _printer(console)
         try:
             command(options, console)
-        except Exception:
-            if otherwise is not None:
-                return otherwise()
-            return _said(console)
+        except Exception as error:
+            return otherwise() if otherwise is not None else _said(console, error)
     return OK
 
 
-def _said(console: Console) -> int:
-    """Says what the error at hand is about; the exit status."""
-    error = sys.exception()
+def _said(console: Console, error: Exception) -> int:
+    """Says what an error is about; the exit status."""
     match error:
         case InputFileError():
             return _say(console, error, BAD_FILE)
@@ -82,7 +79,6 @@ def _said(console: Console) -> int:
             return _say(console, error, USAGE)
         case RuntimeError() | ImportError() | OSError():
             return _say(console, error, FAILED)
-    assert error is not None
     raise error
 
 

@@ -15,6 +15,7 @@ from keras_sparse_ortho.models._copying import Copy
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.models._rewriter import Replacement, Rewriter
 from keras_sparse_ortho.models._same_function import beside_kernels
+from keras_sparse_ortho.models._strip import in_dense_form
 
 
 def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str, int]:
@@ -89,8 +90,7 @@ def _read(model: Any, path: Any, paths: set[str]) -> tuple[dict[str, np.ndarray]
 
 def _dense(layer: Any, path: str, copy: Copy) -> Replacement | None:
     if isinstance(layer, BlockSparseLayer):
-        dense = layer.dense_layer()
-        return Replacement(dense, lambda: layer.fill_dense_layer(dense))
+        return in_dense_form(layer)
     if not isinstance(layer, PrunableLayer):
         return None
     plain = copy(layer.layer)

@@ -86,10 +86,15 @@ def _refuse_unfinished(model: Any) -> None:
                 )
 
 
+def in_dense_form(layer: BlockSparseLayer) -> Replacement:
+    """The namesake of a layer of live blocks in its place, with its kernel."""
+    dense = layer.dense_layer()
+    return Replacement(dense, lambda: layer.fill_dense_layer(dense))
+
+
 def _unwrap(layer: Any, path: str, copy: Copy) -> Replacement | None:
     if isinstance(layer, BlockSparseLayer):
-        dense = layer.dense_layer()
-        return Replacement(dense, lambda: layer.fill_dense_layer(dense))
+        return in_dense_form(layer)
     if not isinstance(layer, PrunableLayer):
         return None
     plain = copy(layer.layer)

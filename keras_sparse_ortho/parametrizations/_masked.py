@@ -72,7 +72,7 @@ class Masked(Parametrization):
 
     def clear_dead(self) -> None:
         """Sets the raw weight to zero where the mask is not live."""
-        self._clear(self.mask_value())
+        self._clear(self.mask.value)
 
     @abc.abstractmethod
     def _initial_mask(self) -> np.ndarray:

@@ -1,9 +1,6 @@
 """`examples/faster.py`, with small layers."""
 
 import json
-import runpy
-import sys
-from pathlib import Path
 
 import keras
 import pytest
@@ -11,28 +8,12 @@ import pytest
 import keras_sparse_ortho as kso
 from tests.helpers import slow_on_jax
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "faster.py"
 SMALL = ("--width", 64, "--depth", 2, "--block", 8, "--density", 0.25, "--epochs", 2, "--batch", 32)
 
 
-@pytest.fixture
-def faster(monkeypatch, tmp_path):
-    """Runs the script, and gives its exit status and the folder that it writes to."""
-
-    def run(*arguments):
-        given = [SCRIPT, *arguments, "--output", tmp_path / "out"]
-        monkeypatch.setattr(sys, "argv", [str(argument) for argument in given])
-        monkeypatch.syspath_prepend(SCRIPT.parent)
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
-        return end.value.code, tmp_path / "out"
-
-    return run
-
-
 @slow_on_jax
-def test_the_last_lines_say_what_was_measured(faster, capsys):
-    status, folder = faster(*SMALL)
+def test_the_last_lines_say_what_was_measured(run_example, capsys):
+    status, folder = run_example("faster", *SMALL)
     assert status == 0
     title, *lines, verdict = capsys.readouterr().out.strip().splitlines()[-7:]
     assert title.startswith("digits, 2 x 64, blocks of 8, batch 32, 2 epochs")
@@ -64,8 +45,8 @@ def test_the_last_lines_say_what_was_measured(faster, capsys):
         (["--density", 1.5], "must be in (0, 1]. Received: density=1.5"),
     ],
 )
-def test_refusals_are_one_line(faster, capsys, arguments, rule):
-    status, folder = faster(*SMALL, *arguments)
+def test_refusals_are_one_line(run_example, capsys, arguments, rule):
+    status, folder = run_example("faster", *SMALL, *arguments)
     assert status == 2
     errors = capsys.readouterr().err
     assert rule in errors

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -73,14 +72,9 @@ def test_all_the_way(tmp_path):
         (["--epochs", 0], "--epochs must be 1 or more"),
     ],
 )
-def test_refusals_are_one_line(tmp_path, arguments, rule, monkeypatch, capsys):
-    script = ROOT / "examples" / "quickstart.py"
-    given = [str(script), *map(str, arguments), "--output", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", given)
-    monkeypatch.syspath_prepend(script.parent)
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(script), run_name="__main__")
-    assert end.value.code == 2
+def test_refusals_are_one_line(run_example, arguments, rule, capsys):
+    status, _ = run_example("quickstart", *arguments)
+    assert status == 2
     errors = capsys.readouterr().err
     assert rule in errors
     assert "Traceback" not in errors

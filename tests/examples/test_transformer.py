@@ -1,9 +1,6 @@
 """`examples/transformer.py`, with a small network."""
 
 import json
-import runpy
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -11,30 +8,14 @@ import pytest
 
 import keras_sparse_ortho as kso
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "transformer.py"
 SMALL = ("--width", 16, "--heads", 2, "--depth", 1, "--batch", 32, "--epochs", 4, "--density", 0.4)
-
-
-@pytest.fixture
-def transformer(monkeypatch, tmp_path):
-    """Runs the script, and gives its exit status and the folder that it writes to."""
-
-    def run(*arguments):
-        given = [SCRIPT, *arguments, "--output", tmp_path / "out"]
-        monkeypatch.setattr(sys, "argv", [str(argument) for argument in given])
-        monkeypatch.syspath_prepend(SCRIPT.parent)
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
-        return end.value.code, tmp_path / "out"
-
-    return run
 
 
 @pytest.mark.slow
 # Keras', of blocks without `build` that are loaded.
 @pytest.mark.filterwarnings("ignore:.build... was called on layer:UserWarning")
-def test_the_last_lines_say_what_came_out(transformer, capsys):
-    status, folder = transformer(*SMALL)
+def test_the_last_lines_say_what_came_out(run_example, capsys):
+    status, folder = run_example("transformer", *SMALL)
     assert status == 0
     title, accuracy, weights, _, packed = capsys.readouterr().out.strip().splitlines()[-5:]
     assert title == f"digits, 1 blocks of width 16, 4 epochs, {keras.backend.backend()}"
@@ -66,8 +47,8 @@ def test_the_last_lines_say_what_came_out(transformer, capsys):
         (["--density", 0.01], "The least global density"),
     ],
 )
-def test_refusals_are_one_line(transformer, capsys, arguments, rule):
-    status, folder = transformer(*SMALL, *arguments)
+def test_refusals_are_one_line(run_example, capsys, arguments, rule):
+    status, folder = run_example("transformer", *SMALL, *arguments)
     assert status == 2
     errors = capsys.readouterr().err
     assert rule in errors

@@ -24,18 +24,6 @@ HALF = {
 both = pytest.mark.parametrize("kind", HALF)
 
 
-@pytest.fixture(scope="module")
-def tf_keras():
-    return kso.tfmot.register_initializers()
-
-
-@pytest.fixture(scope="module")
-def sparsity(tf_keras):
-    from tensorflow_model_optimization.sparsity import keras as sparsity
-
-    return sparsity
-
-
 def simple(tf_keras):
     """Two layers, as the one that TFMOT's tests are about."""
     L = tf_keras.layers

@@ -9,18 +9,6 @@ from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 pytestmark = pytest.mark.tensorflow_only
 
 
-@pytest.fixture(scope="module")
-def tf_keras():
-    return kso.tfmot.register_initializers()
-
-
-@pytest.fixture(scope="module")
-def sparsity(tf_keras):
-    from tensorflow_model_optimization.sparsity import keras as sparsity
-
-    return sparsity
-
-
 def model_of(tf_keras, *layers, shape=(16,)):
     return tf_keras.Sequential([tf_keras.Input(shape), *layers])
 

@@ -16,18 +16,6 @@ pytestmark = pytest.mark.tensorflow_only
 ROOT = Path(kso.__file__).parent
 
 
-@pytest.fixture(scope="module")
-def tf_keras():
-    return kso.tfmot.register_initializers()
-
-
-@pytest.fixture(scope="module")
-def sparsity(tf_keras):
-    from tensorflow_model_optimization.sparsity import keras as sparsity
-
-    return sparsity
-
-
 def sequential(tf_keras, *layers, shape=(16,)):
     return tf_keras.Sequential([tf_keras.Input(shape), *layers])
 

@@ -12,18 +12,6 @@ from tests.helpers import two_device_strategy
 pytestmark = pytest.mark.tensorflow_only
 
 
-@pytest.fixture(scope="module")
-def tf_keras():
-    return kso.tfmot.register_initializers()
-
-
-@pytest.fixture(scope="module")
-def sparsity(tf_keras):
-    from tensorflow_model_optimization.sparsity import keras as sparsity
-
-    return sparsity
-
-
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 16)).astype("float32")
 Y = RNG.normal(size=(64, 8)).astype("float32")

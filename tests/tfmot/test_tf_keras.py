@@ -9,13 +9,6 @@ import pytest
 pytestmark = pytest.mark.tensorflow_only
 
 
-@pytest.fixture(scope="module")
-def tf_keras():
-    from keras_sparse_ortho.tfmot import register_initializers
-
-    return register_initializers()
-
-
 def network(tf_keras):
     from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RandomSparse
 

@@ -51,18 +51,6 @@ pytestmark = pytest.mark.tensorflow_only
 
 
 @pytest.fixture(scope="module")
-def tf_keras():
-    return kso.tfmot.register_initializers()
-
-
-@pytest.fixture(scope="module")
-def sparsity(tf_keras):
-    from tensorflow_model_optimization.sparsity import keras as sparsity
-
-    return sparsity
-
-
-@pytest.fixture(scope="module")
 def collect(tf_keras):
     from tensorflow_model_optimization.python.core.sparsity.keras import pruning_wrapper
 
