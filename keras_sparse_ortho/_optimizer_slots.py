@@ -8,7 +8,7 @@ import numpy as np
 from keras_sparse_ortho._keras_internals import optimizer_slots
 
 
-def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
+def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
     """Resets moments and moving averages of some entries of a weight to where they started.
 
     After a mask change stale momentum would go on moving the raw weights of dropped entries, and
@@ -17,13 +17,14 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
     Args:
         optimizer: A Keras optimizer, or `None`. One that is not built has no slots.
         variable: The raw weight.
-        entries: Bool array of its shape: which entries to forget.
+        entries: Bool array or tensor of its shape: which entries to forget; `None` for none.
     """
-    if optimizer is None or not entries.any():
+    if optimizer is None or entries is None:
         return
-    for slot, start in optimizer_slots(optimizer, variable):
-        kept = keras.ops.convert_to_tensor(~entries)
-        slot.assign(keras.ops.where(kept, slot.value, keras.ops.cast(start, slot.dtype)))
+    slots = optimizer_slots(optimizer, variable)
+    forgotten = keras.ops.convert_to_tensor(entries) if slots else None
+    for slot, start in slots:
+        slot.assign(keras.ops.where(forgotten, keras.ops.cast(start, slot.dtype), slot.value))
 
 
 def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:

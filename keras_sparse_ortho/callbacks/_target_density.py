@@ -57,8 +57,9 @@ class TargetDensity(DensityRun):
     `LowRankSoftThreshold` ranks are counted instead of entries. All layers are ranked together, so
     that one of small magnitudes can lose all its entries; a warning names it. With
     `g="sigmoid"` entries of magnitude 1 and more cannot die; a warning says so if they are too
-    many. Ranking is done on the host, with NumPy, and costs about as much as copying and sorting
-    the weights every `frequency` steps.
+    many. Every `frequency` steps the weights are ranked: those with a `SoftThreshold` where they
+    are on accelerators, and with NumPy on CPUs, with the same result; `benchmarks/results/
+    updates.md` has the times.
 
     Example:
 
@@ -145,4 +146,5 @@ class TargetDensity(DensityRun):
 
     def _steer(self, step: int) -> None:
         for threshold, live in self._steering.steer(step):
-            zero_slots(self._watched.optimizer, threshold.steered, ~live)
+            dead = keras.ops.logical_not(live)
+            zero_slots(self._watched.optimizer, threshold.steered, dead)

@@ -138,6 +138,13 @@ class LearntThreshold(Parametrization):
         """How many of them die together."""
         return 1
 
+    def magnitudes(self) -> tuple[PrunableWeight, np.ndarray, Callable[..., np.ndarray]] | None:
+        """The weight, `s` and `g^-1`, if an entry dies at `g^-1(|w|) - s`; else `None`.
+
+        Then its entries can be ranked where they are, and need not be copied for that.
+        """
+        return None
+
     @abc.abstractmethod
     def critical_offsets(self) -> np.ndarray:
         """For every entry of `steered` the offset at which it dies, as a NumPy array.
@@ -147,14 +154,14 @@ class LearntThreshold(Parametrization):
         """
 
     @abc.abstractmethod
-    def freeze(self, mask: np.ndarray) -> np.ndarray:
+    def freeze(self, mask: Any) -> Any:
         """Fixes which entries are live: the threshold becomes 0, dead entries stay 0.
 
         Args:
-            mask: Which entries of `steered` are to be live.
+            mask: Which entries of `steered` are to be live; in NumPy, or a tensor.
 
         Returns:
-            Which are.
+            Which are; in NumPy, or a tensor.
         """
 
     def arguments(self) -> dict[str, Any]:

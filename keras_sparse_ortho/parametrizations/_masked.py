@@ -54,16 +54,23 @@ class Masked(Parametrization):
         """Which entries are live, as a NumPy bool array."""
         return keras.ops.convert_to_numpy(self.mask)
 
-    def assign_mask(self, mask: np.ndarray) -> None:
-        """Sets another mask, and the raw weight to zero where it is not live."""
-        mask = np.asarray(mask)
-        if mask.shape != self.weight.shape or mask.dtype != bool:
+    def assign_mask(self, mask: Any) -> None:
+        """Sets another mask, and the raw weight to zero where it is not live.
+
+        Args:
+            mask: Bool array of the weight's shape; a tensor is not copied to the host.
+        """
+        if not keras.ops.is_tensor(mask):
+            mask = np.asarray(mask)
+        shape, dtype = tuple(mask.shape), keras.backend.standardize_dtype(mask.dtype)
+        if shape != self.weight.shape or dtype != "bool":
             raise ValueError(
                 f"The mask of '{self.weight.path}' is a bool array of shape {self.weight.shape}. "
-                f"Received: dtype {mask.dtype}, shape {mask.shape}"
+                f"Received: dtype {dtype}, shape {shape}"
             )
+        mask = keras.ops.convert_to_tensor(mask)
         # What was dead is zero for sure only after this: see `clear_dead`.
-        self._clear(mask & self.mask_value())
+        self._clear(keras.ops.logical_and(mask, self.mask.value))
         self.mask.assign(mask)
 
     def settle(self) -> None:
