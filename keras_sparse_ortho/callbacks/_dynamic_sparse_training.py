@@ -12,6 +12,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho._keras_internals import add_to_logs, applied_batches, leave_logs
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
+from keras_sparse_ortho._values import assign, placed
 from keras_sparse_ortho.callbacks._block_moves import block_layer, moved_blocks
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
@@ -168,7 +169,7 @@ class DynamicSparseTraining(StepCallback):
         """Changes a mask; grown entries start from zero, whatever was written under the mask."""
         variable = weight.variable
         zero = keras.ops.zeros((), dtype=variable.dtype)
-        variable.assign(keras.ops.where(before & mask, variable.value, zero))
+        assign(variable, keras.ops.where(placed(before & mask, variable), variable.value, zero))
         fixed_mask(weight).assign_mask(mask)
         zero_slots(self._watched.optimizer, variable, before ^ mask)
 

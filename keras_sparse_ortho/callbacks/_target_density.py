@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import keras
-
 from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
 from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
@@ -132,7 +131,7 @@ class TargetDensity(DensityRun):
 
     def state(self) -> list[Any]:
         """The offset of every threshold, and whether it is frozen."""
-        offsets = [keras.ops.convert_to_numpy(t.offset).item() for t in self._thresholds]
+        offsets = [to_numpy(t.offset).item() for t in self._thresholds]
         return [*offsets, *(threshold.frozen for threshold in self._thresholds)]
 
     def logged(self) -> dict[str, float]:

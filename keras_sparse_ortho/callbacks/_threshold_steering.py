@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
 from keras_sparse_ortho.schedules import Cubic, Schedule
@@ -178,7 +179,7 @@ class ThresholdSteering:
         self._warn_of_collapse([t.weight.path for t, mask in pairs if not mask.any()])
         frozen = []
         for threshold, mask in pairs:
-            threshold.offset.assign(offset)
+            assign(threshold.offset, offset)
             if freeze:
                 frozen.append((threshold, threshold.freeze(mask)))
         self._all_frozen = self._all_frozen or freeze

@@ -10,10 +10,10 @@ import numpy as np
 from keras_sparse_ortho._backend import (
     ScalarFunction,
     compiled,
-    to_numpy,
     value_and_gradients,
 )
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.models._prunable_weights import check_built
 
 Objective = Callable[[Any, Any, Any, Any, bool], Any]
@@ -111,7 +111,7 @@ class StatelessLoss:
             y: The targets of the batch, `None` where the loss needs none.
             sample_weight: The weights of its samples, if any.
         """
-        return float(keras.ops.convert_to_numpy(self._value(values, x, y, sample_weight)))
+        return float(to_numpy(self._value(values, x, y, sample_weight)))
 
     def gradients(
         self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
@@ -136,12 +136,12 @@ class StatelessLoss:
         scale = np.float32(1)
         optimizer = getattr(self.model, "optimizer", None)
         if self._objective is compiled_loss and optimizer is not None:
-            scale = np.float32(keras.ops.convert_to_numpy(optimizer.scale_loss(keras.ops.ones(()))))
+            scale = np.float32(to_numpy(optimizer.scale_loss(keras.ops.ones(()))))
         value, found = self._gradients(values, x, y, sample_weight, scale)
         arrays = [to_numpy(gradient) for gradient in found]
         if scale != 1:
             arrays = [(array / scale).astype(array.dtype) for array in arrays]
-        return float(keras.ops.convert_to_numpy(value)), arrays
+        return float(to_numpy(value)), arrays
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state.

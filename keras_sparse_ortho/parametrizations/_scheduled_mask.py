@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._masked import Masked
@@ -50,13 +51,13 @@ class ScheduledMask(Masked):
         self.clear_dead()
         mask = self._ranked(self.schedule.density(step) if density is None else density)
         self.assign_mask(mask)
-        self.renewed.assign(step)
+        assign(self.renewed, step)
         return self._forgotten(mask)
 
     @property
     def last_renewed(self) -> int:
         """The step at which the mask was last renewed, -1 if it never was."""
-        return int(keras.ops.convert_to_numpy(self.renewed))
+        return int(to_numpy(self.renewed))
 
     def counts(self) -> tuple[int, int]:
         """How many entries are live now, and how many are to be in the end."""

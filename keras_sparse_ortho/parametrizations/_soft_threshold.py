@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
@@ -94,7 +95,7 @@ class SoftThreshold(LearntThreshold):
     def mask_value(self) -> np.ndarray:
         """Which entries are not 0 at the moment."""
         value = self.effective(keras.ops.convert_to_tensor(self.weight.variable))
-        return keras.ops.convert_to_numpy(value != 0)
+        return to_numpy(value != 0)
 
     def arguments(self) -> dict[str, Any]:
         """Those of the constructor."""
@@ -103,7 +104,7 @@ class SoftThreshold(LearntThreshold):
     def critical_offsets(self) -> np.ndarray:
         """For every entry `g^-1(|w|) - s`."""
         magnitude = np.abs(self.weight.finite_raw_value())
-        return self._function.inverse(magnitude) - keras.ops.convert_to_numpy(self.s)
+        return self._function.inverse(magnitude) - to_numpy(self.s)
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which entries are live: `w` becomes `w_e` on the mask and 0 elsewhere, `t` 0.
@@ -111,9 +112,9 @@ class SoftThreshold(LearntThreshold):
         From here on `w_e = w`; entries that are 0 get no gradient and stay 0.
         """
         raw = self.weight.variable
-        value = keras.ops.convert_to_numpy(self.effective(keras.ops.convert_to_tensor(raw)))
+        value = to_numpy(self.effective(keras.ops.convert_to_tensor(raw)))
         # Within rounding of the threshold an entry of the mask may be 0: it keeps its sign.
         least = np.finfo(np.float32).tiny * np.sign(self.weight.raw_value())
-        raw.assign(np.where(mask, np.where(value == 0, least, value), 0).astype(value.dtype))
-        self.active.assign(0.0)
+        assign(raw, np.where(mask, np.where(value == 0, least, value), 0).astype(value.dtype))
+        assign(self.active, 0.0)
         return mask

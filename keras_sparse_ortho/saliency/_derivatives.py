@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import hessian_vector_product, to_numpy
+from keras_sparse_ortho._backend import hessian_vector_product
 from keras_sparse_ortho._data import Batch, samples
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.models import Objective, StatelessLoss
 
 L = keras.losses
