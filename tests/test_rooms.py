@@ -21,6 +21,7 @@ ORDER = (
         "_workplace",
         "_keras_internals",
         "_values",
+        "_workers",
         "_backend",
         "_gathers",
         "orthogonal",

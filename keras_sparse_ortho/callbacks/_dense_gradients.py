@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._data import Batch, samples
 from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._workers import Workers
 from keras_sparse_ortho.callbacks._block_moves import block_layer
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import fixed_mask
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -34,10 +36,20 @@ class DenseGradients:
             held=[pair for kernel in self._kernels for pair in kernel.held],
         )
 
-    def __call__(self, x: Any, y: Any, sample_weight: Any) -> list[np.ndarray]:
-        """The gradient for each weight, for a batch; with live blocks as `(J, I, *taps, r, c)`."""
-        values = [value for kernel in self._kernels for value in kernel.values()]
-        found = iter(self._loss.gradients(values, x, y, sample_weight))
+    def __call__(self, batch: Batch, workers: Workers) -> list[np.ndarray]:
+        """The gradient for each weight; with live blocks as `(J, I, *taps, r, c)`.
+
+        Args:
+            batch: This worker's. The gradient is that of the mean loss over the batches of all.
+            workers: The processes that train the model.
+        """
+        shared = workers.batch(batch)
+
+        def gradients() -> list[np.ndarray]:
+            values = [value for kernel in self._kernels for value in kernel.values()]
+            return self._loss.gradients(values, *shared)
+
+        found = iter(workers.mean(workers.together(gradients), samples(batch)))
         return [kernel.gradient(found) for kernel in self._kernels]
 
 

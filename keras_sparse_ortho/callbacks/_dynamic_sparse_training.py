@@ -86,7 +86,7 @@ class DynamicSparseTraining(StepCallback):
             return 0.0
         return self.fraction / 2 * (1 + math.cos(math.pi * step / self._until))
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Finds the weights, and refuses a model without any."""
         self._weights = self._find(self._watched)
         self._until = self._default_end() if self.end_step is None else self.end_step
@@ -127,7 +127,14 @@ class DynamicSparseTraining(StepCallback):
         Returns:
             How many entries have moved: those that are live now and were not before.
         """
-        self.sync()
+        return self.change_masks(step, lambda: self._update(step))
+
+    def settings(self) -> dict[str, Any]:
+        """Frequency, fraction, end and seed."""
+        names = ("frequency", "fraction", "_until", "seed")
+        return {name: getattr(self, name) for name in names}
+
+    def _update(self, step: int) -> int:
         scores = self.growth_scores(self._weights, step)
         wrong = [
             w.path for w, s in zip(self._weights, scores, strict=True) if not np.isfinite(s).all()

@@ -95,7 +95,7 @@ class TargetDensity(DensityRun):
         self.frequency = self._steering.frequency
         self.freeze = freeze
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Refuses a model without soft thresholds."""
         parametrizations = [weight.parametrization for weight in prunable_weights(self._watched)]
         thresholds = [p for p in parametrizations if isinstance(p, LearntThreshold)]
@@ -106,7 +106,7 @@ class TargetDensity(DensityRun):
             )
         self._steering.take(thresholds)
         self._thresholds = thresholds
-        super().on_train_begin(logs)
+        super().prepare()
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Lays out the schedule."""
@@ -117,7 +117,6 @@ class TargetDensity(DensityRun):
     def on_step(self, step: int, executed: int) -> None:
         """Sets the offset if the schedule says so, and fixes the live entries at its end."""
         if self._steering.is_due(step, executed):
-            self.sync()
             self._steer(step)
 
     def finish_run(self, step: int) -> None:
@@ -143,5 +142,13 @@ class TargetDensity(DensityRun):
         return self._steering.end_step
 
     def _steer(self, step: int) -> None:
-        for threshold, live in self._steering.steer(step):
-            zero_slots(self._watched.optimizer, threshold.steered, ~live)
+        def steer() -> None:
+            for threshold, live in self._steering.steer(step):
+                zero_slots(self._watched.optimizer, threshold.steered, ~live)
+
+        self.change_masks(step, steer)
+
+    def settings(self) -> dict[str, Any]:
+        """Density, frequency, and whether the live entries are fixed in the end."""
+        names = ("final_density", "frequency", "freeze")
+        return {name: getattr(self, name) for name in names}

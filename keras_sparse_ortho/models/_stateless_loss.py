@@ -13,7 +13,7 @@ from keras_sparse_ortho._backend import (
     value_and_gradients,
 )
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
-from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho.models._prunable_weights import check_built
 
 Objective = Callable[[Any, Any, Any, Any, bool], Any]
@@ -173,8 +173,8 @@ class StatelessLoss:
                     f"Received: {len(values)} values for {len(self.variables)} variables"
                 )
             pairs = zip(values, self.variables, strict=True)
-            values = [keras.ops.convert_to_tensor(value, dtype=v.dtype) for value, v in pairs]
-            held = [keras.ops.convert_to_tensor(value, dtype=v.dtype) for v, value in self._held]
+            values = [_as(variable, value) for value, variable in pairs]
+            held = [_as(variable, value) for variable, value in self._held]
             if self._objective is compiled_loss and compiled_loss_waits(self.model):
                 if not self._called:
                     # What a loss creates at its first call may not be created while tracing.
@@ -230,6 +230,13 @@ class StatelessLoss:
         if getattr(self.model, "run_eagerly", False):
             return pure
         return compiled(pure, xla=bool(getattr(self.model, "jit_compile", False)))
+
+
+def _as(variable: Any, value: Any) -> Any:
+    """A value for a variable, where that lies."""
+    if isinstance(value, np.ndarray):
+        return placed(value, variable)
+    return keras.ops.convert_to_tensor(value, dtype=variable.dtype)
 
 
 def _tensors(structure: Any) -> Any:
