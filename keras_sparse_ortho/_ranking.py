@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled
+from keras_sparse_ortho._values import to_numpy
 
 # Bits of a float32 that is not finite: at least these.
 INFINITE = 0x7F800000
@@ -116,7 +117,7 @@ def counts_at_least(value: Any, least: np.ndarray, one: tuple[int, ...]) -> np.n
         (m,) counts of all groups together.
     """
     counts = _compiled(_counts_at_least, one)(value, _argument(least))
-    return keras.ops.convert_to_numpy(counts)
+    return to_numpy(counts)
 
 
 def neighbours(value: Any, least: np.ndarray, one: tuple[int, ...]) -> tuple[Any, Any]:
@@ -131,7 +132,7 @@ def neighbours(value: Any, least: np.ndarray, one: tuple[int, ...]) -> tuple[Any
         Two arrays (groups,): -1, and the largest int32, where there is none.
     """
     below, above = _compiled(_neighbours, one)(value, _argument(least))
-    return keras.ops.convert_to_numpy(below), keras.ops.convert_to_numpy(above)
+    return to_numpy(below), to_numpy(above)
 
 
 def between(
@@ -254,7 +255,7 @@ def _argument(numbers: Any) -> Any:
 
 
 def _integer(tensor: Any) -> int:
-    return int(keras.ops.convert_to_numpy(tensor))
+    return int(to_numpy(tensor))
 
 
 def _size(shape: Any) -> int:

@@ -12,7 +12,8 @@ lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_lo
 `BIT64_TO_BIT32_DTYPE` of the rules for types; `Layer._layers`, `_auto_config`, `_dtype_policy` and
 `_trainable`, `Lambda._output_shape`, the mark `_is_default` of methods that are not overridden,
 `compute_output_spec` of the backend, and the classes `Functional` and `Tracker`;
-`Trainer._get_metrics_result_or_logs`, `_flatten_metrics_in_order` and `_initial_epoch`.
+`Trainer._get_metrics_result_or_logs`, `_flatten_metrics_in_order` and `_initial_epoch`;
+`Variable._layout`.
 """
 
 import contextlib
@@ -45,10 +46,11 @@ from keras_sparse_ortho._keras_internals._graph_classes import (
 from keras_sparse_ortho._keras_internals._graph_classes import (
     tensors_in_attributes as tensors_in_attributes,
 )
+from keras_sparse_ortho._keras_internals._layouts import layout_of as layout_of
 from keras_sparse_ortho._keras_internals._optimizers import applied_batches as applied_batches
-from keras_sparse_ortho._keras_internals._optimizers import copy_slots as copy_slots
 from keras_sparse_ortho._keras_internals._optimizers import optimizer_slots as optimizer_slots
 from keras_sparse_ortho._keras_internals._optimizers import refuse_other_slots as refuse_other_slots
+from keras_sparse_ortho._keras_internals._optimizers import slot_pairs as slot_pairs
 from keras_sparse_ortho._keras_internals._snapshot import Snapshot as Snapshot
 from keras_sparse_ortho._keras_internals._stand_ins import DeferredVariables as DeferredVariables
 from keras_sparse_ortho._keras_internals._stand_ins import StandIns as StandIns
@@ -77,7 +79,6 @@ __all__ = [
     "compile_like",
     "compiled_loss_waits",
     "copy_of_lambda",
-    "copy_slots",
     "created_trainable",
     "float64_not_narrowed",
     "graph_calls",
@@ -88,6 +89,7 @@ __all__ = [
     "is_graph",
     "is_overridden",
     "layers_in_attributes",
+    "layout_of",
     "leave_logs",
     "maps_one_tensor",
     "optimizer_slots",
@@ -95,6 +97,7 @@ __all__ = [
     "refuse_other_slots",
     "replace_sublayers",
     "saves_by_itself",
+    "slot_pairs",
     "sublayers",
     "tensors_in_attributes",
     "track_parameters_anew",

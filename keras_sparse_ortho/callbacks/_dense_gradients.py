@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
+from keras_sparse_ortho._data import Batch, samples
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._workers import Workers
 from keras_sparse_ortho.callbacks._block_moves import block_layer
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import fixed_mask
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -34,10 +36,20 @@ class DenseGradients:
             held=[pair for kernel in self._kernels for pair in kernel.held],
         )
 
-    def __call__(self, x: Any, y: Any, sample_weight: Any) -> list[np.ndarray]:
-        """The gradient for each weight, for a batch; with live blocks as `(J, I, *taps, r, c)`."""
-        values = [value for kernel in self._kernels for value in kernel.values()]
-        found = iter(self._loss.gradients(values, x, y, sample_weight))
+    def __call__(self, batch: Batch, workers: Workers) -> list[np.ndarray]:
+        """The gradient for each weight; with live blocks as `(J, I, *taps, r, c)`.
+
+        Args:
+            batch: This worker's. The gradient is that of the mean loss over the batches of all.
+            workers: The processes that train the model.
+        """
+        shared = workers.batch(batch)
+
+        def gradients() -> list[np.ndarray]:
+            values = [value for kernel in self._kernels for value in kernel.values()]
+            return self._loss.gradients(values, *shared)
+
+        found = iter(workers.mean(workers.together(gradients), samples(batch)))
         return [kernel.gradient(found) for kernel in self._kernels]
 
 
@@ -66,11 +78,11 @@ class _Compact:
 
     def values(self) -> list[Any]:
         # As arrays: two tensors of which one is computed from the other are not two.
-        return [self._mask.value(), keras.ops.convert_to_numpy(self._mask.values)]
+        return [self._mask.value(), to_numpy(self._mask.values)]
 
     def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
         gradient, of_values = next(found).copy(), next(found)
-        gradient.reshape(-1)[keras.ops.convert_to_numpy(self._mask.indices)] += of_values
+        gradient.reshape(-1)[to_numpy(self._mask.indices)] += of_values
         return gradient
 
 
@@ -83,7 +95,7 @@ class _Blocks:
         self.held: list[tuple[Any, Any]] = []
 
     def values(self) -> list[Any]:
-        blocks = keras.ops.convert_to_numpy(self._layer.blocks)
+        blocks = to_numpy(self._layer.blocks)
         return [self._whole(blocks), blocks]
 
     def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
@@ -91,7 +103,7 @@ class _Blocks:
         return gradient + self._whole(of_blocks)
 
     def _whole(self, blocks: np.ndarray) -> np.ndarray:
-        pattern = keras.ops.convert_to_numpy(self._layer.inputs_of)
+        pattern = to_numpy(self._layer.inputs_of)
         return self._layer.grid.whole(blocks, pattern)
 
 

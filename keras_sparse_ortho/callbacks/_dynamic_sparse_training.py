@@ -12,6 +12,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho._keras_internals import add_to_logs, applied_batches, leave_logs
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
+from keras_sparse_ortho._values import assign, placed
 from keras_sparse_ortho.callbacks._block_moves import block_layer, moved_blocks
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
@@ -85,7 +86,7 @@ class DynamicSparseTraining(StepCallback):
             return 0.0
         return self.fraction / 2 * (1 + math.cos(math.pi * step / self._until))
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Finds the weights, and refuses a model without any."""
         self._weights = self._find(self._watched)
         self._until = self._default_end() if self.end_step is None else self.end_step
@@ -126,7 +127,14 @@ class DynamicSparseTraining(StepCallback):
         Returns:
             How many entries have moved: those that are live now and were not before.
         """
-        self.sync()
+        return self.change_masks(step, lambda: self._update(step))
+
+    def settings(self) -> dict[str, Any]:
+        """Frequency, fraction, end and seed."""
+        names = ("frequency", "fraction", "_until", "seed")
+        return {name: getattr(self, name) for name in names}
+
+    def _update(self, step: int) -> int:
         scores = self.growth_scores(self._weights, step)
         wrong = [
             w.path for w, s in zip(self._weights, scores, strict=True) if not np.isfinite(s).all()
@@ -168,7 +176,7 @@ class DynamicSparseTraining(StepCallback):
         """Changes a mask; grown entries start from zero, whatever was written under the mask."""
         variable = weight.variable
         zero = keras.ops.zeros((), dtype=variable.dtype)
-        variable.assign(keras.ops.where(before & mask, variable.value, zero))
+        assign(variable, keras.ops.where(placed(before & mask, variable), variable.value, zero))
         fixed_mask(weight).assign_mask(mask)
         zero_slots(self._watched.optimizer, variable, before ^ mask)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import keras
 import numpy as np
 
 from keras_sparse_ortho._ranking import (
@@ -253,13 +252,6 @@ def entries_of(threshold: Any) -> Entries:
 def are_few(entries: Sequence[Entries]) -> bool:
     """Whether to sort all entries is as quick as anything."""
     return sum(one.size for one in entries) <= _FEW
-
-
-def count_nonzero(mask: Any) -> int:
-    """Live entries of a mask, in NumPy or a tensor."""
-    if isinstance(mask, np.ndarray):
-        return int(np.count_nonzero(mask))
-    return int(keras.ops.convert_to_numpy(keras.ops.count_nonzero(mask)))
 
 
 def _extremes(below: np.ndarray, above: np.ndarray) -> tuple[float, float]:

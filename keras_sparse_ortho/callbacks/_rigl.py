@@ -92,9 +92,9 @@ class RigL(DynamicSparseTraining):
         self._gradients: DenseGradients | None = None
         self._made_for: list[Any] = []
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Finds the weights, and refuses a model without any."""
-        super().on_train_begin(logs)
+        super().prepare()
         held_by = [weight.parametrization or weight.owner for weight in self._weights]
         variables = [weight.variable for weight in self._weights]
         # Kept for the next `fit`, as Keras keeps its own step: until the model is compiled again.
@@ -109,8 +109,10 @@ class RigL(DynamicSparseTraining):
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
         """Magnitudes of the dense gradient, summed over each block where blocks are stored."""
         assert self._gradients is not None
-        x, y, sample_weight = self._batches.batch(step // self.frequency - 1)
-        gradients = self._gradients(x, y, sample_weight)
+        number = step // self.frequency - 1
+        # What fails on one worker is told to the others, who would wait for its gradient.
+        batch = self.workers.together(lambda: self._batches.batch(number))
+        gradients = self._gradients(batch, self.workers)
         return [
             np.abs(gradient) if block_layer(weight) is None else block_sums(gradient).T
             for weight, gradient in zip(weights, gradients, strict=True)

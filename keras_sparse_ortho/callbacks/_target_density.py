@@ -6,6 +6,7 @@ import keras
 
 from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
 from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
@@ -97,7 +98,7 @@ class TargetDensity(DensityRun):
         self.frequency = self._steering.frequency
         self.freeze = freeze
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Refuses a model without soft thresholds."""
         parametrizations = [weight.parametrization for weight in prunable_weights(self._watched)]
         thresholds = [p for p in parametrizations if isinstance(p, LearntThreshold)]
@@ -108,7 +109,7 @@ class TargetDensity(DensityRun):
             )
         self._steering.take(thresholds)
         self._thresholds = thresholds
-        super().on_train_begin(logs)
+        super().prepare()
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Lays out the schedule."""
@@ -119,7 +120,6 @@ class TargetDensity(DensityRun):
     def on_step(self, step: int, executed: int) -> None:
         """Sets the offset if the schedule says so, and fixes the live entries at its end."""
         if self._steering.is_due(step, executed):
-            self.sync()
             self._steer(step)
 
     def finish_run(self, step: int) -> None:
@@ -133,7 +133,7 @@ class TargetDensity(DensityRun):
 
     def state(self) -> list[Any]:
         """The offset of every threshold, and whether it is frozen."""
-        offsets = [keras.ops.convert_to_numpy(t.offset).item() for t in self._thresholds]
+        offsets = [to_numpy(t.offset).item() for t in self._thresholds]
         return [*offsets, *(threshold.frozen for threshold in self._thresholds)]
 
     def logged(self) -> dict[str, float]:
@@ -145,6 +145,14 @@ class TargetDensity(DensityRun):
         return self._steering.end_step
 
     def _steer(self, step: int) -> None:
-        for threshold, live in self._steering.steer(step):
-            dead = keras.ops.logical_not(live)
-            zero_slots(self._watched.optimizer, threshold.steered, dead)
+        def steer() -> None:
+            for threshold, live in self._steering.steer(step):
+                dead = keras.ops.logical_not(live)
+                zero_slots(self._watched.optimizer, threshold.steered, dead)
+
+        self.change_masks(step, steer)
+
+    def settings(self) -> dict[str, Any]:
+        """Density, frequency, and whether the live entries are fixed in the end."""
+        names = ("final_density", "frequency", "freeze")
+        return {name: getattr(self, name) for name in names}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.callbacks._entries import entries_of
 from keras_sparse_ortho.callbacks._offset_search import cut, unreachable
 from keras_sparse_ortho.errors import NotPrunableError
@@ -179,7 +180,7 @@ class ThresholdSteering:
         masks = found.masks() if freeze else []
         offset = found.offset()
         for threshold in thresholds:
-            threshold.offset.assign(offset)
+            assign(threshold.offset, offset)
         self._all_frozen = self._all_frozen or freeze
         pairs = zip(thresholds, masks, strict=freeze)
         return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs]

@@ -58,7 +58,7 @@ class UpdateMasks(DensityRun):
         self._plans: list[tuple[ScheduledMask, Schedule]] = []
         self._grown = 0
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Refuses a model without scheduled masks."""
         parametrizations = [weight.parametrization for weight in prunable_weights(self._watched)]
         self._scheduled = [p for p in parametrizations if isinstance(p, ScheduledMask)]
@@ -69,7 +69,7 @@ class UpdateMasks(DensityRun):
                 f"keras_sparse_ortho.parametrize. Received: model={self._watched.name!r} without "
                 "any"
             )
-        super().on_train_begin(logs)
+        super().prepare()
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Lays out the schedules, but for masks at their final density by another run."""
@@ -86,7 +86,9 @@ class UpdateMasks(DensityRun):
         """Renews the masks that are due."""
         due = [(mask, plan) for mask, plan in self._plans if plan.due(step, executed)]
         if due:
-            self.sync()
+            self.change_masks(step, lambda: self._renew(due, step))
+
+    def _renew(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
         for mask, plan in due:
             renewal = mask.renew(step, plan.density(step))
             self._grown += renewal.grown

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._ranking import largest_magnitudes, ranks_on_device
+from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._masked import Masked
@@ -51,21 +52,21 @@ class ScheduledMask(Masked):
         """
         self.clear_dead()
         mask = self._ranked(self.schedule.density(step) if density is None else density)
-        mask = keras.ops.convert_to_tensor(mask)  # once for all that follows
+        mask = placed(mask, self.mask)  # once for all that follows
         fresh = keras.ops.logical_and(mask, keras.ops.logical_not(self.mask.value))
-        grown = int(keras.ops.convert_to_numpy(keras.ops.count_nonzero(fresh)))
+        grown = int(to_numpy(keras.ops.count_nonzero(fresh)))
         self.assign_mask(mask)
-        self.renewed.assign(step)
+        assign(self.renewed, step)
         return Renewal(self._forgotten(mask), grown)
 
     @property
     def last_renewed(self) -> int:
         """The step at which the mask was last renewed, -1 if it never was."""
-        return int(keras.ops.convert_to_numpy(self.renewed))
+        return int(to_numpy(self.renewed))
 
     def counts(self) -> tuple[int, int]:
         """How many entries are live now, and how many are to be in the end."""
-        live = keras.ops.convert_to_numpy(keras.ops.count_nonzero(self.mask.value))
+        live = to_numpy(keras.ops.count_nonzero(self.mask.value))
         return int(live), live_count(self.schedule.final_density, self.weight.size)
 
     def for_density(self, density: float) -> "ScheduledMask":

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
@@ -94,7 +95,7 @@ class SoftThreshold(LearntThreshold):
     def mask_value(self) -> np.ndarray:
         """Which entries are not 0 at the moment."""
         value = self.effective(keras.ops.convert_to_tensor(self.weight.variable))
-        return keras.ops.convert_to_numpy(value != 0)
+        return to_numpy(value != 0)
 
     def arguments(self) -> dict[str, Any]:
         """Those of the constructor."""
@@ -104,12 +105,12 @@ class SoftThreshold(LearntThreshold):
         """The weight, `s` and `g^-1`; float32 does not hold magnitudes of float64."""
         if keras.backend.standardize_dtype(self.weight.variable.dtype) == "float64":
             return None
-        return self.weight, keras.ops.convert_to_numpy(self.s), self._function.inverse
+        return self.weight, to_numpy(self.s), self._function.inverse
 
     def critical_offsets(self) -> np.ndarray:
         """For every entry `g^-1(|w|) - s`."""
         magnitude = np.abs(self.weight.finite_raw_value())
-        return self._function.inverse(magnitude) - keras.ops.convert_to_numpy(self.s)
+        return self._function.inverse(magnitude) - to_numpy(self.s)
 
     def freeze(self, mask: Any) -> Any:
         """Fixes which entries are live: `w` becomes `w_e` on the mask and 0 elsewhere, `t` 0.
@@ -117,9 +118,9 @@ class SoftThreshold(LearntThreshold):
         From here on `w_e = w`; entries that are 0 get no gradient and stay 0.
         """
         raw = keras.ops.convert_to_tensor(self.weight.variable)
-        live = keras.ops.convert_to_tensor(mask)
-        self.weight.variable.assign(_fixed(raw, self.effective(raw), live))
-        self.active.assign(0.0)
+        live = placed(mask, self.weight.variable)
+        assign(self.weight.variable, _fixed(raw, self.effective(raw), live))
+        assign(self.active, 0.0)
         return live
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.parametrizations._scheduled_mask import ScheduledMask
 
 
@@ -48,7 +49,7 @@ class StraightThroughTopK(ScheduledMask):
 
     def settle(self) -> None:
         """Ranks the raw weight as it is now."""
-        self.mask.assign(self._initial_mask())
+        assign(self.mask, self._initial_mask())
 
     def _initial_mask(self) -> Any:
         return self._ranked(self.schedule.at_start())

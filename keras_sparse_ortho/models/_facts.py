@@ -1,0 +1,48 @@
+"""What workers that train one model must have in common."""
+
+import json
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import layout_of
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._workers import digest_of
+from keras_sparse_ortho.models._prunable_weights import prunable_weights
+from keras_sparse_ortho.parametrizations import LearntThreshold, Parametrization
+
+
+def model_facts(model: Any) -> dict[str, str]:
+    """Structure, layouts, parametrizations, masks and trained values of a model, by name.
+
+    On JAX, where one program runs on all workers, all other values as well, such as the states of
+    seed generators. Elsewhere each worker may have moving averages and dropout of its own.
+    """
+    facts = {"paths of kernels": ", ".join(w.path for w in prunable_weights(model))}
+    for weight in prunable_weights(model):
+        if isinstance(weight.parametrization, Parametrization):
+            kind, config = type(weight.parametrization), weight.parametrization.get_config()
+            facts[f"parametrization of {weight.path}"] = f"{kind.__name__}{json.dumps(config)}"
+    on_jax = keras.backend.backend() == "jax"
+    for number, variable in enumerate(model.variables if on_jax else model.weights):
+        known = [f"{variable.dtype}{tuple(variable.shape)}"]
+        if (layout := layout_of(variable)) is not None:
+            known.append(str(layout.spec))
+        if on_jax or variable.trainable:
+            known.append(digest_of(to_numpy(variable)))
+        facts[f"variable {number}, {variable.name}"] = " ".join(known)
+    return {**facts, **mask_facts(model)}
+
+
+def mask_facts(model: Any) -> dict[str, str]:
+    """Which entries are live, and what decides it, for each kernel."""
+    facts = {}
+    for weight in prunable_weights(model):
+        own: Any = weight.parametrization or weight.stored
+        if own is None:
+            continue
+        facts[weight.path] = digest_of(np.packbits(own.mask_value()))
+        if isinstance(own, LearntThreshold):
+            facts[f"{weight.path}, threshold"] = digest_of(own.threshold_value())
+    return facts
