@@ -188,7 +188,7 @@ def _rank(keys: Any, count: Any) -> tuple[Any, Any, Any]:
 def _first(chosen: Any, count: Any) -> Any:
     """Of the entries that are true the first `count` by flat index, found bit by bit as well."""
     ops = keras.ops
-    index = _flat_index(chosen.shape)
+    index = flat_index(chosen.shape)
 
     def narrowed(shift: Any, end: Any) -> tuple[Any, Any]:
         candidate = end + ops.left_shift(ops.cast(1, "int32"), shift)
@@ -228,7 +228,7 @@ def _between(value: Any, low: Any, high: Any, missing: Any, one: tuple[int, ...]
     return ops.logical_or(above, _first(ties, missing))
 
 
-def _flat_index(shape: Any) -> Any:
+def flat_index(shape: Any) -> Any:
     """The flat index of every entry, as sums along the axes: these are made where the entries are.
 
     (A reshaped range would first be made whole on every device.)

@@ -39,6 +39,7 @@ from keras_sparse_ortho._keras_internals._fit import before_save as before_save
 from keras_sparse_ortho._keras_internals._fit import in_fit as in_fit
 from keras_sparse_ortho._keras_internals._fit import initial_epoch_is as initial_epoch_is
 from keras_sparse_ortho._keras_internals._fit import leave_logs as leave_logs
+from keras_sparse_ortho._keras_internals._fit import length_of_data as length_of_data
 from keras_sparse_ortho._keras_internals._graph_classes import instance_like as instance_like
 from keras_sparse_ortho._keras_internals._graph_classes import (
     layers_in_attributes as layers_in_attributes,
@@ -91,6 +92,7 @@ __all__ = [
     "layers_in_attributes",
     "layout_of",
     "leave_logs",
+    "length_of_data",
     "maps_one_tensor",
     "optimizer_slots",
     "own_variables",

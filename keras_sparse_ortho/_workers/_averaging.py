@@ -12,6 +12,8 @@ from keras_sparse_ortho._workers._workers import Workers
 class _Averaging(Workers):
     """Workers that compute apart, and then reduce."""
 
+    averages = True
+
     @abc.abstractmethod
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """The sum over all workers."""

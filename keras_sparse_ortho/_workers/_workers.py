@@ -22,6 +22,9 @@ class Workers:
         rank: Which one this is, from 0.
     """
 
+    # Whether each has gradients of its own, in NumPy, which `mean` exchanges.
+    averages = False
+
     def __init__(self, count: int = 1, rank: int = 0) -> None:
         self.count = count
         self.rank = rank

@@ -9,11 +9,11 @@ from keras_sparse_ortho._data import Batch, samples
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import Workers
 from keras_sparse_ortho.callbacks._block_moves import block_layer
-from keras_sparse_ortho.callbacks._dynamic_sparse_training import fixed_mask
+from keras_sparse_ortho.callbacks._mask_moves import fixed_mask, moves_on_device
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import BlockSparseLayer
 from keras_sparse_ortho.models import StatelessLoss
-from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
+from keras_sparse_ortho.parametrizations import CompactMask
 
 
 class DenseGradients:
@@ -36,8 +36,10 @@ class DenseGradients:
             held=[pair for kernel in self._kernels for pair in kernel.held],
         )
 
-    def __call__(self, batch: Batch, workers: Workers) -> list[np.ndarray]:
+    def __call__(self, batch: Batch, workers: Workers) -> list[Any]:
         """The gradient for each weight; with live blocks as `(J, I, *taps, r, c)`.
+
+        Of masks that are ranked on a device it is a tensor, unless workers exchange it.
 
         Args:
             batch: This worker's. The gradient is that of the mean loss over the batches of all.
@@ -45,9 +47,16 @@ class DenseGradients:
         """
         shared = workers.batch(batch)
 
-        def gradients() -> list[np.ndarray]:
+        def gradients() -> list[Any]:
             values = [value for kernel in self._kernels for value in kernel.values()]
-            return self._loss.gradients(values, *shared)
+            found = self._loss.gradient_tensors(values, *shared)
+            stay = [
+                not workers.averages and kernel.stays()
+                for kernel in self._kernels
+                for _ in kernel.variables
+            ]
+            pairs = zip(found, stay, strict=True)
+            return [gradient if here else to_numpy(gradient) for gradient, here in pairs]
 
         found = iter(workers.mean(workers.together(gradients), samples(batch)))
         return [kernel.gradient(found) for kernel in self._kernels]
@@ -56,15 +65,20 @@ class DenseGradients:
 class _Masked:
     """A kernel with a mask."""
 
-    def __init__(self, mask: FixedMask) -> None:
+    def __init__(self, weight: PrunableWeight) -> None:
+        mask = fixed_mask(weight)
+        self._weight = weight
         self._mask = mask
         self.variables = [mask.layer_variable]
         self.held = [(mask.mask, np.broadcast_to(True, tuple(mask.mask.shape)))]
 
+    def stays(self) -> bool:
+        return moves_on_device(self._weight)
+
     def values(self) -> list[Any]:
         return [self._mask.effective(self._mask.weight.variable.value)]
 
-    def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
+    def gradient(self, found: Iterator[Any]) -> Any:
         return next(found)
 
 
@@ -75,6 +89,9 @@ class _Compact:
         self._mask = mask
         self.variables = [mask.layer_variable, mask.values]
         self.held: list[tuple[Any, Any]] = []
+
+    def stays(self) -> bool:
+        return False
 
     def values(self) -> list[Any]:
         # As arrays: two tensors of which one is computed from the other are not two.
@@ -94,6 +111,9 @@ class _Blocks:
         self.variables = [layer.whole_kernel, layer.blocks]
         self.held: list[tuple[Any, Any]] = []
 
+    def stays(self) -> bool:
+        return False
+
     def values(self) -> list[Any]:
         blocks = to_numpy(self._layer.blocks)
         return [self._whole(blocks), blocks]
@@ -112,4 +132,4 @@ def _kernel(weight: PrunableWeight) -> _Masked | _Compact | _Blocks:
     if layer is not None:
         return _Blocks(layer)
     mask = fixed_mask(weight)
-    return _Compact(mask) if isinstance(mask, CompactMask) else _Masked(mask)
+    return _Compact(mask) if isinstance(mask, CompactMask) else _Masked(weight)

@@ -4,8 +4,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from keras_sparse_ortho._data import BatchSource
 from keras_sparse_ortho.callbacks._block_moves import block_layer, block_sums
 from keras_sparse_ortho.callbacks._dense_gradients import DenseGradients
@@ -106,7 +104,7 @@ class RigL(DynamicSparseTraining):
         self._gradients = DenseGradients(self._watched, self._weights)
         self._made_for = belongs_to
 
-    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
+    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
         """Magnitudes of the dense gradient, summed over each block where blocks are stored."""
         assert self._gradients is not None
         number = step // self.frequency - 1
@@ -114,6 +112,6 @@ class RigL(DynamicSparseTraining):
         batch = self.workers.together(lambda: self._batches.batch(number))
         gradients = self._gradients(batch, self.workers)
         return [
-            np.abs(gradient) if block_layer(weight) is None else block_sums(gradient).T
+            abs(gradient) if block_layer(weight) is None else block_sums(gradient).T
             for weight, gradient in zip(weights, gradients, strict=True)
         ]

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from keras_sparse_ortho._keras_internals import applied_batches
+from keras_sparse_ortho._keras_internals import applied_batches, length_of_data
 from keras_sparse_ortho._workers import Workers, workers_of
 from keras_sparse_ortho.models import mask_facts, model_facts
 
@@ -96,6 +96,14 @@ class StepCallback(keras.callbacks.Callback):
         self._workers = None
         self._run_begun = False
 
+    def length(self) -> tuple[int | None, int | None]:
+        """Epochs of the run, and batches of an epoch; `None` for what is not known.
+
+        Where Keras does not know the batches, it is the `len` of the data set.
+        """
+        params = self.params or {}
+        return params.get("epochs"), params.get("steps") or length_of_data(self._watched)
+
     def sync(self) -> None:
         """Brings the model's variables up to date, which JAX keeps elsewhere during `fit`."""
         if keras.backend.backend() == "jax":
@@ -138,8 +146,7 @@ class StepCallback(keras.callbacks.Callback):
         if self._run_begun:
             return
         self._run_begun = True
-        params = self.params or {}
-        epochs, batches = params.get("epochs"), params.get("steps")
+        epochs, batches = self.length()
         seen, accumulated = applied_batches(self._watched.optimizer)
         if not batches:
             self._on_run_begin(seen // accumulated, None)

@@ -9,10 +9,11 @@ from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
+from keras_sparse_ortho.callbacks._lost_steps import restart_error, run_position
 from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.parametrizations import LearntThreshold
+from keras_sparse_ortho.parametrizations import LearntThreshold, density_gap
 from keras_sparse_ortho.schedules import Schedule
 
 
@@ -45,7 +46,8 @@ class TargetDensity(DensityRun):
         DensityError: A density outside (0, 1].
         NotPrunableError: When training begins, if no weight has a `SoftThreshold` or
             another learnt threshold; if some are on ranks and others are not.
-        ValueError: When training begins without a schedule on data whose length is not known.
+        ValueError: When training begins without a schedule on data whose length is not known; or if
+            the schedule would begin anew, as the optimizer's steps are lost.
 
     Warns:
         DensityWarning: When training has ended, and the weights are not at `final_density`: the run
@@ -113,9 +115,21 @@ class TargetDensity(DensityRun):
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Lays out the schedule."""
+        step = self.synced_step()
+        in_steps = self.schedule is not None and self.schedule.is_laid_out
+        if not run_position(step, start, in_steps) and (found := self._begun()):
+            raise restart_error(self, step, found)
         self._steering.lay_out(steps, start)
         for threshold in self._thresholds:
             threshold.aim(self.final_density, self.freeze and self._steering.end_step is not None)
+
+    def _begun(self) -> str | None:
+        """What shows that a run to a density has begun, and was left before it was there."""
+        gap = density_gap(self._thresholds)
+        steered = any(to_numpy(threshold.offset).item() for threshold in self._thresholds)
+        if gap is None or not steered:
+            return None
+        return f"and thresholds that were steered to {gap}"
 
     def on_step(self, step: int, executed: int) -> None:
         """Sets the offset if the schedule says so, and fixes the live entries at its end."""

@@ -5,6 +5,7 @@ from typing import Any
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
+from keras_sparse_ortho.callbacks._lost_steps import restart_error, run_position
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
@@ -29,7 +30,8 @@ class UpdateMasks(DensityRun):
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
-        ValueError: When training begins, if a schedule is in parts of a run of unknown length.
+        ValueError: When training begins, if a schedule is in parts of a run of unknown length; or
+            if it would begin anew, as masks were renewed, but the optimizer's steps are lost.
 
     Warns:
         DensityWarning: When training has ended, and masks are not at the density with which their
@@ -76,6 +78,10 @@ class UpdateMasks(DensityRun):
         step = self.synced_step()
         plans = [(mask, mask.schedule.laid_out(steps, start)) for mask in self._scheduled]
         self._plans = [(mask, plan) for mask, plan in plans if not _is_over(mask, plan, step)]
+        for mask, _ in self._plans:
+            if mask.last_renewed > run_position(step, start, mask.schedule.is_laid_out):
+                found = f"and the mask of '{mask.weight.path}' renewed at step {mask.last_renewed}"
+                raise restart_error(self, step, found)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begins to count what grows."""

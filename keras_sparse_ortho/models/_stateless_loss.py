@@ -133,15 +133,26 @@ class StatelessLoss:
             y: The targets of the batch, `None` where the loss needs none.
             sample_weight: The weights of its samples, if any.
         """
+        value, found = self._scaled_back(values, x, y, sample_weight)
+        return float(to_numpy(value)), [to_numpy(gradient) for gradient in found]
+
+    def gradient_tensors(
+        self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> list[Any]:
+        """As `gradients`, left where they were computed."""
+        return self._scaled_back(values, x, y, sample_weight)[1]
+
+    def _scaled_back(
+        self, values: Sequence[Any] | None, x: Any, y: Any, sample_weight: Any
+    ) -> tuple[Any, list[Any]]:
         scale = np.float32(1)
         optimizer = getattr(self.model, "optimizer", None)
         if self._objective is compiled_loss and optimizer is not None:
             scale = np.float32(to_numpy(optimizer.scale_loss(keras.ops.ones(()))))
         value, found = self._gradients(values, x, y, sample_weight, scale)
-        arrays = [to_numpy(gradient) for gradient in found]
-        if scale != 1:
-            arrays = [(array / scale).astype(array.dtype) for array in arrays]
-        return float(to_numpy(value)), arrays
+        return value, found if scale == 1 else [
+            _divided(gradient, float(scale)) for gradient in found
+        ]
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state.
@@ -230,6 +241,14 @@ class StatelessLoss:
         if getattr(self.model, "run_eagerly", False):
             return pure
         return compiled(pure, xla=bool(getattr(self.model, "jit_compile", False)))
+
+
+def _divided(gradient: Any, scale: float) -> Any:
+    """Divided in float32, where the type is a short one; bfloat16 stays in it, as in NumPy."""
+    dtype = keras.backend.standardize_dtype(gradient.dtype)
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    quotient = keras.ops.cast(gradient, wide) / scale
+    return keras.ops.cast(quotient, dtype) if dtype == "float16" else quotient
 
 
 def _as(variable: Any, value: Any) -> Any:
