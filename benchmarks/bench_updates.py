@@ -3,7 +3,7 @@
     KERAS_BACKEND=jax python benchmarks/bench_updates.py
     KERAS_BACKEND=jax python benchmarks/bench_updates.py --millions 1 --rounds 7
 
-Writes `results/updates.md`. An MLP of four square layers, Adam, density 0.1. Every rival begins
+Writes `results/updates.jsonl` and `results/updates.md`. An MLP of four square layers, Adam, density 0.1. Every rival begins
 with the same weights, masks and moments; the runs of all rivals are interleaved in one process, and
 medians are shown. "host" is what happens on CPUs, "device" what happens on accelerators, here made
 to run on a CPU, where it is the slower one. "sorted" is TargetDensity's freeze as it was first: a
@@ -13,6 +13,7 @@ accelerator they cross its bus.
 """
 
 import argparse
+import json
 import os
 import statistics
 import time
@@ -21,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from timing import machine, markdown, write
+from timing import RESULTS, machine, markdown, write
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._optimizer_slots import zero_slots
@@ -30,6 +31,8 @@ from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
 
 DENSITY = 0.1
 LAYERS = 4
+BLOCK = 25  # divides the sides of the layers
+STORAGE = {"fixed": "", "compact": ", compact", "blocks": f", blocks {BLOCK}"}
 _moved = {"to host": 0, "to device": 0}
 
 
@@ -54,6 +57,9 @@ def network(kind: str, width: int) -> keras.Model:
     """A trained step of the MLP, with masks, thresholds or scheduled masks."""
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(width, use_bias=False) for _ in range(LAYERS)]
+    options = {"density": DENSITY, "block": BLOCK, "use_bias": False}
+    options["kernel_initializer"] = "glorot_uniform"
+    blocks = [kso.layers.BlockSparseDense(width, seed=k, **options) for k in range(LAYERS)]
     dense = keras.Sequential([keras.Input((width,)), *layers])
     always = kso.schedules.Constant(DENSITY, 0, 1_000_000, 1)
     made = {
@@ -61,6 +67,8 @@ def network(kind: str, width: int) -> keras.Model:
         "gmp": lambda: kso.parametrize(dense, kso.MagnitudeMask(always)),
         "dnw": lambda: kso.parametrize(dense, kso.parametrizations.StraightThroughTopK(always)),
         "str": lambda: kso.parametrize(dense, kso.SoftThreshold()),
+        "compact": lambda: kso.sparsify(dense, DENSITY, initializer=None, storage="compact"),
+        "blocks": lambda: keras.Sequential([keras.Input((width,)), *blocks]),
     }
     model = made[kind]()
     model.compile("adam", "mse")
@@ -86,11 +94,11 @@ def updates(kind: str, model: keras.Model, width: int):
     """The updates of one kind of model: by name, what arms one and the call to be timed."""
     if kind in ("gmp", "dnw"):
         yield kind.upper(), lambda: armed(UpdateMasks(), model), lambda own: own.on_step(5, 1)
-    if kind == "fixed":
+    if kind in STORAGE:
         end = {"frequency": 1, "end_step": 1_000_000}
-        yield "SET", lambda: armed(SET(**end), model), lambda own: own.update(5)
+        yield "SET" + STORAGE[kind], lambda: armed(SET(**end), model), lambda own: own.update(5)
         rigl = RigL(batch(width), batch_size=32, **end)  # its gradient is compiled once
-        yield "RigL", lambda: armed(rigl, model), lambda own: own.update(5)
+        yield "RigL" + STORAGE[kind], lambda: armed(rigl, model), lambda own: own.update(5)
     if kind == "str":
 
         def steering():
@@ -169,15 +177,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     count_bytes()
-    rows = []
+    rows, lines = [], []
     for millions in arguments.millions:
         width = round((millions * 1e6 / LAYERS) ** 0.5)
-        for kind in ("gmp", "dnw", "fixed", "str"):
+        for kind in ("gmp", "dnw", "fixed", "str", "compact", "blocks"):
             model = network(kind, width)
             for name, arm, call in updates(kind, model, width):
-                places = ["host", "device", *(["sorted"] if name.endswith("freeze") else [])]
+                places = ["host"] if kind in ("compact", "blocks") else ["host", "device"]
+                places += ["sorted"] if name.endswith("freeze") else []
                 for place, found in measure(name, arm, call, model, places, arguments.rounds):
                     wall, cpu, to_host, to_device = found
+                    line = {"millions": millions, "update": name, "ranked": place, "wall": wall}
+                    lines.append({**line, "cpu": cpu, "host_mb": to_host, "device_mb": to_device})
                     figures = [f"{wall:.3f}", f"{cpu:.3f}", f"{to_host:.1f}", f"{to_device:.1f}"]
                     rows.append([str(millions), name, place, *figures])
             del model
@@ -189,6 +200,9 @@ def main() -> None:
     text += f"{DENSITY}; medians of {arguments.rounds} interleaved runs in one process. `device` "
     text += "is what runs on accelerators, here on the CPU; `sorted` is the freeze as it was "
     text += "first. RigL's has its dense gradient in it.\n\n"
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / "updates.jsonl").open("w", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(line) + "\n" for line in lines)
     write("updates", text + markdown(header, rows))
 
 
