@@ -3,13 +3,13 @@
     KERAS_BACKEND=jax python benchmarks/bench_updates.py
     KERAS_BACKEND=jax python benchmarks/bench_updates.py --millions 1 --rounds 7
 
-Writes `results/updates.jsonl` and `results/updates.md`. An MLP of four square layers, Adam, density 0.1. Every rival begins
-with the same weights, masks and moments; the runs of all rivals are interleaved in one process, and
-medians are shown. "host" is what happens on CPUs, "device" what happens on accelerators, here made
-to run on a CPU, where it is the slower one. "sorted" is TargetDensity's freeze as it was first: a
-stable sort of all critical offsets, and NumPy throughout. "to host" and "to device" are the bytes
-of arrays that pass between NumPy and the backend; on a CPU they are views or copies, on an
-accelerator they cross its bus.
+Writes `results/updates.jsonl` and `results/updates.md`. An MLP of four square layers, Adam, density
+0.1. Every rival begins with the same weights, masks and moments; the runs of all rivals are
+interleaved in one process, and medians are shown. "host" is what happens on CPUs, "device" what
+happens on accelerators, here made to run on a CPU, where it is the slower one. "sorted" is
+TargetDensity's freeze as it was first: a stable sort of all critical offsets, and NumPy throughout.
+"to host" and "to device" are the bytes of arrays that pass between NumPy and the backend; on a CPU
+they are views or copies, on an accelerator they cross its bus.
 """
 
 import argparse

@@ -76,7 +76,7 @@ class OrderOfMagnitudes:
             open_ = low < high
             high = np.where(open_ & reached, middle, high)
             low = np.where(open_ & ~reached, middle + 1, low)
-        return low
+        return low.astype(np.int32)
 
 
 class HostEntries:
