@@ -63,11 +63,11 @@ def network(kind: str, width: int) -> keras.Model:
     dense = keras.Sequential([keras.Input((width,)), *layers])
     always = kso.schedules.Constant(DENSITY, 0, 1_000_000, 1)
     made = {
-        "fixed": lambda: kso.sparsify(dense, DENSITY, initializer=None),
+        "fixed": lambda: kso.prune(dense, DENSITY),
         "gmp": lambda: kso.parametrize(dense, kso.MagnitudeMask(always)),
         "dnw": lambda: kso.parametrize(dense, kso.parametrizations.StraightThroughTopK(always)),
         "str": lambda: kso.parametrize(dense, kso.SoftThreshold()),
-        "compact": lambda: kso.sparsify(dense, DENSITY, initializer=None, storage="compact"),
+        "compact": lambda: kso.to_compact(kso.prune(dense, DENSITY)),
         "blocks": lambda: keras.Sequential([keras.Input((width,)), *blocks]),
     }
     model = made[kind]()

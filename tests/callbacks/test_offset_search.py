@@ -78,7 +78,8 @@ def check(thresholds, count):
     assert found["host"] == found["device"]
     everything = np.concatenate([c.reshape(-1) for c in offsets])
     offset, ranked = found["host"], np.sort(everything)[::-1]
-    apart = count in (0, ranked.size) or ranked[count - 1] - ranked[count] > 1e-9
+    with np.errstate(invalid="ignore"):  # of two that are infinite
+        apart = count in (0, ranked.size) or ranked[count - 1] - ranked[count] > 1e-9
     if apart and not (count < ranked.size and ranked[count] == np.inf) and ranked[-1] > -np.inf:
         assert (everything > offset).sum() == count
     assert np.isfinite(offset)
@@ -87,9 +88,21 @@ def check(thresholds, count):
 
 @pytest.mark.core
 @pytest.mark.parametrize("g", ["sigmoid", "exp", "softplus"])
-@settings(max_examples=40)
+@settings(max_examples=8)
 @given(st.data())
 def test_the_masks_are_those_of_a_sort_in_both_places(g, data):
+    any_thresholds(g, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("g", ["sigmoid", "exp", "softplus"])
+@settings(max_examples=150)
+@given(st.data())
+def test_many_masks_are_those_of_a_sort_in_both_places(g, data):
+    any_thresholds(g, data)
+
+
+def any_thresholds(g, data):
     number = st.sampled_from(FEW) | st.floats(-4, 4, width=32)
     made = []
     for shape in SHAPES:

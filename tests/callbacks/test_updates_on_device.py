@@ -18,16 +18,16 @@ X, Y = np.random.default_rng(0).normal(size=(2, 8, 12)).astype("float32")
 
 def network(parametrization=None):
     """Two layers with ties among their weights, and an optimizer with moments."""
-    dense = keras.Sequential([keras.Input((12,)), L.Dense(20, "relu"), L.Dense(12, name="head")])
+    dense = keras.Sequential([keras.Input((12,)), L.Dense(20, "relu", name="hidden"), L.Dense(12, name="head")])
     if parametrization is None:
-        model = kso.sparsify(dense, 0.25, initializer=None)
+        model = kso.prune(dense, 0.25)
     else:
         model = kso.parametrize(dense, parametrization)
     model.compile("adam", "mse", jit_compile=jit_if_quicker())
     model.optimizer.build(model.trainable_variables)
     rng = np.random.default_rng(0)
     for variable in model.trainable_variables:
-        variable.assign(np.round(rng.normal(size=variable.shape), 1))
+        variable.assign(np.round(0.3 * rng.normal(size=variable.shape), 2))
     for slot in model.optimizer.variables:
         if len(slot.shape) > 1:
             slot.assign(rng.normal(size=slot.shape))
