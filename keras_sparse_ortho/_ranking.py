@@ -54,6 +54,11 @@ def ranks_on_device(variable: Any) -> bool:
     return any(platform != "cpu" for platform in _platforms(variable.value))
 
 
+def number_of(chosen: Any) -> int:
+    """How many entries of a bool tensor are true."""
+    return _integer(_number(chosen))
+
+
 def magnitude_bits(value: Any) -> Any:
     """The bits of `|x|` as float32, int32: ordered as the magnitudes are, exactly."""
     value = keras.ops.cast(value, "float32")

@@ -12,6 +12,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho._keras_internals import add_to_logs, applied_batches, leave_logs
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
+from keras_sparse_ortho._ranking import number_of
 from keras_sparse_ortho._values import assign, placed
 from keras_sparse_ortho.callbacks._block_moves import block_layer, moved_blocks
 from keras_sparse_ortho.callbacks._device_moves import drop_and_grow_on_device
@@ -21,7 +22,6 @@ from keras_sparse_ortho.callbacks._mask_moves import (
     fixed_mask,
     moved_entries,
     moves_on_device,
-    number_of,
 )
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError

@@ -45,10 +45,6 @@ def all_finite(scores: Any) -> bool:
     return bool(to_numpy(keras.ops.all(keras.ops.isfinite(scores))))
 
 
-def number_of(mask: Any) -> int:
-    return int(to_numpy(keras.ops.count_nonzero(mask)))
-
-
 def moved_entries(
     weight: PrunableWeight,
     mask: np.ndarray,

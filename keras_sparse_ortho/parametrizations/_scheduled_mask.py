@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._ranking import largest_magnitudes, ranks_on_device
+from keras_sparse_ortho._ranking import largest_magnitudes, number_of, ranks_on_device
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
@@ -54,7 +54,7 @@ class ScheduledMask(Masked):
         mask = self._ranked(self.schedule.density(step) if density is None else density)
         mask = placed(mask, self.mask)  # once for all that follows
         fresh = keras.ops.logical_and(mask, keras.ops.logical_not(self.mask.value))
-        grown = int(to_numpy(keras.ops.count_nonzero(fresh)))
+        grown = number_of(fresh)
         self.assign_mask(mask)
         assign(self.renewed, step)
         return Renewal(self._forgotten(mask), grown)
@@ -66,8 +66,8 @@ class ScheduledMask(Masked):
 
     def counts(self) -> tuple[int, int]:
         """How many entries are live now, and how many are to be in the end."""
-        live = to_numpy(keras.ops.count_nonzero(self.mask.value))
-        return int(live), live_count(self.schedule.final_density, self.weight.size)
+        live = number_of(self.mask.value)
+        return live, live_count(self.schedule.final_density, self.weight.size)
 
     def for_density(self, density: float) -> "ScheduledMask":
         """An unbuilt clone whose schedule ends with this density."""

@@ -19,7 +19,8 @@ LOST = "steps of the optimizer, and these were lost.*optimizer.build.*Received: 
 
 
 def network(parametrization=None):
-    dense = keras.Sequential([keras.Input((12,)), L.Dense(16), L.Dense(4)])
+    layers = [L.Dense(16, name="hidden"), L.Dense(4, name="head")]
+    dense = keras.Sequential([keras.Input((12,)), *layers])
     if parametrization is None:
         model = kso.sparsify(dense, 0.5, seed=0)
     else:
@@ -46,7 +47,8 @@ def fit(model, callback, epochs, initial_epoch=0):
 def test_a_schedule_whose_steps_were_lost_is_refused_and_the_way_out_goes_on(case, tmp_path):
     model, callback = CASES[case]()
     fit(model, callback, 2)
-    model.save_weights(tmp_path / "w.weights.h5")
+    with part_of_a_run():
+        model.save_weights(tmp_path / "w.weights.h5")
     fit(model, CASES[case]()[1], 4, 2)
     expected = [array(v) for v in model.variables]
 
@@ -131,8 +133,7 @@ def test_data_sets_with_an_end_that_nobody_knows_need_steps():
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).filter(lambda *_: True)
     model = network(kso.SoftThreshold())
     with pytest.raises(ValueError, match="needs a `schedule`"):
-        model.fit(data, epochs=2, verbose=0, callbacks=[TargetDensity(0.25)])
+        model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=[TargetDensity(0.25)])
     model = network()
     with pytest.raises(ValueError, match="`end_step` must be given"):
-        model.fit(data, epochs=2, verbose=0, callbacks=[RigL((X, Y), 4)])
-    model.fit(data, epochs=2, verbose=0, callbacks=[RigL(data, frequency=2, end_step=8)])
+        model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=[RigL((X, Y), 4)])

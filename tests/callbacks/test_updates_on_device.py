@@ -18,7 +18,9 @@ X, Y = np.random.default_rng(0).normal(size=(2, 8, 12)).astype("float32")
 
 def network(parametrization=None):
     """Two layers with ties among their weights, and an optimizer with moments."""
-    dense = keras.Sequential([keras.Input((12,)), L.Dense(20, "relu", name="hidden"), L.Dense(12, name="head")])
+    dense = keras.Sequential(
+        [keras.Input((12,)), L.Dense(20, "relu", name="hidden"), L.Dense(12, name="head")]
+    )
     if parametrization is None:
         model = kso.prune(dense, 0.25)
     else:
