@@ -148,7 +148,7 @@ class HostEntries:
         found = []
         for place in (at - 1, at):
             there = (place >= 0) & (place < self._keys.size)
-            numbers = self._keys[np.where(there, place, 0)] if self._keys.size else least
+            numbers: Any = self._keys[np.where(there, place, 0)] if self._keys.size else least
             if self.order.groups > 1:
                 there &= numbers >> 32 == groups
                 numbers = numbers & 0xFFFFFFFF
@@ -171,7 +171,8 @@ class HostEntries:
         axes = tuple(k for k, size in enumerate(self._one) if size != self._numbers.shape[k])
         above = self._numbers >= least.reshape(self._one)
         ends = []
-        for inside, extreme, start in ((~above, np.max, -1), (above, np.min, INFINITE)):
+        sides: list[Any] = [(~above, np.max, -1), (above, np.min, INFINITE)]
+        for inside, extreme, start in sides:
             there = inside.any(axis=axes).reshape(-1)
             if isinstance(self.order, OrderOfOffsets):
                 start = -np.inf if start < 0 else np.inf
