@@ -19,11 +19,13 @@ def model_facts(model: Any) -> dict[str, str]:
     On JAX, where one program runs on all workers, all other values as well, such as the states of
     seed generators. Elsewhere each worker may have moving averages and dropout of its own.
     """
-    facts = {"paths of kernels": ", ".join(w.path for w in prunable_weights(model))}
-    for weight in prunable_weights(model):
-        if isinstance(weight.parametrization, Parametrization):
-            kind, config = type(weight.parametrization), weight.parametrization.get_config()
-            facts[f"parametrization of {weight.path}"] = f"{kind.__name__}{json.dumps(config)}"
+    weights = prunable_weights(model)
+    facts = {"paths of kernels": ", ".join(weight.path for weight in weights)}
+    for weight in weights:
+        own = weight.parametrization
+        if isinstance(own, Parametrization):
+            config = json.dumps(own.get_config(), default=str)
+            facts[f"parametrization of {weight.path}"] = f"{type(own).__name__} {config}"
     on_jax = keras.backend.backend() == "jax"
     for number, variable in enumerate(model.variables if on_jax else model.weights):
         known = [f"{variable.dtype}{tuple(variable.shape)}"]
