@@ -63,7 +63,7 @@ def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
 
     So what is said of variables by path, as in a `LayoutMap`, holds for the wrapped layer, too.
     """
-    if layer.name == wrapper.name and layer._parent_path is None:
+    if layer.name == wrapper.name and getattr(layer, "_parent_path", "") is None:
         layer._parent_path = wrapper._parent_path
 
 

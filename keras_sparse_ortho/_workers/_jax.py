@@ -17,10 +17,9 @@ def jax_workers() -> Workers:
     import jax
 
     devices = distribution.device_mesh.backend_mesh.devices.flat
-    processes = sorted({device.process_index for device in devices})
-    if len(processes) == 1:
+    if len({device.process_index for device in devices}) == 1:
         return Workers()
-    return _JaxWorkers(len(processes), processes.index(jax.process_index()), distribution)
+    return _JaxWorkers(jax.process_count(), jax.process_index(), distribution)
 
 
 class _JaxWorkers(Workers):

@@ -12,14 +12,16 @@ import keras
 import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
 from examples.scale.recipe import free_ports
-from keras_sparse_ortho._workers import Workers, digest_of
+from keras_sparse_ortho._workers import digest_of
+from keras_sparse_ortho._workers._averaging import Averaging
 from keras_sparse_ortho.errors import WorkerError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Threads(Workers):
+class Threads(Averaging):
     """Workers that are threads of this process."""
 
     def __init__(self, rank, count, barrier, board):
@@ -32,6 +34,9 @@ class Threads(Workers):
         found = np.stack([self._board[rank] for rank in range(self.count)])
         self._barrier.wait()
         return found
+
+    def _sum(self, array):
+        return self.gather(array).sum(axis=0)
 
 
 def on_all(action, count=3):
@@ -88,6 +93,41 @@ def test_facts_that_differ_are_named_on_all_workers():
         assert isinstance(error, WorkerError)
         assert "at step 4" in str(error)
         assert "{'b': ['False', 'False', 'True']}" in str(error)
+
+
+@pytest.mark.numpy_only
+def test_means_are_those_of_all_samples():
+    samples = [1, 2, 5]
+    found = on_all(
+        lambda workers: workers.mean([np.full(2, workers.rank + 1.0)], samples[workers.rank])
+    )
+    for (mean,) in found:
+        np.testing.assert_allclose(mean, (1 * 1 + 2 * 2 + 3 * 5) / 8)
+
+
+@pytest.mark.core
+def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 12, 8)).astype("float32")
+
+    def update(workers, rows):
+        keras.utils.set_random_seed(0)
+        dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, name="a")])
+        model = kso.sparsify(dense, 0.25, seed=0)
+        model.compile("sgd", "mse", run_eagerly=True)
+        rigl = kso.callbacks.RigL([(x[rows], y[rows])], frequency=1, end_step=9, fraction=0.9)
+        rigl.set_model(model)
+        rigl._workers = workers
+        rigl.on_train_begin()
+        assert rigl.update(1) > 0
+        return kso.prunable_weights(model)[0].parametrization.mask_value()
+
+    expected = update(None, slice(12))
+    shards = [slice(0, 2), slice(2, 12)]  # of other sizes: samples count, not workers
+    apart = [update(None, shard) for shard in shards]
+    assert all((mask != expected).any() for mask in apart)
+    for found in on_all(lambda workers: update(workers, shards[workers.rank]), count=2):
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.numpy_only
