@@ -98,10 +98,11 @@ def test_facts_that_differ_are_named_on_all_workers():
 @pytest.mark.numpy_only
 def test_means_are_those_of_all_samples():
     samples = [1, 2, 5]
-    found = on_all(
-        lambda workers: workers.mean([np.full(2, workers.rank + 1.0)], samples[workers.rank])
-    )
-    for (mean,) in found:
+
+    def action(workers):
+        return workers.mean([np.full(2, workers.rank + 1.0)], samples[workers.rank])
+
+    for (mean,) in on_all(action):
         np.testing.assert_allclose(mean, (1 * 1 + 2 * 2 + 3 * 5) / 8)
 
 
@@ -111,7 +112,6 @@ def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
     x, y = rng.normal(size=(2, 12, 8)).astype("float32")
 
     def update(workers, rows):
-        keras.utils.set_random_seed(0)
         dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, name="a")])
         model = kso.sparsify(dense, 0.25, seed=0)
         model.compile("sgd", "mse", run_eagerly=True)
