@@ -13,7 +13,7 @@ lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_lo
 `_trainable`, `Lambda._output_shape`, the mark `_is_default` of methods that are not overridden,
 `compute_output_spec` of the backend, and the classes `Functional` and `Tracker`;
 `Trainer._get_metrics_result_or_logs`, `_flatten_metrics_in_order` and `_initial_epoch`;
-`Variable._layout` and `Layer._parent_path`.
+`Variable._layout`, `ModelParallel._layout_map` and `Layer._parent_path`.
 """
 
 import contextlib
@@ -51,6 +51,7 @@ from keras_sparse_ortho._keras_internals._layouts import along_kernel as along_k
 from keras_sparse_ortho._keras_internals._layouts import axes_at as axes_at
 from keras_sparse_ortho._keras_internals._layouts import axes_of as axes_of
 from keras_sparse_ortho._keras_internals._layouts import create_along as create_along
+from keras_sparse_ortho._keras_internals._layouts import layout_entries as layout_entries
 from keras_sparse_ortho._keras_internals._layouts import layout_of as layout_of
 from keras_sparse_ortho._keras_internals._layouts import mesh_size as mesh_size
 from keras_sparse_ortho._keras_internals._layouts import stand_in_name_scope as stand_in_name_scope
@@ -101,6 +102,7 @@ __all__ = [
     "is_graph",
     "is_overridden",
     "layers_in_attributes",
+    "layout_entries",
     "layout_of",
     "leave_logs",
     "maps_one_tensor",

@@ -40,6 +40,15 @@ def mesh_size(axis: str) -> int:
     return int(mesh.shape[list(mesh.axis_names).index(axis)])
 
 
+def layout_entries(distribution: Any) -> dict[str, str]:
+    """What the map of a distribution has for each pattern, and its mesh."""
+    mesh = distribution.device_mesh
+    entries = {"mesh": f"{tuple(mesh.shape)} {list(mesh.axis_names)}"}
+    for pattern, layout in getattr(distribution, "_layout_map", {}).items():
+        entries[pattern] = str(layout.axes)
+    return entries
+
+
 def create_along(create: Callable[[], Any], axes: Sequence[str | None] | None) -> Any:
     """The variable that a function creates, along given axes, whatever a map has for its path.
 

@@ -16,6 +16,7 @@ from keras_sparse_ortho._keras_internals import (
     create_along,
     stand_in_name_scope,
 )
+from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.layers._recorded_draws import recorded_draws
@@ -104,6 +105,7 @@ class PrunableLayer(WrapperBuiltByCalls):
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Inside, kernels are drawn once, with their masks, and along the axes of the layer."""
+        check_layouts()
         stand_in_name_scope(self, self.layer)
         deferred = self._state.compact and not self.layer.built
         # Kernels that are not stored are not to be allocated either.

@@ -141,6 +141,36 @@ def other_weights_where_they_are_scored():
     kso.prune(model, 0.5, score="snip", data=(np.ones((4, 8)), np.ones((4, 4))))
 
 
+if BACKEND == "jax":
+
+    @case
+    def other_layouts():
+        with mesh(("hidden/kernel", "a/kernel")[RANK]):
+            started(sparse(), kso.callbacks.CheckWorkers())
+
+    @case
+    def a_layout_that_does_not_fit():
+        with mesh(".*a/kernel"):
+            sparse(width=15)
+
+
+@contextlib.contextmanager
+def mesh(pattern):
+    """Kernels whose path matches a pattern are cut along their outputs, half for each process."""
+    distribution = keras.distribution
+    devices = distribution.list_devices()
+    layout = distribution.LayoutMap(
+        distribution.DeviceMesh((1, len(devices)), ["batch", "model"], devices)
+    )
+    layout[pattern] = (None, "model")
+    before = distribution.distribution()
+    distribution.set_distribution(distribution.ModelParallel(layout_map=layout))
+    try:
+        yield
+    finally:
+        distribution.set_distribution(before)
+
+
 def main():
     scope, found = begin(), {}
     for name, function in CASES.items():
