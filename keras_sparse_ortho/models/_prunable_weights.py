@@ -79,8 +79,9 @@ def prunable_weights(
 def check_built(model: Any) -> None:
     """Refuses what is no Keras 3 model or layer, and what has no weights yet.
 
-    And, on JAX, layouts that are not the same on all workers, before a weight is read. Layers inside that are not built have not been called, as a head for another task may be, or
-    never will be.
+    Layers inside that are not built have not been called, as a head for another task may be, or
+    never will be. On JAX layouts that are not the same on all workers are refused, too, before a
+    weight is read.
     """
     if not isinstance(model, keras.layers.Layer):
         hint = ""
