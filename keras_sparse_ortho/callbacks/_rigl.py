@@ -27,7 +27,8 @@ class RigL(DynamicSparseTraining):
 
     The gradient is of the loss that the model was compiled with, in training mode, with
     regularization. Where several processes train the model it is that of the mean loss over the
-    batches of all of them, so that each may have data of its own (docs/scale.md). Nothing but masks, weights and moments changes: no seed, no moving average.
+    batches of all of them, so that each may have data of its own (docs/scale.md). Nothing but
+    masks, weights and moments changes: no seed, no moving average.
 
     Args:
         data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or

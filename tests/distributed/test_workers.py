@@ -17,6 +17,7 @@ from examples.scale.recipe import free_ports
 from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho._workers._averaging import Averaging
 from keras_sparse_ortho.errors import WorkerError
+from tests.helpers import slow_on_jax
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,6 +107,7 @@ def test_means_are_those_of_all_samples():
         np.testing.assert_allclose(mean, (1 * 1 + 2 * 2 + 3 * 5) / 8)
 
 
+@slow_on_jax
 @pytest.mark.core
 def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
     rng = np.random.default_rng(0)
