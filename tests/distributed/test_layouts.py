@@ -124,7 +124,8 @@ def test_blocks_that_devices_do_not_divide():
         layouts(**{"hidden/kernel": HALVES}),
         pytest.raises(LayoutError, match="Received: 3 output blocks"),
     ):
-        kso.layers.BlockSparseDense(12, density=1 / 3, block=4, seed=0, name="hidden").build((4, 24))
+        layer = kso.layers.BlockSparseDense(12, density=1 / 3, block=4, seed=0, name="hidden")
+        layer.build((4, 24))
 
 
 def test_the_paths_of_a_wrapped_layer_are_those_without_its_wrapper():
