@@ -120,11 +120,11 @@ def test_blocks_are_cut_by_output_blocks():
 
 
 def test_blocks_that_devices_do_not_divide():
+    layer = kso.layers.BlockSparseDense(12, density=1 / 3, block=4, seed=0, name="hidden")
     with (
         layouts(**{"hidden/kernel": HALVES}),
         pytest.raises(LayoutError, match="Received: 3 output blocks"),
     ):
-        layer = kso.layers.BlockSparseDense(12, density=1 / 3, block=4, seed=0, name="hidden")
         layer.build((4, 24))
 
 
