@@ -9,7 +9,7 @@ import numpy as np
 from keras_sparse_ortho._workers._workers import Workers
 
 
-class _Averaging(Workers):
+class Averaging(Workers):
     """Workers that compute apart, and then reduce."""
 
     averages = True
@@ -46,7 +46,7 @@ def tensorflow_workers(model: Any) -> Workers:
     return Workers() if count == 1 else _TensorFlowWorkers(count, strategy, sorted(own))
 
 
-class _TensorFlowWorkers(_Averaging):
+class _TensorFlowWorkers(Averaging):
     def __init__(self, count: int, strategy: Any, replicas: list[int]) -> None:
         super().__init__(count, replicas[0] // len(replicas))
         self._strategy = strategy
@@ -77,7 +77,7 @@ def torch_workers() -> Workers:
     return Workers() if count == 1 else _TorchWorkers(count, distributed.get_rank())
 
 
-class _TorchWorkers(_Averaging):
+class _TorchWorkers(Averaging):
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         import torch
         from torch import distributed

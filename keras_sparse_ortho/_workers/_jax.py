@@ -1,11 +1,13 @@
 """The processes of JAX under `keras.distribution`."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho._keras_internals import layout_entries
 from keras_sparse_ortho._workers._workers import Workers, digest_of
 from keras_sparse_ortho.errors import WorkerError
 
@@ -17,10 +19,27 @@ def jax_workers() -> Workers:
     import jax
 
     devices = distribution.device_mesh.backend_mesh.devices.flat
-    processes = sorted({device.process_index for device in devices})
-    if len(processes) == 1:
+    if len({device.process_index for device in devices}) == 1:
         return Workers()
-    return _JaxWorkers(len(processes), processes.index(jax.process_index()), distribution)
+    return _JaxWorkers(jax.process_count(), jax.process_index(), distribution)
+
+
+_agreed: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def check_layouts() -> None:
+    """Compares the current `keras.distribution` of all workers, once for each.
+
+    With layouts of its own a worker would wait for others where these do not come, from the first
+    weight on that is read.
+
+    Raises:
+        WorkerError: They differ.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None and distribution not in _agreed:
+        jax_workers().compare("on where variables lie", layout_entries(distribution))
+        _agreed.add(distribution)
 
 
 class _JaxWorkers(Workers):

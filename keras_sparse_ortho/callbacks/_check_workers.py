@@ -3,7 +3,7 @@
 from typing import Any
 
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
-from keras_sparse_ortho.models import model_facts
+from keras_sparse_ortho.models import value_facts
 
 
 class CheckWorkers(StepCallback):
@@ -42,4 +42,4 @@ class CheckWorkers(StepCallback):
         """Compares."""
         if self.workers.count > 1:
             self.sync()
-            self.workers.compare(f"after epoch {epoch + 1}", model_facts(self._watched))
+            self.workers.compare(f"after epoch {epoch + 1}", value_facts(self._watched))

@@ -24,7 +24,9 @@ class RigL(DynamicSparseTraining):
     blocks keeps its fan, one with the largest sum is taken.
 
     The gradient is of the loss that the model was compiled with, in training mode, with
-    regularization. Nothing but masks, weights and moments changes: no seed, no moving average.
+    regularization. Where several processes train the model it is that of the mean loss over the
+    batches of all of them, so that each may have data of its own (docs/scale.md). Nothing but
+    masks, weights and moments changes: no seed, no moving average.
 
     Args:
         data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or
@@ -45,6 +47,7 @@ class RigL(DynamicSparseTraining):
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
             `FixedMask`, or none has one or live blocks.
+        WorkerError: As `SET`.
         ValueError: Other data, such as a generator, which cannot start again; an argument out of
             range; no `end_step` where an epoch's length is not known.
 

@@ -45,14 +45,15 @@ class SET(DynamicSparseTraining):
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
             `FixedMask`, or none has one or live blocks.
+        WorkerError: On all processes that train one model, if they do not have the same model and
+            arguments before the first step, or the same masks after an update.
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
     Limits: on accelerators the entries of masks are ranked where they are; compact storage, blocks
     and masks with a structure are ranked on the host, to which an update copies the kernels. With
     `steps_per_execution` of `k > 1` an update waits for the end of an execution, and where `k`
     does not divide an epoch it may be made twice. A step that a `LossScaleOptimizer` skips for an
-    overflow is begun again with its update, which then changes nothing more. Processes that train
-    together must be given the same arguments.
+    overflow is begun again with its update, which then changes nothing more.
 
     Example:
 

@@ -7,7 +7,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import applied_batches, length_of_data
 from keras_sparse_ortho._workers import Workers, workers_of
-from keras_sparse_ortho.models import mask_facts, model_facts
+from keras_sparse_ortho.models import mask_facts, structure_facts, value_facts
 
 T = TypeVar("T")
 
@@ -56,7 +56,10 @@ class StepCallback(keras.callbacks.Callback):
         return {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Prepares."""
+        """Prepares, once it is known that all workers have such a model and callback."""
+        if self.workers.count > 1:
+            facts = {"callback": type(self).__name__, **structure_facts(self._watched)}
+            self.workers.compare("when training begins", facts)
         self.workers.together(self.prepare)
 
     def change_masks(self, step: int, change: Callable[[], T]) -> T:
@@ -161,4 +164,4 @@ class StepCallback(keras.callbacks.Callback):
         if self.workers.count > 1:
             begin = {"callback": type(self).__name__, "start": start, "steps": steps}
             facts = {name: repr(value) for name, value in {**begin, **self.settings()}.items()}
-            self.workers.compare("before training", {**facts, **model_facts(self._watched)})
+            self.workers.compare("before training", {**facts, **value_facts(self._watched)})

@@ -46,6 +46,8 @@ class TargetDensity(DensityRun):
         DensityError: A density outside (0, 1].
         NotPrunableError: When training begins, if no weight has a `SoftThreshold` or
             another learnt threshold; if some are on ranks and others are not.
+        WorkerError: On all processes that train one model, if they do not have the same model
+            before the first step, or the same live entries after an update.
         ValueError: When training begins without a schedule on data whose length is not known; or if
             the schedule would begin anew, as the optimizer's steps are lost.
 

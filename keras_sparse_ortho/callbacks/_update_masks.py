@@ -30,6 +30,8 @@ class UpdateMasks(DensityRun):
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
+        WorkerError: On all processes that train one model, if they do not have the same model
+            before the first step, or the same masks after an update.
         ValueError: When training begins, if a schedule is in parts of a run of unknown length; or
             if it would begin anew, as masks were renewed, but the optimizer's steps are lost.
 

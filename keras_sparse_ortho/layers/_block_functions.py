@@ -107,3 +107,12 @@ def _as_blocks(grid: BlockGrid, columns: Any) -> Any:
     if isinstance(columns, np.ndarray):
         return columns.reshape(split).transpose(order)
     return ops.transpose(ops.reshape(columns, split), order)
+
+
+def constant(value: np.ndarray) -> Callable[..., Any]:
+    """An initializer that gives one array."""
+
+    def initializer(shape: Any, dtype: Any = None) -> Any:
+        return ops.cast(ops.convert_to_tensor(value), dtype)
+
+    return initializer

@@ -1,13 +1,13 @@
 """`BlockKernel`: a layer that holds a kernel as its live blocks."""
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_seed
+from keras_sparse_ortho._keras_internals import Axes, create_along
 from keras_sparse_ortho._optimizer_slots import moved
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
@@ -16,12 +16,14 @@ from keras_sparse_ortho.kernels import KernelLayout, StoredKernel
 from keras_sparse_ortho.layers._block_functions import (
     EXACT_ORTHOGONAL,
     check_kernel_functions,
+    constant,
     draw_blocks,
     on_columns,
     restore_initializer,
     serialize_initializer,
 )
 from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, pattern_of
+from keras_sparse_ortho.layers._block_layouts import BlockAxes
 from keras_sparse_ortho.layers._block_operands import BlockOperands, WholeKernel
 from keras_sparse_ortho.layers._stored_blocks import StoredBlocks, as_stored, check_stored
 from keras_sparse_ortho.orthogonal import slots_of
@@ -80,15 +82,20 @@ class BlockKernel(keras.layers.Layer):
         values, pattern = draw_blocks(
             self._grid, self.kernel_initializer, self._given, self.gain, self._draw_seed
         )
-        self.blocks = self.add_weight(
-            name="blocks",
-            shape=self._grid.blocks_shape,
-            initializer=_constant(values),
-            regularizer=on_columns(self._grid, self.kernel_regularizer),
-            constraint=on_columns(self._grid, self.kernel_constraint, back=True),
+        axes = BlockAxes.at(self.path, self._grid)
+        self.blocks = create_along(
+            lambda: self.add_weight(
+                name="blocks",
+                shape=self.grid.blocks_shape,
+                initializer=constant(values),
+                regularizer=on_columns(self.grid, self.kernel_regularizer),
+                constraint=on_columns(self.grid, self.kernel_constraint, back=True),
+            ),
+            axes.blocks,
         )
-        self.inputs_of = self._add_indices("inputs_of", pattern)
-        self.slots_of = self._add_indices("slots_of", slots_of(pattern, self._grid.in_blocks))
+        self.inputs_of = self._add_indices("inputs_of", pattern, axes.inputs_of)
+        slots = slots_of(pattern, self._grid.in_blocks)
+        self.slots_of = self._add_indices("slots_of", slots, axes.slots_of)
         if self.kernel_initializer == EXACT_ORTHOGONAL and not are_weights_set_later():
             self._drawn_digest = digest(as_stored(values, self.variable_dtype))
 
@@ -102,14 +109,13 @@ class BlockKernel(keras.layers.Layer):
         grid.check_pattern(self._given)
         return grid
 
-    def _add_indices(self, name: str, value: np.ndarray) -> Any:
-        return self.add_weight(
-            name=name,
-            shape=value.shape,
-            dtype="int32",
-            trainable=False,
-            autocast=False,
-            initializer=_constant(value),
+    def _add_indices(self, name: str, value: np.ndarray, axes: Axes | None) -> Any:
+        settings = {"dtype": "int32", "trainable": False, "autocast": False}
+        return create_along(
+            lambda: self.add_weight(
+                name=name, shape=value.shape, initializer=constant(value), **settings
+            ),
+            axes,
         )
 
     @property
@@ -288,10 +294,3 @@ class BlockKernel(keras.layers.Layer):
             "gain": self.gain,
             "seed": self.seed,
         }
-
-
-def _constant(value: np.ndarray) -> Callable[..., Any]:
-    def initializer(shape: Any, dtype: Any = None) -> Any:
-        return ops.cast(ops.convert_to_tensor(value), dtype)
-
-    return initializer

@@ -12,7 +12,11 @@ from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     WrapperBuiltByCalls,
     adopt_call_interface,
+    along_kernel,
+    create_along,
+    stand_in_name_scope,
 )
+from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.layers._recorded_draws import recorded_draws
@@ -101,8 +105,10 @@ class PrunableLayer(WrapperBuiltByCalls):
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Inside, kernels are drawn once, with their masks, and along the axes of the layer."""
-        # Kernels that are not stored are not to be allocated either.
+        check_layouts()
+        stand_in_name_scope(self, self.layer)
         deferred = self._state.compact and not self.layer.built
+        # Kernels that are not stored are not to be allocated either.
         creating = self._state.deferred.creating() if deferred else contextlib.nullcontext()
         with recorded_draws(self.layer) as draws, creating:
             yield
@@ -151,11 +157,16 @@ class PrunableLayer(WrapperBuiltByCalls):
         prefix = weight.path.replace("/", "_")
 
         def add_weight(name: str, shared: bool = False, **kwargs: Any) -> Any:
-            if not shared:
-                return self.add_weight(name=f"{prefix}_{name}", **kwargs)
-            if name not in self._state.shared:
-                self._state.shared[name] = self.add_weight(name=name, **kwargs)
-            return self._state.shared[name]
+            if shared and name in self._state.shared:
+                return self._state.shared[name]
+            name_of_own = name if shared else f"{prefix}_{name}"
+            made = create_along(
+                lambda: self.add_weight(name=name_of_own, **kwargs),
+                along_kernel(kwargs["shape"], weight.variable),
+            )
+            if shared:
+                self._state.shared[name] = made
+            return made
 
         full_path = f"{self.layer.name}/{weight.path}"
         parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)

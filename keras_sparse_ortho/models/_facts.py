@@ -13,26 +13,41 @@ from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.parametrizations import LearntThreshold, Parametrization
 
 
-def model_facts(model: Any) -> dict[str, str]:
-    """Structure, layouts, parametrizations, masks and trained values of a model, by name.
+def structure_facts(model: Any) -> dict[str, str]:
+    """Variables and their layouts, kernels and parametrizations of a model, by name.
+
+    To be compared before any value is read, which on JAX takes all workers.
+    """
+    weights = prunable_weights(model)
+    facts = {"paths of kernels": ", ".join(weight.path for weight in weights)}
+    for weight in weights:
+        own = weight.parametrization
+        if isinstance(own, Parametrization):
+            config = json.dumps(own.get_config(), default=str)
+            facts[f"parametrization of {weight.path}"] = f"{type(own).__name__} {config}"
+    for number, variable in enumerate(model.weights):
+        layout = getattr(layout_of(variable), "spec", "")
+        facts[_name(number, variable)] = f"{variable.dtype}{tuple(variable.shape)} {layout}"
+    return facts
+
+
+def value_facts(model: Any) -> dict[str, str]:
+    """Masks and trained values of a model, by name.
 
     On JAX, where one program runs on all workers, all other values as well, such as the states of
     seed generators. Elsewhere each worker may have moving averages and dropout of its own.
     """
-    facts = {"paths of kernels": ", ".join(w.path for w in prunable_weights(model))}
-    for weight in prunable_weights(model):
-        if isinstance(weight.parametrization, Parametrization):
-            kind, config = type(weight.parametrization), weight.parametrization.get_config()
-            facts[f"parametrization of {weight.path}"] = f"{kind.__name__}{json.dumps(config)}"
     on_jax = keras.backend.backend() == "jax"
-    for number, variable in enumerate(model.variables if on_jax else model.weights):
-        known = [f"{variable.dtype}{tuple(variable.shape)}"]
-        if (layout := layout_of(variable)) is not None:
-            known.append(str(layout.spec))
-        if on_jax or variable.trainable:
-            known.append(digest_of(to_numpy(variable)))
-        facts[f"variable {number}, {variable.name}"] = " ".join(known)
+    facts = {
+        _name(number, variable): digest_of(to_numpy(variable))
+        for number, variable in enumerate(model.variables if on_jax else model.weights)
+        if on_jax or variable.trainable
+    }
     return {**facts, **mask_facts(model)}
+
+
+def _name(number: int, variable: Any) -> str:
+    return f"variable {number}, {variable.name}"
 
 
 def mask_facts(model: Any) -> dict[str, str]:
