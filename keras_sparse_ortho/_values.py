@@ -49,6 +49,8 @@ def placed(array: Any, like: Any) -> Any:
         return array
     dtype = "bool" if array.dtype == bool else like.dtype
     layout = layout_of(like)
+    if layout is None and array.size > 1 and not any(array.strides):  # one number: not carried
+        return keras.ops.full(array.shape, array.flat[0].item(), dtype=dtype)
     if layout is None:
         return keras.ops.convert_to_tensor(array, dtype=dtype)
     import jax

@@ -19,6 +19,7 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
+from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import recorded_draws
 from keras_sparse_ortho.layers._refusals import refuse_unwrappable
 from keras_sparse_ortho.layers._shown_layer import shown
@@ -174,6 +175,10 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer with its effective weights."""
+        own = self._state.parametrized.values()
+        return call_by_shard(self, own, self._call_layer, args, kwargs)
+
+    def _call_layer(self, *args: Any, **kwargs: Any) -> Any:
         with self._effective_weights():
             return self.layer(*args, **kwargs)
 
