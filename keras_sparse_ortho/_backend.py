@@ -1,24 +1,15 @@
-"""What differs between TensorFlow, JAX and torch: NumPy values, compilation, gradients, float64."""
+"""What differs between TensorFlow, JAX and torch: compilation, gradients, float64."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_sparse_ortho._keras_internals import float64_not_narrowed
 
 ScalarFunction = Callable[[list[Any]], Any]
 """From a list of tensors to a scalar tensor, in operations of Keras or of the backend."""
-
-
-def to_numpy(value: Any) -> np.ndarray:
-    """A tensor or variable of the backend as a NumPy array, bfloat16 as float32."""
-    value = keras.ops.convert_to_tensor(value)
-    if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
-        value = keras.ops.cast(value, "float32")  # torch cannot hand bfloat16 to NumPy
-    return keras.ops.convert_to_numpy(value)
 
 
 def compiled(function: Callable[..., Any], *, xla: bool) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.kernels import derived_seed
 
 Batch = tuple[Any, Any, Any]
@@ -269,7 +270,7 @@ def _sliceable(part: Any) -> Any:
     if part is None or isinstance(part, np.ndarray):
         return part
     if keras.ops.is_tensor(part):
-        return keras.ops.convert_to_numpy(part)
+        return to_numpy(part)
     if hasattr(part, "shape") and hasattr(part, "__getitem__") and not hasattr(part, "iloc"):
         return part  # a file that is read piece by piece
     return np.asarray(part)

@@ -1,14 +1,16 @@
 """What an optimizer remembers of entries that were dropped, grown or moved."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import optimizer_slots
+from keras_sparse_ortho._keras_internals import optimizer_slots, slot_pairs
+from keras_sparse_ortho._values import assign, placed, to_numpy
 
 
-def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
+def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
     """Resets moments and moving averages of some entries of a weight to where they started.
 
     After a mask change stale momentum would go on moving the raw weights of dropped entries, and
@@ -17,13 +19,15 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
     Args:
         optimizer: A Keras optimizer, or `None`. One that is not built has no slots.
         variable: The raw weight.
-        entries: Bool array of its shape: which entries to forget.
+        entries: Bool array or tensor of its shape: which entries to forget; `None` for none.
     """
-    if optimizer is None or not entries.any():
+    if optimizer is None or entries is None:
         return
-    for slot, start in optimizer_slots(optimizer, variable):
-        kept = keras.ops.convert_to_tensor(~entries)
-        slot.assign(keras.ops.where(kept, slot.value, keras.ops.cast(start, slot.dtype)))
+    slots = optimizer_slots(optimizer, variable)
+    forgotten = placed(entries, variable) if slots else None
+    for slot, start in slots:
+        start = keras.ops.cast(start, slot.dtype)
+        assign(slot, keras.ops.where(forgotten, start, slot.value))
 
 
 def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
@@ -38,7 +42,29 @@ def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
     if optimizer is None:
         return
     for slot, start in optimizer_slots(optimizer, variable):
-        slot.assign(moved(keras.ops.convert_to_numpy(slot), source, start))
+        assign(slot, moved(to_numpy(slot), source, start))
+
+
+def copy_slots(
+    old: Any,
+    new: Any,
+    partners: Mapping[int, Any],
+    converted: Mapping[int, Callable[[np.ndarray, float], np.ndarray]],
+) -> None:
+    """Gives an optimizer what another of its class keeps: step count, moments, averages.
+
+    Args:
+        old: A built optimizer that `refuse_other_slots` lets pass.
+        new: One of the same class and settings, built for other variables.
+        partners: By `id` of a variable of the old one, that of the new one.
+        converted: By `id` of those variables of the old one whose partner is of another shape: a
+            function of a slot's array, and the value that the slot started from, to the new array.
+    """
+    for slot, target, variable, start in slot_pairs(old, new, partners):
+        array = to_numpy(slot)
+        if id(variable) in converted:
+            array = converted[id(variable)](array, start)
+        assign(target, array)
 
 
 def moved(array: np.ndarray, source: np.ndarray, fill: float) -> np.ndarray:

@@ -21,5 +21,9 @@ class UnknownWeightError(ValueError):
     """A name that no prunable weight or layer has."""
 
 
+class WorkerError(ValueError):
+    """Processes that train one model together and do not agree, or one of which has failed."""
+
+
 class DensityWarning(UserWarning):
     """Weights that are not at the density asked for when training has ended."""

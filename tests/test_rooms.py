@@ -20,7 +20,10 @@ ORDER = (
         "_tables",
         "_workplace",
         "_keras_internals",
+        "_values",
+        "_workers",
         "_backend",
+        "_ranking",
         "_gathers",
         "orthogonal",
         "kernels",
@@ -104,6 +107,19 @@ def test_no_import_circle_within_a_room():
 
     for module in sorted(graph):
         visit(module)
+
+
+def test_weights_are_read_and_written_in_one_place():
+    """Arrays may lie on devices of several processes: `_values` gathers and lays them out."""
+    free = {"_values", "_keras_internals", "tfmot"}  # the last has tf_keras' own
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted(ROOT.rglob("*.py"))
+        if room_of(path.relative_to(ROOT)) not in free
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("convert_to_numpy", "assign")
+    ]
+    assert not wrong
 
 
 def test_files_are_short():

@@ -12,7 +12,8 @@ lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_lo
 `BIT64_TO_BIT32_DTYPE` of the rules for types; `Layer._layers`, `_auto_config`, `_dtype_policy` and
 `_trainable`, `Lambda._output_shape`, the mark `_is_default` of methods that are not overridden,
 `compute_output_spec` of the backend, and the classes `Functional` and `Tracker`;
-`Trainer._get_metrics_result_or_logs`, `_flatten_metrics_in_order` and `_initial_epoch`.
+`Trainer._get_metrics_result_or_logs`, `_flatten_metrics_in_order` and `_initial_epoch`;
+`Variable._layout`, `ModelParallel._layout_map` and `Layer._parent_path`.
 """
 
 import contextlib
@@ -38,6 +39,7 @@ from keras_sparse_ortho._keras_internals._fit import before_save as before_save
 from keras_sparse_ortho._keras_internals._fit import in_fit as in_fit
 from keras_sparse_ortho._keras_internals._fit import initial_epoch_is as initial_epoch_is
 from keras_sparse_ortho._keras_internals._fit import leave_logs as leave_logs
+from keras_sparse_ortho._keras_internals._fit import length_of_data as length_of_data
 from keras_sparse_ortho._keras_internals._graph_classes import instance_like as instance_like
 from keras_sparse_ortho._keras_internals._graph_classes import (
     layers_in_attributes as layers_in_attributes,
@@ -45,10 +47,19 @@ from keras_sparse_ortho._keras_internals._graph_classes import (
 from keras_sparse_ortho._keras_internals._graph_classes import (
     tensors_in_attributes as tensors_in_attributes,
 )
+from keras_sparse_ortho._keras_internals._layouts import Axes as Axes
+from keras_sparse_ortho._keras_internals._layouts import along_kernel as along_kernel
+from keras_sparse_ortho._keras_internals._layouts import axes_at as axes_at
+from keras_sparse_ortho._keras_internals._layouts import axes_of as axes_of
+from keras_sparse_ortho._keras_internals._layouts import create_along as create_along
+from keras_sparse_ortho._keras_internals._layouts import layout_entries as layout_entries
+from keras_sparse_ortho._keras_internals._layouts import layout_of as layout_of
+from keras_sparse_ortho._keras_internals._layouts import mesh_size as mesh_size
+from keras_sparse_ortho._keras_internals._layouts import stand_in_name_scope as stand_in_name_scope
 from keras_sparse_ortho._keras_internals._optimizers import applied_batches as applied_batches
-from keras_sparse_ortho._keras_internals._optimizers import copy_slots as copy_slots
 from keras_sparse_ortho._keras_internals._optimizers import optimizer_slots as optimizer_slots
 from keras_sparse_ortho._keras_internals._optimizers import refuse_other_slots as refuse_other_slots
+from keras_sparse_ortho._keras_internals._optimizers import slot_pairs as slot_pairs
 from keras_sparse_ortho._keras_internals._snapshot import Snapshot as Snapshot
 from keras_sparse_ortho._keras_internals._stand_ins import DeferredVariables as DeferredVariables
 from keras_sparse_ortho._keras_internals._stand_ins import StandIns as StandIns
@@ -62,6 +73,7 @@ from keras_sparse_ortho._keras_internals._sublayers import replace_sublayers as 
 from keras_sparse_ortho._keras_internals._sublayers import sublayers as sublayers
 
 __all__ = [
+    "Axes",
     "ConvLSTMCell",
     "DeferredVariables",
     "GraphCall",
@@ -72,12 +84,15 @@ __all__ = [
     "add_to_logs",
     "adopt_call_interface",
     "after_fit",
+    "along_kernel",
     "applied_batches",
+    "axes_at",
+    "axes_of",
     "before_save",
     "compile_like",
     "compiled_loss_waits",
     "copy_of_lambda",
-    "copy_slots",
+    "create_along",
     "created_trainable",
     "float64_not_narrowed",
     "graph_calls",
@@ -88,13 +103,19 @@ __all__ = [
     "is_graph",
     "is_overridden",
     "layers_in_attributes",
+    "layout_entries",
+    "layout_of",
     "leave_logs",
+    "length_of_data",
     "maps_one_tensor",
+    "mesh_size",
     "optimizer_slots",
     "own_variables",
     "refuse_other_slots",
     "replace_sublayers",
     "saves_by_itself",
+    "slot_pairs",
+    "stand_in_name_scope",
     "sublayers",
     "tensors_in_attributes",
     "track_parameters_anew",

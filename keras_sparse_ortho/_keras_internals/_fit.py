@@ -5,6 +5,7 @@ All hooks are attributes of the instance, set past Keras' tracking.
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import keras
@@ -97,12 +98,32 @@ def in_fit(model: Any) -> bool:
 
     Read from the stack: a `fit` that fails calls no callback, so a mark would be left behind.
     """
-    frame = sys._getframe(1)
+    return _fit_frame(model) is not None
+
+
+def length_of_data(model: Any) -> int | None:
+    """`len(x)` of the data set that the `fit` which called the caller trains on.
+
+    For data sets of which Keras does not know how many batches they have, such as grain's; `None`
+    for those without a length, or without an end.
+    """
+    frame = _fit_frame(model)
+    data = None if frame is None else frame.f_locals.get("x")
+    try:
+        length = len(data)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError, OverflowError):
+        return None
+    # One that repeats for ever has the largest number that `len` can give.
+    return length if 0 < length < sys.maxsize else None
+
+
+def _fit_frame(model: Any) -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def initial_epoch_is(model: Any, epoch: int) -> None:

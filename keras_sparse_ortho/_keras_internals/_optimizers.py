@@ -1,6 +1,6 @@
 """What optimizers keep: slots of a variable, and how many batches they have applied."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -69,30 +69,26 @@ def refuse_other_slots(optimizer: Any, converted: Iterable[Any]) -> None:
         )
 
 
-def copy_slots(
-    old: Any,
-    new: Any,
-    partners: Mapping[int, Any],
-    converted: Mapping[int, Callable[[Any, float], Any]],
-) -> None:
-    """Gives an optimizer what another of its class keeps: step count, moments, averages.
+def slot_pairs(
+    old: Any, new: Any, partners: Mapping[int, Any]
+) -> Iterator[tuple[Any, Any, Any, float]]:
+    """What an optimizer keeps, beside what takes its place in another one of its class.
 
     Args:
         old: A built optimizer that `refuse_other_slots` lets pass.
         new: One of the same class and settings, built for other variables.
         partners: By `id` of a variable of the old one, that of the new one.
-        converted: By `id` of those variables of the old one whose partner is of another shape: a
-            function of a slot's array, and the value that the slot started from, to the new array.
+
+    Yields:
+        Two slots, the variable of the old one that they are for (`None` for scalars, such as the
+        step count), and the value that they start from.
     """
     for ours, name, variable, slot in _kept(old):
-        target = vars(new if ours is old else new.inner_optimizer)[name]
-        array = keras.ops.convert_to_numpy(slot)
+        owner = new if ours is old else new.inner_optimizer
+        target = vars(owner)[name]
         if variable is not None:
-            owner = new if ours is old else new.inner_optimizer
             target = target[owner._get_variable_index(partners[id(variable)])]
-            if id(variable) in converted:
-                array = converted[id(variable)](array, _start(ours, name))
-        target.assign(array)
+        yield slot, target, variable, _start(ours, name)
 
 
 def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:

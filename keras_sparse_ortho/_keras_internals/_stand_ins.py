@@ -12,6 +12,8 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from keras_sparse_ortho._keras_internals._layouts import along_mesh, create_along
+
 _SAVING = ("save_own_variables", "load_own_variables")
 
 
@@ -119,7 +121,7 @@ class StandIns:
         self._stand_ins: list[Any] = []
 
     def create(self, name: str, **kwargs: Any) -> Any:
-        """A new variable with a path beside that of the one that is replaced."""
+        """A new vector with a path beside that of the one that is replaced."""
         variable = self._variable
         parent, _, own = variable.path.rpartition("/")
         scopes = contextlib.ExitStack()
@@ -127,7 +129,10 @@ class StandIns:
             above, _, last = parent.rpartition("/")
             scopes.enter_context(keras.name_scope(last, override_parent=above))
         with scopes:
-            return keras.Variable(name=f"{own}_{name}", **kwargs)
+            return create_along(
+                lambda: keras.Variable(name=f"{own}_{name}", **kwargs),
+                along_mesh(kwargs["shape"][0], variable),
+            )
 
     def put(self, first: Any, *others: Any, check: Callable[[Callable[[Any], Any]], None]) -> None:
         """Replaces the variable.

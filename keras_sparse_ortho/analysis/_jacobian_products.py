@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import check_built
 
@@ -31,7 +32,7 @@ class JacobianProducts:
                 "The Jacobian is that of a model of one input. "
                 f"Received: {len(keras.tree.flatten(x))} inputs"
             )
-        x = keras.ops.convert_to_numpy(keras.tree.flatten(x)[0])
+        x = to_numpy(keras.tree.flatten(x)[0])
         if x.ndim < 1 or len(x) == 0 or not np.issubdtype(x.dtype, np.floating):
             raise ValueError(
                 "`x` must hold float inputs, at least one sample; integers have no derivative "
@@ -71,7 +72,7 @@ class JacobianProducts:
     def _run(self, step: Any, *arrays: np.ndarray) -> np.ndarray:
         tensors = [keras.ops.convert_to_tensor(array) for array in arrays]
         states = [variable.value for variable in self._states]
-        return keras.ops.convert_to_numpy(step(states, *tensors))
+        return to_numpy(step(states, *tensors))
 
     def _forward(self, states: list[Any], x: Any) -> Any:
         pairs = zip(self._states, states, strict=True)

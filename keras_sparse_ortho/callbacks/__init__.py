@@ -2,6 +2,7 @@
 
 from keras_sparse_ortho.callbacks._backup_and_restore import BackupAndRestore as BackupAndRestore
 from keras_sparse_ortho.callbacks._best_at_density import BestAtDensity as BestAtDensity
+from keras_sparse_ortho.callbacks._check_workers import CheckWorkers as CheckWorkers
 from keras_sparse_ortho.callbacks._density_logger import DensityLogger as DensityLogger
 from keras_sparse_ortho.callbacks._finish import finish as finish
 from keras_sparse_ortho.callbacks._rigl import RigL as RigL
@@ -17,6 +18,7 @@ __all__ = [
     "SET",
     "BackupAndRestore",
     "BestAtDensity",
+    "CheckWorkers",
     "DensityLogger",
     "RigL",
     "TargetDensity",

@@ -11,6 +11,7 @@ import numpy as np
 from keras_sparse_ortho._backend import global_generators, set_global_generators
 from keras_sparse_ortho._files import written_aside
 from keras_sparse_ortho._keras_internals import initial_epoch_is
+from keras_sparse_ortho._values import assign, to_numpy
 
 _RECORD = "latest.json"
 _WEIGHTS = "epoch_{:06d}.weights.h5"
@@ -89,7 +90,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             model.optimizer.build(model.trainable_variables)
         model.load_weights(self.backup_dir / _WEIGHTS.format(known["epoch"]))
         for state, value in zip(states, known["seeds"], strict=True):
-            state.assign(np.array(value, dtype=state.dtype))
+            assign(state, np.array(value, dtype=state.dtype))
         set_global_generators(known["generators"])
         initial_epoch_is(model, known["epoch"])
 
@@ -101,7 +102,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         model.save_weights(weights, overwrite=True)
         with weights.open("rb") as stream:
             os.fsync(stream.fileno())
-        seeds = [keras.ops.convert_to_numpy(state).tolist() for state in _seed_states(model)]
+        seeds = [to_numpy(state).tolist() for state in _seed_states(model)]
         with written_aside(self.backup_dir / _RECORD) as stream:
             json.dump(
                 {"epoch": epoch + 1, "seeds": seeds, "generators": global_generators()}, stream

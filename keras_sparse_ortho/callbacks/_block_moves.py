@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_sparse_ortho._backend import to_numpy
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks._regular_moves import move_regular
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight

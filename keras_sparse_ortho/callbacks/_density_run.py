@@ -43,7 +43,7 @@ class DensityRun(StepCallback):
     def finish_run(self, step: int) -> None:
         """Does what is due at the last step."""
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Joins the logs."""
         self._at_epoch_end = None
         watch_saving(self._watched, False)

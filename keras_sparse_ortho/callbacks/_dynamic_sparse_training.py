@@ -12,12 +12,19 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho._keras_internals import add_to_logs, applied_batches, leave_logs
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
+from keras_sparse_ortho._ranking import number_of
+from keras_sparse_ortho._values import assign, placed
 from keras_sparse_ortho.callbacks._block_moves import block_layer, moved_blocks
-from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
+from keras_sparse_ortho.callbacks._device_moves import drop_and_grow_on_device
+from keras_sparse_ortho.callbacks._lost_steps import restart_error
+from keras_sparse_ortho.callbacks._mask_moves import (
+    all_finite,
+    fixed_mask,
+    moved_entries,
+    moves_on_device,
+)
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
-from keras_sparse_ortho.callbacks._structured_moves import move
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, derived_seed
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.parametrizations import FixedMask
@@ -72,11 +79,12 @@ class DynamicSparseTraining(StepCallback):
         self._moved = 0
 
     @abc.abstractmethod
-    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
+    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
         """For each weight an array of its shape: of the dead entries, the largest ones grow.
 
         For one that is stored as live blocks the array has a number for each block, `(I, J)`. An
-        array that is not finite in every entry makes this update be left out.
+        array that is not finite in every entry makes this update be left out. What is ranked on a
+        device (`moves_on_device`) may have a tensor that is not negative.
         """
 
     def drop_fraction(self, step: int) -> float:
@@ -85,7 +93,7 @@ class DynamicSparseTraining(StepCallback):
             return 0.0
         return self.fraction / 2 * (1 + math.cos(math.pi * step / self._until))
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Finds the weights, and refuses a model without any."""
         self._weights = self._find(self._watched)
         self._until = self._default_end() if self.end_step is None else self.end_step
@@ -96,6 +104,11 @@ class DynamicSparseTraining(StepCallback):
                 f"{self.frequency}, and masks stay as they are from step {self._until} on.",
                 stacklevel=2,
             )
+
+    def on_run_begin(self, start: int, steps: int | None) -> None:
+        """Refuses a run that goes on with an optimizer that counts from the start."""
+        if start < 0 and not self.synced_step():
+            raise restart_error(self, 0, f"in a run of which {-start} steps were made before")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Reads how many batches the optimizer has seen before the epoch."""
@@ -126,11 +139,17 @@ class DynamicSparseTraining(StepCallback):
         Returns:
             How many entries have moved: those that are live now and were not before.
         """
-        self.sync()
+        return self.change_masks(step, lambda: self._update(step))
+
+    def settings(self) -> dict[str, Any]:
+        """Frequency, fraction, end and seed."""
+        names = ("frequency", "fraction", "_until", "seed")
+        return {name: getattr(self, name) for name in names}
+
+    def _update(self, step: int) -> int:
         scores = self.growth_scores(self._weights, step)
-        wrong = [
-            w.path for w, s in zip(self._weights, scores, strict=True) if not np.isfinite(s).all()
-        ]
+        pairs = zip(self._weights, scores, strict=True)
+        wrong = [weight.path for weight, score in pairs if not all_finite(score)]
         if wrong:
             warnings.warn(
                 f"{type(self).__name__} left out its update at step {step}: the scores of "
@@ -143,7 +162,7 @@ class DynamicSparseTraining(StepCallback):
             moved += self._update_weight(weight, score, step)
         return moved
 
-    def _update_weight(self, weight: PrunableWeight, scores: np.ndarray, step: int) -> int:
+    def _update_weight(self, weight: PrunableWeight, scores: Any, step: int) -> int:
         rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
         layer = block_layer(weight)
         if layer is not None:
@@ -151,26 +170,46 @@ class DynamicSparseTraining(StepCallback):
             source = layer.move_blocks(pattern)
             move_slots(self._watched.optimizer, layer.blocks, source)
             return int(np.count_nonzero(source < 0)) * (layer.grid.live // source.size)
+        if moves_on_device(weight):
+            return self._update_on_device(weight, scores, step, rng)
         parametrization = fixed_mask(weight)
         before = parametrization.mask_value()
         count = math.floor(self.drop_fraction(step) * np.count_nonzero(before))
-        mask = _moved(weight, before, count, scores, rng)
+        mask = moved_entries(weight, before, count, scores, rng)
         changed = before ^ mask
         if not changed.any():
             return 0
         if parametrization.compact:
             self._move(weight, before, mask)
         else:
-            self._mask(weight, before, mask)
+            self._mask(weight, mask)
         return int(np.count_nonzero(mask & changed))
 
-    def _mask(self, weight: PrunableWeight, before: np.ndarray, mask: np.ndarray) -> None:
+    def _update_on_device(
+        self, weight: PrunableWeight, scores: Any, step: int, rng: np.random.Generator
+    ) -> int:
+        own = fixed_mask(weight)
+        before = own.mask.value
+        count = math.floor(self.drop_fraction(step) * number_of(before))
+        raw = weight.variable.value
+        mask = drop_and_grow_on_device(raw, before, count, scores, rng, own.mask)
+        if mask is None:
+            weight.finite_raw_value()  # raises
+        grown = number_of(keras.ops.logical_and(mask, keras.ops.logical_not(before)))
+        if grown:
+            self._mask(weight, mask)
+        return grown
+
+    def _mask(self, weight: PrunableWeight, mask: Any) -> None:
         """Changes a mask; grown entries start from zero, whatever was written under the mask."""
-        variable = weight.variable
+        variable, own = weight.variable, fixed_mask(weight)
+        mask = placed(mask, own.mask)
+        stay = keras.ops.logical_and(mask, own.mask.value)
+        changed = keras.ops.logical_xor(mask, own.mask.value)
         zero = keras.ops.zeros((), dtype=variable.dtype)
-        variable.assign(keras.ops.where(before & mask, variable.value, zero))
-        fixed_mask(weight).assign_mask(mask)
-        zero_slots(self._watched.optimizer, variable, before ^ mask)
+        assign(variable, keras.ops.where(stay, variable.value, zero))
+        own.assign_mask(mask)
+        zero_slots(self._watched.optimizer, variable, changed)
 
     def _move(self, weight: PrunableWeight, before: np.ndarray, mask: np.ndarray) -> None:
         """Moves live values, and what the optimizer has for each; grown ones start from zero."""
@@ -203,7 +242,7 @@ class DynamicSparseTraining(StepCallback):
         return chosen
 
     def _default_end(self) -> int:
-        epochs, steps = (self.params or {}).get("epochs"), (self.params or {}).get("steps")
+        epochs, steps = self.length()
         if not epochs or not steps:
             raise ValueError(
                 "`end_step` must be given where the number of steps is not known beforehand. "
@@ -211,32 +250,3 @@ class DynamicSparseTraining(StepCallback):
             )
         _, accumulated = applied_batches(self._watched.optimizer)
         return math.floor(_DEFAULT_END * epochs * steps / accumulated)
-
-
-def fixed_mask(weight: PrunableWeight) -> FixedMask:
-    """The FixedMask of a weight that has one."""
-    assert isinstance(weight.parametrization, FixedMask)
-    return weight.parametrization
-
-
-def _moved(
-    weight: PrunableWeight,
-    mask: np.ndarray,
-    count: int,
-    scores: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """The mask after `count` entries have moved, within the structure that it was drawn with."""
-    value = weight.finite_raw_value()
-    drawn_by = fixed_mask(weight).drawn_by
-    if not isinstance(drawn_by, ExactOrthogonal) or drawn_by.structure is None:
-        return drop_and_grow(value, mask, count, scores, rng)
-    layout = layout_for(weight, drawn_by)
-    canonical = [np.ascontiguousarray(layout.to_canonical(a)) for a in (value, mask, scores)]
-    after = move(drawn_by.structure, canonical[0], canonical[1], count, canonical[2], rng)
-    if np.count_nonzero(after) != np.count_nonzero(mask):
-        raise NotPrunableError(
-            f"The mask of '{weight.path}' does not have the structure of its initializer; give it "
-            f"one that has, or `exclude` the weight. Received: structure={drawn_by.structure}"
-        )
-    return np.ascontiguousarray(layout.from_canonical(after, weight.shape))

@@ -1,10 +1,13 @@
 """`finish`: a model at the density that was asked for, now."""
 
-import math
 from typing import Any
 
+import keras
+
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering, exact_masks
+from keras_sparse_ortho.callbacks._entries import entries_of
+from keras_sparse_ortho.callbacks._offset_search import cut
+from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights, watch_saving
 from keras_sparse_ortho.orthogonal import live_count
@@ -87,8 +90,8 @@ def _finish_mask(model: Any, mask: ScheduledMask) -> None:
     if live == final:
         return
     # Of a mask that was never renewed it is known now that it was.
-    forgotten = mask.renew(max(mask.last_renewed, 0), mask.schedule.final_density)
-    zero_slots(_optimizer(model), mask.weight.variable, forgotten)
+    renewal = mask.renew(max(mask.last_renewed, 0), mask.schedule.final_density)
+    zero_slots(_optimizer(model), mask.weight.variable, renewal.forgotten)
 
 
 def _finish_thresholds(
@@ -99,12 +102,12 @@ def _finish_thresholds(
     frozen = [threshold for threshold in thresholds if threshold.frozen]
     pairs: list[tuple[Any, Any]] = list(steering.steer(0))
     if len(frozen) == len(thresholds):  # by a run to another density
-        critical = [threshold.critical_offsets() for threshold in thresholds]
-        count = live_count(steering.final_density, sum(math.prod(c.shape) for c in critical))
-        masks = exact_masks(critical, count)
+        entries = [entries_of(threshold) for threshold in thresholds]
+        count = live_count(steering.final_density, sum(one.size for one in entries))
+        masks = cut(entries, count).masks()
         pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
     for threshold, live in pairs:
-        zero_slots(_optimizer(model), threshold.steered, ~live)
+        zero_slots(_optimizer(model), threshold.steered, keras.ops.logical_not(live))
     for threshold in thresholds:
         threshold.aim(steering.final_density, freeze=True)
 

@@ -4,8 +4,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from keras_sparse_ortho._data import BatchSource
 from keras_sparse_ortho.callbacks._block_moves import block_layer, block_sums
 from keras_sparse_ortho.callbacks._dense_gradients import DenseGradients
@@ -26,7 +24,9 @@ class RigL(DynamicSparseTraining):
     blocks keeps its fan, one with the largest sum is taken.
 
     The gradient is of the loss that the model was compiled with, in training mode, with
-    regularization. Nothing but masks, weights and moments changes: no seed, no moving average.
+    regularization. Where several processes train the model it is that of the mean loss over the
+    batches of all of them, so that each may have data of its own (docs/scale.md). Nothing but
+    masks, weights and moments changes: no seed, no moving average.
 
     Args:
         data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or
@@ -47,6 +47,7 @@ class RigL(DynamicSparseTraining):
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
             `FixedMask`, or none has one or live blocks.
+        WorkerError: As `SET`.
         ValueError: Other data, such as a generator, which cannot start again; an argument out of
             range; no `end_step` where an epoch's length is not known.
 
@@ -92,9 +93,9 @@ class RigL(DynamicSparseTraining):
         self._gradients: DenseGradients | None = None
         self._made_for: list[Any] = []
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Finds the weights, and refuses a model without any."""
-        super().on_train_begin(logs)
+        super().prepare()
         held_by = [weight.parametrization or weight.owner for weight in self._weights]
         variables = [weight.variable for weight in self._weights]
         # Kept for the next `fit`, as Keras keeps its own step: until the model is compiled again.
@@ -106,12 +107,14 @@ class RigL(DynamicSparseTraining):
         self._gradients = DenseGradients(self._watched, self._weights)
         self._made_for = belongs_to
 
-    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
+    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
         """Magnitudes of the dense gradient, summed over each block where blocks are stored."""
         assert self._gradients is not None
-        x, y, sample_weight = self._batches.batch(step // self.frequency - 1)
-        gradients = self._gradients(x, y, sample_weight)
+        number = step // self.frequency - 1
+        # What fails on one worker is told to the others, who would wait for its gradient.
+        batch = self.workers.together(lambda: self._batches.batch(number))
+        gradients = self._gradients(batch, self.workers)
         return [
-            np.abs(gradient) if block_layer(weight) is None else block_sums(gradient).T
+            abs(gradient) if block_layer(weight) is None else block_sums(gradient).T
             for weight, gradient in zip(weights, gradients, strict=True)
         ]

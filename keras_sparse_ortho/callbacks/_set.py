@@ -1,11 +1,12 @@
 """`SET`: sparse evolutionary training."""
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any
 
 from keras_sparse_ortho.callbacks._block_moves import places_shape
+from keras_sparse_ortho.callbacks._device_moves import random_order, random_order_on_device
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
+from keras_sparse_ortho.callbacks._mask_moves import moves_on_device
 from keras_sparse_ortho.kernels import PrunableWeight, derived_seed
 
 
@@ -44,13 +45,15 @@ class SET(DynamicSparseTraining):
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
             `FixedMask`, or none has one or live blocks.
+        WorkerError: On all processes that train one model, if they do not have the same model and
+            arguments before the first step, or the same masks after an update.
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
-    Limits: ranking is done on the host with NumPy, so an update copies the kernels there. With
+    Limits: on accelerators the entries of masks are ranked where they are; compact storage, blocks
+    and masks with a structure are ranked on the host, to which an update copies the kernels. With
     `steps_per_execution` of `k > 1` an update waits for the end of an execution, and where `k`
     does not divide an epoch it may be made twice. A step that a `LossScaleOptimizer` skips for an
-    overflow is begun again with its update, which then changes nothing more. Processes that train
-    together must be given the same arguments.
+    overflow is begun again with its update, which then changes nothing more.
 
     Example:
 
@@ -75,8 +78,11 @@ class SET(DynamicSparseTraining):
       arXiv 2305.02299, for `ConstantFan`
     """
 
-    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
-        """Random numbers."""
-        seeds = [derived_seed(self.seed, f"{step}/{weight.path}/grow") for weight in weights]
-        pairs = zip(weights, seeds, strict=True)
-        return [np.random.default_rng(seed).random(places_shape(weight)) for weight, seed in pairs]
+    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
+        """Random numbers, made where they are needed."""
+        return [self._drawn(weight, step) for weight in weights]
+
+    def _drawn(self, weight: PrunableWeight, step: int) -> Any:
+        seed = derived_seed(self.seed, f"{step}/{weight.path}/grow")
+        draw = random_order_on_device if moves_on_device(weight) else random_order
+        return draw(places_shape(weight), seed)

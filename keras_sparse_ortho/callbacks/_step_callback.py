@@ -1,10 +1,15 @@
 """The base of callbacks that do something at certain steps of training."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import keras
 
-from keras_sparse_ortho._keras_internals import applied_batches
+from keras_sparse_ortho._keras_internals import applied_batches, length_of_data
+from keras_sparse_ortho._workers import Workers, workers_of
+from keras_sparse_ortho.models import mask_facts, structure_facts, value_facts
+
+T = TypeVar("T")
 
 
 class StepCallback(keras.callbacks.Callback):
@@ -18,16 +23,56 @@ class StepCallback(keras.callbacks.Callback):
 
     What depends on the variables of the model is to be read in `on_run_begin`: when training
     begins, a callback that stands behind may have yet to restore them.
+
+    Where several processes train one model, these must have the same model, callbacks and masks.
+    That is compared before the first step, and again after whatever goes through `change_masks`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         # On JAX `self.model` brings all variables up to date each time it is read.
         self._watched: Any = None
+        self._workers: Workers | None = None
         self._run_begun = False
         self._epoch_start = 0
         self._accumulated = 1
         self._must_read = False
+
+    @property
+    def workers(self) -> Workers:
+        """The processes that train the model, which all have this callback."""
+        if self._workers is None:
+            self._workers = workers_of(self._watched)
+        return self._workers
+
+    def prepare(self) -> None:
+        """To be overridden: called when training begins; what it raises, it raises on all workers.
+
+        What depends on the variables of the model comes in `on_run_begin`.
+        """
+
+    def settings(self) -> dict[str, Any]:
+        """To be overridden: arguments that decide what is live, the same on all workers."""
+        return {}
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Prepares, once it is known that all workers have such a model and callback."""
+        if self.workers.count > 1:
+            facts = {"callback": type(self).__name__, **structure_facts(self._watched)}
+            self.workers.compare("when training begins", facts)
+        self.workers.together(self.prepare)
+
+    def change_masks(self, step: int, change: Callable[[], T]) -> T:
+        """Does something that decides what is live, on all workers, and compares the masks.
+
+        Raises:
+            WorkerError: It has failed on another worker, or masks differ afterwards.
+        """
+        self.sync()
+        result = self.workers.together(change)
+        if self.workers.count > 1:
+            self.workers.compare(f"after the update at step {step}", mask_facts(self._watched))
+        return result
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """To be overridden: called before the first epoch, when all state has been restored.
@@ -51,7 +96,16 @@ class StepCallback(keras.callbacks.Callback):
         """Takes the model."""
         super().set_model(model)
         self._watched = model
+        self._workers = None
         self._run_begun = False
+
+    def length(self) -> tuple[int | None, int | None]:
+        """Epochs of the run, and batches of an epoch; `None` for what is not known.
+
+        Where Keras does not know the batches, it is the `len` of the data set.
+        """
+        params = self.params or {}
+        return params.get("epochs"), params.get("steps") or length_of_data(self._watched)
 
     def sync(self) -> None:
         """Brings the model's variables up to date, which JAX keeps elsewhere during `fit`."""
@@ -95,13 +149,19 @@ class StepCallback(keras.callbacks.Callback):
         if self._run_begun:
             return
         self._run_begun = True
-        params = self.params or {}
-        epochs, batches = params.get("epochs"), params.get("steps")
+        epochs, batches = self.length()
         seen, accumulated = applied_batches(self._watched.optimizer)
         if not batches:
-            self.on_run_begin(seen // accumulated, None)
+            self._on_run_begin(seen // accumulated, None)
             return
         # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
         start = (seen // batches - epoch) * batches
         steps = None if not epochs else epochs * batches // accumulated
-        self.on_run_begin(start // accumulated, steps)
+        self._on_run_begin(start // accumulated, steps)
+
+    def _on_run_begin(self, start: int, steps: int | None) -> None:
+        self.workers.together(lambda: self.on_run_begin(start, steps))
+        if self.workers.count > 1:
+            begin = {"callback": type(self).__name__, "start": start, "steps": steps}
+            facts = {name: repr(value) for name, value in {**begin, **self.settings()}.items()}
+            self.workers.compare("before training", {**facts, **value_facts(self._watched)})

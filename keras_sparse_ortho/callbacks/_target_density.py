@@ -6,12 +6,14 @@ import keras
 
 from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
+from keras_sparse_ortho.callbacks._lost_steps import restart_error, run_position
 from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.parametrizations import LearntThreshold
+from keras_sparse_ortho.parametrizations import LearntThreshold, density_gap
 from keras_sparse_ortho.schedules import Schedule
 
 
@@ -44,7 +46,10 @@ class TargetDensity(DensityRun):
         DensityError: A density outside (0, 1].
         NotPrunableError: When training begins, if no weight has a `SoftThreshold` or
             another learnt threshold; if some are on ranks and others are not.
-        ValueError: When training begins without a schedule on data whose length is not known.
+        WorkerError: On all processes that train one model, if they do not have the same model
+            before the first step, or the same live entries after an update.
+        ValueError: When training begins without a schedule on data whose length is not known; or if
+            the schedule would begin anew, as the optimizer's steps are lost.
 
     Warns:
         DensityWarning: When training has ended, and the weights are not at `final_density`: the run
@@ -57,8 +62,9 @@ class TargetDensity(DensityRun):
     `LowRankSoftThreshold` ranks are counted instead of entries. All layers are ranked together, so
     that one of small magnitudes can lose all its entries; a warning names it. With
     `g="sigmoid"` entries of magnitude 1 and more cannot die; a warning says so if they are too
-    many. Ranking is done on the host, with NumPy, and costs about as much as copying and sorting
-    the weights every `frequency` steps.
+    many. Every `frequency` steps the weights are ranked: those with a `SoftThreshold` where they
+    are on accelerators, and with NumPy on CPUs, with the same result; `benchmarks/results/
+    updates.md` has the times.
 
     Example:
 
@@ -96,7 +102,7 @@ class TargetDensity(DensityRun):
         self.frequency = self._steering.frequency
         self.freeze = freeze
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Refuses a model without soft thresholds."""
         parametrizations = [weight.parametrization for weight in prunable_weights(self._watched)]
         thresholds = [p for p in parametrizations if isinstance(p, LearntThreshold)]
@@ -107,18 +113,29 @@ class TargetDensity(DensityRun):
             )
         self._steering.take(thresholds)
         self._thresholds = thresholds
-        super().on_train_begin(logs)
+        super().prepare()
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Lays out the schedule."""
+        step = self.synced_step()
+        in_steps = self.schedule is not None and self.schedule.is_laid_out
+        if not run_position(step, start, in_steps) and (found := self._begun()):
+            raise restart_error(self, step, found)
         self._steering.lay_out(steps, start)
         for threshold in self._thresholds:
             threshold.aim(self.final_density, self.freeze and self._steering.end_step is not None)
 
+    def _begun(self) -> str | None:
+        """What shows that a run to a density has begun, and was left before it was there."""
+        gap = density_gap(self._thresholds)
+        steered = any(to_numpy(threshold.offset).item() for threshold in self._thresholds)
+        if gap is None or not steered:
+            return None
+        return f"and thresholds that were steered to {gap}"
+
     def on_step(self, step: int, executed: int) -> None:
         """Sets the offset if the schedule says so, and fixes the live entries at its end."""
         if self._steering.is_due(step, executed):
-            self.sync()
             self._steer(step)
 
     def finish_run(self, step: int) -> None:
@@ -132,7 +149,7 @@ class TargetDensity(DensityRun):
 
     def state(self) -> list[Any]:
         """The offset of every threshold, and whether it is frozen."""
-        offsets = [keras.ops.convert_to_numpy(t.offset).item() for t in self._thresholds]
+        offsets = [to_numpy(t.offset).item() for t in self._thresholds]
         return [*offsets, *(threshold.frozen for threshold in self._thresholds)]
 
     def logged(self) -> dict[str, float]:
@@ -144,5 +161,14 @@ class TargetDensity(DensityRun):
         return self._steering.end_step
 
     def _steer(self, step: int) -> None:
-        for threshold, live in self._steering.steer(step):
-            zero_slots(self._watched.optimizer, threshold.steered, ~live)
+        def steer() -> None:
+            for threshold, live in self._steering.steer(step):
+                dead = keras.ops.logical_not(live)
+                zero_slots(self._watched.optimizer, threshold.steered, dead)
+
+        self.change_masks(step, steer)
+
+    def settings(self) -> dict[str, Any]:
+        """Density, frequency, and whether the live entries are fixed in the end."""
+        names = ("final_density", "frequency", "freeze")
+        return {name: getattr(self, name) for name in names}

@@ -7,8 +7,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._values import assign
+from keras_sparse_ortho.callbacks._entries import entries_of
+from keras_sparse_ortho.callbacks._offset_search import cut, unreachable
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.orthogonal import largest_masks, live_count
+from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.schedules import Cubic, Schedule
 
 
@@ -167,22 +170,20 @@ class ThresholdSteering:
         thresholds = self.thresholds
         if not thresholds:
             return []
-        critical = [threshold.critical_offsets() for threshold in thresholds]
-        everything = np.concatenate([np.ravel(c) for c in critical])
-        count = live_count(self._laid_out().density(step), everything.size)
-        self._warn_of_unreachable(int(np.count_nonzero(np.isposinf(everything))), count)
-        offset = offset_for(everything, count)
+        entries = [entries_of(threshold) for threshold in thresholds]
+        count = live_count(self._laid_out().density(step), sum(one.size for one in entries))
+        self._warn_of_unreachable(unreachable(entries), count)
+        found = cut(entries, count)
+        shares = zip(thresholds, found.shares(), strict=True)
+        self._warn_of_collapse([t.weight.path for t, live in shares if not live])
         freeze = self.freeze and self.has_ended(step)
-        masks = exact_masks(critical, count) if freeze else [c > offset for c in critical]
-        pairs = list(zip(thresholds, masks, strict=True))
-        self._warn_of_collapse([t.weight.path for t, mask in pairs if not mask.any()])
-        frozen = []
-        for threshold, mask in pairs:
-            threshold.offset.assign(offset)
-            if freeze:
-                frozen.append((threshold, threshold.freeze(mask)))
+        masks = found.masks() if freeze else []
+        offset = found.offset()
+        for threshold in thresholds:
+            assign(threshold.offset, offset)
         self._all_frozen = self._all_frozen or freeze
-        return frozen
+        pairs = zip(thresholds, masks, strict=freeze)
+        return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs]
 
     def _laid_out(self) -> Schedule:
         assert self._plan is not None, "`begin` comes first"
@@ -212,44 +213,3 @@ class ThresholdSteering:
                 f"higher density. Received: {fresh}",
                 stacklevel=2,
             )
-
-
-def offset_for(critical: np.ndarray, count: int) -> float:
-    """An offset that `count` critical offsets are above, as nearly as there is one.
-
-    Example:
-
-    >>> offset_for(np.array([1.0, 4.0, -np.inf, 2.0]), 2)
-    1.5
-    """
-    if count == critical.size:
-        return float(_finite(critical).min(initial=0.0)) - 1.0
-    ranked = np.partition(critical, critical.size - count - 1)
-    below = float(ranked[critical.size - count - 1])
-    above = float(ranked[critical.size - count :].min(initial=np.inf))
-    if not np.isfinite(below) and below > 0:  # no offset kills so many
-        return float(_finite(critical).max(initial=0.0)) + 1.0
-    if not np.isfinite(below):  # all below are exactly 0
-        return (above if np.isfinite(above) else 0.0) - 1.0
-    return (below + above) / 2 if np.isfinite(above) else below + 1.0
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    return values[np.isfinite(values)]
-
-
-def exact_masks(critical: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
-    """Masks of the `count` largest critical offsets; ties to the first weight and index.
-
-    Example:
-
-    >>> masks = exact_masks([np.array([-np.inf, 2.0]), np.array([np.inf, 2.0])], 2)
-    >>> [mask.tolist() for mask in masks]
-    [[False, True], [True, False]]
-    """
-    # -inf (of a weight of 0) and inf (of one that no threshold reaches) keep their rank.
-    dtype = np.result_type(*critical)
-    low, high = np.finfo(dtype).min, np.finfo(dtype).max
-    return largest_masks(
-        [np.nan_to_num(c.astype(dtype), nan=low, neginf=low, posinf=high) for c in critical], count
-    )

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import numpy as np
-
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
+from keras_sparse_ortho.callbacks._lost_steps import restart_error, run_position
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
@@ -31,7 +30,10 @@ class UpdateMasks(DensityRun):
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
-        ValueError: When training begins, if a schedule is in parts of a run of unknown length.
+        WorkerError: On all processes that train one model, if they do not have the same model
+            before the first step, or the same masks after an update.
+        ValueError: When training begins, if a schedule is in parts of a run of unknown length; or
+            if it would begin anew, as masks were renewed, but the optimizer's steps are lost.
 
     Warns:
         DensityWarning: When training has ended, and masks are not at the density with which their
@@ -39,8 +41,8 @@ class UpdateMasks(DensityRun):
             `BestAtDensity` lets EarlyStopping and its kin count only epochs that are there;
             `keras_sparse_ortho.finish` brings a model there at once.
 
-    Limits: ranking is done on the host, with NumPy: its cost is that of copying the weights there
-    every `frequency` steps.
+    Limits: every `frequency` steps the weights are ranked: on accelerators where they are, on CPUs
+    with NumPy; both give the same masks. `benchmarks/results/updates.md` has the times.
 
     Example:
 
@@ -60,7 +62,7 @@ class UpdateMasks(DensityRun):
         self._plans: list[tuple[ScheduledMask, Schedule]] = []
         self._grown = 0
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def prepare(self) -> None:
         """Refuses a model without scheduled masks."""
         parametrizations = [weight.parametrization for weight in prunable_weights(self._watched)]
         self._scheduled = [p for p in parametrizations if isinstance(p, ScheduledMask)]
@@ -71,13 +73,17 @@ class UpdateMasks(DensityRun):
                 f"keras_sparse_ortho.parametrize. Received: model={self._watched.name!r} without "
                 "any"
             )
-        super().on_train_begin(logs)
+        super().prepare()
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Lays out the schedules, but for masks at their final density by another run."""
         step = self.synced_step()
         plans = [(mask, mask.schedule.laid_out(steps, start)) for mask in self._scheduled]
         self._plans = [(mask, plan) for mask, plan in plans if not _is_over(mask, plan, step)]
+        for mask, _ in self._plans:
+            if mask.last_renewed > run_position(step, start, mask.schedule.is_laid_out):
+                found = f"and the mask of '{mask.weight.path}' renewed at step {mask.last_renewed}"
+                raise restart_error(self, step, found)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begins to count what grows."""
@@ -88,12 +94,13 @@ class UpdateMasks(DensityRun):
         """Renews the masks that are due."""
         due = [(mask, plan) for mask, plan in self._plans if plan.due(step, executed)]
         if due:
-            self.sync()
+            self.change_masks(step, lambda: self._renew(due, step))
+
+    def _renew(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
         for mask, plan in due:
-            before = mask.mask_value()
-            forgotten = mask.renew(step, plan.density(step))
-            self._grown += int(np.count_nonzero(mask.mask_value() & ~before))
-            zero_slots(self._watched.optimizer, mask.weight.variable, forgotten)
+            renewal = mask.renew(step, plan.density(step))
+            self._grown += renewal.grown
+            zero_slots(self._watched.optimizer, mask.weight.variable, renewal.forgotten)
 
     def finish_run(self, step: int) -> None:
         """Renews the masks that are due at the last step."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.export._errors import ExportVerificationError
 from keras_sparse_ortho.export._litert_file import WeightZeros
 from keras_sparse_ortho.export._process import Worker, WorkerError
@@ -98,7 +99,7 @@ def keras_outputs(
         inputs = [keras.ops.convert_to_tensor(array) for array in batch]
         answers = leaves(model(signature.pack(inputs), training=False))
         keys = [key for key, _ in answers]
-        pieces.append([np.asarray(keras.ops.convert_to_numpy(tensor)) for _, tensor in answers])
+        pieces.append([np.asarray(to_numpy(tensor)) for _, tensor in answers])
     known = getattr(model, "output_names", None) or []
     if len(known) == len(keys):
         keys = [key or name for key, name in zip(keys, known, strict=True)]
@@ -205,7 +206,7 @@ def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndar
     for variable in weights:
         if len(variable.shape) < 2 or "bias" in variable.name:
             continue
-        value = np.asarray(keras.ops.convert_to_numpy(variable.value))
+        value = np.asarray(to_numpy(variable.value))
         live = np.count_nonzero(value)
         if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
             kernels.append((variable.path, value))
@@ -226,12 +227,12 @@ def weights_in_use(
     def matters(variable: keras.Variable) -> bool:
         value = keras.ops.copy(variable.value)
         try:
-            variable.assign(keras.ops.full_like(value, float("nan")))
+            assign(variable, keras.ops.full_like(value, float("nan")))
             _, after = keras_outputs(model, signature, first)
         except ValueError:  # outputs that are not finite
             return True
         finally:
-            variable.assign(value)
+            assign(variable, value)
         return not all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
 
     floats = [v for v in model.weights if keras.backend.is_float_dtype(v.dtype)]

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.initializers._critical_gain import critical_gain
 from keras_sparse_ortho.initializers._gaussian_mean import gaussian_means
 
@@ -43,7 +44,7 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
 
     def values(x: np.ndarray) -> np.ndarray:
         tensor = keras.ops.convert_to_tensor(x[None], dtype="float32")
-        return keras.ops.convert_to_numpy(function(tensor))[0]
+        return to_numpy(function(tensor))[0]
 
     right, left = values(_PLACES), values(-_PLACES)
     alone = np.concatenate([values(_PLACES[:4]), values(_PLACES[4:])])

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
@@ -74,7 +75,7 @@ class RandomSparse(SparseInitializer):
         # Drawn in float32, so that float16 layers get the rounded values of float32 ones.
         wide = "float64" if target == np.float64 else "float32"
         dense = _with_fans_of(self.resolve_layout(shape, layout), len(shape), self.initializer)
-        kernel = keras.ops.convert_to_numpy(dense(shape, dtype=wide)) * mask
+        kernel = to_numpy(dense(shape, dtype=wide)) * mask
         if self.rescale:
             kernel = kernel * _fan_in_scale(mask, self.resolve_layout(shape, layout))
         return kernel.astype(target), mask

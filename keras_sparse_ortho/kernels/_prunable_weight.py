@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import to_numpy
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.orthogonal import KernelLayout
 

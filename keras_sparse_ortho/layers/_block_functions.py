@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import to_numpy
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.layers._block_grid import BlockGrid
@@ -107,3 +107,12 @@ def _as_blocks(grid: BlockGrid, columns: Any) -> Any:
     if isinstance(columns, np.ndarray):
         return columns.reshape(split).transpose(order)
     return ops.transpose(ops.reshape(columns, split), order)
+
+
+def constant(value: np.ndarray) -> Callable[..., Any]:
+    """An initializer that gives one array."""
+
+    def initializer(shape: Any, dtype: Any = None) -> Any:
+        return ops.cast(ops.convert_to_tensor(value), dtype)
+
+    return initializer

@@ -1,27 +1,29 @@
 """`BlockKernel`: a layer that holds a kernel as its live blocks."""
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import to_numpy
 from keras_sparse_ortho._checks import check_density, check_seed
+from keras_sparse_ortho._keras_internals import Axes, create_along
 from keras_sparse_ortho._optimizer_slots import moved
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import KernelLayout, StoredKernel
 from keras_sparse_ortho.layers._block_functions import (
     EXACT_ORTHOGONAL,
     check_kernel_functions,
+    constant,
     draw_blocks,
     on_columns,
     restore_initializer,
     serialize_initializer,
 )
 from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, pattern_of
+from keras_sparse_ortho.layers._block_layouts import BlockAxes
 from keras_sparse_ortho.layers._block_operands import BlockOperands, WholeKernel
 from keras_sparse_ortho.layers._stored_blocks import StoredBlocks, as_stored, check_stored
 from keras_sparse_ortho.orthogonal import slots_of
@@ -80,15 +82,20 @@ class BlockKernel(keras.layers.Layer):
         values, pattern = draw_blocks(
             self._grid, self.kernel_initializer, self._given, self.gain, self._draw_seed
         )
-        self.blocks = self.add_weight(
-            name="blocks",
-            shape=self._grid.blocks_shape,
-            initializer=_constant(values),
-            regularizer=on_columns(self._grid, self.kernel_regularizer),
-            constraint=on_columns(self._grid, self.kernel_constraint, back=True),
+        axes = BlockAxes.at(self.path, self._grid)
+        self.blocks = create_along(
+            lambda: self.add_weight(
+                name="blocks",
+                shape=self.grid.blocks_shape,
+                initializer=constant(values),
+                regularizer=on_columns(self.grid, self.kernel_regularizer),
+                constraint=on_columns(self.grid, self.kernel_constraint, back=True),
+            ),
+            axes.blocks,
         )
-        self.inputs_of = self._add_indices("inputs_of", pattern)
-        self.slots_of = self._add_indices("slots_of", slots_of(pattern, self._grid.in_blocks))
+        self.inputs_of = self._add_indices("inputs_of", pattern, axes.inputs_of)
+        slots = slots_of(pattern, self._grid.in_blocks)
+        self.slots_of = self._add_indices("slots_of", slots, axes.slots_of)
         if self.kernel_initializer == EXACT_ORTHOGONAL and not are_weights_set_later():
             self._drawn_digest = digest(as_stored(values, self.variable_dtype))
 
@@ -102,14 +109,13 @@ class BlockKernel(keras.layers.Layer):
         grid.check_pattern(self._given)
         return grid
 
-    def _add_indices(self, name: str, value: np.ndarray) -> Any:
-        return self.add_weight(
-            name=name,
-            shape=value.shape,
-            dtype="int32",
-            trainable=False,
-            autocast=False,
-            initializer=_constant(value),
+    def _add_indices(self, name: str, value: np.ndarray, axes: Axes | None) -> Any:
+        settings = {"dtype": "int32", "trainable": False, "autocast": False}
+        return create_along(
+            lambda: self.add_weight(
+                name=name, shape=value.shape, initializer=constant(value), **settings
+            ),
+            axes,
         )
 
     @property
@@ -139,9 +145,9 @@ class BlockKernel(keras.layers.Layer):
                 f"The blocks of '{self.name}' have the shape {self.grid.blocks_shape}. "
                 f"Received: blocks of shape {tuple(blocks.shape)}"
             )
-        self.blocks.assign(blocks)
-        self.inputs_of.assign(pattern)
-        self.slots_of.assign(slots_of(pattern, self.grid.in_blocks))
+        assign(self.blocks, blocks)
+        assign(self.inputs_of, pattern)
+        assign(self.slots_of, slots_of(pattern, self.grid.in_blocks))
 
     def move_blocks(self, inputs_of: Any) -> np.ndarray:
         """Moves live blocks: those that stay keep their values, new ones are zero.
@@ -151,12 +157,12 @@ class BlockKernel(keras.layers.Layer):
         Returns:
             `(J, k)` integers: for each block the flat slot `j k + l` where it was, -1 for new ones.
         """
-        before = ops.convert_to_numpy(self.inputs_of)
+        before = to_numpy(self.inputs_of)
         slots = np.full((self.grid.out_blocks, self.grid.in_blocks), -1)
         lines = np.arange(self.grid.out_blocks)[:, None]
         slots[lines, before] = np.arange(before.size).reshape(before.shape)
         source = slots[lines, self.grid.check_pattern(inputs_of)]
-        self.set_blocks(moved(ops.convert_to_numpy(self.blocks), source, 0.0), inputs_of)
+        self.set_blocks(moved(to_numpy(self.blocks), source, 0.0), inputs_of)
         return source
 
     # --- what a call computes with ---------------------------------------------------------------
@@ -176,12 +182,12 @@ class BlockKernel(keras.layers.Layer):
 
     def kernel_value(self) -> np.ndarray:
         """The kernel in the shape that the namesake has, as a NumPy array (bfloat16 as float32)."""
-        pattern = ops.convert_to_numpy(self.inputs_of)
+        pattern = to_numpy(self.inputs_of)
         return self._shaped(self.grid.kernel(to_numpy(self.blocks), pattern))
 
     def mask_value(self) -> np.ndarray:
         """Which entries of that kernel are live."""
-        return self._shaped(self.grid.mask(ops.convert_to_numpy(self.inputs_of)))
+        return self._shaped(self.grid.mask(to_numpy(self.inputs_of)))
 
     def _shaped(self, matrix: np.ndarray) -> np.ndarray:
         return self._layout.from_canonical(matrix[None, None], self._kernel_shape)
@@ -224,11 +230,11 @@ class BlockKernel(keras.layers.Layer):
     def as_blocks(self, kernel: np.ndarray) -> np.ndarray:
         """What an array of the dense kernel's shape holds at the live blocks."""
         matrix = self._layout.to_canonical(kernel)[0, 0]
-        return self.grid.blocks(matrix, ops.convert_to_numpy(self.inputs_of))
+        return self.grid.blocks(matrix, to_numpy(self.inputs_of))
 
     def as_kernel(self, blocks: np.ndarray, fill: float = 0.0) -> np.ndarray:
         """The reverse of `as_blocks`, with `fill` where no block is live."""
-        kernel = self._shaped(self.grid.kernel(blocks, ops.convert_to_numpy(self.inputs_of)))
+        kernel = self._shaped(self.grid.kernel(blocks, to_numpy(self.inputs_of)))
         return np.where(self.mask_value(), kernel, np.asarray(fill, kernel.dtype))
 
     def stored_kernels(self) -> dict[str, StoredKernel]:
@@ -273,7 +279,7 @@ class BlockKernel(keras.layers.Layer):
         """
         check_stored(self, store)
         for variable in self.weights:
-            variable.assign(store[variable.name])
+            assign(variable, store[variable.name])
 
     def get_config(self) -> dict[str, Any]:
         """What the kernel needs."""
@@ -288,10 +294,3 @@ class BlockKernel(keras.layers.Layer):
             "gain": self.gain,
             "seed": self.seed,
         }
-
-
-def _constant(value: np.ndarray) -> Callable[..., Any]:
-    def initializer(shape: Any, dtype: Any = None) -> Any:
-        return ops.cast(ops.convert_to_tensor(value), dtype)
-
-    return initializer

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import keras
 
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.layers._block_kernel import BlockKernel
@@ -109,9 +110,9 @@ class BlockSparseLayer(BlockKernel):
         if not plain.built:
             plain.build(self.get_build_config()["input_shape"])
         weights = {variable.name: variable for variable in plain.weights}
-        weights["kernel"].assign(self.kernel_value())
+        assign(weights["kernel"], self.kernel_value())
         if self.bias is not None:
-            weights["bias"].assign(ops.convert_to_numpy(ops.cast(self.bias, "float32")))
+            assign(weights["bias"], to_numpy(ops.cast(self.bias, "float32")))
 
     def to_dense_layer(self) -> keras.layers.Layer:
         """A plain Keras layer, built, with equal outputs; its kernel is zero outside the blocks."""

@@ -12,9 +12,14 @@ from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     WrapperBuiltByCalls,
     adopt_call_interface,
+    along_kernel,
+    create_along,
+    stand_in_name_scope,
 )
+from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
+from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import recorded_draws
 from keras_sparse_ortho.layers._refusals import refuse_unwrappable
 from keras_sparse_ortho.layers._shown_layer import shown
@@ -101,8 +106,10 @@ class PrunableLayer(WrapperBuiltByCalls):
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         """Inside, kernels are drawn once, with their masks, and along the axes of the layer."""
-        # Kernels that are not stored are not to be allocated either.
+        check_layouts()
+        stand_in_name_scope(self, self.layer)
         deferred = self._state.compact and not self.layer.built
+        # Kernels that are not stored are not to be allocated either.
         creating = self._state.deferred.creating() if deferred else contextlib.nullcontext()
         with recorded_draws(self.layer) as draws, creating:
             yield
@@ -151,11 +158,16 @@ class PrunableLayer(WrapperBuiltByCalls):
         prefix = weight.path.replace("/", "_")
 
         def add_weight(name: str, shared: bool = False, **kwargs: Any) -> Any:
-            if not shared:
-                return self.add_weight(name=f"{prefix}_{name}", **kwargs)
-            if name not in self._state.shared:
-                self._state.shared[name] = self.add_weight(name=name, **kwargs)
-            return self._state.shared[name]
+            if shared and name in self._state.shared:
+                return self._state.shared[name]
+            name_of_own = name if shared else f"{prefix}_{name}"
+            made = create_along(
+                lambda: self.add_weight(name=name_of_own, **kwargs),
+                along_kernel(kwargs["shape"], weight.variable),
+            )
+            if shared:
+                self._state.shared[name] = made
+            return made
 
         full_path = f"{self.layer.name}/{weight.path}"
         parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
@@ -163,6 +175,10 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer with its effective weights."""
+        own = self._state.parametrized.values()
+        return call_by_shard(self, own, self._call_layer, args, kwargs)
+
+    def _call_layer(self, *args: Any, **kwargs: Any) -> Any:
         with self._effective_weights():
             return self.layer(*args, **kwargs)
 

@@ -6,6 +6,9 @@ from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn
 from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
 from keras_sparse_ortho.models._copying import Copy as Copy
 from keras_sparse_ortho.models._copying import share_initializers as share_initializers
+from keras_sparse_ortho.models._facts import mask_facts as mask_facts
+from keras_sparse_ortho.models._facts import structure_facts as structure_facts
+from keras_sparse_ortho.models._facts import value_facts as value_facts
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions as kernel_positions
 from keras_sparse_ortho.models._holders import places_to_wrap as places_to_wrap

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import compile_like, copy_slots, refuse_other_slots
+from keras_sparse_ortho._keras_internals import compile_like, refuse_other_slots
+from keras_sparse_ortho._optimizer_slots import copy_slots
 from keras_sparse_ortho.initializers import weights_set_later
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import to_numpy
 from keras_sparse_ortho._keras_internals import track_parameters_anew
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
@@ -63,7 +63,7 @@ def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str
         )
     kernels, others = _read(model, path, {weight.path for weight in sparse})
     for variable, value in zip(_others(model, sparse), others, strict=True):
-        variable.assign(value)
+        assign(variable, value)
     blocks = {
         id(kept): layer
         for layer, _ in walk(model, "")

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
@@ -79,7 +80,8 @@ def check_built(model: Any) -> None:
     """Refuses what is no Keras 3 model or layer, and what has no weights yet.
 
     Layers inside that are not built have not been called, as a head for another task may be, or
-    never will be.
+    never will be. On JAX layouts that are not the same on all workers are refused, too, before a
+    weight is read.
     """
     if not isinstance(model, keras.layers.Layer):
         hint = ""
@@ -95,6 +97,7 @@ def check_built(model: Any) -> None:
             "The model must be built, so that its weights have shapes: give it an Input, or call "
             f"it once on data. Received: a model whose layers {unbuilt[:5]} are not built"
         )
+    check_layouts()
 
 
 def never_called(model: Any) -> list[str]:

@@ -13,6 +13,7 @@ from keras_sparse_ortho._keras_internals import (
     sublayers,
     tensors_in_attributes,
 )
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models._copying import (
@@ -220,7 +221,7 @@ class Rewriter:
             return  # an operation of keras.ops
         copy_names(old, new)
         for theirs, ours in zip(copy.own(old.weights), copy.own(new.weights), strict=True):
-            ours.assign(keras.ops.copy(theirs))  # on JAX `fit` frees the arrays of its model
+            assign(ours, keras.ops.copy(theirs))  # on JAX `fit` frees the arrays of its model
         if old.weights:
             share_initializers(old, new)
         self._change_inside(new, prefix)

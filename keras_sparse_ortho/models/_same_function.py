@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import to_numpy
 from keras_sparse_ortho._keras_internals import VariableOverrides, own_variables
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer

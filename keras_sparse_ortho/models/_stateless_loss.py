@@ -10,10 +10,10 @@ import numpy as np
 from keras_sparse_ortho._backend import (
     ScalarFunction,
     compiled,
-    to_numpy,
     value_and_gradients,
 )
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
+from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho.models._prunable_weights import check_built
 
 Objective = Callable[[Any, Any, Any, Any, bool], Any]
@@ -111,7 +111,7 @@ class StatelessLoss:
             y: The targets of the batch, `None` where the loss needs none.
             sample_weight: The weights of its samples, if any.
         """
-        return float(keras.ops.convert_to_numpy(self._value(values, x, y, sample_weight)))
+        return float(to_numpy(self._value(values, x, y, sample_weight)))
 
     def gradients(
         self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
@@ -133,15 +133,26 @@ class StatelessLoss:
             y: The targets of the batch, `None` where the loss needs none.
             sample_weight: The weights of its samples, if any.
         """
+        value, found = self._scaled_back(values, x, y, sample_weight)
+        return float(to_numpy(value)), [to_numpy(gradient) for gradient in found]
+
+    def gradient_tensors(
+        self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> list[Any]:
+        """As `gradients`, left where they were computed."""
+        return self._scaled_back(values, x, y, sample_weight)[1]
+
+    def _scaled_back(
+        self, values: Sequence[Any] | None, x: Any, y: Any, sample_weight: Any
+    ) -> tuple[Any, list[Any]]:
         scale = np.float32(1)
         optimizer = getattr(self.model, "optimizer", None)
         if self._objective is compiled_loss and optimizer is not None:
-            scale = np.float32(keras.ops.convert_to_numpy(optimizer.scale_loss(keras.ops.ones(()))))
+            scale = np.float32(to_numpy(optimizer.scale_loss(keras.ops.ones(()))))
         value, found = self._gradients(values, x, y, sample_weight, scale)
-        arrays = [to_numpy(gradient) for gradient in found]
-        if scale != 1:
-            arrays = [(array / scale).astype(array.dtype) for array in arrays]
-        return float(keras.ops.convert_to_numpy(value)), arrays
+        return value, found if scale == 1 else [
+            _divided(gradient, float(scale)) for gradient in found
+        ]
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state.
@@ -173,8 +184,8 @@ class StatelessLoss:
                     f"Received: {len(values)} values for {len(self.variables)} variables"
                 )
             pairs = zip(values, self.variables, strict=True)
-            values = [keras.ops.convert_to_tensor(value, dtype=v.dtype) for value, v in pairs]
-            held = [keras.ops.convert_to_tensor(value, dtype=v.dtype) for v, value in self._held]
+            values = [_as(variable, value) for value, variable in pairs]
+            held = [_as(variable, value) for variable, value in self._held]
             if self._objective is compiled_loss and compiled_loss_waits(self.model):
                 if not self._called:
                     # What a loss creates at its first call may not be created while tracing.
@@ -230,6 +241,21 @@ class StatelessLoss:
         if getattr(self.model, "run_eagerly", False):
             return pure
         return compiled(pure, xla=bool(getattr(self.model, "jit_compile", False)))
+
+
+def _divided(gradient: Any, scale: float) -> Any:
+    """Divided in float32, where the type is a short one; bfloat16 stays in it, as in NumPy."""
+    dtype = keras.backend.standardize_dtype(gradient.dtype)
+    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    quotient = keras.ops.cast(gradient, wide) / scale
+    return keras.ops.cast(quotient, dtype) if dtype == "float16" else quotient
+
+
+def _as(variable: Any, value: Any) -> Any:
+    """A value for a variable, where that lies."""
+    if isinstance(value, np.ndarray):
+        return placed(value, variable)
+    return keras.ops.convert_to_tensor(value, dtype=variable.dtype)
 
 
 def _tensors(structure: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import PrunableWeight, walk
@@ -171,7 +172,7 @@ class _Conversion:
                         key = held[id(old)]
                         wrapper.parametrizations[key].assign_raw(table[key].weight.raw_value())
                     else:
-                        new.assign(keras.ops.copy(old.value))  # on JAX `fit` frees its arrays
+                        assign(new, keras.ops.copy(old.value))  # on JAX `fit` frees its arrays
                 share_initializers(layer.layer, inner)
             for key, own in wrapper.parametrizations.items():
                 assert isinstance(own, FixedMask)

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import walk
@@ -137,10 +138,10 @@ def _copy_effective(
     effective = {id(p.layer_variable): p for p in wrapper.parametrizations.values()}
     for old, new in zip(own(wrapper.layer_weights), own(plain.weights), strict=True):
         if id(old) in other:
-            new.assign(other[id(old)])
+            assign(new, other[id(old)])
             continue
         value = effective[id(old)].current() if id(old) in effective else old.value
-        new.assign(keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
+        assign(new, keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
 
 
 def _without_own_initializers(config: Any) -> Any:

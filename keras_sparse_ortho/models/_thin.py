@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import maps_one_tensor
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
@@ -54,7 +55,7 @@ def thin_replacement(
     both = keras.Sequential([thin, clone], name=layer.name)
 
     def finish() -> None:
-        thin.kernel.assign(left)
+        assign(thin.kernel, left)
         fill(wrapper, clone, {id(low_rank.weight.variable): right})
 
     return Replacement(both, finish)

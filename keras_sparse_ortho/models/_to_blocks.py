@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import walk
@@ -134,7 +135,7 @@ def _fill(new: BlockSparseLayer, wrapper: PrunableLayer) -> None:
     if isinstance(own, FixedMask) and own.is_as_drawn():
         new.mark_as_drawn()
     if new.bias is not None:
-        new.bias.assign(keras.ops.copy(wrapper.layer.bias.value))
+        assign(new.bias, keras.ops.copy(wrapper.layer.bias.value))
 
 
 def _slot_conversion(wrapper: PrunableLayer, new: BlockSparseLayer) -> SlotConversion:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
@@ -92,12 +93,12 @@ class ChannelSoftThreshold(LearntThreshold):
     def mask_value(self) -> np.ndarray:
         """Which entries are in channels that live at the moment."""
         _, live = self._scales(keras.ops.convert_to_tensor(self.weight.variable))
-        return np.broadcast_to(keras.ops.convert_to_numpy(live), self.weight.shape)
+        return np.broadcast_to(to_numpy(live), self.weight.shape)
 
     def live_channels(self) -> np.ndarray:
         """Which channels live at the moment, in order."""
         _, live = self._scales(keras.ops.convert_to_tensor(self.weight.variable))
-        return np.ravel(keras.ops.convert_to_numpy(live))
+        return np.ravel(to_numpy(live))
 
     @property
     def dies_at_once(self) -> int:
@@ -108,19 +109,19 @@ class ChannelSoftThreshold(LearntThreshold):
         """For every entry `g^-1(n_c) - s`, the same for all entries of a channel."""
         raw = self.weight.finite_raw_value()
         scale = np.sqrt(np.mean(raw**2, axis=self._summed, keepdims=True))
-        offsets = self._function.inverse(scale) - keras.ops.convert_to_numpy(self.s)
+        offsets = self._function.inverse(scale) - to_numpy(self.s)
         return np.broadcast_to(offsets, self.weight.shape)
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which channels are live: those with at least half of their entries in the mask."""
         raw = self.weight.variable
-        value = keras.ops.convert_to_numpy(self.effective(keras.ops.convert_to_tensor(raw)))
+        value = to_numpy(self.effective(keras.ops.convert_to_tensor(raw)))
         live = np.mean(mask, axis=self._summed, keepdims=True) >= 0.5
         # Within rounding of the threshold a live channel may be 0: it stays, much smaller.
         faint = live & ~value.any(axis=self._summed, keepdims=True)
         value = np.where(faint, 1e-6 * self.weight.raw_value(), value)
-        raw.assign(np.where(live, value, 0).astype(value.dtype))
-        self.active.assign(0.0)
+        assign(raw, np.where(live, value, 0).astype(value.dtype))
+        assign(self.active, 0.0)
         return np.broadcast_to(live, self.weight.shape)
 
     def _scales(self, value: Any) -> tuple[Any, Any]:

@@ -8,13 +8,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import scatter_sorted, to_numpy
+from keras_sparse_ortho._backend import scatter_sorted
 from keras_sparse_ortho._keras_internals import (
     StandIns,
     in_stateless_scope,
     value_in_scope,
     value_source,
 )
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
@@ -170,12 +171,12 @@ class CompactMask(FixedMask):
         """The dense kernel as a NumPy array (bfloat16 as float32)."""
         if self._source is not None:
             return to_numpy(self._source())
-        return self._scattered(to_numpy(self.values), keras.ops.convert_to_numpy(self.indices))
+        return self._scattered(to_numpy(self.values), to_numpy(self.indices))
 
     def mask_value(self) -> np.ndarray:
         """Which entries are live, as a NumPy bool array."""
         flat = np.zeros(self.weight.size, dtype=bool)
-        flat[keras.ops.convert_to_numpy(self.indices)] = True
+        flat[to_numpy(self.indices)] = True
         return flat.reshape(self.weight.shape)
 
     def assign_mask(self, mask: np.ndarray) -> None:
@@ -193,17 +194,17 @@ class CompactMask(FixedMask):
                 f"Received: dtype {mask.dtype}, shape {mask.shape}, {count} live"
             )
         indices, raw = np.flatnonzero(mask), self.value().reshape(-1)
-        self.indices.assign(indices.astype(np.int32))
-        self.values.assign(raw[indices])
+        assign(self.indices, indices.astype(np.int32))
+        assign(self.values, raw[indices])
 
     def assign_raw(self, value: Any) -> None:
         """Sets the live values to those of a dense kernel."""
         if isinstance(value, np.ndarray):  # no dense tensor on the device
-            live = value.reshape(-1)[keras.ops.convert_to_numpy(self.indices)]
+            live = value.reshape(-1)[to_numpy(self.indices)]
         else:
             flat = keras.ops.reshape(keras.ops.convert_to_tensor(value), (-1,))
             live = keras.ops.take(flat, self.indices.value, axis=0)
-        self.values.assign(live)
+        assign(self.values, live)
 
     def settle(self) -> None:
         """Nothing: there is no raw weight that is not live."""

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -164,7 +165,7 @@ class FixedMask(Masked):
         drawn = self.resolve(self.weight)
         self._given = None  # from here on the variable holds it
         if drawn.kernel is not None:
-            self.weight.variable.assign(drawn.kernel)
+            assign(self.weight.variable, drawn.kernel)
         if drawn.fresh:
             self.mark_as_drawn()
         return drawn.mask

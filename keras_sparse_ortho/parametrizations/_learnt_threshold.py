@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
@@ -96,12 +97,12 @@ class LearntThreshold(Parametrization):
 
     def threshold_value(self) -> np.ndarray:
         """The threshold `t`: one value, or one for each output."""
-        return np.ravel(keras.ops.convert_to_numpy(self._threshold()))
+        return np.ravel(to_numpy(self._threshold()))
 
     @property
     def frozen(self) -> bool:
         """Whether the threshold is 0 for good, and the live entries are fixed."""
-        return not float(keras.ops.convert_to_numpy(self.active))
+        return not float(to_numpy(self.active))
 
     @property
     def steered(self) -> Any:
@@ -115,18 +116,18 @@ class LearntThreshold(Parametrization):
             density: Live fraction of all steered weights together.
             freeze: Whether the live entries are to be fixed there.
         """
-        self._target.assign(np.array([density, freeze], np.float32))
+        assign(self._target, np.array([density, freeze], np.float32))
 
     @property
     def target_density(self) -> float | None:
         """The density, of all steered weights, that was asked for; `None` if none was."""
-        density = keras.ops.convert_to_numpy(self._target)[0]
+        density = to_numpy(self._target)[0]
         return float(f"{density:.7g}") if density else None  # 0.1, which float32 has not
 
     @property
     def target_is_frozen(self) -> bool:
         """Whether the live entries are to be fixed at that density."""
-        return bool(keras.ops.convert_to_numpy(self._target)[1])
+        return bool(to_numpy(self._target)[1])
 
     def counts(self) -> tuple[int, int]:
         """How many of what `TargetDensity` counts are live now, and how many there are."""
@@ -138,6 +139,13 @@ class LearntThreshold(Parametrization):
         """How many of them die together."""
         return 1
 
+    def magnitudes(self) -> tuple[PrunableWeight, np.ndarray, Callable[..., np.ndarray]] | None:
+        """The weight, `s` and `g^-1`, if an entry dies at `g^-1(|w|) - s`; else `None`.
+
+        Then its entries can be ranked where they are, and need not be copied for that.
+        """
+        return None
+
     @abc.abstractmethod
     def critical_offsets(self) -> np.ndarray:
         """For every entry of `steered` the offset at which it dies, as a NumPy array.
@@ -147,14 +155,14 @@ class LearntThreshold(Parametrization):
         """
 
     @abc.abstractmethod
-    def freeze(self, mask: np.ndarray) -> np.ndarray:
+    def freeze(self, mask: Any) -> Any:
         """Fixes which entries are live: the threshold becomes 0, dead entries stay 0.
 
         Args:
-            mask: Which entries of `steered` are to be live.
+            mask: Which entries of `steered` are to be live; in NumPy, or a tensor.
 
         Returns:
-            Which are.
+            Which are; in NumPy, or a tensor.
         """
 
     def arguments(self) -> dict[str, Any]:

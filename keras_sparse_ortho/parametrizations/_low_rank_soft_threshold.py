@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
@@ -96,7 +97,7 @@ class LowRankSoftThreshold(LearntThreshold):
         parts = self._decomposed()
         for name, part in zip(("left", "values", "right"), parts, strict=True):
             made = add_weight(name=name, shape=part.shape, initializer="zeros", trainable=True)
-            made.assign(part)
+            assign(made, part)
             if self.weight_decay:
                 add_weight_decay(made, self.weight_decay)
             setattr(self, name, made)
@@ -106,7 +107,7 @@ class LowRankSoftThreshold(LearntThreshold):
         """Starts from the weight as it is now."""
         parts = self._decomposed()
         for variable, part in zip((self.left, self.values, self.right), parts, strict=True):
-            variable.assign(part)
+            assign(variable, part)
 
     def release(self) -> None:
         """Lets the weight be trained again, if its layer is."""
@@ -136,8 +137,8 @@ class LowRankSoftThreshold(LearntThreshold):
         values = self._numpy_values()
         live = np.flatnonzero(values)
         root = np.sqrt(np.abs(values[live]))
-        left = keras.ops.convert_to_numpy(self.left)[:, live] * (root * np.sign(values[live]))
-        return left, (keras.ops.convert_to_numpy(self.right)[:, live] * root).T
+        left = to_numpy(self.left)[:, live] * (root * np.sign(values[live]))
+        return left, (to_numpy(self.right)[:, live] * root).T
 
     @property
     def steered(self) -> Any:
@@ -150,17 +151,17 @@ class LowRankSoftThreshold(LearntThreshold):
 
     def critical_offsets(self) -> np.ndarray:
         """For every rank `g^-1(|v|) - s`."""
-        magnitude = np.abs(keras.ops.convert_to_numpy(self.values))
-        return self._function.inverse(magnitude) - keras.ops.convert_to_numpy(self.s)
+        magnitude = np.abs(to_numpy(self.values))
+        return self._function.inverse(magnitude) - to_numpy(self.s)
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which ranks are live: `v` becomes `v_e` on the mask and 0 elsewhere, `t` 0."""
         value = self._numpy_values()
         # Within rounding of the threshold a value of the mask may be 0: it keeps its sign.
-        least = np.finfo(np.float32).tiny * np.sign(keras.ops.convert_to_numpy(self.values))
+        least = np.finfo(np.float32).tiny * np.sign(to_numpy(self.values))
         value = np.where(mask, np.where(value == 0, least, value), 0)
-        self.values.assign(value.astype(np.float32))
-        self.active.assign(0.0)
+        assign(self.values, value.astype(np.float32))
+        assign(self.active, 0.0)
         return mask
 
     def arguments(self) -> dict[str, Any]:
@@ -169,7 +170,7 @@ class LowRankSoftThreshold(LearntThreshold):
 
     def _numpy_values(self) -> np.ndarray:
         values = self._live_values(keras.ops.convert_to_tensor(self.values))
-        return keras.ops.convert_to_numpy(values)
+        return to_numpy(values)
 
     def _live_values(self, values: Any) -> Any:
         return shrink(values, keras.ops.cast(self._threshold(), values.dtype))

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import in_stateless_scope
+from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
@@ -52,19 +53,27 @@ class Masked(Parametrization):
 
     def mask_value(self) -> np.ndarray:
         """Which entries are live, as a NumPy bool array."""
-        return keras.ops.convert_to_numpy(self.mask)
+        return to_numpy(self.mask)
 
-    def assign_mask(self, mask: np.ndarray) -> None:
-        """Sets another mask, and the raw weight to zero where it is not live."""
-        mask = np.asarray(mask)
-        if mask.shape != self.weight.shape or mask.dtype != bool:
+    def assign_mask(self, mask: Any) -> None:
+        """Sets another mask, and the raw weight to zero where it is not live.
+
+        Args:
+            mask: Bool array of the weight's shape; a tensor is not copied to the host.
+        """
+        if not keras.ops.is_tensor(mask):
+            mask = np.asarray(mask)
+        shape, dtype = tuple(mask.shape), keras.backend.standardize_dtype(mask.dtype)
+        if shape != self.weight.shape or dtype != "bool":
             raise ValueError(
                 f"The mask of '{self.weight.path}' is a bool array of shape {self.weight.shape}. "
-                f"Received: dtype {mask.dtype}, shape {mask.shape}"
+                f"Received: dtype {dtype}, shape {shape}"
             )
         # What was dead is zero for sure only after this: see `clear_dead`.
-        self._clear(mask & self.mask_value())
-        self.mask.assign(mask)
+        mask = placed(mask, self.mask)
+        # What was dead is zero for sure only after this: see `clear_dead`.
+        self._clear(keras.ops.logical_and(mask, self.mask.value))
+        assign(self.mask, mask)
 
     def settle(self) -> None:
         """Sets the raw weight to zero where the mask is not live."""
@@ -80,14 +89,14 @@ class Masked(Parametrization):
 
     def _clear(self, mask: Any) -> None:
         raw = self.weight.variable
-        raw.assign(keras.ops.where(mask, raw.value, keras.ops.zeros((), dtype=raw.dtype)))
+        assign(raw, keras.ops.where(mask, raw.value, keras.ops.zeros((), dtype=raw.dtype)))
 
     def _initialize(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
         if in_stateless_scope():  # a placeholder, of which Keras only uses the shape
             return keras.ops.zeros(shape, dtype="bool")
         mask = self._initial_mask()
         if not are_weights_set_later():
-            self._clear(mask)
+            self._clear(placed(mask, self.weight.variable))
         # From here on the variable holds it.
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return keras.ops.convert_to_tensor(mask)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
 
@@ -71,7 +72,7 @@ class Parametrization(abc.ABC):
 
     def assign_raw(self, value: Any) -> None:
         """Sets the raw weight."""
-        self.weight.variable.assign(value)
+        assign(self.weight.variable, value)
 
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)
         """Called once the raw weight has been set, after the wrapper was built with another."""

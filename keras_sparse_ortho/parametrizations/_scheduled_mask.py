@@ -1,11 +1,14 @@
 """The base of parametrizations whose mask is renewed by magnitude in the course of training."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho._ranking import largest_magnitudes, number_of, ranks_on_device
+from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._masked import Masked
@@ -40,8 +43,8 @@ class ScheduledMask(Masked):
             initializer=keras.initializers.Constant(-1),
         )
 
-    def renew(self, step: int, density: float | None = None) -> np.ndarray:
-        """Renews the mask for a step; returns which entries the optimizer is to forget.
+    def renew(self, step: int, density: float | None = None) -> "Renewal":
+        """Renews the mask for a step, where the weight is.
 
         Args:
             step: Updates of the optimizer so far.
@@ -49,21 +52,22 @@ class ScheduledMask(Masked):
         """
         self.clear_dead()
         mask = self._ranked(self.schedule.density(step) if density is None else density)
+        mask = placed(mask, self.mask)  # once for all that follows
+        fresh = keras.ops.logical_and(mask, keras.ops.logical_not(self.mask.value))
+        grown = number_of(fresh)
         self.assign_mask(mask)
-        self.renewed.assign(step)
-        return self._forgotten(mask)
+        assign(self.renewed, step)
+        return Renewal(self._forgotten(mask), grown)
 
     @property
     def last_renewed(self) -> int:
         """The step at which the mask was last renewed, -1 if it never was."""
-        return int(keras.ops.convert_to_numpy(self.renewed))
+        return int(to_numpy(self.renewed))
 
     def counts(self) -> tuple[int, int]:
         """How many entries are live now, and how many are to be in the end."""
-        size = self.weight.size
-        return int(np.count_nonzero(self.mask_value())), live_count(
-            self.schedule.final_density, size
-        )
+        live = number_of(self.mask.value)
+        return live, live_count(self.schedule.final_density, self.weight.size)
 
     def for_density(self, density: float) -> "ScheduledMask":
         """An unbuilt clone whose schedule ends with this density."""
@@ -84,9 +88,29 @@ class ScheduledMask(Masked):
         """The reverse of `get_config`."""
         return cls(keras.saving.deserialize_keras_object(config["schedule"]))
 
-    def _forgotten(self, mask: np.ndarray) -> np.ndarray:
-        return ~mask
+    def _forgotten(self, mask: Any) -> Any:
+        return keras.ops.logical_not(mask)
 
-    def _ranked(self, density: float) -> np.ndarray:
-        value = self.weight.finite_raw_value()
-        return largest_mask(np.abs(value), live_count(density, value.size))
+    def _ranked(self, density: float) -> Any:
+        """The mask of the largest magnitudes; a tensor, if it was ranked on a device."""
+        count = live_count(density, self.weight.size)
+        raw = self.weight.variable
+        if not ranks_on_device(raw):
+            return largest_mask(np.abs(self.weight.finite_raw_value()), count)
+        mask, not_finite = largest_magnitudes(raw.value, count)
+        if not_finite:
+            self.weight.finite_raw_value()  # raises
+        return mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Renewal:
+    """What a renewal of a mask has changed.
+
+    Args:
+        forgotten: Bool tensor of the entries that the optimizer is to forget; `None` for none.
+        grown: How many entries are live now and were not before.
+    """
+
+    forgotten: Any
+    grown: int

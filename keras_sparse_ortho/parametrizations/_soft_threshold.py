@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
@@ -94,26 +95,40 @@ class SoftThreshold(LearntThreshold):
     def mask_value(self) -> np.ndarray:
         """Which entries are not 0 at the moment."""
         value = self.effective(keras.ops.convert_to_tensor(self.weight.variable))
-        return keras.ops.convert_to_numpy(value != 0)
+        return to_numpy(value != 0)
 
     def arguments(self) -> dict[str, Any]:
         """Those of the constructor."""
         return {"granularity": self.granularity, **super().arguments()}
 
+    def magnitudes(self) -> tuple[PrunableWeight, np.ndarray, Callable[..., np.ndarray]] | None:
+        """The weight, `s` and `g^-1`; float32 does not hold magnitudes of float64."""
+        if keras.backend.standardize_dtype(self.weight.variable.dtype) == "float64":
+            return None
+        return self.weight, to_numpy(self.s), self._function.inverse
+
     def critical_offsets(self) -> np.ndarray:
         """For every entry `g^-1(|w|) - s`."""
         magnitude = np.abs(self.weight.finite_raw_value())
-        return self._function.inverse(magnitude) - keras.ops.convert_to_numpy(self.s)
+        return self._function.inverse(magnitude) - to_numpy(self.s)
 
-    def freeze(self, mask: np.ndarray) -> np.ndarray:
+    def freeze(self, mask: Any) -> Any:
         """Fixes which entries are live: `w` becomes `w_e` on the mask and 0 elsewhere, `t` 0.
 
         From here on `w_e = w`; entries that are 0 get no gradient and stay 0.
         """
-        raw = self.weight.variable
-        value = keras.ops.convert_to_numpy(self.effective(keras.ops.convert_to_tensor(raw)))
-        # Within rounding of the threshold an entry of the mask may be 0: it keeps its sign.
-        least = np.finfo(np.float32).tiny * np.sign(self.weight.raw_value())
-        raw.assign(np.where(mask, np.where(value == 0, least, value), 0).astype(value.dtype))
-        self.active.assign(0.0)
-        return mask
+        raw = keras.ops.convert_to_tensor(self.weight.variable)
+        live = placed(mask, self.weight.variable)
+        assign(self.weight.variable, _fixed(raw, self.effective(raw), live))
+        assign(self.active, 0.0)
+        return live
+
+
+def _fixed(raw: Any, effective: Any, live: Any) -> Any:
+    ops = keras.ops
+    dtype = keras.backend.standardize_dtype(raw.dtype)
+    # Within rounding of the threshold an entry of the mask may be 0: it keeps its sign.
+    tiny = np.finfo(np.float16 if dtype == "float16" else np.float32).tiny
+    least = ops.sign(raw) * ops.cast(float(tiny), dtype)
+    kept = ops.where(effective == 0, least, effective)
+    return ops.where(live, kept, ops.zeros((), dtype=dtype))

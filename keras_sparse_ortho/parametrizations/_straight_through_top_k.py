@@ -3,8 +3,8 @@
 from typing import Any
 
 import keras
-import numpy as np
 
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.parametrizations._scheduled_mask import ScheduledMask
 
 
@@ -49,13 +49,13 @@ class StraightThroughTopK(ScheduledMask):
 
     def settle(self) -> None:
         """Ranks the raw weight as it is now."""
-        self.mask.assign(self._initial_mask())
+        assign(self.mask, self._initial_mask())
 
-    def _initial_mask(self) -> np.ndarray:
+    def _initial_mask(self) -> Any:
         return self._ranked(self.schedule.at_start())
 
     def _clear(self, mask: Any) -> None:
         """Nothing: raw weights stay, so that dead entries can come back."""
 
-    def _forgotten(self, mask: np.ndarray) -> np.ndarray:
-        return np.zeros_like(mask)
+    def _forgotten(self, mask: Any) -> None:
+        """Nothing, for the same reason."""

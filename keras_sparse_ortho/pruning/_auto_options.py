@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.initializers import (
     ExactOrthogonal,
     SparseInitializer,
@@ -163,7 +164,7 @@ def _mean_square(weight: PrunableWeight) -> float:
     if isinstance(usual, keras.initializers.RandomUniform):
         low, high = usual.minval, usual.maxval
         return float(low**2 + low * high + high**2) / 3
-    drawn = keras.ops.convert_to_numpy(usual(weight.shape, dtype="float32"))
+    drawn = to_numpy(usual(weight.shape, dtype="float32"))
     mean = float(np.mean(np.square(drawn, dtype=np.float64)))
     if not (math.isfinite(mean) and mean > 0):
         raise ValueError(

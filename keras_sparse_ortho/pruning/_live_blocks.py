@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, BlockDraw
 from keras_sparse_ortho.layers import block_layer_like
@@ -43,6 +44,6 @@ def on_live_blocks(
         new.mark_as_drawn()
         if new.bias is not None:
             # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
-            new.bias.assign(keras.ops.copy(layer.bias.value))
+            assign(new.bias, keras.ops.copy(layer.bias.value))
 
     return Replacement(new, fill)

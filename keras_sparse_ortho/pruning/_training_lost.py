@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._backend import to_numpy
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import PrunableWeight
 

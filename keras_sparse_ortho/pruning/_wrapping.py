@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -151,7 +152,7 @@ def _copy_weights(
             stored[id(new)].assign_raw(old)
         else:
             # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
-            new.assign(keras.ops.copy(old))
+            assign(new, keras.ops.copy(old))
 
 
 def _check(

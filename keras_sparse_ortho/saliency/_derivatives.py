@@ -6,9 +6,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import hessian_vector_product, to_numpy
+from keras_sparse_ortho._backend import hessian_vector_product
 from keras_sparse_ortho._data import Batch, samples
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
+from keras_sparse_ortho._values import placed, to_numpy
+from keras_sparse_ortho._workers import digest_of, workers_of
 from keras_sparse_ortho.models import Objective, StatelessLoss
 
 L = keras.losses
@@ -100,7 +102,7 @@ class Derivatives:
     """Gradient and Hessian-vector products of the mean loss over batches, at a model's weights.
 
     Batches count by their number of samples, so that for a loss that is a mean over samples the
-    result is that of all samples together.
+    result is that of all samples together; of all workers, where several train the model.
 
     Args:
         model: The model.
@@ -121,11 +123,15 @@ class Derivatives:
         progress: Any,
     ) -> None:
         self._loss = StatelessLoss(model, variables, objective=objective, training=training)
-        self._batches = batches
+        self._workers = workers_of(model)
+        values = {f"{n}, {v.path}": digest_of(to_numpy(v)) for n, v in enumerate(variables)}
+        self._workers.compare("where weights are scored", values if self._workers.count > 1 else {})
+        self._total = sum(samples(batch) for batch in batches)
+        self._batches = self._workers.batches(batches)
         self._progress = progress
         if compiled_loss_waits(model):
             # What a loss creates at its first call may not be created while tracing.
-            self._loss.loss([v.value for v in variables], *batches[0])
+            self._loss.loss([v.value for v in variables], *self._batches[0])
 
     def gradient(self) -> list[np.ndarray]:
         """The gradient for each variable, in float64."""
@@ -135,10 +141,14 @@ class Derivatives:
         """`H u` for each variable, with `H` the Hessian over all of them and `u = vectors`."""
         run = self._loss.compiled(lambda loss, values, u: _product(loss, values, u))
         pairs = zip(vectors, self._loss.variables, strict=True)
-        u = [keras.ops.convert_to_tensor(vector, dtype=v.dtype) for vector, v in pairs]
+        u = [placed(vector, v) for vector, v in pairs]
         return self._mean(lambda batch: run(None, *batch, u))
 
     def _mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
+        mean = self._workers.together(lambda: self._own_mean(of))
+        return self._workers.mean(mean, self._total)
+
+    def _own_mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
         total = sum(samples(batch) for batch in self._batches)
         mean: list[np.ndarray] | None = None
         for batch in self._batches:

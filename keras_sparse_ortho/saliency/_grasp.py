@@ -65,13 +65,15 @@ def grasp(
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: Weights that are wrapped or not finite, scores that are not finite.
+        WorkerError: On all processes that train one model, if their weights differ.
         TypeError: Targets as an argument of their own, `x, y` in the place of `(x, y)`.
         ValueError: No data, a model that was not compiled, or a temperature for a loss that is no
             cross-entropy.
 
     Limits: second derivatives are computed, which take about three times the memory of a training
     step; use a smaller `batch_size` and more `batches`. Networks of piecewise linear activations
-    have a Hessian through the loss and through products of weights only.
+    have a Hessian through the loss and through products of weights only. Where several processes
+    train one model (docs/scale.md) all of them must call this; derivatives are those of all data.
 
     Example:
 

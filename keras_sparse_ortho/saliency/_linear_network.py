@@ -9,8 +9,9 @@ from unittest import mock
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import compiled, float64_operations, to_numpy, value_and_gradients
+from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
 from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import input_specs

@@ -56,11 +56,13 @@ def snip(
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: Weights that are wrapped or not finite, scores that are not finite.
+        WorkerError: On all processes that train one model, if their weights differ.
         TypeError: Targets as an argument of their own, `x, y` in the place of `(x, y)`.
         ValueError: No data, or a model that was not compiled.
 
     Limits: at low densities a layer may be left with nothing; `synflow` prevents it. In
-    mixed_float16 small gradients underflow: score the model in float32.
+    mixed_float16 small gradients underflow: score the model in float32. Where several processes
+    train one model (docs/scale.md) all of them must call this; gradients are those of all data.
 
     Example:
 

@@ -4,11 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from keras_sparse_ortho.callbacks import ThresholdSteering
-from keras_sparse_ortho.callbacks._threshold_steering import exact_masks, offset_for
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.schedules import Constant, Linear
 
@@ -118,26 +115,3 @@ def test_a_weight_that_loses_all_entries_is_named_once():
     with pytest.warns(UserWarning, match=r"without a live entry.*Received: \['small'\]"):
         steering.steer(0)
     steering.steer(100)  # every warning is an error here
-
-
-values = st.sampled_from([-np.inf, -1.5, -0.0, 0.0, 0.25, 0.5, np.inf])
-
-
-@given(st.lists(st.lists(values, min_size=1, max_size=6), min_size=1, max_size=4), st.data())
-def test_exact_masks_are_those_of_a_stable_sort(rows, data):
-    arrays = [np.array(row) for row in rows]
-    everything = np.concatenate(arrays)
-    count = data.draw(st.integers(0, everything.size))
-    expected = np.zeros(everything.size, bool)
-    expected[np.argsort(-everything, kind="stable")[:count]] = True
-    np.testing.assert_array_equal(np.concatenate(exact_masks(arrays, count)), expected)
-
-
-@given(st.lists(st.floats(-50, 50), min_size=1, max_size=12, unique=True), st.data())
-def test_so_many_critical_offsets_are_above_the_offset(critical, data):
-    critical = np.array(critical)
-    count = data.draw(st.integers(0, critical.size))
-    # Where two are neighbours in floating point there is none between.
-    apart = np.diff(np.sort(critical)).min(initial=1.0) > 1e-9
-    if apart:
-        assert np.count_nonzero(critical > offset_for(critical, count)) == count

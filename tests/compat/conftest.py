@@ -2,5 +2,5 @@
 
 import importlib.util
 
-NEEDED = ("keras_hub", "keras_rs", "keras_tuner")
+NEEDED = ("grain", "keras_hub", "keras_rs", "keras_tuner")
 collect_ignore_glob = [] if all(map(importlib.util.find_spec, NEEDED)) else ["test_*.py"]

@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import to_numpy
+
 # Not softmax, log_softmax, sparsemax and glu, which mix channels.
 _NAMES = [
     "celu",
@@ -49,5 +51,5 @@ def activated(function: Any, constants: np.ndarray) -> np.ndarray:
     if function is None or not constants.size:
         return constants
     tensor = keras.ops.convert_to_tensor(np.nan_to_num(constants)[None], dtype="float32")
-    found = keras.ops.convert_to_numpy(function(tensor))[0].astype(np.float64)
+    found = to_numpy(function(tensor))[0].astype(np.float64)
     return np.where(np.isnan(constants), np.nan, found)

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import to_numpy
+
 Mask = np.ndarray
 Constants = np.ndarray
 """One float64 for each channel of a tensor: its value where that is the same for every input, at
@@ -102,7 +104,7 @@ def channels_last(layer: Any) -> bool:
 
 def value(variable: Any) -> np.ndarray:
     """A weight in float64."""
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32")), np.float64)
+    return np.asarray(to_numpy(keras.ops.cast(variable, "float32")), np.float64)
 
 
 def as_weights(layer: Any, config: dict[str, Any], *arrays: np.ndarray | None) -> Shrunk:

@@ -1,0 +1,75 @@
+"""How weights are read and written, wherever their arrays are: one device, several, other hosts.
+
+Everything in the package that brings a weight to NumPy, or sets one, goes through here.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import layout_of
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """A tensor or variable of the backend as a NumPy array, bfloat16 as float32.
+
+    Of an array on JAX that other processes hold parts of, the parts are gathered: then all of them
+    must call this, in the same order.
+    """
+    value = keras.ops.convert_to_tensor(value)
+    if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
+        value = keras.ops.cast(value, "float32")  # torch cannot hand bfloat16 to NumPy
+    if _is_held_elsewhere(value):
+        from jax.experimental import multihost_utils
+
+        return np.array(multihost_utils.process_allgather(value, tiled=True))
+    return keras.ops.convert_to_numpy(value)
+
+
+def assign(variable: Any, value: Any) -> None:
+    """Sets a variable to an array, number or tensor of its shape; its layout stays what it is."""
+    if layout_of(variable) is not None and not _is_on_devices(value):
+        value = placed(np.asarray(value), variable)
+    variable.assign(value)
+
+
+def placed(array: Any, like: Any) -> Any:
+    """An array as a tensor that is laid out on devices as a variable of its shape is.
+
+    On JAX every device takes its own part from the host's array, which all processes must have;
+    nothing goes through the memory of a first device.
+
+    Args:
+        array: Of any dtype; it gets that of the variable, unless it is a mask. A tensor stays as it
+            is.
+        like: The variable.
+    """
+    if keras.ops.is_tensor(array):
+        return array
+    dtype = "bool" if array.dtype == bool else like.dtype
+    layout = layout_of(like)
+    if layout is None and array.size > 1 and not any(array.strides):  # one number: not carried
+        return keras.ops.full(array.shape, array.flat[0].item(), dtype=dtype)
+    if layout is None:
+        return keras.ops.convert_to_tensor(array, dtype=dtype)
+    import jax
+
+    array = array.astype(jax.numpy.dtype(dtype), copy=False)
+    return jax.make_array_from_callback(array.shape, layout, lambda index: array[index])
+
+
+def _is_on_devices(value: Any) -> bool:
+    return isinstance(value, keras.Variable) or keras.ops.is_tensor(value)
+
+
+def _is_held_elsewhere(value: Any) -> bool:
+    if keras.backend.backend() != "jax":
+        return False
+    import jax
+
+    return (
+        isinstance(value, jax.Array)
+        and not value.is_fully_addressable
+        and not value.is_fully_replicated
+    )

@@ -1,0 +1,188 @@
+"""Two processes that do not agree: `bad_workers.py RANK PORT PORT OUTPUT CASE ...`.
+
+For each case it notes what was raised here. Nothing is trained, so that what does not raise is
+noted as well, and the next case finds both processes at the same place.
+"""
+
+import contextlib
+import json
+import os
+import sys
+
+import keras
+import numpy as np
+
+import keras_sparse_ortho as kso
+
+BACKEND = keras.backend.backend()
+RANK, PORTS, OUTPUT = int(sys.argv[1]), [int(port) for port in sys.argv[2:4]], sys.argv[4]
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def begin():
+    """Joins the other process; gives the scope in which models are made."""
+    if BACKEND == "torch":
+        from torch import distributed
+
+        address = f"tcp://127.0.0.1:{PORTS[0]}"
+        distributed.init_process_group("gloo", init_method=address, rank=RANK, world_size=2)
+    elif BACKEND == "jax":
+        keras.distribution.initialize(f"127.0.0.1:{PORTS[0]}", 2, RANK)
+        keras.distribution.set_distribution(
+            keras.distribution.DataParallel(auto_shard_dataset=False)
+        )
+    else:
+        import tensorflow as tf
+
+        hosts = [f"127.0.0.1:{port}" for port in PORTS]
+        task = {"type": "worker", "index": RANK}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": task})
+        return tf.distribute.MultiWorkerMirroredStrategy().scope
+    return contextlib.nullcontext
+
+
+def dense(width=16):
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(width, name="a"), keras.layers.Dense(4, name="b")]
+    )
+
+
+def sparse(seed=0, width=16):
+    keras.utils.set_random_seed(0)
+    model = kso.sparsify(dense(width), 0.25, seed=seed)
+    model.compile("sgd", "mse")
+    return model
+
+
+def started(model, callback):
+    """A callback as at the first step of a `fit`."""
+    callback.set_model(model)
+    callback.set_params({"epochs": 2, "steps": 50})
+    callback.on_train_begin()
+    callback.on_epoch_begin(0)
+    return callback
+
+
+def moving(**kwargs):
+    return kso.callbacks.SET(frequency=4, end_step=80, **kwargs)
+
+
+@case
+def nothing_wrong():
+    started(sparse(), kso.callbacks.CheckWorkers()).on_epoch_end(0)
+    started(sparse(), moving()).update(4)
+    rng = np.random.default_rng(RANK)
+    batches = [(rng.normal(size=(4, 8)), rng.normal(size=(4, 4)))]
+    started(sparse(), kso.callbacks.RigL(batches, frequency=4, end_step=80)).update(4)
+
+
+@case
+def other_seeds():
+    started(sparse(seed=RANK), kso.callbacks.CheckWorkers())
+
+
+@case
+def other_weights():
+    keras.utils.set_random_seed(RANK)
+    model = kso.parametrize(dense(), kso.MagnitudeMask(0.25))
+    model.compile("sgd", "mse")
+    started(model, kso.callbacks.UpdateMasks())
+
+
+@case
+def other_widths():
+    started(sparse(width=16 + 4 * RANK), kso.callbacks.CheckWorkers())
+
+
+@case
+def other_callbacks():
+    started(sparse(), moving(seed=RANK))
+
+
+@case
+def no_masks_on_one():
+    model = sparse()
+    if RANK == 1:
+        model = dense()
+        model.compile("sgd", "mse")
+    started(model, moving())
+
+
+@case
+def no_data_on_one():
+    def batches():
+        if RANK == 1:
+            raise OSError("the disk is gone")
+        yield np.ones((4, 8)), np.ones((4, 4))
+
+    started(sparse(), kso.callbacks.RigL(batches, frequency=4, end_step=80)).update(4)
+
+
+@case
+def masks_came_apart():
+    model = sparse()
+    callback = started(model, moving())
+    if RANK == 1 and BACKEND != "jax":  # there a weight is one array of both processes
+        own = kso.prunable_weights(model)[0].parametrization
+        own.assign_mask(np.roll(own.mask_value(), 1, axis=0))
+    callback.update(4)
+
+
+@case
+def other_weights_where_they_are_scored():
+    keras.utils.set_random_seed(RANK)
+    model = dense()
+    model.compile("sgd", "mse")
+    kso.prune(model, 0.5, score="snip", data=(np.ones((4, 8)), np.ones((4, 4))))
+
+
+if BACKEND == "jax":
+
+    @case
+    def other_layouts():
+        with mesh(("hidden/kernel", "a/kernel")[RANK]):
+            started(sparse(), kso.callbacks.CheckWorkers())
+
+    @case
+    def a_layout_that_does_not_fit():
+        with mesh(".*a/kernel"):
+            sparse(width=15)
+
+
+@contextlib.contextmanager
+def mesh(pattern):
+    """Kernels whose path matches a pattern are cut along their outputs, half for each process."""
+    distribution = keras.distribution
+    devices = distribution.list_devices()
+    layout = distribution.LayoutMap(
+        distribution.DeviceMesh((1, len(devices)), ["batch", "model"], devices)
+    )
+    layout[pattern] = (None, "model")
+    before = distribution.distribution()
+    distribution.set_distribution(distribution.ModelParallel(layout_map=layout))
+    try:
+        yield
+    finally:
+        distribution.set_distribution(before)
+
+
+def main():
+    scope, found = begin(), {}
+    for name in sys.argv[5:]:
+        try:
+            with scope():
+                CASES[name]()
+            found[name] = ""
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+        with open(OUTPUT, "w") as stream:
+            json.dump(found, stream)
+        print(name, found[name], flush=True)
+
+
+main()
