@@ -1,7 +1,6 @@
 """`BlockKernel`: a layer that holds a kernel as its live blocks."""
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -23,6 +22,7 @@ from keras_sparse_ortho.layers._block_functions import (
 )
 from keras_sparse_ortho.layers._block_grid import BlockGrid, check_block, pattern_of
 from keras_sparse_ortho.layers._block_operands import BlockOperands, WholeKernel
+from keras_sparse_ortho.layers._given_values import giving
 from keras_sparse_ortho.layers._stored_blocks import StoredBlocks, as_stored, check_stored
 from keras_sparse_ortho.orthogonal import slots_of
 from keras_sparse_ortho.parametrizations import digest
@@ -83,7 +83,7 @@ class BlockKernel(keras.layers.Layer):
         self.blocks = self.add_weight(
             name="blocks",
             shape=self._grid.blocks_shape,
-            initializer=_constant(values),
+            initializer=giving(values),
             regularizer=on_columns(self._grid, self.kernel_regularizer),
             constraint=on_columns(self._grid, self.kernel_constraint, back=True),
         )
@@ -109,7 +109,7 @@ class BlockKernel(keras.layers.Layer):
             dtype="int32",
             trainable=False,
             autocast=False,
-            initializer=_constant(value),
+            initializer=giving(value),
         )
 
     @property
@@ -288,10 +288,3 @@ class BlockKernel(keras.layers.Layer):
             "gain": self.gain,
             "seed": self.seed,
         }
-
-
-def _constant(value: np.ndarray) -> Callable[..., Any]:
-    def initializer(shape: Any, dtype: Any = None) -> Any:
-        return ops.cast(ops.convert_to_tensor(value), dtype)
-
-    return initializer
