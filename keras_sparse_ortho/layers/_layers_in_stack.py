@@ -81,10 +81,9 @@ class LayersInStack:
         layer.build(input_shape)
         return [to_numpy(variable) for variable in _variables(layer)]
 
-    def unrolled(self, input_shape: Any, weights: list[Any], values: list[Any] | None) -> list[Any]:
-        """All layers, built, with copies of their weights."""
-        given = dict(zip(map(id, weights), weights if values is None else values, strict=True))
-        rows = [to_numpy(given.get(id(s), s)) for _, s in self._pairs]
+    def unrolled(self, input_shape: Any, values: dict[int, Any]) -> list[Any]:
+        """All layers, built, with copies of their weights, or with other `values` by `id`."""
+        rows = [to_numpy(values.get(id(stacked), stacked)) for _, stacked in self._pairs]
         layers = []
         for k in range(self.depth):
             layer = self.copy(k)

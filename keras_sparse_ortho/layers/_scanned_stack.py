@@ -1,5 +1,6 @@
 """`ScannedStack`: many equal layers one after the other, of which one is traced."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -67,16 +68,12 @@ class ScannedStack(keras.layers.Layer):
         self.depth = int(depth)
         self._inside = LayersInStack(layer, self.depth)
         self.draws = True
+        self.activation = getattr(layer, "activation", None)  # what follows its kernels
 
     @property
     def layer(self) -> Any:
         """The layer that is repeated. Its own weights are not those of any layer in the stack."""
         return self._inside.layer
-
-    @property
-    def activation(self) -> Any:
-        """That of the layer."""
-        return getattr(self.layer, "activation", None)
 
     def build(self, input_shape: Any) -> None:
         """Draws the weights of all layers; with `draws = False` they are zero, to be set later."""
@@ -126,15 +123,16 @@ class ScannedStack(keras.layers.Layer):
         """That of the input."""
         return tuple(input_shape)
 
-    def unrolled(self, values: list[Any] | None = None) -> keras.Sequential:
-        """The same function as a Sequential model of `depth` layers, built, with a copy of weights.
+    def unrolled(self, values: Iterable[tuple[Any, Any]] = ()) -> keras.Sequential:
+        """The same function as a Sequential model of `depth` layers, built, with copies of weights.
 
         Args:
-            values: Other values for `weights`, in their order.
+            values: Pairs of a weight of the stack and a value that it is to have instead of its
+                own.
         """
         shape = self.get_build_config()["input_shape"]
         inputs = keras.Input(batch_shape=shape, dtype=self.layer.compute_dtype)
-        layers = self._inside.unrolled(shape, self.weights, values)
+        layers = self._inside.unrolled(shape, {id(weight): value for weight, value in values})
         return keras.Sequential([inputs, *layers], name=self.name)
 
     def stored_kernels(self) -> dict[str, StoredKernel] | None:

@@ -124,10 +124,8 @@ def _unrolled(layer: PrunableLayer | ScannedStack) -> Any:
     """The plain layers of a stack, in a Sequential model of its name."""
     if isinstance(layer, ScannedStack):
         return strip(layer.unrolled())
-    effective = _effective(layer)
-    weights = layer.layer_weights
-    values = [effective[id(w)].current() if id(w) in effective else w.value for w in weights]
-    return strip(layer.layer.unrolled(values))
+    held = layer.parametrizations.values()
+    return strip(layer.layer.unrolled((own.layer_variable, own.current()) for own in held))
 
 
 def _strip_layer(wrapper: PrunableLayer) -> Any:
@@ -151,18 +149,13 @@ def _copy_effective(
     Where `other` has a value, by `id` of the wrapped layer's variable, to that one. Of the weights
     of both only those that `own` leaves.
     """
-    effective = _effective(wrapper)
+    effective = {id(p.layer_variable): p for p in wrapper.parametrizations.values()}
     for old, new in zip(own(wrapper.layer_weights), own(plain.weights), strict=True):
         if id(old) in other:
             new.assign(other[id(old)])
             continue
         value = effective[id(old)].current() if id(old) in effective else old.value
         new.assign(keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
-
-
-def _effective(wrapper: PrunableLayer) -> dict[int, Any]:
-    """The parametrizations of a wrapper by `id` of the layer's variable."""
-    return {id(own.layer_variable): own for own in wrapper.parametrizations.values()}
 
 
 def _without_own_initializers(config: Any) -> Any:

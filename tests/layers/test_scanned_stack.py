@@ -173,3 +173,37 @@ def test_layers_that_are_built_or_change_shapes_are_refused():
         ScannedStack(built, 2)
     with pytest.raises(ValueError, match=r"must return what they take.*\(None, 9\)"):
         ScannedStack(L.Dense(8), 2).build((None, 9))
+
+
+def test_values_without_a_dense_variable_are_unrolled():
+    model = kso.sparsify(model_of("dense"), 0.5, storage="compact", seed=0)
+    plain = kso.strip(model)
+    x = samples(3, 8)
+    np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["soft", "magnitude", "rigl", "set", "synflow"])
+def test_every_method_takes_it(method):
+    x, y = samples(64, 8), samples(64, 8)
+    data = {"frequency": 2, "fraction": 0.3, "seed": 0}
+    if method == "soft":
+        model = kso.parametrize(model_of("dense"), kso.SoftThreshold)
+        callbacks = [kso.callbacks.TargetDensity(0.5, frequency=2)]
+    elif method == "magnitude":
+        schedule = kso.schedules.Cubic(1.0, 2, 10, frequency=1)
+        template = kso.parametrizations.MagnitudeMask(schedule)
+        model = kso.parametrize(model_of("dense"), template, 0.5, "uniform")
+        callbacks = [kso.callbacks.UpdateMasks()]
+    elif method == "synflow":
+        model, callbacks = kso.prune(model_of("dense"), 0.5, score="synflow"), []
+    else:
+        model = kso.sparsify(model_of("dense"), 0.5, seed=0)
+        own = {"rigl": lambda: kso.callbacks.RigL((x, y), 16, **data)}
+        callbacks = [own.get(method, lambda: kso.callbacks.SET(**data))()]
+    model.compile("adam", "mse", jit_compile=jit())
+    model.fit(x, y, batch_size=16, epochs=5, verbose=0, callbacks=callbacks)
+    (weight,) = kso.prunable_weights(model)
+    assert weight.live == DEPTH * 64 // 2
+    plain = kso.strip(model)
+    np.testing.assert_allclose(plain.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
