@@ -17,6 +17,7 @@ looked at by these alone.
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -42,6 +43,10 @@ from keras_sparse_ortho.errors import BudgetError
 
 HERE = pathlib.Path(__file__).parent
 TIMES = "methods_time.json"
+OPTIMIZERS = {
+    "adam": keras.optimizers.Adam,
+    "sgd": functools.partial(keras.optimizers.SGD, momentum=0.9),
+}
 Run = dict
 
 
@@ -70,9 +75,8 @@ def build(
     rate = learning_rate or options["learning_rate"]
     rate = keras.optimizers.schedules.CosineDecay(rate, steps)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(
-        keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=options["jit"]
-    )
+    optimizer = OPTIMIZERS[options.get("optimizer", "adam")](rate)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=options["jit"])
     return model, callbacks, plan
 
 
@@ -305,7 +309,8 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     """The text of `results/methods.md`."""
     runs = [run for run in finished(lines) if "accuracy" in run]
     text = f"# {title}\n\n{machine()}, Keras {keras.__version__} on "
-    text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam, cosine decay. "
+    text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam where nothing else is "
+    text += "said, cosine decay. "
     text += "Mean and standard deviation over seeds. `reached` is the live fraction in the end, "
     text += "MFLOPs are multiply-adds of the live entries for one sample. Live channels are those "
     text += "after ReLU that are not constant over 1000 test images, in the end. The time ratio is "
@@ -316,7 +321,8 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     ratios = json.loads(times.read_text()) if times.exists() else {}
     for net, epochs in sorted({identity(run)[:2] for run in runs}):
         mine = [run for run in runs if identity(run)[:2] == (net, epochs)]
-        keys = ("filters", "width", "depth", "activation", "batch_size", "learning_rates")
+        keys = ("filters", "width", "depth", "activation", "optimizer", "batch_size")
+        keys += ("learning_rates",)
         about = ", ".join(f"{key} {settings[net][key]}" for key in keys if key in settings[net])
         compiled = sorted({run["jit"] for run in mine})
         about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho.layers import CircularPadding
+from keras_sparse_ortho.layers import CircularPadding, ScannedStack
 
 L = keras.layers
 
@@ -64,6 +64,18 @@ def deep_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> k
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
+def stacked_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+    """As `deep_mlp`, its square layers in one stack, of which one is traced."""
+    bias = keras.initializers.RandomNormal(stddev=options["bias_std"])
+    how = {"activation": options["activation"], "bias_initializer": bias}
+    x = inputs = keras.Input(shape)
+    x = L.Flatten()(x)
+    x = L.Rescaling((options["width"] / x.shape[-1]) ** 0.5)(x)
+    x = L.Dense(options["width"], **how, name="stem")(x)
+    x = ScannedStack(L.Dense(options["width"], **how), options["depth"], name="stack")(x)
+    return keras.Model(inputs, L.Dense(classes, name="head")(x))
+
+
 def deep_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
     """`depth + 1` circular 3x3 convolutions of `width` channels, the first two with stride 2.
 
@@ -112,6 +124,7 @@ NETWORKS: dict[str, Network] = {
     "deep_mlp": deep_mlp,
     "deep_mlp_relu": deep_mlp,
     "deep_cnn": deep_cnn,
+    "thousand_mlp": stacked_mlp,
     "wide_mlp": wide_mlp,
     "wide_cnn": wide_cnn,
 }

@@ -38,12 +38,14 @@ def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
     """The kernels that a built layer itself owns, without those of its sublayers.
 
     A layer whose variables do not have the dense form of its kernels says what they are: it has a
-    method `stored_kernels()`, which gives a dict from name to `StoredKernel`.
+    method `stored_kernels()`, which gives a dict from name to `StoredKernel`, or `None` if they
+    have it after all.
     """
-    if hasattr(layer, "stored_kernels"):
+    stored = layer.stored_kernels() if hasattr(layer, "stored_kernels") else None
+    if stored is not None:
         return [
             PrunableWeight(_join_name(path, name), kept.variable, layer, kept.layout, stored=kept)
-            for name, kept in layer.stored_kernels().items()
+            for name, kept in stored.items()
         ]
     inherited = {id(v) for child in sublayers(layer) for v in child.weights}
     if hasattr(layer, "get_prunable_weights"):  # the duck type of TFMOT

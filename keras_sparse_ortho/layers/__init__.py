@@ -12,6 +12,7 @@ from keras_sparse_ortho.layers._block_sparse_einsum_dense import (
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer as BlockSparseLayer
 from keras_sparse_ortho.layers._circular_padding import CircularPadding as CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer as PrunableLayer
+from keras_sparse_ortho.layers._scanned_stack import ScannedStack as ScannedStack
 
 # Public; the other names above are for the other rooms.
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "BlockSparseEinsumDense",
     "CircularPadding",
     "PrunableLayer",
+    "ScannedStack",
     "block_layer_like",
 ]

@@ -10,7 +10,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import copy_of_lambda, sublayers
 from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.layers import PrunableLayer, ScannedStack
 from keras_sparse_ortho.models._kinds import class_of
 
 _I = keras.initializers
@@ -109,6 +109,9 @@ def without_draws(layer: Any) -> Callable[[], None]:
             if public and not inner.built and isinstance(value, _DRAWING):
                 setattr(inner, name, _ZEROS)
                 replaced.append((inner, name, value))
+        if isinstance(inner, ScannedStack):
+            inner.draws = False
+            replaced.append((inner, "draws", True))
 
     def restore() -> None:
         for inner, name, value in replaced:

@@ -12,7 +12,7 @@ from keras_sparse_ortho._keras_internals import VariableOverrides, own_variables
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, ScannedStack
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.parametrizations import CompactMask, LowRankSoftThreshold
 
@@ -36,6 +36,7 @@ class SameFunction:
         self._name = getattr(model, "name", model)
         self._others = _other_weights(model)
         self._products = tuple(_products(model))
+        self._stacks = tuple(_stacks(model))
         self._kernels = self._kernels_of(model)
         self._probe = Probe(model)
 
@@ -48,7 +49,7 @@ class SameFunction:
             if kernels.get(path) != self._kernels.get(path)
         )
         others = _other_weights(model)
-        if wrong or (others != self._others and not self._products):
+        if wrong or (others != self._others and not self._products and not self._stacks):
             raise NotPrunableError(
                 f"The model '{self._name}' would not have the weights that it has: Keras copies "
                 "layers by their configurations, and these do not say all of them. Received: "
@@ -58,11 +59,19 @@ class SameFunction:
         self._probe.check(model)
 
     def _kernels_of(self, model: Any) -> dict[str, Any]:
-        return {
-            weight.path: (weight.shape, _digest(weight.value()))
-            for weight in prunable_weights(model, unregistered=True)
-            if not weight.path.startswith(self._products)
-        }
+        found: dict[str, Any] = {}
+        for weight in prunable_weights(model, unregistered=True):
+            if weight.path.startswith(self._products):
+                continue
+            stack = next((path for path in self._stacks if weight.path.startswith(path)), None)
+            if stack is None:
+                found[weight.path] = weight.shape, _digest(weight.value())
+                continue
+            # Of a stack, or of its layers one by one.
+            value = weight.value()
+            kernels = value if isinstance(weight.owner, ScannedStack) else value[None]
+            found.setdefault(stack, set()).update((k.shape, _digest(k)) for k in kernels)
+        return found
 
 
 class Probe:
@@ -143,6 +152,11 @@ def _products(model: Any) -> list[str]:
         if isinstance(layer, PrunableLayer)
         and any(isinstance(own, LowRankSoftThreshold) for own in layer.parametrizations.values())
     ]
+
+
+def _stacks(model: Any) -> list[str]:
+    """The paths of stacks, whose layers may come to stand one by one."""
+    return [f"{path}/" for layer, path in walk(model, "") if isinstance(layer, ScannedStack)]
 
 
 def _is_of_others(model: Any) -> bool:

@@ -11,7 +11,7 @@ from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, ScannedStack
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
 from keras_sparse_ortho.models._copying import Copy, copy_names, unbuilt_copy
 from keras_sparse_ortho.models._prunable_weights import check_built
@@ -27,7 +27,8 @@ def strip(model: keras.Model) -> keras.Model:
     Each wrapped weight `w` is replaced by its effective weight `w_e`, whose dead entries are
     exactly 0. A layer that computes on live blocks becomes the dense layer of Keras whose place it
     took. A product of two thin factors (`parametrizations.LowRankSoftThreshold`) becomes two
-    layers, in a Sequential model of the layer's name, where these are smaller. Nothing of this
+    layers, in a Sequential model of the layer's name, where these are smaller; a `ScannedStack`
+    becomes its layers, in such a model. Nothing of this
     package remains in the model: it can be saved, and loaded where the package is not installed.
     (Initializers of ours in the configuration, which have done their work, become Keras' default.)
 
@@ -67,6 +68,8 @@ def strip(model: keras.Model) -> keras.Model:
         return _strip_layer(model)
     if isinstance(model, BlockSparseLayer):
         return model.to_dense_layer()
+    if isinstance(model, ScannedStack):
+        return _unrolled(model)
     same = SameFunction(model)
 
     def complete(plain: Any) -> Any:
@@ -96,6 +99,8 @@ def in_dense_form(layer: BlockSparseLayer) -> Replacement:
 def _unwrap(layer: Any, path: str, copy: Copy) -> Replacement | None:
     if isinstance(layer, BlockSparseLayer):
         return in_dense_form(layer)
+    if isinstance(layer.layer if isinstance(layer, PrunableLayer) else layer, ScannedStack):
+        return Replacement(_unrolled(layer), lambda: None)
     if not isinstance(layer, PrunableLayer):
         return None
     plain = copy(layer.layer)
@@ -116,8 +121,18 @@ def _unwrap(layer: Any, path: str, copy: Copy) -> Replacement | None:
     return Replacement(plain, finish)
 
 
+def _unrolled(layer: PrunableLayer | ScannedStack) -> Any:
+    """The plain layers of a stack, in a Sequential model of its name."""
+    if isinstance(layer, ScannedStack):
+        return strip(layer.unrolled())
+    held = layer.parametrizations.values()
+    return strip(layer.layer.unrolled((own.layer_variable, own.current()) for own in held))
+
+
 def _strip_layer(wrapper: PrunableLayer) -> Any:
     inner = wrapper.layer
+    if isinstance(inner, ScannedStack):
+        return _unrolled(wrapper)
     plain = unbuilt_copy(inner, _without_own_initializers)
     plain.build_from_config(inner.get_build_config())
     _copy_effective(wrapper, plain)

@@ -14,6 +14,7 @@ from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.layers import ScannedStack
 from keras_sparse_ortho.models import input_specs
 
 L = keras.layers
@@ -150,7 +151,7 @@ def linearized(model: Any, dtype: str) -> Iterator[None]:
     Recurrent gates, attention weights and operations that are no layers stay as they are.
     """
     with contextlib.ExitStack() as stack:
-        for layer, _ in walk(model, ""):
+        for layer in _layers(model):
             policy = layer.dtype_policy
             if getattr(layer, "quantization_mode", None) is None and policy.name != dtype:
                 stack.callback(setattr, layer, "dtype_policy", policy)
@@ -169,10 +170,19 @@ def statistics_of(model: Any) -> dict[int, Any]:
     """The moving means of a model by `id`: in the linear network they are zero."""
     means = {}
     for layer, _ in walk(model, ""):
-        mean = getattr(layer, "moving_mean", None)
-        if isinstance(mean, keras.Variable):
-            means[id(mean)] = mean
+        found = [getattr(layer, "moving_mean", None)]
+        if isinstance(layer, ScannedStack):
+            found = [v for v in layer.weights if v.name.endswith("moving_mean")]
+        means.update({id(mean): mean for mean in found if isinstance(mean, keras.Variable)})
     return means
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """All layers, and those that stand for the layers of a stack."""
+    for layer, _ in walk(model, ""):
+        yield layer
+        if isinstance(layer, ScannedStack):
+            yield from _layers(layer.layer)
 
 
 def _same(x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,132 @@
+"""The layers of a `ScannedStack`: how they are drawn, called and taken out again."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._checks import is_integer
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.kernels import derived_seed
+
+ops = keras.ops
+
+
+class LayersInStack:
+    """One layer that stands for all, and the variables that hold the weights of all.
+
+    Hides the layer from Keras' tracking: its variables are places that a call fills with the
+    weights of one layer after the other.
+
+    Args:
+        layer: The layer.
+        depth: How many there are.
+    """
+
+    def __init__(self, layer: Any, depth: int) -> None:
+        self.layer = layer
+        self.depth = depth
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def add(self, variable: Any, stacked: Any) -> None:
+        """Notes which variable of the stack holds a variable of all layers."""
+        self._pairs.append((variable, stacked))
+
+    def stacked(self) -> tuple[list[Any], list[Any]]:
+        """The stack's variables that are trained, and those that a call may change."""
+        trained, others = self._split()
+        return [stacked for _, stacked in trained], [stacked for _, stacked in others]
+
+    def _split(self) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        own = {id(variable) for variable in self.layer.trainable_variables}
+        trained = [pair for pair in self._pairs if id(pair[0]) in own]
+        return trained, [pair for pair in self._pairs if id(pair[0]) not in own]
+
+    def call(
+        self, inputs: Any, weights: list[Any], states: list[Any]
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """Output, new states and losses of the layer that has these weights and states."""
+        trained, others = self._split()
+        places = [variable for variable, _ in (*trained, *others)]
+        mapping = list(zip(places, (*weights, *states), strict=True))
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            outputs = self.layer(inputs)
+            regularized = [v for v, _ in trained if v.regularizer is not None]
+            losses = [*scope.losses, *(v.regularizer(v) for v in regularized)]
+            states = [scope.get_current_value(variable) for variable, _ in others]
+        return outputs, states, losses
+
+    # --- one layer of them -----------------------------------------------------------------------
+
+    def copy(self, k: int) -> Any:
+        """Layer `k`, not built."""
+        config = _reseeded(self.layer.get_config(), k)
+        return type(self.layer).from_config({**config, "name": f"{self.layer.name}_{k}"})
+
+    def variables(
+        self, input_shape: tuple[int | None, ...], draws: bool
+    ) -> Iterator[tuple[str, Any, np.ndarray]]:
+        """Builds the layer; its variables, with names and initial values for all layers, or 0."""
+        self.layer.build(input_shape)
+        drawn = [self._drawn(k, input_shape) for k in range(self.depth if draws else 0)]
+        for k, variable in enumerate(_variables(self.layer)):
+            name = variable.path.removeprefix(f"{self.layer.path}/").replace("/", "_")
+            shape = (self.depth, *variable.shape)
+            zeros = np.zeros(shape, "float32")
+            yield name, variable, np.stack([values[k] for values in drawn]) if draws else zeros
+
+    def _drawn(self, k: int, input_shape: tuple[int | None, ...]) -> list[np.ndarray]:
+        layer = self.copy(k)
+        layer.build(input_shape)
+        return [to_numpy(variable) for variable in _variables(layer)]
+
+    def unrolled(self, input_shape: Any, values: dict[int, Any]) -> list[Any]:
+        """All layers, built, with copies of their weights, or with other `values` by `id`."""
+        rows = [to_numpy(values.get(id(stacked), stacked)) for _, stacked in self._pairs]
+        layers = []
+        for k in range(self.depth):
+            layer = self.copy(k)
+            layer.build(input_shape)
+            for variable, row in zip(_variables(layer), rows, strict=True):
+                assign(variable, row[k])
+            layers.append(layer)
+        return layers
+
+    def at_each(self, read: Callable[[], Any]) -> list[Any]:
+        """What `read` finds in the layer with the weights of each in turn."""
+        rows = [(variable, to_numpy(stacked)) for variable, stacked in self._pairs]
+        found = []
+        for k in range(self.depth):
+            for variable, row in rows:
+                assign(variable, row[k])
+            found.append(read())
+        return found
+
+    def constraint(self, variable: Any) -> Any:
+        """The constraint of a variable, for each layer by itself."""
+        own = variable.constraint
+        return None if own is None else lambda stacked: ops.vectorized_map(own, stacked)
+
+    def stacked_like(self, variable: Any) -> Any:
+        """The variable of the stack that holds one of the layer."""
+        return next(stacked for own, stacked in self._pairs if own is variable)
+
+
+def _variables(layer: Any) -> list[Any]:
+    """Weights and states of random generators."""
+    return [*layer.trainable_variables, *layer.non_trainable_variables]
+
+
+def _reseeded(config: Any, k: int) -> Any:
+    """A configuration with seeds of its own, as Keras' initializers draw the same by the same."""
+    if isinstance(config, dict):
+        return {
+            key: derived_seed(value, str(k))
+            if key == "seed" and is_integer(value)
+            else _reseeded(value, k)
+            for key, value in config.items()
+        }
+    if isinstance(config, list | tuple):
+        return type(config)(_reseeded(value, k) for value in config)
+    return config

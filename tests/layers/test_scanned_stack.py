@@ -1,0 +1,209 @@
+"""`ScannedStack`: one traced layer is all of them, masked, on blocks, saved, stripped, reported."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.layers import BlockSparseDense, CircularPadding, PrunableLayer, ScannedStack
+from tests.helpers import array, gradients, jit, jit_if_quicker
+
+L = keras.layers
+pytestmark = pytest.mark.core
+
+DEPTH = 5
+
+
+def samples(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
+def dense(**options):
+    return L.Dense(8, activation="tanh", bias_initializer="random_normal", **options)
+
+
+def block():
+    """Several layers with regularizers, moving averages and a random generator."""
+    return keras.Sequential(
+        [
+            CircularPadding(1),
+            L.Conv1D(4, 3, kernel_regularizer=keras.regularizers.L2(0.1), name="conv"),
+            L.BatchNormalization(momentum=0.5),
+            L.Dropout(0.5, seed=1),
+        ],
+        name="block",
+    )
+
+
+KINDS = {
+    "dense": (dense, (8,)),
+    "blocks": (lambda: BlockSparseDense(8, density=0.5, block=2, seed=3, activation="relu"), (8,)),
+    "several": (block, (6, 4)),
+}
+
+
+def model_of(kind, depth=DEPTH):
+    make, shape = KINDS[kind]
+    return keras.Sequential([keras.Input(shape), ScannedStack(make(), depth, name="stack")])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_its_layers_in_a_row(kind):
+    model = model_of(kind)
+    plain = model.layers[0].unrolled()
+    assert len(plain.layers) == DEPTH
+    assert model.count_params() >= plain.count_params()
+    x = samples(3, *KINDS[kind][1])
+    np.testing.assert_allclose(array(model(x)), array(plain(x)), atol=2e-6)
+
+    def loss(y, outputs):
+        return keras.ops.mean(keras.ops.square(outputs - keras.ops.convert_to_tensor(y)))
+
+    if kind == "several":
+        return  # dropout: which activations are kept is drawn by each layer
+    found = gradients(model, x, x, loss)
+    rows = dict(zip([v.name for v in model.trainable_variables], found, strict=True))
+    others = gradients(plain, x, x, loss)
+    for name, found in rows.items():
+        expected = [
+            g for v, g in zip(plain.trainable_variables, others, strict=True) if v.name == name
+        ]
+        np.testing.assert_allclose(found, np.stack(expected), atol=1e-6)
+
+
+def test_every_layer_has_its_own_draw():
+    stack = ScannedStack(dense(kernel_initializer=keras.initializers.Orthogonal(seed=0)), 3)
+    stack.build((None, 8))
+    kernels = array(stack.kernel)
+    np.testing.assert_allclose(
+        kernels @ kernels.transpose(0, 2, 1), np.stack([np.eye(8)] * 3), atol=1e-6
+    )
+    assert np.abs(kernels[0] - kernels[1]).max() > 0.1
+
+
+def test_states_move_and_losses_are_counted():
+    model = model_of("several")
+    stack = model.layers[0]
+    x = samples(4, 6, 4)
+    averages, seeds = (
+        next(v for v in stack.non_trainable_variables if name in v.name)
+        for name in ("moving_mean", "seed")
+    )
+    before, drawn = array(averages), array(seeds)
+    plain = stack.unrolled()
+    model(x, training=True)
+    plain(x, training=True)
+    expected = [v for v in plain.non_trainable_variables if v.name == "moving_mean"]
+    np.testing.assert_allclose(array(averages), np.stack([array(v) for v in expected]), atol=1e-6)
+    assert np.abs(array(averages) - before).max() > 0
+    assert (array(seeds) != drawn).any(axis=1).all()
+    conv = next(v for v in stack.trainable_variables if v.name == "conv_kernel")
+    np.testing.assert_allclose(
+        array(sum(model.losses)), 0.1 * np.sum(np.square(array(conv))), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_masked_it_trains_is_saved_reported_and_stripped(tmp_path, xla):
+    dense_model = keras.Sequential(
+        [keras.Input((8,)), ScannedStack(dense(), DEPTH, name="stack"), L.Dense(2, name="head")]
+    )
+    model = kso.sparsify(dense_model, 0.5, exclude="head", seed=0)
+    weight = next(w for w in kso.prunable_weights(model) if w.path == "stack/kernel")
+    assert weight.live == DEPTH * 64 // 2
+    for kernel in weight.value():
+        gram = kernel.T @ kernel
+        np.testing.assert_allclose(gram, gram[0, 0] * np.eye(8), atol=1e-5)
+    mask = weight.parametrization.mask_value()
+    model.compile("adam", "mse", jit_compile=jit() if xla else jit_if_quicker())
+    x, y = samples(64, 8), samples(64, 2)
+    before = weight.value()
+    model.fit(x, y, epochs=2, batch_size=32, verbose=0)
+    assert np.abs(weight.value() - before).max() > 0
+    assert not weight.value()[~mask].any()
+    assert weight.live == DEPTH * 64 // 2
+    (row,) = [row for row in kso.report(model).rows if row.path == "stack/kernel"]
+    assert row.flops == DEPTH * 64
+    expected = model.predict(x, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-6)
+    loaded.fit(x, y, epochs=1, verbose=0)
+    plain = kso.strip(model)
+    kinds = [type(layer) for layer in plain.get_layer("stack").layers]
+    assert kinds == [L.Dense] * DEPTH
+    np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-6)
+
+
+def test_live_blocks_in_it_are_reported_and_stripped():
+    model = model_of("blocks")
+    (weight,) = kso.prunable_weights(model)
+    assert (weight.path, weight.shape, weight.density) == ("stack/kernel", (DEPTH, 8, 8), 0.5)
+    assert np.count_nonzero(weight.value()) == weight.live
+    x = samples(3, 8)
+    plain = kso.strip(model)
+    assert [type(layer) for layer in plain.layers[0].layers] == [L.Dense] * DEPTH
+    np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "depth", "error", "message"),
+    [
+        (lambda: L.Dense(8), 0, ValueError, "depth=0"),
+        (lambda: L.Dense(8), True, ValueError, "depth=True"),
+        (lambda: "dense", 2, ValueError, "type str"),
+        (
+            lambda: PrunableLayer(L.Dense(8), kso.FixedMask(0.5)),
+            2,
+            NotPrunableError,
+            "PrunableLayer",
+        ),
+    ],
+)
+def test_what_cannot_be_repeated_is_refused(layer, depth, error, message):
+    with pytest.raises(error, match=f"Received: .*{message}"):
+        ScannedStack(layer(), depth)
+
+
+def test_layers_that_are_built_or_change_shapes_are_refused():
+    built = L.Dense(8)
+    built.build((None, 8))
+    with pytest.raises(ValueError, match="must not be built yet"):
+        ScannedStack(built, 2)
+    with pytest.raises(ValueError, match=r"must return what they take.*\(None, 9\)"):
+        ScannedStack(L.Dense(8), 2).build((None, 9))
+
+
+def test_values_without_a_dense_variable_are_unrolled():
+    model = kso.sparsify(model_of("dense"), 0.5, storage="compact", seed=0)
+    plain = kso.strip(model)
+    x = samples(3, 8)
+    np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["soft", "magnitude", "rigl", "set", "synflow"])
+def test_every_method_takes_it(method):
+    x, y = samples(64, 8), samples(64, 8)
+    data = {"frequency": 2, "fraction": 0.3, "seed": 0}
+    if method == "soft":
+        model = kso.parametrize(model_of("dense"), kso.SoftThreshold)
+        callbacks = [kso.callbacks.TargetDensity(0.5, frequency=2)]
+    elif method == "magnitude":
+        schedule = kso.schedules.Cubic(1.0, 2, 10, frequency=1)
+        template = kso.parametrizations.MagnitudeMask(schedule)
+        model = kso.parametrize(model_of("dense"), template, 0.5, "uniform")
+        callbacks = [kso.callbacks.UpdateMasks()]
+    elif method == "synflow":
+        model, callbacks = kso.prune(model_of("dense"), 0.5, score="synflow"), []
+    else:
+        model = kso.sparsify(model_of("dense"), 0.5, seed=0)
+        own = {"rigl": lambda: kso.callbacks.RigL((x, y), 16, **data)}
+        callbacks = [own.get(method, lambda: kso.callbacks.SET(**data))()]
+    model.compile("adam", "mse", jit_compile=jit())
+    model.fit(x, y, batch_size=16, epochs=5, verbose=0, callbacks=callbacks)
+    (weight,) = kso.prunable_weights(model)
+    assert weight.live == DEPTH * 64 // 2
+    plain = kso.strip(model)
+    np.testing.assert_allclose(plain.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
