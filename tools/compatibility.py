@@ -1,7 +1,8 @@
 """Run the compatibility suite, and write what came out: ``compatibility.py [BACKEND ...]``.
 
 Without a BACKEND on all three; then the table in docs/compatibility.md is written anew, if every
-model went through. Else the table is printed only.
+model went through. Else the table is printed only. With `--reports FOLDER` the runs can be done one
+by one: each leaves its report there, and the table is written from those of all three backends.
 """
 
 from __future__ import annotations
@@ -21,25 +22,29 @@ NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 STAGES = ("sparsify", "fit", "strip", "load", "load without the package")
 EXPORT = "LiteRT"
 
+_COUNTS = ("tests", "failures", "errors", "skipped")
+
 Results = dict[str, dict[str, str]]
 """By model and stage what it gave."""
 
 
-def run(backend: str) -> tuple[bool, Results]:
-    """Run the suite on a backend: whether it passed, and its results."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "junit.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "tests/compat", f"--junitxml={report}"]
-        # Compiled code runs for milliseconds here; see tools/check.py.
-        quick = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "KERAS_BACKEND": backend}
-        print("$", backend, *command, flush=True)
-        environment = {**os.environ, **quick}
-        done = subprocess.run(
-            [*command, "-n", "2", "--dist", "worksteal"], cwd=ROOT, env=environment, check=False
-        )
-        if not report.exists():
-            return False, {}
-        return done.returncode == 0, read(ElementTree.parse(report))
+def run(backend: str, report: Path) -> None:
+    """Run the suite on a backend, which leaves a JUnit report."""
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "tests/compat", f"--junitxml={report}"]
+    # Compiled code runs for milliseconds here; see tools/check.py.
+    quick = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "KERAS_BACKEND": backend}
+    print("$", backend, *command, flush=True)
+    environment = {**os.environ, **quick}
+    options = ["-n", "2", "--dist", "worksteal"]
+    subprocess.run([*command, *options], cwd=ROOT, env=environment, check=False)
+
+
+def passed(report: ElementTree.ElementTree) -> bool:
+    """Whether there are tests in a JUnit report, and all passed."""
+    suites = list(report.iter("testsuite"))
+    counts = {key: sum(int(s.get(key, "0")) for s in suites) for key in _COUNTS}
+    return counts.pop("tests") > 0 and not any(counts.values())
 
 
 def read(report: ElementTree.ElementTree) -> Results:
@@ -94,16 +99,30 @@ def main() -> int:
     """Run on the backends that the command line names; 0 if every test passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("backends", nargs="*", metavar="BACKEND", help=", ".join(NAMES))
-    chosen = parser.parse_args().backends or list(NAMES)
+    parser.add_argument(
+        "--reports", metavar="FOLDER", help="where reports are kept, and taken from"
+    )
+    arguments = parser.parse_args()
+    chosen = arguments.backends or list(NAMES)
     if unknown := set(chosen).difference(NAMES):
         parser.error(f"BACKEND must be one of {', '.join(NAMES)}. Received: {sorted(unknown)}")
     results, good = {}, True
-    for backend in chosen:
-        passed, results[backend] = run(backend)
-        good = good and passed
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(arguments.reports or temporary).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        for backend in NAMES:
+            report = folder / f"{backend}.xml"
+            if backend in chosen:
+                run(backend, report)
+            if report.exists():
+                found = ElementTree.parse(report)
+                results[backend] = read(found)
+                good = good and passed(found)
+            elif backend in chosen:
+                good = False
     text = table(results)
     print(text)
-    if good and chosen == list(NAMES):
+    if good and list(results) == list(NAMES):
         write(text)
         print(f"Written to {PAGE.relative_to(ROOT)}")
     return not good

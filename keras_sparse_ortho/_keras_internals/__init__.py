@@ -40,6 +40,7 @@ from keras_sparse_ortho._keras_internals._fit import in_fit as in_fit
 from keras_sparse_ortho._keras_internals._fit import initial_epoch_is as initial_epoch_is
 from keras_sparse_ortho._keras_internals._fit import leave_logs as leave_logs
 from keras_sparse_ortho._keras_internals._fit import length_of_data as length_of_data
+from keras_sparse_ortho._keras_internals._graph_classes import Functional as Functional
 from keras_sparse_ortho._keras_internals._graph_classes import instance_like as instance_like
 from keras_sparse_ortho._keras_internals._graph_classes import (
     layers_in_attributes as layers_in_attributes,
@@ -76,6 +77,7 @@ __all__ = [
     "Axes",
     "ConvLSTMCell",
     "DeferredVariables",
+    "Functional",
     "GraphCall",
     "Snapshot",
     "StandIns",
@@ -91,11 +93,13 @@ __all__ = [
     "before_save",
     "compile_like",
     "compiled_loss_waits",
+    "computes_its_graph",
     "copy_of_lambda",
     "create_along",
     "created_trainable",
     "float64_not_narrowed",
     "graph_calls",
+    "graph_ends",
     "in_fit",
     "in_stateless_scope",
     "initial_epoch_is",
@@ -209,6 +213,18 @@ def _graph(model: keras.Model) -> Any:
 def is_graph(model: keras.Model) -> bool:
     """Whether a model is a graph of calls: functional, or Sequential with a known input."""
     return _graph(model) is not None
+
+
+def graph_ends(model: keras.Model) -> tuple[Any, Any]:
+    """Inputs and outputs of a model that `is_graph`, nested as it takes and gives them."""
+    graph = _graph(model)  # `input` of a Sequential model is that of its first call, if any
+    return graph.input, graph.output
+
+
+def computes_its_graph(model: keras.Model) -> bool:
+    """Whether a model is a graph, and no class of its own computes something else with it."""
+    plain = keras.Sequential.call if isinstance(model, keras.Sequential) else Functional.call
+    return is_graph(model) and type(model).call is plain
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Functional models that have a class of their own, such as keras-hub's backbones."""
+"""Functional and Sequential models of a class of their own, such as keras-hub's backbones."""
 
 import functools
 import inspect
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional
+from keras.src.models.functional import Functional as Functional
 
 # What says how a layer computes and is saved, and may be set after its constructor.
 _SETTINGS = ("_auto_config", "_dtype_policy", "_trainable")
@@ -60,15 +60,18 @@ def instance_like(
     Its constructor is not called: that would make layers of its own.
 
     Args:
-        model: The instance, a functional model.
+        model: The instance, a functional or Sequential model.
         kind: Its class, or one of its parents.
         inputs: The inputs of the new model.
-        outputs: The outputs of the new model.
+        outputs: The outputs of the new model; not for Sequential ones, whose layers make them.
         partner: Gives what stands for a layer or a symbolic tensor of the instance.
     """
     new = kind.__new__(kind)
-    # Not `Model.__init__`, which would make a functional model of the class once more.
-    Functional.__init__(new, inputs, outputs, name=model.name)
+    if isinstance(model, keras.Sequential):
+        keras.Sequential.__init__(new, [inputs, *map(partner, model.layers)], name=model.name)
+    else:
+        # Not `Model.__init__`, which would make a functional model of the class once more.
+        Functional.__init__(new, inputs, outputs, name=model.name)
     for name in _SETTINGS:
         if name in vars(model):
             vars(new)[name] = vars(model)[name]
@@ -80,8 +83,9 @@ def instance_like(
         elif name.endswith("_function") and callable(value):
             value = None  # made by the model from its layers, as `train_function`
         setattr(new, name, _mapped(value, partner))
-    order = {id(partner(layer)): place for place, layer in enumerate(model._layers)}
-    new._layers.sort(key=lambda layer: order.get(id(layer), len(order)))
+    if not isinstance(model, keras.Sequential):
+        order = {id(partner(layer)): place for place, layer in enumerate(model._layers)}
+        new._layers.sort(key=lambda layer: order.get(id(layer), len(order)))
     return new
 
 
@@ -104,7 +108,7 @@ def _names_of_keras() -> frozenset[str]:
     inputs = keras.Input((1,), name="input")
     plain = _Compiled(inputs=inputs, outputs=inputs, name="plain")
     plain.compile(optimizer=keras.optimizers.SGD(name="sgd"))
-    return frozenset(vars(plain)) | _SET_BY_TRAINING
+    return frozenset(vars(plain)) | {"_functional"} | _SET_BY_TRAINING
 
 
 def _mapped(value: Any, partner: Callable[[Any], Any]) -> Any:

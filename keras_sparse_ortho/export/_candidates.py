@@ -15,18 +15,18 @@ from keras_sparse_ortho.export._errors import (
     ExportRouteError,
     ExportVerificationError,
 )
+from keras_sparse_ortho.export._kernels_in_file import find_kernels_in_file
 from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
-from keras_sparse_ortho.export._litert_file import attach, read_weights, seal
+from keras_sparse_ortho.export._litert_file import attach, seal, stored_weights
 from keras_sparse_ortho.export._outcome import RouteOutcome
 from keras_sparse_ortho.export._process import Worker
 from keras_sparse_ortho.export._routes import Route
 from keras_sparse_ortho.export._verification import (
     Comparison,
     litert_outputs,
-    lost_zeros,
+    paths_in_use,
     sparse_kernels,
     verify,
-    weights_in_use,
 )
 
 Failure = ExportConversionError | ExportVerificationError | ExportRouteError
@@ -122,13 +122,7 @@ def _candidate(task: Task, route: Route, converted: Path | ExportConversionError
         if isinstance(first, ExportVerificationError) and (not good or route.encoding == "dense"):
             raise first
         comparison, load_bytes = good[0]
-        there = read_weights(content)
-        lost = lost_zeros(sparse_kernels(task.model.weights), there)
-        if lost is not None:
-            used = weights_in_use(task.model, task.signature, task.sample)
-            lost = lost_zeros(sparse_kernels(used), there)
-        if lost is not None:
-            raise ExportVerificationError(f"The conversion must keep every zero. Received: {lost}")
+        folded = _check_zeros(task, content)
         with_xnnpack = first is good[0]
         file.write_bytes(seal(content, with_xnnpack))
     except (ExportConversionError, ExportVerificationError, ExportRouteError) as failure:
@@ -151,8 +145,28 @@ def _candidate(task: Task, route: Route, converted: Path | ExportConversionError
         load_bytes=load_bytes,
         encoded=encoded.encoded,
         kept=encoded.kept,
+        folded=folded,
     )
     return Candidate(route, outcome, file, comparison)
+
+
+def _check_zeros(task: Task, content: bytes) -> tuple[str, ...]:
+    """Paths of the kernels that are in use, but in no tensor of the file.
+
+    Raises:
+        ExportVerificationError: if a tensor has lost zeros of the kernel that it holds.
+    """
+    kernels = sparse_kernels(task.model.weights)
+    if all(value.all() for _, value in kernels):
+        return ()
+    found = find_kernels_in_file(kernels, stored_weights(content))
+    if found.lost is not None:
+        raise ExportVerificationError(
+            f"The conversion must keep every zero. Received: {found.lost}"
+        )
+    if not found.absent:
+        return ()
+    return paths_in_use(task.model, task.signature, task.sample, found.absent)
 
 
 def _record(task: Task, route: Route) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def export_litert(
     static batch, and the file is run by ai-edge-litert's interpreter with and without XNNPACK,
     its default, and compared with Keras on sample data. The file appears at `path` only if it
     agrees and no zero of a kernel was lost; otherwise what stood there before stays as it was.
+    A kernel that the converter computes together with other constants (a table of positions to
+    which a bias is added) is in no tensor of the file, and the report names it (`folded`).
 
     A route is a storage (float32, float16, dynamic_int8, int8), by itself dense, or with one of
     these sparse encodings: `+csr` (float32) and `+1x4` (float32), `+1x16` (both int8) hand the

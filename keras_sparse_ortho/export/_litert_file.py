@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -70,17 +71,41 @@ def write_model(model: Any) -> bytes:
     return bytes(builder.Output())
 
 
+@dataclasses.dataclass(frozen=True)
+class StoredWeight:
+    """One constant of rank 2 or more, as it is stored.
+
+    Attributes:
+        about: What is told of it.
+        values: As they are stored, in the shape of the tensor; in one row if `sparsity` is given.
+        zero: What stands for 0.0 among the values, as one number or along a dimension.
+        scale: What an entry is `(value - zero)` times, likewise.
+        sparsity: The `SparsityParameters` of the schema, or None.
+    """
+
+    about: WeightZeros
+    values: np.ndarray
+    zero: Any
+    scale: Any
+    sparsity: Any
+
+
 def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
     """Count the zeros of every weight in a LiteRT flatbuffer.
 
     Constants of rank 0 and 1 (biases, shapes) are no weights here, and neither are integers
     without a scale (indices). In a sparse encoding, what is not stored is zero.
     """
+    return tuple(weight.about for weight in stored_weights(content))
+
+
+def stored_weights(content: bytes) -> Iterator[StoredWeight]:
+    """The weights of `read_weights`, with their values."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = schema.Model.GetRootAs(content, 0)
     type_names = {code: name for name, code in vars(schema.TensorType).items()}
-    weights, seen = [], set()
+    seen = set()
     for g in range(model.SubgraphsLength()):
         graph = model.Subgraphs(g)
         densified = _densified(schema, model, graph)
@@ -106,18 +131,17 @@ def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
                 seen.add(tensor.Buffer())
             size = math.prod(shape)
             encoding, index_bytes = _encoding(schema, sparsity)
-            weights.append(
-                WeightZeros(
-                    name=tensor.Name().decode(),
-                    shape=shape,
-                    dtype=values.dtype.name,
-                    size=size,
-                    zeros=size - int(np.count_nonzero(values != zero)),
-                    encoding=f"densify {encoding}" if t in densified else encoding,
-                    bytes=values.nbytes + index_bytes,
-                )
+            about = WeightZeros(
+                name=tensor.Name().decode(),
+                shape=shape,
+                dtype=values.dtype.name,
+                size=size,
+                zeros=size - int(np.count_nonzero(values != zero)),
+                encoding=f"densify {encoding}" if t in densified else encoding,
+                bytes=values.nbytes + index_bytes,
             )
-    return tuple(weights)
+            scale = _scale(tensor, len(shape)) if values.dtype.kind in "iu" else 1.0
+            yield StoredWeight(about, values, zero, scale, sparsity)
 
 
 def attach(content: bytes, record: dict[str, Any]) -> bytes:
@@ -249,6 +273,14 @@ def _zero_point(tensor: Any, rank: int) -> Any:
     shape = [1] * rank
     shape[quantization.QuantizedDimension()] = -1
     return points.reshape(shape)
+
+
+def _scale(tensor: Any, rank: int) -> np.ndarray:
+    """What the integers are multiplied by, as one number or along a dimension."""
+    quantization = tensor.Quantization()
+    shape = [1] * rank
+    shape[quantization.QuantizedDimension()] = -1
+    return np.asarray(quantization.ScaleAsNumpy()).reshape(shape)
 
 
 def _record_start(content: bytes) -> int | None:

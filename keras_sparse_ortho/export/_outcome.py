@@ -36,6 +36,9 @@ class RouteOutcome:
         batch_size: Rows of one call.
         encoded: Tensors that this package encoded sparsely.
         kept: Weights of Dense layers that it left dense, each with the reason.
+        folded: Paths of kernels with zeros that no tensor of the file holds: the converter has
+            computed them together with other constants, such as a table of positions with a bias
+            that is added to it.
     """
 
     route: str
@@ -56,6 +59,7 @@ class RouteOutcome:
     threads: int = 1
     encoded: tuple[str, ...] = ()
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    folded: tuple[str, ...] = ()
 
     @property
     def verified(self) -> bool:

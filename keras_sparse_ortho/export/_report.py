@@ -52,6 +52,8 @@ class ExportReport:
         load_bytes: By how much loading the file raised the peak of the process' memory.
         sidecar: Path of the compressed file beside it, or None.
         fallback_reason: Why the route asked for was not taken, or None.
+        folded: Paths of kernels whose zeros are not in the file, as no tensor holds the kernel:
+            the converter has computed it together with other constants.
         routes: Every route that was tried, with its figures or the reason it failed.
     """
 
@@ -77,6 +79,7 @@ class ExportReport:
     load_bytes: int | None = None
     sidecar: str | None = None
     fallback_reason: str | None = None
+    folded: tuple[str, ...] = ()
     routes: tuple[RouteOutcome, ...] = ()
 
     @property
@@ -178,6 +181,8 @@ class ExportReport:
                 )
         if self.fallback_reason is not None:
             facts["fell back, because"] = self.fallback_reason
+        if self.folded:
+            facts["folded into other constants"] = ", ".join(self.folded)
         if self.argmax_agreement is not None:
             facts["same argmax"] = f"{self.argmax_agreement:.1%} of {self.sample_rows} rows"
         return facts
@@ -230,6 +235,7 @@ def report_on(
         load_bytes=taken.outcome.load_bytes,
         sidecar=None if sidecar is None else str(sidecar_path(target, sidecar)),
         fallback_reason=fallback_reason,
+        folded=taken.outcome.folded,
         routes=tuple(outcomes),
     )
 

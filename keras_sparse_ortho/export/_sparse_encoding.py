@@ -102,6 +102,41 @@ def encode(content: bytes, encoding: Encoding) -> Encoded:
     return Encoded(write_model(model) if encoded else content, tuple(encoded), kept)
 
 
+def decode(sparsity: Any, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The dense array of a sparse encoding, of ours or the converter's.
+
+    The encoding is a tree: a level for each dimension, then for each dimension inside a block, in
+    the order of traversal. A node of a dense level has all children, of a sparse one those listed.
+
+    Args:
+        sparsity: The `SparsityParameters` of the schema.
+        values: What is stored: one for each leaf.
+        shape: Of the dense array.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+
+    parameters = schema.SparsityParametersT.InitFromObj(sparsity)
+    blocked = [] if parameters.blockMap is None else [int(d) for d in parameters.blockMap]
+    nodes, places = 1, dict.fromkeys(range(len(shape) + len(blocked)), np.zeros(1, np.int64))
+    sizes = {}
+    for dimension, level in zip(parameters.traversalOrder, parameters.dimMetadata, strict=True):
+        if level.format == schema.DimensionType.DENSE:
+            parents = np.repeat(np.arange(nodes), level.denseSize)
+            children = np.tile(np.arange(level.denseSize), nodes)
+        else:
+            segments = np.asarray(level.arraySegments.values, np.int64)
+            parents = np.repeat(np.arange(nodes), np.diff(segments))
+            children = np.asarray(level.arrayIndices.values, np.int64)
+        places = {known: place[parents] for known, place in places.items()}
+        places[int(dimension)], nodes = children, len(children)
+        sizes[int(dimension)] = level.denseSize
+    for inner, dimension in enumerate(blocked, start=len(shape)):
+        places[dimension] = places[dimension] * sizes[inner] + places[inner]
+    dense = np.zeros(shape, values.dtype)
+    dense[tuple(places[dimension] for dimension in range(len(shape)))] = values
+    return dense
+
+
 def _weights(schema: Any, model: Any, graph: Any) -> Iterator[tuple[int, list[Any]]]:
     """Each weight tensor of FULLY_CONNECTED by its position, with the operators that use it."""
     users: dict[int, list[Any]] = {}

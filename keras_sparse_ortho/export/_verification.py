@@ -1,7 +1,6 @@
 """Whether a file does what Keras does: both outputs, their difference, and the zeros."""
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.export._errors import ExportVerificationError
-from keras_sparse_ortho.export._litert_file import WeightZeros
 from keras_sparse_ortho.export._process import Worker, WorkerError
 from keras_sparse_ortho.export._signature import Signature, leaves, unique_names
 
@@ -158,43 +156,6 @@ def litert_outputs(
     return outputs, load_bytes
 
 
-def lost_zeros(
-    kernels: Iterable[tuple[str, np.ndarray]], weights: Iterable[WeightZeros]
-) -> str | None:
-    """Say which Keras kernel has zeros that the file does not have, or None.
-
-    The converter transposes, reshapes, renames and merges equal constants but keeps sizes, so a
-    kernel is compared with the tensors of its size, the one with most zeros first. Kernels with
-    no such tensor (split by the converter) are compared by their sum with all tensors left over.
-
-    Args:
-        kernels: Path and value of each kernel (rank 2 or more) of the plain Keras model.
-        weights: What `read_weights` gives for the file.
-    """
-    by_size: dict[int, list[int]] = defaultdict(list)
-    for weight in weights:
-        by_size[weight.size].append(weight.zeros)
-    wanted: dict[int, list[tuple[int, str]]] = defaultdict(list)
-    for path, value in kernels:
-        zeros = int(value.size - np.count_nonzero(value))
-        wanted[value.size].append((zeros, path))
-    unmatched = 0
-    for size, pairs in wanted.items():
-        there = sorted(by_size.pop(size, []), reverse=True)
-        if not there:
-            unmatched += sum(zeros for zeros, _ in pairs)
-            continue
-        for rank, (zeros, path) in enumerate(sorted(pairs, reverse=True)):
-            # Fewer tensors than kernels: equal kernels became one tensor.
-            most = there[min(rank, len(there) - 1)]
-            if most < zeros:
-                return f"kernel '{path}' has {zeros} zeros of {size}, its tensor in the file {most}"
-    left = sum(zeros for group in by_size.values() for zeros in group)
-    if left < unmatched:
-        return f"kernels without a tensor of their size have {unmatched} zeros, the rest {left}"
-    return None
-
-
 def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndarray]]:
     """Path and value of the weights whose zeros must not be lost: kernels, by name or by looks.
 
@@ -213,10 +174,10 @@ def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndar
     return kernels
 
 
-def weights_in_use(
-    model: keras.Model, signature: Signature, sample: list[np.ndarray]
-) -> list[keras.Variable]:
-    """The weights that the outputs depend on: the converter leaves the others out.
+def paths_in_use(
+    model: keras.Model, signature: Signature, sample: list[np.ndarray], paths: Iterable[str]
+) -> tuple[str, ...]:
+    """Those of the weights that the outputs depend on: the converter leaves the others out.
 
     Such are those of a pooling layer under a head that takes the sequence. Found by trying: NaN in
     their place changes nothing.
@@ -235,8 +196,8 @@ def weights_in_use(
             assign(variable, value)
         return not all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
 
-    floats = [v for v in model.weights if keras.backend.is_float_dtype(v.dtype)]
-    return [variable for variable in floats if matters(variable)]
+    known = {variable.path: variable for variable in model.weights}
+    return tuple(path for path in paths if matters(known[path]))
 
 
 def _error(y: np.ndarray, diff: np.ndarray, measure: str) -> float:

@@ -11,7 +11,7 @@ import keras
 from keras_sparse_ortho._keras_internals import copy_of_lambda, sublayers
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import PrunableLayer, ScannedStack
-from keras_sparse_ortho.models._kinds import class_of
+from keras_sparse_ortho.models._kinds import class_of, is_made_from_layers
 
 _I = keras.initializers
 _DRAWING = (
@@ -135,9 +135,9 @@ def twin_of(model: Any) -> Any:
     """The model as the constructor of its class makes it, or `None` if that is not known."""
     token = making_twins.set(True)
     try:
+        if is_made_from_layers(model):
+            return None
         config = model.plain_config() if hasattr(model, "plain_config") else model.get_config()
-        if "input_layers" in config:
-            return None  # the configuration of the graph, by those of the layers
         return class_of(model).from_config(config)  # type: ignore[attr-defined]
     except Exception:  # of someone else's class; it may be cloned layer by layer nevertheless
         return None

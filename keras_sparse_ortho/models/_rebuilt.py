@@ -9,7 +9,7 @@ import keras
 from keras_sparse_ortho._keras_internals import layers_in_attributes
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
 from keras_sparse_ortho.models._copying import Copy, build_around, making_twins
-from keras_sparse_ortho.models._kinds import class_of, is_graph_of_class
+from keras_sparse_ortho.models._kinds import class_of, is_graph_of_class, is_made_from_layers
 from keras_sparse_ortho.models._rewriter import Replacement, Rewriter
 
 
@@ -24,11 +24,10 @@ def mark(model: Any) -> None:
             model.__class__ = class_of(model)
         return
     try:
-        config = model.get_config()
+        if is_made_from_layers(model):
+            return
     except NotImplementedError:
         return  # it could not be saved before
-    if {"layers", "input_layers", "output_layers"} <= set(config):
-        return  # its constructor takes inputs and outputs: the configuration has the layers
     how = Rebuilt if is_graph_of_class(model) else Rewrapped
     model.__class__ = _derived_class(class_of(model), how)
 
@@ -56,6 +55,7 @@ class Rebuilt:
                 "config": self.plain_config(),
                 "registered_name": keras.saving.get_registered_name(kind),
             },
+            "build_config": self.get_build_config(),  # type: ignore[attr-defined]
             "names": [layer.name for layer, _ in layers],
             "layers": {path: _described(layer) for layer, path in layers if _is_ours(layer)},
         }
@@ -77,6 +77,8 @@ class Rebuilt:
     @classmethod
     def _restored(cls, model: Any, config: dict[str, Any], custom_objects: Any) -> Any:
         """The model with the layers that its constructor does not make."""
+        if not model.built and config.get("build_config"):
+            model.build_from_config(config["build_config"])  # Sequential without an Input
         return _with_layers(model, config, custom_objects)
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import is_graph
+from keras_sparse_ortho._keras_internals import computes_its_graph, graph_ends
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models._channels import channel_plan
 from keras_sparse_ortho.models._copying import Copy
-from keras_sparse_ortho.models._kinds import is_clonable
+from keras_sparse_ortho.models._kinds import is_clonable, is_made_from_layers
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._rewriter import Replacement
@@ -40,10 +40,13 @@ def remove_channels(model: keras.Model) -> keras.Model:
 
     Returns:
         A new, uncompiled, plain Keras model. Its outputs in inference are those of `model`, but
-        for rounding; layers keep their names.
+        for rounding; layers keep their names. A model of a class derived from these stays of this
+        class if that takes any layers; if its constructor makes them, of their full size, the
+        result is a functional or Sequential model of no class, which can be saved and loaded.
 
     Raises:
-        NotPrunableError: A model that is written as a class, or not built.
+        NotPrunableError: A model that is written as a class, one of a derived class with a `call`
+            of its own included, or not built.
 
     Limits: a convolution with padding adds zeros at the border, where a channel has its constant;
     so constants that are not 0 cannot go into its bias. One of the channels stays then, with a
@@ -74,13 +77,15 @@ def remove_channels(model: keras.Model) -> keras.Model:
       2020), arXiv 2002.03231, for thresholds on channels
     """
     check_built(model)
-    if not is_clonable(model) or not is_graph(model):
+    if not (isinstance(model, keras.Model) and computes_its_graph(model)):
         raise NotPrunableError(
             "Channels can be removed where Keras knows which layer reads which: from functional "
-            "models, and Sequential ones with an Input. "
+            "models, and Sequential ones with an Input, without a `call` of their own. "
             f"Received: model={model.name!r} of type {type(model).__name__}"
         )
     plain = strip(model)
+    if not is_clonable(plain) and not is_made_from_layers(plain):
+        plain = _of_no_class(plain)
     plan = channel_plan(plain)
 
     def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
@@ -90,3 +95,11 @@ def remove_channels(model: keras.Model) -> keras.Model:
         return Replacement(small, lambda: small.set_weights(plan[id(layer)].weights))
 
     return rewrite(plain, replace)
+
+
+def _of_no_class(model: keras.Model) -> keras.Model:
+    """The same layers in a model that is saved with them."""
+    inputs, outputs = graph_ends(model)
+    if isinstance(model, keras.Sequential):
+        return keras.Sequential([inputs, *model.layers], name=model.name)
+    return keras.Model(inputs, outputs, name=model.name)

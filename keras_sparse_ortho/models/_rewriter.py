@@ -8,6 +8,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import (
     Snapshot,
+    graph_ends,
     instance_like,
     replace_sublayers,
     sublayers,
@@ -108,7 +109,8 @@ class Rewriter:
         if any(id(layer) not in self._twins for layer in model.layers):
             self.reuse(model, twin_of(model))
         kept = tensors_in_attributes(model)
-        graph = keras.Model(model.input, [model.output, kept], name=model.name)
+        inputs, outputs = graph_ends(model)
+        graph = keras.Model(inputs, [outputs, kept], name=model.name)
         clone = self._clone(graph, prefix)
         outputs, tensors = clone.output
         partners = {id(old): new for old, new in zip(kept, tensors, strict=True)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import GraphCall, graph_calls, is_graph
+from keras_sparse_ortho._keras_internals import GraphCall, computes_its_graph, graph_calls
 from keras_sparse_ortho.kernels import PrunableWeight, find_kernels
 from keras_sparse_ortho.layers import CircularPadding
 
@@ -73,7 +73,7 @@ def surroundings_of(model: Any, weights: list[PrunableWeight]) -> dict[str, Surr
 
     Known are the layers of functional and Sequential models, nested ones included.
     """
-    if not (isinstance(model, keras.Model) and is_graph(model)):
+    if not (isinstance(model, keras.Model) and computes_its_graph(model)):
         unknown = Surroundings(unknown="the model is written as a class")
         return {weight.path: unknown for weight in weights}
     graphs = _Graphs(model)
@@ -189,4 +189,4 @@ def _is_linear(activation: Any) -> bool:
 
 
 def _is_model(operation: Any) -> bool:
-    return isinstance(operation, keras.Model) and is_graph(operation)
+    return isinstance(operation, keras.Model) and computes_its_graph(operation)

@@ -19,7 +19,7 @@ layers = keras.layers
 class Case:
     """A model, its data, and the modules that have its classes.
 
-    And, if LiteRT's converter refuses the dense model as well, what it says.
+    And, if LiteRT lacks an operation that the dense model needs as well, its name.
     """
 
     make: Callable[[], keras.Model]
@@ -179,9 +179,12 @@ HUB = {
     "ALBERT": of_hub(albert, segments),
     "BART": of_hub(bart, two_texts),
     "BART seq2seq LM": of_hub(bart, two_texts, hub.BartSeq2SeqLM),
-    "FNet": of_hub(
-        lambda: hub.FNetBackbone(**SMALL, max_sequence_length=8),
-        lambda: {name: value for name, value in segments().items() if name != "padding_mask"},
+    "FNet": dataclasses.replace(
+        of_hub(
+            lambda: hub.FNetBackbone(**SMALL, max_sequence_length=8),
+            lambda: {name: value for name, value in segments().items() if name != "padding_mask"},
+        ),
+        litert="FFT2D",
     ),
     "XLNet": of_hub(lambda: hub.XLNetBackbone(**SMALL, num_heads=2), segments),
     "DeBERTaV3": of_hub(

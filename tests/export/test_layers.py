@@ -97,6 +97,7 @@ def test_layer_agrees_with_keras(exported, name):
 def test_no_zero_is_lost(exported):
     model, report, _, _ = exported
     assert report.total_zeros >= kernel_zeros(model) > 0
+    assert report.folded == ()  # every kernel was found, in whatever form
     assert 0.09 < report.density < 0.13  # initial states of loops are constants as well
 
 
@@ -106,3 +107,24 @@ def test_report_of_five_rows_in_batches_of_two(exported):
     assert report.batch_size == BATCH
     assert 0 < report.max_abs_diff < 1e-5
     assert report.argmax_agreement == 1.0
+
+
+class Positions(layers.Layer):
+    """A table that is added at every place, after a layer with a bias."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.table = layers.Embedding(6, 8, name="table")
+
+    def call(self, x):
+        return x + self.table(keras.ops.arange(6))
+
+
+def test_a_table_that_is_added_to_a_bias_is_named(tmp_path):
+    """The converter adds them: no tensor of the file has the zeros of the table."""
+    steps = keras.Input((6, 8), name="steps")
+    model = keras.Model(steps, Positions(name="where")(layers.Dense(8, name="dense")(steps)))
+    report = export_litert(thin_out(model, 0.5), tmp_path / "m.tflite")
+    assert report.folded == ("where/table/embeddings",)
+    assert "where/table" in str(report)
+    assert kernel_zeros(model) > report.total_zeros >= np.sum(model.get_layer("dense").kernel == 0)

@@ -1,10 +1,9 @@
-"""The pure parts: names, nesting, comparison, zero count; and how many files an export calls."""
+"""The pure parts: names, nesting, comparison; and how many files an export calls."""
 
 import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import WeightZeros
 from keras_sparse_ortho.export._arguments import inputs_of
 from keras_sparse_ortho.export._plain_model import float32_clone
 from keras_sparse_ortho.export._signature import (
@@ -14,7 +13,7 @@ from keras_sparse_ortho.export._signature import (
     signature_of,
     unique_names,
 )
-from keras_sparse_ortho.export._verification import compare, lost_zeros, sparse_kernels
+from keras_sparse_ortho.export._verification import compare, sparse_kernels
 
 L = keras.layers
 pytestmark = pytest.mark.tensorflow_only
@@ -70,43 +69,6 @@ def test_argmax_agreement_counts_rows_of_the_worst_output():
     assert compare(["a", "b"], [y, y], [y, y[[0, 1, 3, 2]]], "max").argmax_agreement == 0.5
     cube = np.ones((2, 3, 4))
     assert compare(["c"], [cube], [cube], "max").argmax_agreement is None
-
-
-def weight(size, zeros):
-    return WeightZeros("w", (1, size), "float32", size, zeros)
-
-
-def kernel(size, zeros):
-    value = np.ones((1, size))
-    value[0, :zeros] = 0.0
-    return (f"k{zeros}", value)
-
-
-@pytest.mark.parametrize(
-    ("kernels", "weights", "lost"),
-    [
-        ([(10, 9)], [(10, 9)], None),
-        ([(10, 9)], [(10, 10)], None),  # int8 rounds small values to zero
-        ([(10, 9)], [(10, 8)], "k9"),
-        ([(10, 9)], [(10, 8), (30, 30)], "k9"),  # zeros elsewhere do not make up for it
-        ([(10, 9), (10, 5)], [(10, 5), (10, 9)], None),
-        ([(10, 9), (10, 5)], [(10, 9), (10, 4)], "k5"),
-        ([(10, 9), (10, 9)], [(10, 9)], None),  # equal kernels become one tensor
-        ([(10, 8)], [(5, 4), (5, 4)], None),  # split
-        ([(10, 8)], [(5, 4), (5, 3)], "8 zeros, the rest 7"),
-        ([(10, 8)], [], "8 zeros, the rest 0"),
-        ([(10, 0)], [], None),
-        ([(10, 10)], [], "10 zeros, the rest 0"),  # an empty sparse tensor counts, if it is there
-        ([(10, 10)], [(10, 10)], None),
-        ([(10, 10), (10, 9)], [(10, 9)], "k10"),  # is not the tensor of the other one
-    ],
-)
-def test_lost_zeros(kernels, weights, lost):
-    found = lost_zeros([kernel(*k) for k in kernels], [weight(*w) for w in weights])
-    if lost is None:
-        assert found is None
-    else:
-        assert lost in found
 
 
 def test_kernels_are_known_by_name_or_by_some_zeros():

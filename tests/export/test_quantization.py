@@ -96,5 +96,6 @@ def test_int8_with_an_embedding_whose_zero_point_is_not_zero(tmp_path):
     )
     assert dtypes(report) == {"int8"}
     assert report.total_zeros >= kernel_zeros(model)
+    assert report.folded == ()
     assert 1e-4 < report.error < 0.25
     assert report.sample_rows == 8  # of the representative data: tokens cannot be drawn

@@ -24,7 +24,13 @@ from keras_sparse_ortho.export import (
 )
 from keras_sparse_ortho.export._arguments import routes_of
 from keras_sparse_ortho.export._candidates import Candidate, choose
-from keras_sparse_ortho.export._litert_file import read_model, read_weights, write_model
+from keras_sparse_ortho.export._kernels_in_file import dense_values
+from keras_sparse_ortho.export._litert_file import (
+    read_model,
+    read_weights,
+    stored_weights,
+    write_model,
+)
 from keras_sparse_ortho.export._routes import ROUTES, TRAPS, route_named
 from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, BLOCK_1X16, CSR, encode
 from tests.export.conftest import block_model, blocks
@@ -230,6 +236,23 @@ def test_equal_weights_share_a_buffer_until_one_is_encoded(all_routes):
     after = [w for w in read_weights(encode(before, CSR).content) if w.shape == (64, 64)]
     assert [(w.encoding, w.zeros) for w in after] == [("csr", one.zeros)]  # still one buffer
     assert len(encode(before, CSR).encoded) == 2
+
+
+def test_sparse_weights_are_decoded(all_routes):
+    """Ours and the converter's, elementwise and in blocks."""
+    folder, results = all_routes[3:]
+
+    def weights(route):
+        return stored_weights((folder / f"{route}.tflite").read_bytes())
+
+    seen = set()
+    for route in (name for name, made in results.items() if isinstance(made, ExportReport)):
+        dense = {w.about.shape: dense_values(w) for w in weights(route.partition("+")[0])}
+        assert results[route].folded == ()
+        for weight in weights(route):
+            seen.add(weight.about.encoding.removeprefix("densify "))
+            np.testing.assert_array_equal(dense_values(weight), dense[weight.about.shape])
+    assert seen == {"dense", "csr", "1x4", "1x16"}
 
 
 @pytest.mark.parametrize("count", [200, 300, 70_000])

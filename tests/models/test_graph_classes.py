@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from tests.helpers import array
+from tests.helpers import array, slow_on_jax
 from tests.models.networks import EmbeddingHead
 
 L = keras.layers
@@ -182,3 +182,64 @@ def test_a_class_that_takes_inputs_and_outputs(tmp_path):
     )
     x = np.ones((2, 6), "float32")
     np.testing.assert_array_equal(array(loaded(x)), array(sparse(x)))
+
+
+@register
+class Stack(keras.Sequential):
+    """A class that adds methods only."""
+
+    def halved(self, x):
+        return self(x) / 2
+
+
+@register
+class Tower(keras.Sequential):
+    """Its constructor makes the layers, which know their input when it is called."""
+
+    def __init__(self, width=8, **kwargs):
+        super().__init__([L.Dense(width), L.ReLU(), L.Dense(6, name="out")], **kwargs)
+        self.width, self.first, self.parts = width, self.layers[0], {"out": [self.layers[-1]]}
+
+    def call(self, inputs, training=None, mask=None):
+        return inputs + super().call(inputs, training=training, mask=mask)
+
+    def get_config(self):
+        return {"name": self.name, "width": self.width}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+@pytest.mark.core
+@slow_on_jax
+def test_sequential_classes(tmp_path):
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+    stack = Stack([keras.Input((6,)), Tower(name="tower"), L.Dense(3, name="head")])
+    before = array(stack(x))
+    sparse = kso.sparsify(stack, 0.5, seed=0)
+    np.testing.assert_array_equal(array(stack(x)), before)
+    tower = sparse.get_layer("tower")
+    assert type(sparse) is Stack
+    assert isinstance(tower, Tower)
+    assert tower.first is tower.layers[0] is not stack.get_layer("tower").first
+    assert isinstance(tower.first, kso.PrunableLayer)
+    assert tower.parts["out"] == [tower.layers[-1]]
+    weights = kso.prunable_weights(sparse)
+    assert [w.path for w in weights] == [w.path for w in kso.prunable_weights(stack)]
+    assert len(sparse.weights) == len(stack.weights) + 3
+    sparse.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    sparse.train_on_batch(x, np.zeros((4, 3)))
+    expected = array(sparse.halved(x))
+    sparse.save(tmp_path / "sparse.keras")
+    loaded = keras.saving.load_model(tmp_path / "sparse.keras")
+    np.testing.assert_array_equal(array(loaded.halved(x)), expected)
+    for weight in kso.prunable_weights(loaded):
+        assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
+    plain = kso.strip(loaded)
+    assert type(plain.get_layer("tower")) is Tower
+    assert type(plain.get_layer("tower").first) is L.Dense
+    np.testing.assert_allclose(array(plain.halved(x)), expected, atol=1e-6)
+    plain.save(tmp_path / "plain.keras")
+    again = keras.saving.load_model(tmp_path / "plain.keras")
+    np.testing.assert_array_equal(array(again(x)), array(plain(x)))

@@ -397,3 +397,76 @@ def test_the_file_loads_without_the_package(tmp_path):
     np.save(tmp_path / "x.npy", x)
     subprocess.run([sys.executable, "-c", BLOCKED, "plain"], check=True, cwd=tmp_path)
     np.testing.assert_allclose(np.load(tmp_path / "plain.npy"), outputs(model, x), atol=1e-5)
+
+
+@keras.saving.register_keras_serializable(package="tests.remove_channels")
+class OfAnyLayers(keras.Model):
+    """A functional class that takes inputs and outputs."""
+
+    def twice(self, x):
+        return 2 * self(x)
+
+
+@keras.saving.register_keras_serializable(package="tests.remove_channels")
+class OfItsLayers(keras.Model):
+    """A functional class whose constructor makes the layers."""
+
+    def __init__(self, width=8, **kwargs):
+        inputs = keras.Input((5,))
+        hidden = L.Dense(width, activation="relu", name="hidden")
+        super().__init__(inputs, L.Dense(3, name="head")(hidden(inputs)), **kwargs)
+        self.hidden, self.width = hidden, width
+
+    def get_config(self):
+        return {"name": self.name, "width": self.width}
+
+
+class Stacked(keras.Sequential):
+    """A Sequential class whose constructor makes the layers."""
+
+    def __init__(self, width=8, name=None):
+        hidden = L.Dense(width, activation="relu", name="hidden")
+        super().__init__([keras.Input((5,)), hidden, L.Dense(3, name="head")], name=name)
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(name=config["name"])
+
+
+class DoubledStack(Stacked):
+    """Computes something else with its graph."""
+
+    def call(self, inputs, training=None, mask=None):
+        return 2 * super().call(inputs, training=training, mask=mask)
+
+
+def of_any_layers():
+    made = OfItsLayers()
+    return OfAnyLayers(made.inputs[0], made.outputs[0])
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("make", [of_any_layers, OfItsLayers, Stacked])
+def test_classes_derived_from_graphs(make, tmp_path):
+    model = make()
+    hidden = model.get_layer("hidden")
+    hidden.kernel.assign(array(hidden.kernel) * (np.arange(8) < 3))
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype("float32")
+    expected = array(model(x))
+    small = kso.remove_channels(model)
+    assert small.get_layer("hidden").units == 3
+    assert hidden.units == 8
+    if make is of_any_layers:
+        assert type(small) is OfAnyLayers
+        np.testing.assert_allclose(array(small.twice(x)), 2 * expected, atol=1e-6)
+    else:  # its constructor would make layers of the full size
+        assert type(small).__module__.startswith("keras.")
+    small.save(tmp_path / "small.keras")
+    loaded = keras.saving.load_model(tmp_path / "small.keras")
+    np.testing.assert_allclose(array(loaded(x)), expected, atol=1e-6)
+
+
+@pytest.mark.core
+def test_a_call_of_its_own():
+    with pytest.raises(NotPrunableError, match=r"without a `call` of their own.*DoubledStack"):
+        kso.remove_channels(DoubledStack())
