@@ -16,9 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import latex2mathml.converter
-from mkdocs.structure.files import File, Files
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "keras_sparse_ortho"
 ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
@@ -29,6 +26,8 @@ _NAME = re.compile(r"`kso\.([A-Za-z_.]+)((?:\([^`]*\))?)`(?!\])")
 
 def math_fence(source: str, *_: Any, **__: Any) -> str:
     """An equation in LaTeX as MathML, which browsers draw by themselves."""
+    import latex2mathml.converter
+
     found: str = latex2mathml.converter.convert(source.strip(), display="block")
     return f'<div class="math">{found}</div>'
 
@@ -70,8 +69,10 @@ def home(name: str) -> str | None:
     return f"{PACKAGE}.{where}.{name}" if where else None
 
 
-def on_files(files: Files, config: Any) -> Files:
+def on_files(files: Any, config: Any) -> Any:
     """Adds the pages of reference, and the files of the repository that pages lead to."""
+    from mkdocs.structure.files import File
+
     for room, names in documented().items():
         members = "".join(f"\n        - {name}" for name in names)
         text = f"# {room}\n\n::: {PACKAGE}.{room}\n    options:\n      show_root_heading: false\n"
@@ -100,7 +101,7 @@ def in_site(repository_path: str) -> str:
     return repository_path
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turns links of the checkout into those of the site, and names of the API into links."""
     here = page.file.src_uri
     generated = not (ROOT / "docs" / here).exists()

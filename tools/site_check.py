@@ -1,7 +1,8 @@
 """Build the documentation site strictly, and look at what came out: ``site_check.py [FOLDER]``.
 
-Fails where a link or an anchor leads nowhere, where a page would load something from elsewhere, or
-where a public name is missing in the reference. Without a FOLDER the site is not kept.
+Fails where a link or an anchor leads nowhere, where a page would load something from elsewhere,
+where an equation is not drawn, or where a public name is missing in the reference. Without a
+FOLDER the site is not kept.
 """
 
 from __future__ import annotations
@@ -47,6 +48,17 @@ def inventory(folder: Path) -> set[str]:
     return {line.split(" ", 1)[0] for line in text.splitlines()}
 
 
+def lost_equations(folder: Path) -> list[str]:
+    """Pages on which an equation is not drawn."""
+    lost = []
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        wanted = path.read_text(encoding="utf-8").count("\n```math\n")
+        page = folder / path.relative_to(ROOT / "docs").with_suffix(".html")
+        if page.read_text(encoding="utf-8").count('<div class="math"><math') != wanted:
+            lost.append(f"{path.relative_to(ROOT)}: not all of its {wanted} equations are drawn")
+    return lost
+
+
 def undocumented(folder: Path) -> list[str]:
     """Public names without a place in the reference."""
     known = inventory(folder)
@@ -62,7 +74,7 @@ def main() -> int:
         if not build(folder):
             print("mkdocs has not built the site without warnings")
             return 1
-        problems = [*fetched(folder), *undocumented(folder)]
+        problems = [*fetched(folder), *lost_equations(folder), *undocumented(folder)]
         pages = len([*folder.rglob("*.html")])
         print("\n".join(problems) or f"{pages} pages, {len(inventory(folder))} names")
         if sys.argv[1:] and not problems:

@@ -20,3 +20,5 @@ def _importing(name):
 
 methods = _importing("methods")
 faster = _importing("faster")
+suite = _importing("suite")
+record = _importing("record")
