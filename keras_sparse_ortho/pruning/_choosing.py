@@ -55,7 +55,7 @@ def _warn(dense: list[PrunableWeight], everything: list[PrunableWeight]) -> None
     warnings.warn(
         f"Matrices with {share:.2%} of all entries stay dense: the meaning of their axes "
         "is unknown. Register their layers with keras_sparse_ortho.initializers.kernel_layouts, or "
-        'have them masked as (*batch, in, out) with unregistered="guess"; unregistered="dense" leaves '
-        f"them as they are. Received: {listed}{more}",
+        'have them masked as (*batch, in, out) with unregistered="guess"; unregistered="dense" '
+        f"leaves them as they are. Received: {listed}{more}",
         stacklevel=5,
     )
