@@ -1,7 +1,9 @@
 """Cells of the tables in `results/`: what pages and pictures take their figures from."""
 
+import decimal
 import pathlib
 import re
+from decimal import Decimal
 from typing import Any
 
 
@@ -63,9 +65,15 @@ def one_cell(source: str, results: pathlib.Path) -> str:
     return found[0]
 
 
-def number(text: str) -> float:
-    """The first number of a cell."""
+def number(text: str) -> Decimal:
+    """The first number of a cell, with the digits that stand there."""
     found = re.search(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text)
     if found is None:
         raise FigureError(f"A cell must hold a number. Received: {text!r}")
-    return float(found.group().replace(",", ""))
+    return Decimal(found.group().replace(",", ""))
+
+
+def rounded(value: Decimal, form: str) -> str:
+    """A number as text; halves are rounded up, as one does by hand."""
+    with decimal.localcontext(decimal.Context(rounding=decimal.ROUND_HALF_UP)):
+        return format(value.normalize() if form == "g" else value, "f" if form == "g" else form)

@@ -10,13 +10,14 @@ densities and thresholds that its own functions give.
 
 import argparse
 import os
+from decimal import Decimal
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from cells import number, one_cell
+from cells import number, one_cell, rounded
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from record import RESULTS, digest, parsed
@@ -29,14 +30,15 @@ DENSE, PLAIN, OURS, OTHER = "#8a8f98", "#b8860b", "#d1495b", "#2e86ab"
 SOURCES = {"gain": ["blocks.md", "deep.md", "litert.md", "tuned.md"]}
 
 
-def value(source: str) -> float:
+def value(source: str) -> Decimal:
     """A number of the results."""
     return number(one_cell(source, RESULTS))
 
 
-def bars(panel: Axes, rows: list[tuple[str, str, float]], title: str, form: str) -> None:
+def bars(panel: Axes, rows: list[tuple[str, str, Decimal]], title: str, form: str) -> None:
     """Horizontal bars with their numbers, from above."""
-    labels, colors, values = zip(*rows, strict=True)
+    labels, colors, exact = zip(*rows, strict=True)
+    values = [float(one) for one in exact]
     places = range(len(rows))
     panel.barh(places, values, color=colors, height=0.62)
     panel.set_yticks(places, labels, fontsize=8)
@@ -45,8 +47,8 @@ def bars(panel: Axes, rows: list[tuple[str, str, float]], title: str, form: str)
     panel.invert_yaxis()
     panel.set_xticks([])
     panel.spines[["top", "right", "bottom"]].set_visible(False)
-    for place, length in zip(places, values, strict=True):
-        panel.text(length, place, f" {length:{form}}", va="center", fontsize=8)
+    for place, length in zip(places, exact, strict=True):
+        panel.text(float(length), place, f" {rounded(length, form)}", va="center", fontsize=8)
 
 
 def gain() -> Figure:

@@ -11,18 +11,19 @@ import argparse
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 LIST = Path(__file__).with_name("figures.toml")
-NUMBER = r"-?\d+(?:[.,]\d+)*(?: ± \d+(?:\.\d+)?)?"
+NUMBER = r"-?\d+(?:[.,]\d+)*(?:\s±\s\d+(?:\.\d+)?)?"
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-from cells import FigureError, cells, number, one_cell  # noqa: E402
+from cells import FigureError, cells, number, one_cell, rounded  # noqa: E402
 from record import digest  # noqa: E402
 
 
@@ -36,17 +37,18 @@ def figure(spec: str | Mapping[str, str], results: Path = RESULTS) -> str:
     if isinstance(spec, str):
         source, _, form = spec.rpartition("|")
         parts = [number(part) for part in re.split(r"\+-|±", one_cell(source, results))]
-        return " ± ".join(format(part, form.strip()) for part in parts)
+        return " ± ".join(rounded(part, form.strip()) for part in parts)
     if "pick" in spec:
-        choose: Callable[[Iterable[float]], float] = {"min": min, "max": max}[spec["pick"]]
-        value = choose(number(cell) for cell in cells(spec["of"], results))
+        value = {"min": min, "max": max}[spec["pick"]](
+            number(cell) for cell in cells(spec["of"], results)
+        )
     else:
         value = number(one_cell(spec["of"], results))
     if "over" in spec:
         value /= number(one_cell(spec["over"], results))
     if "less" in spec:
         value -= number(one_cell(spec["less"], results))
-    return format(value * float(spec.get("times", 1)), spec["as"])
+    return rounded(value * Decimal(spec.get("times", 1)), spec["as"])
 
 
 def fill_text(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> str:

@@ -75,8 +75,10 @@ def on_files(files: Any, config: Any) -> Any:
 
     for room, names in documented().items():
         members = "".join(f"\n        - {name}" for name in names)
-        text = f"# {room}\n\n::: {PACKAGE}.{room}\n    options:\n      show_root_heading: false\n"
-        text += f"      show_root_toc_entry: false\n      members:{members}\n"
+        text = f"---\ntitle: {room}\n---\n\n::: {PACKAGE}.{room}\n    options:\n"
+        text += (
+            f"      heading_level: 1\n      show_root_full_path: true\n      members:{members}\n"
+        )
         files.append(File.generated(config, f"reference/{room}.md", content=text))
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.[mp][dn]*")):
         name = path.relative_to(ROOT).as_posix()
