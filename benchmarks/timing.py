@@ -4,10 +4,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-from record import write
+from record import RESULTS, append, machine, markdown, parsed, write
 
 __all__ = [
-    *("RESULTS", "append", "interleaved", "machine", "markdown", "parsed", "wall_and_cpu"),
+    "RESULTS",
+    "append",
+    "interleaved",
+    "machine",
+    "markdown",
+    "parsed",
+    "wall_and_cpu",
     "write",
 ]
 
