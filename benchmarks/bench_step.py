@@ -144,6 +144,7 @@ def main() -> None:
     cases += [("CNN", cnn, 64)] if given.cnn else []
     backend = keras.backend.backend()
     settings = {"tensorflow": (True, False), "jax": (True,), "torch": (False,)}[backend]
+    settings = settings[:1] if given.quick else settings
     rows = []
     for name, build, batch in cases:
         for jit in settings:

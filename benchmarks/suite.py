@@ -21,7 +21,7 @@ import time
 import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
-PATIENCE = 180  # seconds for a part of the quick suite
+PATIENCE = 300  # seconds for a part of the quick suite
 
 
 def parts() -> dict[str, dict]:
