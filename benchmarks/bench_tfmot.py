@@ -105,7 +105,7 @@ def main() -> None:
     cases += [("CNN", cnn, 64)] if given.cnn else []
     rows = []
     for name, build, batch in cases:
-        for jit in (False, True):
+        for jit in (False,) if given.quick else (False, True):
             dense = build()
             models = {
                 "dense": dense,

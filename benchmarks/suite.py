@@ -14,7 +14,9 @@ resumed: what a file of lines holds is not run again.
 import argparse
 import os
 import pathlib
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +52,12 @@ def set_aside(part: dict, results: pathlib.Path) -> None:
             print(f"{name} is now in {aside.relative_to(HERE.parent)}", flush=True)
 
 
+def cpu() -> float:
+    """Seconds that the cores have worked for processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run(part: dict, backend: str, arguments: list[str], results: pathlib.Path, quick: bool) -> bool:
     """One run of a script; its output goes to a file."""
     log = results / "logs" / f"{part['name']}_{backend}.txt"
@@ -57,23 +65,27 @@ def run(part: dict, backend: str, arguments: list[str], results: pathlib.Path, q
         log = HERE / "out" / "logs" / log.name
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"KERAS_BACKEND": backend, "KSO_RESULTS": str(results)}
-    start, note = time.monotonic(), ""
+    start, worked, note = time.monotonic(), cpu(), ""
     with log.open("w", encoding="utf-8") as stream:
+        script = subprocess.Popen(
+            [sys.executable, str(HERE / part["script"]), *arguments],
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                [sys.executable, str(HERE / part["script"]), *arguments],
-                env=environment,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                timeout=PATIENCE if quick else None,
-                check=False,
-            )
-            good = done.returncode == 0
+            good = script.wait(PATIENCE if quick else None) == 0
         except subprocess.TimeoutExpired:
             good, note = False, f"stopped after {PATIENCE} s"
-    seconds = time.monotonic() - start
+        finally:  # an interruption, too, ends the processes that the script has started
+            if script.poll() is None:
+                os.killpg(script.pid, signal.SIGKILL)
+                script.wait()
+    seconds, worked = time.monotonic() - start, cpu() - worked
     word = "ok  " if good else "FAIL"
-    print(f"{word}  {part['name']:<20}{backend:<12}{seconds:8.1f} s  {note}".rstrip(), flush=True)
+    title = f"{word}  {part['name']:<20}{backend:<12}"
+    print(f"{title}{seconds:8.1f} s  {worked:8.1f} s of cores  {note}".rstrip(), flush=True)
     if not good:
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
         print("\n".join(f"      {line}" for line in [*tail, f"all of it: {log}"]), flush=True)
