@@ -110,11 +110,12 @@ def main() -> int:
         return 0
     usual = HERE / "out" / "quick" if options.quick else HERE / "results"
     results = (options.out or usual).resolve()
-    if options.quick and options.out is None:
-        shutil.rmtree(results, ignore_errors=True)
     good, start = True, time.monotonic()
     for name in options.parts:
-        if options.again:
+        if options.quick:  # what was run before, with other code perhaps, is not gone on with
+            for lines in known[name].get("lines", []):
+                (results / lines).unlink(missing_ok=True)
+        elif options.again:
             set_aside(known[name], results)
         for backend, arguments in commands(known[name], options):
             good = run(known[name], backend, arguments, results, options.quick) and good
