@@ -21,7 +21,8 @@ PIP := -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-oldest test-compat test-tensorflow test-jax test-torch \
-	test-docs test-faults test-mutants test-wheel lint format clean
+	test-docs test-faults test-mutants test-wheel lint format clean \
+	bench bench-quick figures docs release-check
 
 help:
 	@echo "make demo          train, sparsify, strip and export on real data (examples/quickstart.py)"
@@ -32,6 +33,11 @@ help:
 	@echo "make test-compat   models of keras-hub, keras-rs, keras.applications, keras.io (ARGS=backends)"
 	@echo "make test-faults   kills, full disks, damaged files, counted: an hour (ARGS=\"--parts disks\")"
 	@echo "make test-mutants  small faults put into the package: do the tests notice? (NAMES=...)"
+	@echo "make bench         all tables and pictures anew, into benchmarks/results: days (ARGS=\"--parts deep\")"
+	@echo "make bench-quick   a small setting of each, into benchmarks/out/quick: ten minutes"
+	@echo "make figures       the figures of README.md and docs/, from benchmarks/results"
+	@echo "make docs          the site, into build/site"
+	@echo "make release-check build what is released, and check it (docs/releasing.md)"
 	@echo "one part of test:  test-tensorflow  test-jax  test-torch  test-docs  test-wheel"
 	@echo "make clean         remove caches and build outputs (not the environments)"
 
@@ -89,6 +95,22 @@ test-faults: $(STAMP)
 # Which faults there are, and which tests should notice, stands in tools/mutants.toml.
 test-mutants: $(STAMP)
 	@$(PY) tools/mutants.py $(NAMES) $(ARGS)
+
+# What runs, and in which setting, stands in benchmarks/suite.toml.
+bench: $(STAMP)
+	@$(PY) benchmarks/suite.py $(ARGS)
+
+bench-quick: $(STAMP)
+	@$(PY) benchmarks/suite.py --quick $(ARGS)
+
+figures: $(STAMP)
+	@$(PY) tools/figures.py
+
+docs: $(STAMP)
+	@$(PY) tools/site_check.py build/site
+
+release-check: $(STAMP)
+	@$(PY) tools/release.py $(ARGS)
 
 test-tensorflow test-jax test-torch test-docs test-wheel: test-%: $(STAMP)
 	@$(PY) tools/check.py $*

@@ -24,7 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from timing import RESULTS, machine, markdown, wall_and_cpu, write
+from timing import RESULTS, append, machine, markdown, parsed, wall_and_cpu, write
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
@@ -207,7 +207,8 @@ def main():
     parser.add_argument("--steps", type=int, default=4, help="training steps in one sample")
     parser.add_argument("--no-xla", dest="xla", action="store_false")
     parser.add_argument("--name", default="blocks", help="of the files in results/")
-    args = parser.parse_args()
+    quick = {"models": ["mlp256"], "blocks": [16, 32], "rounds": 3}
+    args = parsed(parser, quick)
     args.tensorflow = keras.backend.backend() == "tensorflow"
     args.xla = args.xla and keras.backend.backend() != "torch"
     results = RESULTS / f"{args.name}.jsonl"
@@ -216,8 +217,7 @@ def main():
             for density in args.densities:
                 for row in measure(name, batch, density, args.blocks, args):
                     print(json.dumps(row), flush=True)
-                    with results.open("a", encoding="utf-8") as stream:
-                        stream.write(json.dumps(row) + "\n")
+                    append(results, row)
                 keras.utils.clear_session()
     with results.open(encoding="utf-8") as stream:
         write(args.name, page([json.loads(line) for line in stream]))

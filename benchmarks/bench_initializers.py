@@ -19,7 +19,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
-from timing import interleaved, machine, markdown, write
+from timing import interleaved, machine, markdown, parsed, write
 
 from keras_sparse_ortho.initializers import (
     ApproximateIsometry,
@@ -110,7 +110,7 @@ def error_of(kernel: np.ndarray) -> float:
 
 def all_initializers(width: int) -> str:
     shape = (width, width)
-    rivals = {
+    cases = {
         "EOI": ExactOrthogonal(DENSITY, seed=1),
         "EOI, Block(16, 1)": ExactOrthogonal(DENSITY, seed=1, structure=Block(16, 1)),
         "EOI, 2:4": ExactOrthogonal(DENSITY, seed=1, structure=NByM(2, 4)),
@@ -119,13 +119,13 @@ def all_initializers(width: int) -> str:
         "RandomSparse of glorot_uniform": RandomSparse(DENSITY, "glorot_uniform", seed=1),
         "SAO (RamanujanOrthogonal)": RamanujanOrthogonal(round(DENSITY * width), seed=1),
     }
-    drawn = {name: rival.sample(shape) for name, rival in rivals.items()}
+    drawn = {name: case.sample(shape) for name, case in cases.items()}
     dense = keras.initializers.Orthogonal(seed=1)
     drawn["Keras Orthogonal, dense"] = (
         keras.ops.convert_to_numpy(dense(shape)),
         np.ones(shape, dtype=bool),
     )
-    runs = {name: lambda rival=rival: rival.sample(shape) for name, rival in rivals.items()}
+    runs = {name: lambda case=case: case.sample(shape) for name, case in cases.items()}
     runs["Keras Orthogonal, dense"] = lambda: keras.ops.convert_to_numpy(dense(shape))
     times = interleaved(runs, 5)
 
@@ -152,8 +152,7 @@ def all_initializers(width: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small widths, few steps, no file")
-    quick = parser.parse_args().quick
+    quick = parsed(parser, {}).quick
     width, steps = (128, 200) if quick else (1024, STEPS)
     text = f"# Initializers at width {width}\n\n{machine()}, Keras {keras.__version__} on "
     text += f"{keras.backend.backend()}. {len(os.sched_getaffinity(0))} core(s) used, "
@@ -164,10 +163,7 @@ def main() -> None:
     text += f"The least error of {steps} steps of the plain loop (float32, rate {RATE}), and the "
     text += "time that ours (L-BFGS, float64) takes to the same error from the same start.\n\n"
     text += against_the_loop([64] if quick else [128, 256, 512], steps)
-    if quick:
-        print(text)
-    else:
-        write("initializers", text)
+    write("initializers", text, seeds=[0, 1])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ counts and the table says which. Each file has run and agreed with Keras before 
 """
 
 import argparse
+import functools
 import json
 import os
 import tempfile
@@ -27,7 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from timing import RESULTS, machine, markdown, write
+from timing import RESULTS, machine, markdown, parsed, write
 
 from keras_sparse_ortho.export import BenchmarkCase, ExportReport, export_routes, latencies
 
@@ -37,13 +38,10 @@ STRUCTURES = {"elements": 1, "blocks 4x1": 4, "blocks 16x1": 16}
 FILE = RESULTS / "litert.json"
 
 
-def mlp() -> keras.Model:
-    hidden = [
-        L.Dense(n, activation="relu", name=f"dense_{n}_{k}")
-        for k, n in enumerate((2048, 2048, 1024))
-    ]
+def mlp(inputs: int = 1024, widths: tuple[int, ...] = (2048, 2048, 1024)) -> keras.Model:
+    hidden = [L.Dense(n, activation="relu", name=f"dense_{n}_{k}") for k, n in enumerate(widths)]
     return keras.Sequential(
-        [keras.Input((1024,), name="x"), *hidden, L.Dense(1000, name="head")], name="mlp"
+        [keras.Input((inputs,), name="x"), *hidden, L.Dense(1000, name="head")], name="mlp"
     )
 
 
@@ -70,7 +68,11 @@ def cnn() -> keras.Model:
     )
 
 
-MODELS = {"mlp": mlp, "cnn": cnn}
+MODELS = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "small mlp": functools.partial(mlp, 256, (512, 256)),  # of --quick
+}
 
 
 def block_sparse(shape: tuple[int, int], rows: int, density: float, seed: int) -> np.ndarray:
@@ -108,20 +110,29 @@ def network(name: str, structure: str, density: float) -> keras.Model:
     return model
 
 
-def part(name: str, density: float, batch: int, seconds: float) -> list[dict]:
+def part(
+    name: str,
+    density: float,
+    batch: int,
+    seconds: float,
+    structures: list[str],
+    chosen: list[str] | None,
+) -> list[dict]:
     """Every route of the three structures, timed together."""
     rng = np.random.default_rng(1)
     rows: list[dict] = []
     cases: list[BenchmarkCase] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for structure in STRUCTURES:
+        for structure in structures:
             model = network(name, structure, density)
             shape = model.inputs[0].shape[1:]
             data = rng.standard_normal((max(32, batch), *shape)).astype("float32")
             folder = Path(scratch) / structure
             folder.mkdir()
-            routes = None
-            if structure != "elements":  # what is dense does not depend on where the zeros are
+            routes = chosen
+            if (
+                routes is None and structure != "elements"
+            ):  # what is dense does not depend on where the zeros are
                 routes = {
                     4: ["float32+1x4", "float32+sp"],
                     16: [
@@ -281,12 +292,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of timing in one part")
     parser.add_argument("--again", action="store_true", help="measure parts that stand already")
     parser.add_argument("--table", action="store_true", help="write the table only")
-    options = parser.parse_args()
-    RESULTS.mkdir(exist_ok=True)
+    parser.add_argument("--structures", nargs="+", choices=STRUCTURES, default=[*STRUCTURES])
+    parser.add_argument("--routes", nargs="+", help="instead of all that fit")
+    quick = {"model": ["small mlp"], "density": [0.1], "batch": [1], "seconds": 2.0}
+    quick |= {"structures": ["blocks 16x1"]}
+    quick |= {"routes": ["float32", "dynamic_int8", "dynamic_int8+1x16"]}
+    options = parsed(parser, quick)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     rows = json.loads(FILE.read_text()) if FILE.exists() else []
     parts = [
         (name, density, batch)
-        for name in options.model or list(MODELS)
+        for name in options.model or ("mlp", "cnn")
         for density in options.density or (0.1, 0.05, 0.02)
         for batch in options.batch or (1, 8, 64)
     ]
@@ -295,7 +311,7 @@ def main() -> None:
         if one in there and not options.again:
             continue
         print("{}, density {:g}, batch {}".format(*one), flush=True)
-        found = part(*one, options.seconds)
+        found = part(*one, options.seconds, options.structures, options.routes)
         rows = [r for r in rows if (r["model"], r["density"], r["batch"]) != one] + found
         FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     if not rows:

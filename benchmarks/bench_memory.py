@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 
+from record import RESULTS, append, machine, markdown, parsed, write
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 LAYERS = 4
@@ -109,27 +111,23 @@ def main() -> None:
     parser.add_argument("--density", type=float, default=0.1)
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     parser.add_argument("--form", choices=FORMS, help="measure one form in this process")
-    arguments = parser.parse_args()
+    quick = {"width": 512, "forms": ("dense", "masked", "blocks 32")}
+    arguments = parsed(parser, quick)
     if arguments.form:
         figures = measure(arguments.form, arguments.width, arguments.batch, arguments.density)
         print(json.dumps(figures))
         return
 
-    from timing import RESULTS
-
     lines = RESULTS / "memory.jsonl"
     for form in arguments.forms:
         figures = in_fresh_process(form, arguments)
         print(form, figures, flush=True)
-        with lines.open("a") as file:
-            file.write(json.dumps(figures) + "\n")
+        append(lines, figures)
     report(lines)
 
 
 def report(lines: pathlib.Path) -> None:
     """The table of all measurements, the last of each kind."""
-    from timing import machine, markdown, write
-
     rows: dict[tuple, dict] = {}
     for line in lines.read_text().splitlines():
         row = json.loads(line)

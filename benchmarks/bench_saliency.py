@@ -16,11 +16,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from timing import interleaved, machine, markdown, write
+from networks import cnn
+from timing import interleaved, machine, markdown, parsed, write
 
 from keras_sparse_ortho import saliency
 
 DENSITY = 0.1
+NETWORKS = {
+    "ResNet-50 (224 pixels)": lambda: keras.applications.ResNet50(weights=None),
+    "a CNN 8-16-16 (28 pixels)": lambda: cnn((28, 28, 1), 10, {"filters": (8, 16, 16)}),
+}
 
 
 def bare_passes(model: keras.Model) -> str:
@@ -53,15 +58,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--only", choices=["snip", "grasp", "synflow", "synflow32", "random"])
-    arguments = parser.parse_args()
+    big, small = NETWORKS
+    parser.add_argument("--network", choices=NETWORKS, default=big)
+    arguments = parsed(parser, {"network": small, "rounds": 10})
     backend = keras.backend.backend()
     keras.utils.set_random_seed(0)
-    model = keras.applications.ResNet50(weights=None)
+    model = NETWORKS[arguments.network]()
     # XLA on TensorFlow compiles longer than the few steps of a saliency take.
     model.compile(loss="sparse_categorical_crossentropy", jit_compile=backend == "jax")
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(arguments.batch, 224, 224, 3)).astype("float32")
-    y = rng.integers(0, 1000, arguments.batch)
+    x = rng.normal(size=(arguments.batch, *model.input_shape[1:])).astype("float32")
+    y = rng.integers(0, model.output_shape[-1], arguments.batch)
     rounds = arguments.rounds
     options = {"on_collapse": "warn"}
     deep = {**options, "rounds": rounds, "verbose": 1}
@@ -91,7 +98,7 @@ def main() -> None:
         rows.append([name, what, f"{seconds:.1f}", note])
         print(rows[-1], flush=True)
     if arguments.only is None:
-        text = f"# Saliencies of ResNet-50 (224 pixels, random weights) on {backend}\n\n{machine()}"
+        text = f"# Saliencies of {arguments.network}, random weights, on {backend}\n\n{machine()}"
         text += f", Keras {keras.__version__}. Density {DENSITY}; one run of each, compilation "
         text += "included. `synflow` computes in float64, `synflow32` in float32.\n\n"
         if backend == "tensorflow":

@@ -28,6 +28,7 @@ import timing
 
 DENSITY = 0.1
 NAMES = ("ResNet-50", "ConvNeXtTiny", "transformer")
+SMALL = "small transformer"
 STEPS = ("clone", "sparsify", "draws", "strip")
 
 
@@ -53,6 +54,8 @@ def model_of(name: str) -> object:
 
     if name == "transformer":
         return transformer()
+    if name == SMALL:
+        return transformer(layers=2, width=96, vocabulary=200)
     make = {"ResNet-50": "ResNet50", "ConvNeXtTiny": "ConvNeXtTiny"}[name]
     return getattr(keras.applications, make)(weights=None)
 
@@ -67,13 +70,13 @@ def measure(name: str, rounds: int) -> dict[str, object]:
     model = model_of(name)
     weights = kso.prunable_weights(model)
     sparse = kso.sparsify(model, DENSITY, seed=0)
-    rivals = {
+    cases = {
         "clone": lambda: keras.models.clone_model(model),
         "sparsify": lambda: kso.sparsify(model, DENSITY, seed=0),
         "draws": lambda: draw_kernels(model, weights, DENSITY, "erk", "exact_orthogonal", seed=0),
         "strip": lambda: kso.strip(sparse),
     }
-    found = timing.wall_and_cpu(rivals, rounds)
+    found = timing.wall_and_cpu(cases, rounds)
     return {
         "weights": int(sum(weight.size for weight in weights)),
         "matrices": len(weights),
@@ -118,10 +121,10 @@ def model_small() -> object:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="*", default=NAMES, choices=NAMES)
+    parser.add_argument("--models", nargs="*", default=NAMES, choices=(*NAMES, SMALL))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--one", choices=("time", "memory"), help="for a process of its own")
-    arguments = parser.parse_args()
+    arguments = timing.parsed(parser, {"models": (SMALL,), "rounds": 2})
     if arguments.one:
         [name] = arguments.models
         found = measure(name, arguments.rounds) if arguments.one == "time" else memory(name)
@@ -137,8 +140,7 @@ def main() -> None:
             result = subprocess.run(command, check=True, capture_output=True, text=True)
             line |= {one: json.loads(result.stdout.splitlines()[-1])}
         line |= {"load": os.getloadavg()[0], "date": time.strftime("%Y-%m-%d")}
-        with lines.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
+        timing.append(lines, line)
         write(lines)
 
 

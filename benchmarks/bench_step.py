@@ -19,13 +19,14 @@ most steps and in others hardly ever, by luck; then a fixed mask costs the MLP u
 """
 
 import argparse
+import functools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from timing import interleaved, machine, markdown, write
+from timing import interleaved, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
 
@@ -34,9 +35,9 @@ STEPS = 10  # training steps in one sample
 PERIOD = 100  # steps between two renewals of a mask
 
 
-def mlp() -> keras.Model:
-    layers = [L.Dense(1024, activation="relu", name=f"hidden_{k}") for k in range(4)]
-    return keras.Sequential([keras.Input((1024,)), *layers, L.Dense(10, name="head")])
+def mlp(width: int) -> keras.Model:
+    layers = [L.Dense(width, activation="relu", name=f"hidden_{k}") for k in range(4)]
+    return keras.Sequential([keras.Input((width,)), *layers, L.Dense(10, name="head")])
 
 
 def cnn() -> keras.Model:
@@ -48,9 +49,6 @@ def cnn() -> keras.Model:
             L.ReLU(),
         ]
     return keras.Sequential([*layers, L.GlobalAveragePooling2D(), L.Dense(10, name="head")])
-
-
-CASES = (("MLP 4 x 1024", mlp, 128), ("MLP 4 x 1024", mlp, 512), ("CNN", cnn, 64))
 
 
 def stepper(model: keras.Model, jit: bool, batch: int):
@@ -136,11 +134,19 @@ def parametrized(dense: keras.Model) -> dict[str, keras.Model]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--width", type=int, default=1024, help="of the MLP")
+    parser.add_argument("--batches", type=int, nargs="+", default=[128, 512], help="of the MLP")
+    parser.add_argument("--no-cnn", dest="cnn", action="store_false")
+    quick = {"rounds": 3, "width": 256, "batches": [128], "cnn": False}
+    given = parsed(parser, quick)
+    rounds, dense_mlp = given.rounds, functools.partial(mlp, given.width)
+    cases = [(f"MLP 4 x {given.width}", dense_mlp, batch) for batch in given.batches]
+    cases += [("CNN", cnn, 64)] if given.cnn else []
     backend = keras.backend.backend()
     settings = {"tensorflow": (True, False), "jax": (True,), "torch": (False,)}[backend]
+    settings = settings[:1] if given.quick else settings
     rows = []
-    for name, build, batch in CASES:
+    for name, build, batch in cases:
         for jit in settings:
             dense = build()
             rivals = {"dense": dense, **parametrized(dense)}

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 from example_data import Dataset, load
 from networks import cnn, resnet20
-from timing import interleaved, machine, markdown, write
+from timing import interleaved, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
 
@@ -41,8 +41,8 @@ def lstm() -> keras.Model:
 
 
 CHANNELS = {
-    "CNN 32-64-64-128": lambda: cnn(SHAPE, 10, (32, 64, 64, 128)),
-    "ResNet-20 8-16-32": lambda: resnet20(SHAPE, 10, (8, 16, 32)),
+    "CNN 32-64-64-128": lambda: cnn(SHAPE, 10, {"filters": (32, 64, 64, 128)}),
+    "ResNet-20 8-16-32": lambda: resnet20(SHAPE, 10, {"filters": (8, 16, 32)}),
 }
 # With the rank that they start from.
 LOW_RANK = {"MLP 784-512-512-10": (mlp, 256), "LSTM 128-128": (lstm, 128)}
@@ -69,8 +69,8 @@ def lines(
     times = {}
     for batch in (64, 1):
         part = x[:batch]
-        rivals = {k: functools.partial(m.predict_on_batch, part) for k, m in models.items()}
-        times[batch] = interleaved(rivals, rounds=101, warm_up=5)
+        cases = {k: functools.partial(m.predict_on_batch, part) for k, m in models.items()}
+        times[batch] = interleaved(cases, rounds=101, warm_up=5)
     outputs = {key: model.predict(data.x_test[:512], verbose=0) for key, model in models.items()}
     table = []
     for key, model in models.items():
@@ -121,7 +121,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--density", type=float, default=0.3)
-    options = parser.parse_args()
+    every = [*CHANNELS, *LOW_RANK]
+    parser.add_argument("--networks", nargs="+", choices=every, default=every)
+    quick = {"rows": 1024, "epochs": 1, "networks": [every[0], every[2]]}
+    options = parsed(parser, quick)
     data = load("fashion_mnist")
     kinds = kso.parametrizations
     rows, live = [], []
@@ -132,10 +135,14 @@ def main() -> None:
         live.append(line)
 
     for name, make in CHANNELS.items():
+        if name not in options.networks:
+            continue
         steering = kso.callbacks.TargetDensity(options.density, frequency=20)
         after = {"strip": kso.strip, "remove_channels": kso.remove_channels}
         run(name, make, kinds.ChannelSoftThreshold(s_init=-4.0), after, steering)
     for name, (make, rank) in LOW_RANK.items():
+        if name not in options.networks:
+            continue
         steering = kso.callbacks.TargetDensity(options.density, frequency=20)
         run(
             name,

@@ -10,13 +10,14 @@ branch that every step carries.
 """
 
 import argparse
+import functools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
-from timing import interleaved, machine, markdown, write
+from timing import interleaved, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
 
@@ -30,9 +31,9 @@ NEVER = 10**9
 SORTS = {"TopKV2", "TopK", "Sort", "ApproxTopK"}
 
 
-def mlp() -> tf_keras.Model:
-    layers = [L.Dense(1024, activation="relu", name=f"hidden_{k}") for k in range(4)]
-    return tf_keras.Sequential([tf_keras.Input((1024,)), *layers, L.Dense(10, name="head")])
+def mlp(width: int) -> tf_keras.Model:
+    layers = [L.Dense(width, activation="relu", name=f"hidden_{k}") for k in range(4)]
+    return tf_keras.Sequential([tf_keras.Input((width,)), *layers, L.Dense(10, name="head")])
 
 
 def cnn() -> tf_keras.Model:
@@ -96,10 +97,15 @@ def operations(model: tf_keras.Model) -> set[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=41)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--width", type=int, default=1024, help="of the MLP")
+    parser.add_argument("--no-cnn", dest="cnn", action="store_false")
+    given = parsed(parser, {"rounds": 3, "width": 128, "cnn": False})
+    rounds = given.rounds
+    cases = [(f"MLP 4 x {given.width}", functools.partial(mlp, given.width), 128)]
+    cases += [("CNN", cnn, 64)] if given.cnn else []
     rows = []
-    for name, build, batch in (("MLP 4 x 1024", mlp, 128), ("CNN", cnn, 64)):
-        for jit in (False, True):
+    for name, build, batch in cases:
+        for jit in (False,) if given.quick else (False, True):
             dense = build()
             models = {
                 "dense": dense,

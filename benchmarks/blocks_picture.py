@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from timing import RESULTS
+from record import RESULTS, digest, parsed
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 STYLES = {
@@ -66,12 +66,14 @@ def main():
     parser.add_argument("--model", default="mlp2048")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--out", type=Path, default=DOCS / "faster.png")
-    args = parser.parse_args()
+    args = parsed(parser, {"model": "mlp256", "out": RESULTS / "faster.png"})
     lines = last_lines(args.setting, args.model, args.batch)
     if not lines:
         parser.error(f"bench_blocks.py has not measured {args.setting}, {args.model}, {args.batch}")
-    about = f"{args.setting}, {args.model}, batch {args.batch}, {lines['dense', 0.1]['machine']}"
-    draw(lines, about).savefig(args.out, dpi=150)
+    places = {line["machine"] for line in lines.values()}
+    about = f"{args.setting}, {args.model}, batch {args.batch}, {'; '.join(sorted(places))}"
+    marks = {"Sources": digest(["blocks.jsonl"]), "Software": ""}
+    draw(lines, about).savefig(args.out, dpi=150, metadata=marks)
 
 
 if __name__ == "__main__":

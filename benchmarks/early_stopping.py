@@ -15,9 +15,10 @@ import pathlib
 import sys
 import warnings
 
+from record import parsed, write
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = pathlib.Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "early_stopping.md"
 METHODS = ("FixedMask", "SET", "RigL", "STR", "channel STR", "GMP", "DNW")
 
 
@@ -51,7 +52,7 @@ def network(method: str, density: float, x, y) -> tuple:
     return model, [kso.callbacks.TargetDensity(0.5)]
 
 
-def run(method: str, density: float, epochs: int, careful: bool) -> dict:
+def run(method: str, density: float, epochs: int, samples: int, careful: bool) -> dict:
     """One run."""
     import keras
 
@@ -61,9 +62,10 @@ def run(method: str, density: float, epochs: int, careful: bool) -> dict:
     from data import load
 
     data = load("fashion_mnist")
-    x, y = data.x_train[:25000].reshape(-1, 784), data.y_train[:25000]
+    some = slice(samples + samples // 4)
+    x, y = data.x_train[some].reshape(-1, 784), data.y_train[some]
     keras.utils.set_random_seed(0)
-    model, callbacks = network(method, density, x[:20000], y[:20000])
+    model, callbacks = network(method, density, x[:samples], y[:samples])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
     stop = keras.callbacks.EarlyStopping(
@@ -73,9 +75,9 @@ def run(method: str, density: float, epochs: int, careful: bool) -> dict:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         history = model.fit(
-            *(x[:20000], y[:20000], 128, epochs),
+            *(x[:samples], y[:samples], 128, epochs),
             verbose=0,
-            validation_data=(x[20000:], y[20000:]),
+            validation_data=(x[samples:], y[samples:]),
             callbacks=[*callbacks, around],
         )
     weights = [w for w in kso.prunable_weights(model) if w.parametrization is not None]
@@ -97,13 +99,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--density", type=float, default=0.05)
     parser.add_argument("--epochs", type=int, default=20)
-    arguments = parser.parse_args()
+    parser.add_argument("--samples", type=int, default=20000)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    arguments = parsed(parser, {"epochs": 4, "samples": 2000, "methods": ["STR", "GMP"]})
     lines = [
         "# EarlyStopping, and the density asked for",
         "",
-        "`python benchmarks/early_stopping.py`: 784-300-100-10 on 20,000 pictures of",
-        f"Fashion-MNIST, at most {arguments.epochs} epochs, one seed, `EarlyStopping(patience=2, "
-        "restore_best_weights=True)` alone and",
+        f"`python benchmarks/early_stopping.py`: 784-300-100-10 on {arguments.samples:,} pictures",
+        f"of Fashion-MNIST, at most {arguments.epochs} epochs, one seed, "
+        "`EarlyStopping(patience=2, restore_best_weights=True)` alone and",
         "inside `BestAtDensity`. The best epoch is the one that was restored; accuracy is that of",
         "the test set. Channels of the last layer stay, the others end at half.",
         "",
@@ -112,11 +116,11 @@ def main() -> None:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     wrong = []
-    for method in METHODS:
+    for method in arguments.methods:
         asked = 0.5 if method == "channel STR" else arguments.density
         cells = []
         for careful in (False, True):
-            told = run(method, arguments.density, arguments.epochs, careful)
+            told = run(method, arguments.density, arguments.epochs, arguments.samples, careful)
             # To within one entry of each weight, or one channel.
             slack = 784 if method == "channel STR" else 3
             there = abs(told["live"] - asked * told["size"]) <= slack
@@ -130,7 +134,7 @@ def main() -> None:
         lines.append(f"| {method} | {asked} | {cells[0]} | {cells[1]} |")
     if wrong:
         sys.exit(f"not at the density asked for, and no warning: {wrong}")
-    RESULTS.write_text("\n".join(lines) + "\n")
+    write("early_stopping", "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

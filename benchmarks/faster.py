@@ -18,7 +18,7 @@ import statistics
 import tomllib
 from typing import Any
 
-from methods import HERE, command_line, finished, identity, mean_and_deviation
+from methods import HERE, changed, command_line, finished, identity, mean_and_deviation
 from methods_table import DENSE, METHODS
 from timing import machine, markdown
 
@@ -77,15 +77,20 @@ def summarize(lines: pathlib.Path) -> str:
     text += f"{machine()}, {', '.join(sorted({run['backend'] for run in runs}))}. Fashion-MNIST, "
     text += "Adam, cosine decay, each method at its best of three learning rates. Density is that "
     text += "of the hidden kernels; stem and head are dense.\n"
-    for net in sorted({run["net"] for run in runs}):
-        about = json.dumps({k: settings[net][k] for k in ("width", "depth", "samples", "epochs")})
-        text += f"\n## {net}\n\n{about}\n\n{table([run for run in runs if run['net'] == net])}"
+    for kind in sorted({(run["net"], run["epochs"], changed(run)) for run in runs}):
+        mine = [run for run in runs if (run["net"], run["epochs"], changed(run)) == kind]
+        used = settings[kind[0]] | (mine[0].get("settings") or {})
+        about = json.dumps({k: used[k] for k in ("width", "depth", "samples")})
+        text += f"\n## {kind[0]}, epochs: {kind[1]}{kind[2]}\n\n{about}\n\n{table(mine)}"
     return text
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    command_line(arguments, "faster", "Live blocks", None, tune=True, summary=summarize)
+    quick = {"net": ["wide_mlp"], "methods": ["dense", "blocks_32"], "epochs": 2}
+    command_line(
+        arguments, "faster", "Live blocks", None, tune=True, summary=summarize, quick=quick
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ import numpy as np
 from example_data import Dataset, load
 from methods_table import DENSE, METHODS
 from networks import NETWORKS
-from timing import machine, markdown
+from record import RESULTS, append, machine, markdown, parsed, write_page
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError
@@ -48,6 +48,10 @@ OPTIMIZERS = {
     "sgd": functools.partial(keras.optimizers.SGD, momentum=0.9),
 }
 Run = dict
+OVERRIDES = ("dataset", "samples", "depth")
+"""Settings that the command line can change; a run notes those that it has changed."""
+QUICK = {"samples": 2048, "epochs": 1, "densities": [0.1], "seeds": [0], "tune": False}
+SMALL = {"methods": ["dense", "base_erk", "eoi_auto", "str"]}
 
 
 def build(
@@ -168,6 +172,7 @@ def train(
         "learning_rate": learning_rate,
         "jit": options["jit"],
         "backend": keras.backend.backend(),
+        "settings": options.get("settings", {}),
         **({"curve": curve.points} if curve.points else {}),
     }
 
@@ -189,28 +194,28 @@ def chosen_rate(
 ) -> float:
     """The learning rate of the highest validation accuracy; trains what is not there yet."""
     there = {
-        (run["method"], identity(run)[3], run["net"], run["epochs"], run["learning_rate"]): run
+        (*identity(run)[:4], changed(run), run["learning_rate"]): run
         for run in finished(lines)
         if "validation" in run
     }
-    accuracies = {}
+    accuracies, epochs = {}, options["epochs"]
     for rate in options["learning_rates"]:
-        key = method, None if method in DENSE else density, net, options["epochs"], rate
+        wanted = {"net": net, "method": method, "density": density, "seed": None, "epochs": epochs}
+        wanted["settings"] = options.get("settings")
+        key = (*identity(wanted)[:4], changed(wanted), rate)
         if key not in there:
             seed = options["seeds"][0]
             run = train(net, method, density, seed, without_tenth(data), options, rate)
             run["validation"] = run.pop("accuracy")
-            append(lines, run)
+            keep(lines, run)
             there[key] = run
         accuracies[rate] = there[key]["validation"]
     return max(accuracies, key=accuracies.__getitem__)
 
 
-def append(lines: pathlib.Path, run: Run) -> None:
+def keep(lines: pathlib.Path, run: Run) -> None:
     """Writes a finished run, and says so."""
-    lines.parent.mkdir(parents=True, exist_ok=True)
-    with lines.open("a") as file:
-        file.write(json.dumps(run) + "\n")
+    append(lines, run)
     kind = "validation" if "validation" in run else "accuracy"
     rate = "" if run["learning_rate"] is None else f" learning rate {run['learning_rate']}"
     print(
@@ -234,7 +239,12 @@ def finished(lines: pathlib.Path) -> list[Run]:
 def identity(run: Run) -> tuple:
     """What tells runs apart; a dense network has no density."""
     density = None if run["method"] in DENSE else run["density"]
-    return run["net"], run["epochs"], run["method"], density, run["seed"]
+    return run["net"], run["epochs"], run["method"], density, run["seed"], changed(run)
+
+
+def changed(run: Run) -> str:
+    """The settings in which a run differs from those of the file, as a part of a title."""
+    return "".join(f", {name}: {value}" for name, value in (run.get("settings") or {}).items())
 
 
 def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, options: dict) -> None:
@@ -243,7 +253,7 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
     order = sorted(grid["methods"], key=list(METHODS).index)
     for seed, density, method in itertools.product(grid["seeds"], grid["densities"], order):
         wanted = {"net": net, "method": method, "density": density, "seed": seed}
-        wanted["epochs"] = options["epochs"]
+        wanted |= {"epochs": options["epochs"], "settings": options.get("settings")}
         if identity(wanted) in there:
             continue
         try:
@@ -255,7 +265,7 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
             print(f"{net} {method} density {density} seed {seed}: {error}", flush=True)
             continue
         there.add(identity(run))
-        append(lines, run)
+        keep(lines, run)
 
 
 def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
@@ -319,15 +329,17 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     text += "without a row has not been run, or left a layer without any live entry (collapse).\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
-    for net, epochs in sorted({identity(run)[:2] for run in runs}):
-        mine = [run for run in runs if identity(run)[:2] == (net, epochs)]
+    for kind in sorted({(*identity(run)[:2], changed(run)) for run in runs}):
+        mine = [run for run in runs if (*identity(run)[:2], changed(run)) == kind]
+        net, epochs, other = kind
+        used = settings[net] | (mine[0].get("settings") or {})
         keys = ("filters", "width", "depth", "activation", "optimizer", "batch_size")
         keys += ("learning_rates",)
-        about = ", ".join(f"{key} {settings[net][key]}" for key in keys if key in settings[net])
+        about = ", ".join(f"{key} {used[key]}" for key in keys if key in used)
         compiled = sorted({run["jit"] for run in mine})
         about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)
         timed = ratios.get(net, {})
-        text += f"\n## {net}, epochs: {epochs}\n\n{about}\n\n{table(mine, timed)}"
+        text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed)}"
         if timed:
             text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
     return text
@@ -340,6 +352,7 @@ def command_line(
     nets: list[str] | None,
     tune: bool,
     summary: Callable[[pathlib.Path], str] | None = None,
+    quick: dict | None = None,
 ) -> None:
     """Runs what is asked for, and writes the table.
 
@@ -350,6 +363,7 @@ def command_line(
         nets: The networks by default; `None` for all.
         tune: Whether learning rates are chosen by default.
         summary: What makes the table, if not `summarize`.
+        quick: Other defaults of the command line, with `--quick`.
     """
     settings = tomllib.loads((HERE / f"{name}.toml").read_text())
     parser = argparse.ArgumentParser(description=title)
@@ -365,15 +379,18 @@ def command_line(
     parser.add_argument("--tune", action=argparse.BooleanOptionalAction, default=tune)
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--summary", action="store_true", help="only write the table")
-    given = parser.parse_args(arguments)
+    given = parsed(parser, QUICK | (quick or {}), arguments)
     file = "tuned" if given.tune and not tune else name
-    out = given.out or HERE / "results" / f"{file}.jsonl"
+    out = given.out or RESULTS / f"{file}.jsonl"
     for net in [] if given.summary else given.net:
         options = dict(settings[net])
         options |= {"jit": not given.no_jit, "budgets": out.parent / "budgets", "tune": given.tune}
-        options |= {key: getattr(given, key) for key in ("epochs", "depth") if getattr(given, key)}
-        data = load(given.dataset or options["dataset"])
-        if samples := given.samples or options.get("samples"):
+        other = {key: getattr(given, key) for key in OVERRIDES if getattr(given, key)}
+        options |= other
+        options |= {"epochs": given.epochs} if given.epochs else {}
+        options["settings"] = {k: v for k, v in other.items() if settings[net].get(k) != v}
+        data = load(options["dataset"])
+        if samples := options.get("samples"):
             cut = slice(samples)
             parts = (data.x_train[cut], data.y_train[cut], data.x_test[cut], data.y_test[cut])
             data = Dataset(data.name, *parts)
@@ -384,13 +401,13 @@ def command_line(
         }
         run_missing(out, net, grid, data, options)
     text = summarize(out, settings, title) if summary is None else summary(out)
-    out.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
+    seeds = {run["seed"] for run in finished(out)}
+    write_page(out.with_suffix(".md"), text, seeds)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    command_line(arguments, "methods", "Methods on Fashion-MNIST", ["cnn"], tune=False)
+    command_line(arguments, "methods", "Methods on Fashion-MNIST", ["cnn"], tune=False, quick=SMALL)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import os
 import statistics
 import time
 import tomllib
+from collections.abc import Iterable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -23,7 +24,7 @@ import keras
 from example_data import Dataset, load
 from methods import HERE, TIMES, build
 from methods_table import METHODS
-from timing import RESULTS
+from record import RESULTS, parsed
 
 from keras_sparse_ortho.errors import BudgetError
 
@@ -48,7 +49,7 @@ class Turn(keras.callbacks.Callback):
         self.model.stop_training = True
 
 
-class Rival:
+class Case:
     """A training that goes on by one turn at a time."""
 
     def __init__(self, net: str, method: str, density: float, data: Dataset, options: dict) -> None:
@@ -70,18 +71,25 @@ class Rival:
         )
 
 
-def measure(net: str, density: float, data: Dataset, options: dict, rounds: int) -> dict:
+def measure(
+    net: str,
+    density: float,
+    data: Dataset,
+    options: dict,
+    rounds: int,
+    methods: Iterable[str] | None = None,
+) -> dict:
     """Median seconds of a turn of each method, and of the dense network once more."""
-    rivals = {}
-    for name in (*METHODS, "dense again"):
+    cases = {}
+    for name in (*(METHODS if methods is None else methods), "dense again"):
         try:
-            rivals[name] = Rival(net, name.removesuffix(" again"), density, data, options)
+            cases[name] = Case(net, name.removesuffix(" again"), density, data, options)
         except BudgetError as error:  # a mask that leaves a layer nothing
             print(f"{name}: {error}")
     for _ in range(WARM_UP + rounds):
-        for rival in rivals.values():
-            rival()
-    return {name: statistics.median(r.turn.seconds[WARM_UP:]) for name, r in rivals.items()}
+        for case in cases.values():
+            case()
+    return {name: statistics.median(r.turn.seconds[WARM_UP:]) for name, r in cases.items()}
 
 
 def main() -> None:
@@ -92,17 +100,19 @@ def main() -> None:
     parser.add_argument("--density", type=float, default=0.05)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--no-jit", action="store_true", help="without XLA")
-    given = parser.parse_args()
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
+    given = parsed(parser, {"rounds": 2, "methods": ["dense", "base_erk", "gmp"]})
     options = settings[given.net]
     options |= {"jit": not given.no_jit, "budgets": RESULTS / "budgets"}
     data = load(options["dataset"])
-    seconds = measure(given.net, given.density, data, options, given.rounds)
+    seconds = measure(given.net, given.density, data, options, given.rounds, given.methods)
     ratios = {name: value / seconds["dense"] for name, value in seconds.items()}
     for name, value in seconds.items():
         print(f"{name:12} {value:8.3f} s  {ratios[name]:.3f}")
     file = RESULTS / TIMES
     measured = json.loads(file.read_text()) if file.exists() else {}
     measured[given.net] = ratios
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(measured, indent=1) + "\n")
 
 

@@ -28,8 +28,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
-from spectrum_report import ACTIVATIONS, BUDGETS, DENSITIES, picture, ranges, table, verdict
-from timing import write
+from spectrum_report import ACTIVATIONS, BUDGETS, picture, ranges, table, verdict
+from timing import parsed, write
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import budgets, saliency
@@ -39,6 +39,7 @@ from keras_sparse_ortho.orthogonal import approximate_isometry
 
 L = keras.layers
 WIDTH, DEPTH, SAMPLES = 100, 7, 8
+DENSITIES = (0.03, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 # Activation and derivative.
 FUNCTIONS = {
     "linear": (lambda a: a, np.ones_like),
@@ -166,7 +167,7 @@ def _scale(mask: np.ndarray) -> float:
     return float(np.sqrt(mask.size / mask.sum()))
 
 
-def measure(inputs: int, seeds: int) -> list[dict]:
+def measure(inputs: int, seeds: int, chosen: list[str], densities: list[float]) -> list[dict]:
     found: dict[tuple, list[tuple[float, float, float]]] = {}
     differences = []
     for seed in range(seeds):
@@ -178,7 +179,7 @@ def measure(inputs: int, seeds: int) -> list[dict]:
             model = mlp(activation, start)
             # All weights times a constant: SynFlow's masks are those of every gain.
             plans = Plans(model, seed, synflow)
-            for name, density in itertools.product(BUDGETS, DENSITIES):
+            for name, density in itertools.product(chosen, densities):
                 for method, kernels in drawer(activation, *plans(name, density)):
                     values = spectrum(activation, kernels, x)
                     live = sum(np.count_nonzero(kernel) for kernel in kernels)
@@ -209,7 +210,11 @@ def compare(model: keras.Model, kernels: Kernels, x: np.ndarray, values: np.ndar
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=2)
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--budgets", nargs="+", choices=BUDGETS, default=BUDGETS)
+    parser.add_argument("--densities", nargs="+", type=float, default=DENSITIES)
+    quick = {"seeds": 1, "budgets": ["uniform"], "densities": [0.1, 0.2, 1.0]}
+    given = parsed(parser, quick)
+    seeds = given.seeds
     warnings.filterwarnings("ignore", message="Layer collapse")
     text = "# Singular values of the Jacobian of sparse MLPs\n\n"
     text += (
@@ -219,7 +224,7 @@ def main() -> None:
     text += "admissible degree of each layer, for ReLU in its ReLU form; the last column says the "
     text += "density that this is.\n"
     for inputs in (WIDTH, 784):
-        rows = measure(inputs, seeds if inputs == WIDTH else 1)
+        rows = measure(inputs, seeds if inputs == WIDTH else 1, given.budgets, given.densities)
         if inputs == WIDTH:
             picture(rows)
             text += "\n![spectrum](spectrum.png)\n\n## Square kernels\n\nAll kernels have one shape"
@@ -229,7 +234,7 @@ def main() -> None:
             text += "One seed. The first kernel is not square, so that SAO has no place here.\n\n"
         text += f"**{verdict(rows)}**\n\nRelative to the dense orthogonal network, at densities "
         text += f"under .2, over all budgets:\n\n{ranges(rows)}\n{table(rows)}"
-    write("spectrum", text)
+    write("spectrum", text, seeds=range(seeds))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,17 @@ import itertools
 import numpy as np
 from timing import RESULTS, markdown
 
-DENSITIES = (0.03, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 ACTIVATIONS = ("linear", "tanh", "hard_tanh", "relu")
 BUDGETS = ("uniform", "erk", "snip", "grasp", "synflow")
 STARTS = ("base", "AI", "SAO", "EOI")
 # What counts as kept: both singular values within this factor of the dense network's.
 KEPT = 2.0
+
+
+def kinds(rows: list[dict]) -> tuple[list[str], list[float]]:
+    """The budgets and the densities that were measured."""
+    names = {r["budget"] for r in rows}
+    return [name for name in BUDGETS if name in names], sorted({r["asked"] for r in rows})
 
 
 def dense_values(rows: list[dict]) -> dict[str, tuple[float, float]]:
@@ -68,6 +73,7 @@ def picture(rows: list[dict]) -> None:
         len(ACTIVATIONS), 2, figsize=(8.5, 10), sharex=True, layout="constrained"
     )
     dense = dense_values(rows)
+    budgets, densities = kinds(rows)
     for row, activation in enumerate(ACTIVATIONS):
         for column, key in enumerate(("mean", "largest")):
             ax, top = axes[row, column], 0.0
@@ -80,20 +86,20 @@ def picture(rows: list[dict]) -> None:
                             if (r["activation"], r["budget"], r["start"])
                             == (activation, name, start)
                         ]
-                        for name in BUDGETS
+                        for name in budgets
                     ]
                 )
                 style = {"color": f"C{k}", "zorder": 3 + k}
-                ax.plot(DENSITIES, np.median(lines, axis=0), "o-", ms=3.5, label=start, **style)
+                ax.plot(densities, np.median(lines, axis=0), "o-", ms=3.5, label=start, **style)
                 ax.fill_between(
-                    DENSITIES, lines.min(axis=0), lines.max(axis=0), alpha=0.18, lw=0, **style
+                    densities, lines.min(axis=0), lines.max(axis=0), alpha=0.18, lw=0, **style
                 )
                 if start != "base":  # which GraSP takes far out of the picture
                     top = max(top, lines.max())
             value = dense[activation][0 if key == "largest" else 1]
             ax.axhline(value, color="k", lw=0.8, ls=":", label="dense orthogonal")
             ax.set(xscale="log", ylim=(0, 1.2 * top), title=f"{activation}: {key} singular value")
-            ax.set_xticks(DENSITIES, [f"{d:g}" for d in DENSITIES], minor=False)
+            ax.set_xticks(densities, [f"{d:g}" for d in densities], minor=False)
             ax.minorticks_off()
             ax.grid(alpha=0.25)
     for ax in axes[-1]:
@@ -101,7 +107,7 @@ def picture(rows: list[dict]) -> None:
     axes[0, 0].legend(fontsize=8)
     figure.suptitle(
         "Input-output Jacobian of an MLP, 7 layers of width 100. Line: median of the "
-        "five budgets; band: their range.",
+        f"{len(budgets)} budgets; band: their range.",
         fontsize=9,
     )
     figure.savefig(RESULTS / "spectrum.png", dpi=110)
@@ -113,9 +119,10 @@ def table(rows: list[dict]) -> str:
     cells = {(r["activation"], r["budget"], r["asked"], r["start"]): r for r in rows}
     starts = [start for start in STARTS if any(r["start"] == start for r in rows)]
     lines = []
+    budgets, densities = kinds(rows)
     for activation in ACTIVATIONS:
-        for name in BUDGETS:
-            for density in DENSITIES:
+        for name in budgets:
+            for density in densities:
                 found = {s: cells[activation, name, density, s] for s in starts}
                 values = [f"{r['largest']:.3g} / {r['mean']:.3g}" for r in found.values()]
                 actual = [f"{found['SAO']['density']:.3g}"] if "SAO" in found else []

@@ -12,16 +12,18 @@ import argparse
 import itertools
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
+from record import RESULTS, append, markdown, parsed, write
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-LINES = pathlib.Path(__file__).parent / "results" / "target_density.jsonl"
+LINES = RESULTS / "target_density.jsonl"
 DENSITIES = (0.5, 0.1, 0.05, 0.02, 0.01)
 NETS = ("MLP", "CNN")
 OPTIMIZERS = ("SGD", "Adam")
 SEEDS = (0, 1, 2)
+EPOCHS = 20
 
 
 def finished() -> list[dict]:
@@ -31,10 +33,11 @@ def finished() -> list[dict]:
 
 def key(run: dict) -> tuple:
     """What tells runs apart."""
-    return tuple(run[name] for name in ("backend", "net", "optimizer", "density", "seed"))
+    names = ("backend", "net", "optimizer", "density", "seed")
+    return (*(run[name] for name in names), run.get("epochs", EPOCHS))
 
 
-def train(net: str, optimizer: str, density: float, seed: int) -> dict:
+def train(net: str, optimizer: str, density: float, seed: int, epochs: int) -> dict:
     """One run, on the backend of this process."""
     import keras
     from sklearn.datasets import load_digits
@@ -68,7 +71,7 @@ def train(net: str, optimizer: str, density: float, seed: int) -> dict:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(algorithm, loss, metrics=["accuracy"], jit_compile=True)
     steering = kso.callbacks.TargetDensity(density, frequency=20)
-    model.fit(x[:1440], y[:1440], batch_size=32, epochs=20, verbose=0, callbacks=[steering])
+    model.fit(x[:1440], y[:1440], batch_size=32, epochs=epochs, verbose=0, callbacks=[steering])
     budget = kso.Budget.from_model(model)
     accuracy = model.evaluate(x[1440:], y[1440:], verbose=0)[1]
     return {
@@ -77,21 +80,22 @@ def train(net: str, optimizer: str, density: float, seed: int) -> dict:
         "optimizer": optimizer,
         "density": density,
         "seed": seed,
+        "epochs": epochs,
         "size": budget.size,
         "live": budget.live,
         "accuracy": float(accuracy),
     }
 
 
-def run_missing(backend: str) -> None:
+def run_missing(backend: str, options: argparse.Namespace) -> None:
     """All runs of this process' backend that are not there yet."""
     there = {key(run) for run in finished()}
-    for net, optimizer, density, seed in itertools.product(NETS, OPTIMIZERS, DENSITIES, SEEDS):
-        if (backend, net, optimizer, density, seed) in there:
+    grid = options.nets, options.optimizers, options.densities, options.seeds
+    for settings in itertools.product(*grid):
+        if (backend, *settings, options.epochs) in there:
             continue
-        run = train(net, optimizer, density, seed)
-        with LINES.open("a") as file:
-            file.write(json.dumps(run) + "\n")
+        run = train(*settings, options.epochs)
+        append(LINES, run)
         print(run, flush=True)
 
 
@@ -102,8 +106,6 @@ def miss(run: dict) -> float:
 
 def summarize() -> None:
     """The table."""
-    from timing import markdown, write
-
     runs = finished()
     rows = []
     for net, optimizer, density, backend in itertools.product(
@@ -125,26 +127,34 @@ def summarize() -> None:
                 f"{len(mine)}",
             ]
         )
+    epochs = " and ".join(sorted({str(key(run)[-1]) for run in runs}))
     text = "# Soft thresholds under TargetDensity: asked and reached densities\n\n"
+    text += f"{len(runs)} runs of {epochs} epochs on scikit-learn's digits, XLA. "
     text += (
-        f"{len(runs)} runs of 20 epochs on scikit-learn's digits, XLA. MLP 64-256-256-10, CNN of "
+        "MLP 64-256-256-10, CNN of three convolutions. The largest relative miss of all runs is "
     )
-    text += "three convolutions. The largest relative miss of all runs is "
     text += f"{100 * max(map(miss, runs)):.3f}%.\n\n"
     header = ["net", "optimizer", "backend", "asked", "reached", "largest miss", "accuracy", "runs"]
-    write("target_density", text + markdown(header, rows))
+    write("target_density", text + markdown(header, rows), {run["seed"] for run in runs})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backends", nargs="+", default=["tensorflow", "jax"])
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=NETS)
+    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS)
+    parser.add_argument("--densities", nargs="+", type=float, default=DENSITIES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    quick = {"backends": ["tensorflow"], "nets": ["MLP"], "optimizers": ["Adam"]}
+    quick |= {"densities": [0.1, 0.02], "seeds": [0], "epochs": 4}
+    options = parsed(parser, quick)
     if options.worker:
-        run_missing(os.environ["KERAS_BACKEND"])
+        run_missing(os.environ["KERAS_BACKEND"], options)
         return
     for backend in options.backends:
-        command = [sys.executable, __file__, "--worker"]
+        command = [sys.executable, *sys.argv, "--worker"]
         subprocess.run(command, env=os.environ | {"KERAS_BACKEND": backend}, check=True)
     summarize()
 

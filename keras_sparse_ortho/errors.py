@@ -1,5 +1,14 @@
 """Named errors, all of them `ValueError`s, and a warning; `export` and `tfmot` have their own."""
 
+__all__ = [
+    "BudgetError",
+    "DensityError",
+    "DensityWarning",
+    "LayoutError",
+    "NotPrunableError",
+    "UnknownWeightError",
+]
+
 
 class DensityError(ValueError):
     """A density outside (0, 1], or one that no kernel of the given shape can have."""

@@ -85,9 +85,14 @@ def types(_: list[str]) -> Result:
 
 
 def docs(_: list[str]) -> Result:
-    """The examples in docstrings, README.md and docs/."""
+    """The examples in docstrings, README.md and docs/; figures as measured; the site, strictly."""
     texts = [name for name in ("README.md", "docs") if (ROOT / name).exists()]
-    return pytest("tensorflow", "--doctest-modules", PACKAGE, *texts, *TWO_FILES_AT_A_TIME)
+    result = pytest("tensorflow", "--doctest-modules", PACKAGE, *texts, *TWO_FILES_AT_A_TIME)
+    if not python("tools/figures.py", "--check"):
+        result.ok, result.note = False, "figures differ from benchmarks/results: make figures"
+    if not python("tools/site_check.py"):
+        result.ok, result.note = False, f"{result.note}; the site".removeprefix("; ")
+    return result
 
 
 def tensorflow(options: list[str]) -> Result:

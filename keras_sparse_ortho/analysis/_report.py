@@ -24,10 +24,10 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     drew the kernel, as `sparsify` has chosen them. These have columns in the table where they tell
     something: any dead output, any gain but 1, any taps but the center.
 
-    Nothing is dense without a word: a kernel without a mask, and every matrix of which nobody has
-    said what its axes are, has a row that says why (`Row.state`), and beside the density of the
-    sparse kernels (`sparse_density`) stand those of all kernels (`density`) and of all matrices of
-    the model (`whole_density`).
+    Everything dense is listed: a kernel without a mask, and a matrix whose layer is not registered,
+    has a row that says why (`Row.state`), and beside the density of the sparse kernels
+    (`sparse_density`) stand those of all kernels (`density`) and of all matrices of the model
+    (`whole_density`).
 
     Args:
         model: A built Keras model; wrapped, stripped or dense.

@@ -20,8 +20,8 @@ class Row:
     """The figures of one kernel.
 
     `state` is `"sparse"` for a kernel with a mask or with zeros, and says why another is dense:
-    `"no mask"` (it was excluded, or never asked for), or `"not registered"`, where nobody has said
-    what the axes of a matrix are (`initializers.kernel_layouts`).
+    `"no mask"` (it was excluded, or never asked for), or `"not registered"`, where the
+    meaning of the axes is unknown (`initializers.kernel_layouts`).
     """
 
     path: str

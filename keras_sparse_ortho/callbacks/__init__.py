@@ -13,7 +13,7 @@ from keras_sparse_ortho.callbacks._threshold_steering import (
 )
 from keras_sparse_ortho.callbacks._update_masks import UpdateMasks as UpdateMasks
 
-# Public; `ThresholdSteering` is for the TFMOT wing.
+# Public; `ThresholdSteering` is for `tfmot`.
 __all__ = [
     "SET",
     "BackupAndRestore",

@@ -24,7 +24,7 @@ from keras_sparse_ortho.orthogonal import (
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class RamanujanOrthogonal(SparseInitializer):
-    """Square kernels of permuted dense orthogonal blocks: the sparsity-aware orthogonal rival.
+    """Square kernels of permuted dense orthogonal blocks: sparsity-aware orthogonal (SAO).
 
     `K = gain P diag(Q_1, ..., Q_{width / degree}) R`, with dense orthogonal `Q_k` of size
     `degree` and random permutations `P`, `R`: exactly orthogonal, of density `degree / width`.

@@ -66,7 +66,7 @@ class PrunableWeight:
         flops: Multiply-adds that the dense weight costs for one sample, counted once each as in
             the tables of the STR and RigL papers; `None` where it is not known.
         drawn_mask: Gives the mask that the weight's initializer drew together with its value,
-            while the wrapper of its layer is built; `None` where nobody has kept it.
+            while the wrapper of its layer is built; `None` where it was not kept.
         stored: The kernel, where `variable` holds it in another form than the dense one; shape,
             count and values are then those of the dense kernel.
         registered: Whether `kernel_layouts` knows the weight; else its layout is guessed.

@@ -1,4 +1,4 @@
-"""Matrices of layers of which nobody has said what their axes mean."""
+"""Matrices in layers that are not registered: the meaning of their axes is unknown."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ def prunable_weights(
         sample: A batch of the model's inputs, of which the shapes are used, for a model whose
             inputs have dimensions that are not fixed. Without it the FLOPs of all weights of such
             a model are `None`.
-        unregistered: Whether to list matrices as well of which nobody has said what their axes are:
+        unregistered: Whether to list matrices as well whose axes have an unknown meaning:
             weights of other names in layers that are neither Keras' nor registered. Their layout is
             guessed, `(*batch, in, out)`, and they come last.
 

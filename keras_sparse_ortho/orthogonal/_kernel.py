@@ -41,7 +41,7 @@ def exact_orthogonal(
         K^T K = gain^2 I   (tall or square)    or    K K^T = gain^2 I   (wide).
 
     The first `m - n` rotations give every empty column an entry (the covering start): an output
-    of zeros has no gradient under ReLU and would be dead for ever. This takes `m` live entries
+    of zeros has no gradient under ReLU and would stay dead. This takes `m` live entries
     instead of `n`; of a lower count as many columns as it allows are covered, see
     `covering_count` and `dead_outputs`.
 

@@ -123,7 +123,7 @@ class FixedMask(Masked):
         return drawn is not None and drawn == digest(self.weight.raw_value())
 
     def keep_origin_of(self, other: "FixedMask") -> None:
-        """Remembers what another one knows of how the same weight was drawn."""
+        """Takes over from another mask whether the weight is still as it was drawn."""
         self._drawn_digest = other._drawn_digest
 
     @property

@@ -24,7 +24,7 @@ def shrink(value: Any, threshold: Any) -> Any:
 
     @ops.custom_gradient
     def shrunk(w: Any, t: Any) -> tuple[Any, Any]:
-        # By a difference: for w = t = 0 it is 0, so that an entry frozen at 0 gets no gradient.
+        # As a difference, which is 0 for w = t = 0: an entry frozen at 0 gets no gradient.
         effective = w - ops.clip(w, -t, t)
 
         def gradient(*args: Any, upstream: Any = None) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from keras_sparse_ortho.pruning._planning import plan_for as plan_for
 from keras_sparse_ortho.pruning._prune import prune as prune
 from keras_sparse_ortho.pruning._sparsify import sparsify as sparsify
 
-# Public; the other names above are for the TFMOT wing.
+# Public; the other names above are for `tfmot`.
 __all__ = ["adopt_masks", "parametrize", "prune", "sparsify"]
 
 

@@ -53,9 +53,9 @@ def _warn(dense: list[PrunableWeight], everything: list[PrunableWeight]) -> None
     listed = ", ".join(f"'{weight.path}' {weight.shape}" for weight in dense[:5])
     more = f" and {len(dense) - 5} more" if len(dense) > 5 else ""
     warnings.warn(
-        f"Matrices with {share:.2%} of all entries stay dense: nobody has said what their axes "
-        "are. Register their layers with keras_sparse_ortho.initializers.kernel_layouts, or have "
-        'them masked as (*batch, in, out) with unregistered="guess"; unregistered="dense" leaves '
-        f"them as they are. Received: {listed}{more}",
+        f"Matrices with {share:.2%} of all entries stay dense: the meaning of their axes "
+        "is unknown. Register their layers with keras_sparse_ortho.initializers.kernel_layouts, or "
+        'have them masked as (*batch, in, out) with unregistered="guess"; unregistered="dense" '
+        f"leaves them as they are. Received: {listed}{more}",
         stacklevel=5,
     )

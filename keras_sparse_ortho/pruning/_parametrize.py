@@ -44,7 +44,7 @@ def parametrize(
         include: Which kernels, as for `sparsify`. Default: all kernels and embeddings.
         exclude: Which kernels not.
         unregistered: What is done with matrices in layers that are neither Keras' nor registered
-            (`initializers.kernel_layouts`), so that nobody has said what their axes mean: `"warn"`
+            (`initializers.kernel_layouts`), so that the meaning of their axes is unknown: `"warn"`
             (default) and `"dense"` leave them dense, `"guess"` takes them in as
             `(*batch, in, out)`. `report` lists them.
         storage: `"masked"`; or `"compact"` for a `FixedMask`, as in `sparsify`.

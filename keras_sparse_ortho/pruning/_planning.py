@@ -95,6 +95,6 @@ def _refuse_too_sparse(plan: Budget, weights: list[PrunableWeight], orthogonal: 
         raise BudgetError(
             f"The budget leaves {len(short)} weights too few entries for an exactly orthogonal "
             "kernel; keras_sparse_ortho.budgets.lift(model, budget) gives them enough (with the "
-            "`initializer`, if it is another one than ExactOrthogonal()). The least for "
+            "`initializer`, unless it is ExactOrthogonal()). The least for "
             f"'{path}' is {least}. Received: {plan.counts[path]} for '{path}'"
         )

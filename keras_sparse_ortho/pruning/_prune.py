@@ -67,7 +67,7 @@ def prune(
             or a predicate of a `PrunableWeight`. Default: all kernels and embeddings.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
         unregistered: What is done with matrices in layers that are neither Keras' nor registered
-            (`initializers.kernel_layouts`), so that nobody has said what their axes mean: `"warn"`
+            (`initializers.kernel_layouts`), so that the meaning of their axes is unknown: `"warn"`
             (default) and `"dense"` leave them dense, `"guess"` takes them in as
             `(*batch, in, out)`. `report` lists them.
         storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values

@@ -1,4 +1,4 @@
-"""The guest wing: our initializers, masks, budgets and thresholds in tf_keras and TFMOT."""
+"""Initializers, masks, budgets and learnt thresholds for tf_keras models and TFMOT."""
 
 from keras_sparse_ortho.tfmot._layouts import register_layouts as _register_layouts
 from keras_sparse_ortho.tfmot._prune_by_budget import prune_by_budget as prune_by_budget

@@ -1,4 +1,4 @@
-"""Every private name of tf_keras and TFMOT that the wing uses, in one place.
+"""Every private name of tf_keras and TFMOT that this room uses, in one place.
 
 Private are: `Layer._flatten_layers`, `Layer._call_spec`, `Layer._autocast`, the lists of nodes, the
 two attributes in which a layer remembers how it was called for SavedModel, what

@@ -21,3 +21,5 @@ def _importing(name):
 methods = _importing("methods")
 faster = _importing("faster")
 traffic = _importing("traffic")
+suite = _importing("suite")
+record = _importing("record")

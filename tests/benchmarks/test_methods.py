@@ -54,9 +54,10 @@ def test_a_small_grid_in_parts_and_resumed(methods, tmp_path):
     assert json.loads(before.splitlines()[0])["density"] == 0.1
     methods.main([*small, "--epochs", "2", "--methods", "dense"])  # another run than that of 1
     assert [run["epochs"] for run in methods.finished(lines)] == [1] * len(some) + [2]
+    other = ", dataset: digits, samples: 1024\n"  # than in the settings: the table says so
     first, second = lines.with_suffix(".md").read_text().split("## cnn, epochs: ")[1:]
-    assert first.startswith("1\n")
+    assert first.startswith(f"1{other}")
     assert all(f"| {name} |" in first for name in some)
-    assert second.startswith("2\n")
+    assert second.startswith(f"2{other}")
     assert "| dense |" in second
     assert "| gmp |" not in second

@@ -25,6 +25,7 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
             **{"net": net, "method": method, "density": density, "seed": seed},
             **{"accuracy": accuracy, "epochs": 1, "learning_rate": rate, "jit": False},
             **{"live": 1, "size": 2, "flops": 3, "backend": "none"},
+            "settings": options["settings"],
         }
 
     monkeypatch.setattr(methods, "train", train)

@@ -1,4 +1,4 @@
-"""Matrices of which nobody has said what their axes are: told, and taken in by one argument."""
+"""Matrices of unregistered layers: named by a warning, and masked by one argument."""
 
 import csv
 

@@ -78,7 +78,7 @@ def _constants(calls: list[_Call], sizes: dict[int, int]) -> dict[int, Constants
 
 
 def _spread(calls: list[_Call], constants: dict[int, Constants], kept: dict[int, Mask]) -> bool:
-    """Lets every call say what it needs, from the last to the first; whether that was news."""
+    """Propagates what calls need, from the last to the first; returns whether anything changed."""
     before = sum(int(mask.sum()) for mask in kept.values())
     for call in reversed(calls):
         if isinstance(call.rule, Barrier):  # of any number of outputs

@@ -1,0 +1,143 @@
+"""Where results go, and what is noted with them: machine, versions, commit, command, seeds.
+
+A script of this folder writes `results/<name>.md` for people and `results/<name>.tables.json` for
+programs, by `write`; runs that take long are lines of `results/<name>.jsonl`, by `append`, each
+with where it was made. With `--quick`, or where the environment variable KSO_RESULTS names another
+folder, all of it goes there: small settings never stand beside the real ones.
+"""
+
+import argparse
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from cells import tables
+
+HERE = pathlib.Path(__file__).resolve().parent
+QUICK = "--quick" in sys.argv[1:]
+RESULTS = pathlib.Path(
+    os.environ.setdefault("KSO_RESULTS", str(HERE / ("out/quick" if QUICK else "results")))
+)
+"""The folder of this run; processes that it starts inherit it."""
+
+_PACKAGES = (
+    *("keras-sparse-ortho", "keras", "numpy", "scipy", "tensorflow", "jax", "torch", "tf_keras"),
+    *("tensorflow-model-optimization", "ai-edge-litert"),
+)
+_SETTINGS = ("KERAS_BACKEND", "XLA_FLAGS", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES")
+
+
+def parsed(
+    parser: argparse.ArgumentParser, quick: dict[str, Any], arguments: list[str] | None = None
+) -> argparse.Namespace:
+    """The command line, with `--quick`: other defaults, and another folder for the results."""
+    parser.add_argument("--quick", action="store_true", help="a small setting, into out/quick")
+    if "--quick" in (sys.argv[1:] if arguments is None else arguments):
+        parser.set_defaults(**quick)
+    return parser.parse_args(arguments)
+
+
+def machine() -> str:
+    """One line about where this ran."""
+    model = platform.processor() or "unknown processor"
+    info = pathlib.Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else []:
+        if line.startswith("model name"):
+            model = line.split(":")[1].strip()
+            break
+    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that could be at work here."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """Of the repository, with a plus where the code has been changed since; or "unknown"."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=HERE, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", "../keras_sparse_ortho", "*.py", "*.toml")
+        return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def about(seeds: Iterable[int] = (0,)) -> dict[str, Any]:
+    """All that is noted with a page."""
+    return {
+        "command": " ".join(
+            ["python", f"benchmarks/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]]
+        ),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": versions(),
+        "settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
+        "load": round(os.getloadavg()[0], 1),
+        "seeds": sorted(set(seeds)),
+    }
+
+
+def append(lines: pathlib.Path, row: dict[str, Any]) -> None:
+    """Writes one finished run as a line of JSON, with where it was made."""
+    known = versions()
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    made = {"commit": commit(), "date": datetime.date.today().isoformat(), "machine": machine()}
+    made |= {name: known[name] for name in ("keras", backend) if name in known}
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    with lines.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row | {"made": made}) + "\n")
+
+
+def write(name: str, text: str, seeds: Iterable[int] = (0,)) -> None:
+    """Prints a result and writes it to `<name>.md` and `<name>.tables.json`."""
+    write_page(RESULTS / f"{name}.md", text, seeds)
+
+
+def write_page(page: pathlib.Path, text: str, seeds: Iterable[int] = (0,)) -> None:
+    """Prints a result, writes it to a page, and its tables to a file beside that."""
+    made = about(seeds)
+    known = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    text = f"{text.rstrip()}\n\nMade by `{made['command']}`, commit {made['commit']}, "
+    text += f"{made['date']}, seeds {', '.join(map(str, made['seeds']))}, load {made['load']}: "
+    text += f"{known}.\n"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text, encoding="utf-8")
+    found = json.dumps({"about": made, "tables": tables(text)}, indent=1, ensure_ascii=False)
+    page.with_suffix(".tables.json").write_text(found + "\n", encoding="utf-8")
+    print(text)
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def digest(names: Iterable[str]) -> str:
+    """What a picture that is drawn from these files of results is marked with."""
+    found = hashlib.sha256()
+    for name in names:
+        found.update((RESULTS / name).read_bytes())
+    return found.hexdigest()[:16]

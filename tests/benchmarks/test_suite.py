@@ -1,0 +1,57 @@
+"""The list of benchmarks cannot rot: every script is in it, and says what its results are."""
+
+import argparse
+import json
+
+import pytest
+
+pytestmark = pytest.mark.numpy_only
+MODULES = {"cells", "example_data", "methods_table", "networks", "record", "spectrum_report"}
+MODULES |= {"suite", "timing"}
+
+
+def test_every_script_is_a_part_with_a_small_setting(suite):
+    scripts = {part["script"] for part in suite.parts().values()}
+    assert scripts == {path.name for path in suite.HERE.glob("*.py") if path.stem not in MODULES}
+    for name in scripts:
+        text = (suite.HERE / name).read_text()
+        assert "parsed(" in text or "command_line(" in text, f"{name} has no --quick"
+    quick = argparse.Namespace(quick=True, tables=False)
+    for part in suite.parts().values():
+        for backend, arguments in suite.commands(part, quick):
+            assert backend in ("tensorflow", "jax", "torch")
+            assert arguments == ["--quick"]
+    tables = argparse.Namespace(quick=False, tables=True)
+    assert ["--summary"] in [
+        arguments
+        for part in suite.parts().values()
+        for _, arguments in suite.commands(part, tables)
+    ]
+
+
+def test_small_settings_do_not_stand_beside_the_real_ones(record):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--width", type=int, default=4096)
+    assert record.parsed(parser, {"width": 8}, []).width == 4096
+    for arguments, width in ((["--quick"], 8), (["--quick", "--width", "16"], 16)):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--width", type=int, default=4096)
+        assert record.parsed(parser, {"width": 8}, arguments).width == width
+
+
+def test_a_result_says_where_it_was_made(record, tmp_path, capsys):
+    table = record.markdown(["n", "time [ms]"], [["1", "2.5"], ["2", ""]])
+    record.write_page(tmp_path / "page.md", f"# Title\n\n## Part\n\n{table}", seeds=[1, 0, 1])
+    text = (tmp_path / "page.md").read_text()
+    assert "seeds 0, 1" in text
+    assert capsys.readouterr().out == text + "\n"
+    found = json.loads((tmp_path / "page.tables.json").read_text())
+    rows = [{"n": "1", "time [ms]": "2.5"}, {"n": "2", "time [ms]": ""}]
+    assert found["tables"] == [{"section": "Part", "rows": rows}]
+    assert found["about"]["seeds"] == [0, 1]
+    assert {"commit", "date", "machine", "command", "load"} <= set(found["about"])
+    assert found["about"]["versions"]["keras"]
+    record.append(tmp_path / "new" / "runs.jsonl", {"seed": 3})
+    row = json.loads((tmp_path / "new" / "runs.jsonl").read_text())
+    assert row["seed"] == 3
+    assert {"commit", "date", "machine", "keras"} <= set(row["made"])

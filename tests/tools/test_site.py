@@ -1,0 +1,71 @@
+"""What the site is made of: links of the checkout, names of the API, the reference."""
+
+import inspect
+
+import pytest
+
+import keras_sparse_ortho as kso
+from tools import mkdocs_hooks as hooks
+from tools import site_check
+
+pytestmark = pytest.mark.numpy_only
+
+
+def test_every_public_name_has_a_docstring_and_a_place():
+    named = hooks.documented()
+    assert {"layers", "callbacks", "tfmot", "errors"} <= set(named)
+    for room, names in named.items():
+        module = getattr(kso, room)
+        assert module.__doc__, room
+        assert names, room
+        assert sorted(names) == sorted(module.__all__), room
+        for name in names:
+            thing = getattr(module, name)
+            if inspect.isclass(thing) or inspect.isfunction(thing):  # the site has the others
+                assert (thing.__doc__ or "").strip(), f"{room}.{name}"
+    for name in kso.__all__:
+        assert hooks.home(name), name
+
+
+def test_names_and_links_lead_to_the_site():
+    class Page:
+        class file:
+            src_uri = "tutorials/budgets.md"
+
+    class Files:
+        known = ("benchmarks/results/deep.md", "budgets.md", "examples/wide.md", "CHANGELOG.md")
+
+        def get_file_from_path(self, path):
+            return path if path in self.known else None
+
+    def shown(text):
+        return hooks.on_page_markdown(text, Page, None, Files())
+
+    assert shown("[d](../../benchmarks/results/deep.md)") == "[d](../benchmarks/results/deep.md)"
+    assert shown("[d](../budgets.md#bounds)") == "[d](../budgets.md#bounds)"
+    assert shown("[w](../../examples/wide.py)") == "[w](../examples/wide.md)"
+    assert shown("[c](../../CHANGELOG.md)") == "[c](../CHANGELOG.md)"
+    assert shown("[p](../../pyproject.toml)") == "p"
+    assert shown("[gone](../nowhere.md)") == "[gone](../nowhere.md)"
+    assert (
+        shown("[a](#there) [b](https://arxiv.org/abs/1)")
+        == "[a](#there) [b](https://arxiv.org/abs/1)"
+    )
+    name = "keras_sparse_ortho.pruning.sparsify"
+    assert shown("with `kso.sparsify(model, 0.1)`") == f"with [`kso.sparsify(model, 0.1)`][{name}]"
+    assert shown("`kso.callbacks.SET`") == "[`kso.callbacks.SET`][keras_sparse_ortho.callbacks.SET]"
+    assert shown("`kso.nothing`") == "`kso.nothing`"
+    code = "```python\nkso.sparsify  # `kso.sparsify` [x](../budgets.md)\n```"
+    assert shown(code) == code
+
+
+def test_what_a_page_would_fetch_is_noticed(tmp_path):
+    good = '<a href="https://arxiv.org/abs/1">x</a><script src="a.js"></script><img src="a.png">'
+    (tmp_path / "good.html").write_text(good)
+    assert site_check.fetched(tmp_path) == []
+    bad = '<link rel="stylesheet" href="//fonts.example/f.css"><script src=https://x.example/m.js></script>'
+    (tmp_path / "bad.html").write_text(bad)
+    assert site_check.fetched(tmp_path) == [
+        "bad.html loads //fonts.example/f.css",
+        "bad.html loads https://x.example/m.js",
+    ]

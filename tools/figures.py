@@ -1,0 +1,138 @@
+"""Put the figures of benchmarks/results into README.md and docs/: ``figures.py [--check]``.
+
+Which number of which page comes from which cell of which table stands in ``figures.toml``, so that
+the pages themselves are plain Markdown. With ``--check`` nothing is written; it fails, and says
+where, if a page says something else than the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+LIST = Path(__file__).with_name("figures.toml")
+NUMBER = r"-?\d+(?:[.,]\d+)*(?:\s±\s\d+(?:\.\d+)?)?"
+
+sys.path.append(str(ROOT / "benchmarks"))
+
+from cells import FigureError, cells, number, one_cell, rounded  # noqa: E402
+from record import digest  # noqa: E402
+
+
+def figure(spec: str | Mapping[str, str], results: Path = RESULTS) -> str:
+    """A figure as a page has it.
+
+    A string is ``"source | format"``; the mean and the deviation of a cell are both formatted. A
+    table is ``{of, as}``, perhaps with ``over``, a second source to divide by; ``less``, one to
+    take away; ``pick``, ``"min"`` or ``"max"`` of several cells; ``times``, a factor.
+    """
+    if isinstance(spec, str):
+        source, _, form = spec.rpartition("|")
+        parts = [number(part) for part in re.split(r"\+-|±", one_cell(source, results))]
+        return " ± ".join(rounded(part, form.strip()) for part in parts)
+    if "pick" in spec:
+        value = {"min": min, "max": max}[spec["pick"]](
+            number(cell) for cell in cells(spec["of"], results)
+        )
+    else:
+        value = number(one_cell(spec["of"], results))
+    if "over" in spec:
+        value /= number(one_cell(spec["over"], results))
+    if "less" in spec:
+        value -= number(one_cell(spec["less"], results))
+    return rounded(value * Decimal(spec.get("times", 1)), spec["as"])
+
+
+def fill_text(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> str:
+    """The page with the numbers of one sentence; ``{}`` in ``text`` stands for a number."""
+    pattern = f"({NUMBER})".join(
+        r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in entry["text"].split("{}")
+    )
+    found = list(re.finditer(pattern, page))
+    if len(found) != 1 or found[0].re.groups != len(entry["cells"]):
+        raise FigureError(
+            f"The text must stand once in {entry['page']}, with as many {{}} as cells. Received: "
+            f"{entry['text']!r}, which stands there {len(found)} times"
+        )
+    for k in reversed(range(len(entry["cells"]))):
+        begin, end = found[0].span(k + 1)
+        page = page[:begin] + figure(entry["cells"][k], results) + page[end:]
+    return page
+
+
+def fill_table(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> str:
+    """The page with the last columns of a table, which is found by its header."""
+    lines = page.splitlines(keepends=True)
+    header = f"| {entry['header']} |"
+    starts = [k for k, line in enumerate(lines) if line.strip() == header]
+    if len(starts) != 1:
+        raise FigureError(
+            f"The header must stand once in {entry['page']}. Received: {entry['header']!r}, which "
+            f"stands there {len(starts)} times"
+        )
+    body = starts[0] + 2
+    for k, row in enumerate(entry["rows"]):
+        old = [cell.strip() for cell in lines[body + k].strip().strip("|").split("|")]
+        new = [
+            figure(entry["cell"].format(row=row, column=column), results)
+            for column in entry["columns"]
+        ]
+        lines[body + k] = "| " + " | ".join([*old[: len(old) - len(new)], *new]) + " |\n"
+    if body + len(entry["rows"]) < len(lines) and lines[body + len(entry["rows"])].startswith("|"):
+        raise FigureError(f"The table has more rows than the list. Received: {entry['header']!r}")
+    return "".join(lines)
+
+
+def stale_pictures(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Pictures that were not drawn from the results that there are."""
+    from PIL import Image
+
+    return [
+        f"{entry['file']} is older than its results: run python benchmarks/{entry['script']}"
+        for entry in entries
+        if Image.open(ROOT / entry["file"]).text.get("Sources") != digest(entry["sources"])
+    ]
+
+
+def main() -> int:
+    """Write the figures, or compare them; 0 if all is well."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if they differ")
+    check = parser.parse_args().check
+    entries = tomllib.loads(LIST.read_text(encoding="utf-8"))
+    before: dict[str, str] = {}
+    after: dict[str, str] = {}
+    problems = []
+    for kind, fill in (("text", fill_text), ("table", fill_table)):
+        for entry in entries[kind]:
+            name = entry["page"]
+            if name not in before:
+                before[name] = after[name] = (ROOT / name).read_text(encoding="utf-8")
+            try:
+                after[name] = fill(after[name], entry)
+            except FigureError as error:
+                problems.append(str(error))
+    changed = [name for name in before if before[name] != after[name]]
+    for name in changed:
+        if check:
+            pairs = zip(before[name].splitlines(), after[name].splitlines(), strict=False)
+            lines = [f"  {old}\n  should be\n  {new}" for old, new in pairs if old != new]
+            problems.append("\n".join([f"{name} differs from the results:", *lines]))
+        else:
+            (ROOT / name).write_text(after[name], encoding="utf-8")
+            print(f"written: {name}")
+    problems += stale_pictures(entries["picture"])
+    print("\n".join(problems) or f"{sum(map(len, entries.values()))} figures, all as measured")
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""What the documentation site needs beside mkdocs; mkdocs.yml names this file.
+
+- Files of the repository that pages link to become pages of the site: results of benchmarks,
+  examples, CONTRIBUTING.md, CHANGELOG.md. Links keep the form in which they work in a checkout.
+- A page of reference for each public room, with what its ``__all__`` names.
+- Names of the API in the text, such as `kso.sparsify`, lead to the reference.
+- Equations in ```math fences become MathML when the site is built: no script runs in the browser.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "keras_sparse_ortho"
+ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
+_FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+_NAME = re.compile(r"`kso\.([A-Za-z_.]+)((?:\([^`]*\))?)`(?!\])")
+
+
+def math_fence(source: str, *_: Any, **__: Any) -> str:
+    """An equation in LaTeX as MathML, which browsers draw by themselves."""
+    import latex2mathml.converter
+
+    found: str = latex2mathml.converter.convert(source.strip(), display="block")
+    return f'<div class="math">{found}</div>'
+
+
+@cache
+def rooms() -> dict[str, list[str]]:
+    """The public names of each public room, read from the source; "" is the package itself."""
+    found = {}
+    for path in [ROOT / PACKAGE / "__init__.py", *sorted((ROOT / PACKAGE).glob("*/__init__.py"))]:
+        found[path.parent.name if path.parent.name != PACKAGE else ""] = exported(path)
+    found["errors"] = exported(ROOT / PACKAGE / "errors.py")
+    return {room: names for room, names in found.items() if not room.startswith("_")}
+
+
+def exported(path: Path) -> list[str]:
+    """What ``__all__`` of a module lists."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"]:
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def documented() -> dict[str, list[str]]:
+    """The rooms that have a page of reference."""
+    return {room: rooms()[room] for room in sorted(rooms()) if room not in ("", "cli")}
+
+
+@cache
+def home(name: str) -> str | None:
+    """The full name under which the reference has a public name: `sparsify`, `callbacks.SET`."""
+    room, _, short = name.rpartition(".")
+    if room:
+        return f"{PACKAGE}.{name}" if short in documented().get(room, ()) else None
+    if name in documented():
+        return f"{PACKAGE}.{name}"
+    if name not in rooms()[""]:
+        return None
+    where = next((room for room, names in documented().items() if name in names), None)
+    return f"{PACKAGE}.{where}.{name}" if where else None
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages of reference, and the files of the repository that pages lead to."""
+    from mkdocs.structure.files import File
+
+    for room, names in documented().items():
+        members = "".join(f"\n        - {name}" for name in names)
+        text = f"---\ntitle: {room}\n---\n\n::: {PACKAGE}.{room}\n    options:\n"
+        text += (
+            f"      heading_level: 1\n      show_root_full_path: true\n      members:{members}\n"
+        )
+        files.append(File.generated(config, f"reference/{room}.md", content=text))
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.[mp][dn]*")):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        text = f"# {path.name}\n\n````python\n{path.read_text(encoding='utf-8')}````\n"
+        files.append(File.generated(config, f"examples/{path.stem}.md", content=text))
+    for name in ROOT_PAGES:
+        source = str(ROOT / name)
+        files.append(File.generated(config, name, abs_src_path=source))
+    return files
+
+
+def in_site(repository_path: str) -> str:
+    """Where the site has a file of the repository."""
+    if repository_path.startswith("docs/"):
+        return repository_path.removeprefix("docs/")
+    if repository_path == "README.md":
+        return "index.md"
+    if repository_path.startswith("examples/") and repository_path.endswith(".py"):
+        return repository_path.removesuffix(".py") + ".md"
+    return repository_path
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Turns links of the checkout into those of the site, and names of the API into links."""
+    here = page.file.src_uri
+    generated = not (ROOT / "docs" / here).exists()
+    folder = posixpath.dirname(here if generated else f"docs/{here}")
+
+    def relink(found: re.Match[str]) -> str:
+        picture, text, target, anchor = found.groups()
+        if not target or "://" in target:
+            return found[0]
+        wanted = posixpath.normpath(posixpath.join(folder, target))
+        there = in_site(wanted)
+        if files.get_file_from_path(there) is None and (ROOT / wanted).exists():
+            return text  # a file that the site has not
+        link = posixpath.relpath(there, posixpath.dirname(here) or ".")
+        return f"{picture}[{text}]({link}{anchor or ''})"
+
+    def refer(found: re.Match[str]) -> str:
+        name = home(found[1])
+        return f"[{found[0]}][{name}]" if name else found[0]
+
+    def outside_fences(text: str) -> str:
+        lines = [_LINK.sub(relink, line) for line in text.split("\n")]
+        return "\n".join(line if line.startswith("#") else _NAME.sub(refer, line) for line in lines)
+
+    parts, end = [], 0
+    for fence in _FENCE.finditer(markdown):
+        parts += [outside_fences(markdown[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*parts, outside_fences(markdown[end:])])

@@ -1,0 +1,124 @@
+"""Build what is released, and check it: ``release.py [--any-state]``.
+
+The steps around it stand in docs/releasing.md. The source archive and the wheel go to ``dist/``,
+built from a clean copy of the last commit (with ``--any-state``: of the files as they are).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "keras_sparse_ortho"
+BUILD = "import sys, setuptools.build_meta as m; print(getattr(m, sys.argv[1])(sys.argv[2]))"
+
+
+def run(*command: str, cwd: Path = ROOT) -> str:
+    """What a command prints; its own message if it fails."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def found_in(file: str, pattern: str) -> str:
+    """The group of a pattern in a file of the repository."""
+    found = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else "none"
+
+
+def versions() -> dict[str, str]:
+    """The version as each file has it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return {
+        "pyproject.toml": project["version"],
+        f"{PACKAGE}/__init__.py": found_in(f"{PACKAGE}/__init__.py", r'^__version__ = "(.+)"'),
+        "CITATION.cff": found_in("CITATION.cff", r"^version: (.+)$"),
+    }
+
+
+def built(source: Path, folder: Path, kind: str) -> Path:
+    """The archive (``sdist``) or the wheel of a source tree, in a folder."""
+    name = run(sys.executable, "-c", BUILD, f"build_{kind}", str(folder), cwd=source)
+    return folder / name.splitlines()[-1]
+
+
+def problems_of(wheel: Path, source: Path, scratch: Path) -> list[str]:
+    """What is wrong with a wheel."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {
+        path.relative_to(source).as_posix()
+        for path in (source / PACKAGE).rglob("*")
+        if path.suffix in (".py", ".csv", ".typed")
+    } | {"kso_command.py"}
+    strays = {name for name in names - wanted if ".dist-info/" not in name}
+    found = [f"the wheel lacks {name}" for name in sorted(wanted - names)]
+    found += [f"the wheel holds {name}" for name in sorted(strays)]
+    site = scratch / "site"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    run(*pip, "--no-deps", "--no-index", "--target", str(site), str(wheel))
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r}); import {PACKAGE} as p; print(p.__file__)"
+    )
+    if not run(sys.executable, "-P", "-c", code, cwd=scratch).strip().startswith(str(site)):
+        found.append("the installed wheel is not what is imported")
+    return found
+
+
+def main() -> int:
+    """Build and look; 0 if it can be released."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--any-state", action="store_true", help="of files that are not committed")
+    any_state = parser.parse_args().any_state
+    found = versions()
+    problems = []
+    if len(set(found.values())) != 1:
+        problems.append(f"versions differ: {found}")
+    version = found["pyproject.toml"]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    if f"[{version}]" not in changes and f"will be {version}" not in changes:
+        problems.append(f"CHANGELOG.md says nothing of {version}")
+    if not any_state and (changed := run("git", "status", "--porcelain").strip()):
+        problems.append(f"not committed:\n{changed}")
+    with tempfile.TemporaryDirectory() as folder:
+        scratch, source = Path(folder), Path(folder) / "source"
+        files = run("git", "ls-files", "-z").split("\0")
+        for name in filter(None, files):
+            if (ROOT / name).is_file():
+                (source / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, source / name)
+        out = scratch / "dist"
+        out.mkdir()
+        archive, wheel = built(source, out, "sdist"), built(source, out, "wheel")
+        problems += problems_of(wheel, source, scratch)
+        with tarfile.open(archive) as packed:
+            packed.extractall(scratch / "unpacked", filter="data")
+        (unpacked,) = (scratch / "unpacked").iterdir()
+        again = scratch / "again"
+        again.mkdir()
+        second = built(unpacked, again, "wheel")
+        first_names, second_names = (
+            set(zipfile.ZipFile(path).namelist()) for path in (wheel, second)
+        )
+        if first_names != second_names:
+            problems.append(f"the archive builds another wheel: {first_names ^ second_names}")
+        if not problems:
+            (ROOT / "dist").mkdir(exist_ok=True)
+            for path in (archive, wheel):
+                shutil.copyfile(path, ROOT / "dist" / path.name)
+                print(f"dist/{path.name}  {path.stat().st_size / 1024:.0f} KiB")
+    print("\n".join(problems) or f"{version} can be released")
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
