@@ -45,6 +45,16 @@ def slow_on_jax(test):
     return pytest.mark.slow(test) if keras.backend.backend() == "jax" else test
 
 
+def slow_on_tensorflow(test):
+    """Marks a test that TensorFlow traces for long, and that the quick run has on JAX and torch."""
+    return pytest.mark.slow(test) if keras.backend.backend() == "tensorflow" else test
+
+
+def slow_where_traced(test):
+    """Marks a test of so many kinds of layers that the quick run has it on torch alone."""
+    return slow_on_jax(slow_on_tensorflow(test))
+
+
 @contextlib.contextmanager
 def part_of_a_run():
     """Inside, training that ends before its schedule is no fault: the rest is to follow."""

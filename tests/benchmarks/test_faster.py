@@ -14,6 +14,7 @@ def test_epochs_and_seconds(faster):
     assert faster.epochs_to_goal({"curve": [[1.0, 0.8]]}) is None
 
 
+@pytest.mark.slow
 def test_a_small_comparison(faster, tmp_path, capsys):
     out = tmp_path / "faster.jsonl"
     arguments = ["--net", "wide_mlp", "--dataset", "digits", "--samples", "256", "--epochs", "2"]

@@ -6,7 +6,15 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
-from tests.helpers import array, classifier_loss, data, jit, jit_if_quicker, two_device_strategy
+from tests.helpers import (
+    array,
+    classifier_loss,
+    data,
+    jit,
+    jit_if_quicker,
+    slow_on_tensorflow,
+    two_device_strategy,
+)
 from tests.layers.block_kinds import masked_twin
 
 L = keras.layers
@@ -46,6 +54,7 @@ CASES = [pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS if na
 
 @pytest.mark.core
 @pytest.mark.parametrize("optimizer", ["sgd", *CASES])
+@slow_on_tensorflow
 def test_fifty_steps_equal_those_of_masked_layers(optimizer):
     model = small_network(kernel_regularizer="l2")
     twin, masked = masked_twin(model, small)
@@ -63,6 +72,7 @@ def test_fifty_steps_equal_those_of_masked_layers(optimizer):
 
 
 @pytest.mark.core
+@slow_on_tensorflow
 def test_resumed_training_equals_training_in_one_go(tmp_path):
     def trained(model, **epochs):
         x, y = data(model, 3)

@@ -14,7 +14,7 @@ from tests.helpers import (
     jit,
     jit_if_quicker,
     moments,
-    slow_on_jax,
+    slow_where_traced,
 )
 from tests.layers.kinds import CASES, DENSITY, STORAGES, network
 
@@ -105,7 +105,7 @@ def test_compact_storage_trains_as_masks_do(kinds):
 
 
 @pytest.mark.parametrize("kinds", CASES)
-@slow_on_jax
+@slow_where_traced
 def test_a_full_mask_trains_exactly_as_the_plain_layer(kinds):
     def train(wrap):
         keras.utils.clear_session()
@@ -136,7 +136,7 @@ def _parametrizations(layer):
 
 @pytest.mark.parametrize("storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kinds", CASES)
-@slow_on_jax
+@slow_where_traced
 def test_saving_cloning_and_weights_files_keep_masks_and_outputs(kinds, storage, tmp_path):
     wrap = STORAGES[storage]
     model = network(kinds, wrap)

@@ -9,7 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
-from tests.helpers import array, classifier_loss, data, jit, two_device_strategy
+from tests.helpers import array, classifier_loss, data, jit, slow_on_tensorflow, two_device_strategy
 
 L = keras.layers
 
@@ -79,6 +79,7 @@ def test_losses_of_a_normalized_block_are_forwarded():
 
 @pytest.mark.core
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
+@slow_on_tensorflow
 def test_resumed_training_equals_training_in_one_go(optimizer, tmp_path):
     def compiled():
         keras.utils.clear_session()

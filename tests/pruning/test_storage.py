@@ -7,7 +7,15 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._keras_internals import optimizer_slots
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, SoftThreshold
-from tests.helpers import array, classifier_loss, data, jit, jit_if_quicker, slow_on_jax
+from tests.helpers import (
+    array,
+    classifier_loss,
+    data,
+    jit,
+    jit_if_quicker,
+    slow_on_jax,
+    slow_on_tensorflow,
+)
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -67,6 +75,7 @@ CASES = cases([(name,) for name in OPTIMIZERS], ("adamw_clipped",), ("averaged",
 
 
 @pytest.mark.parametrize("optimizer", CASES)
+@slow_on_tensorflow
 def test_fifty_steps_lose_as_much_as_with_masks(optimizer):
     hidden = L.Dense(16, activation="tanh", kernel_regularizer="l2", name="hidden")
     dense = keras.Sequential([keras.Input((12,)), hidden, L.Dense(3, name="head")])
@@ -82,6 +91,7 @@ def test_fifty_steps_lose_as_much_as_with_masks(optimizer):
 @pytest.mark.parametrize(
     "policy", cases([("mixed_bfloat16",), ("mixed_float16",)], ("mixed_float16",))
 )
+@slow_on_tensorflow
 def test_mixed_precision_trains_as_with_masks(policy):
     losses = []
     for model in pair(policy=policy):
@@ -155,6 +165,7 @@ def test_strip_gives_plain_layers_and_equal_outputs():
 
 
 @pytest.mark.parametrize("storage", cases([(name,) for name in STORAGES], ("compact",)))
+@slow_on_tensorflow
 def test_resumed_training_equals_training_in_one_go(storage, tmp_path):
     def compiled():
         keras.utils.clear_session()

@@ -9,7 +9,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.orthogonal import RegularBlocks
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
-from tests.helpers import array, classifier_loss, data, jit_if_quicker
+from tests.helpers import array, classifier_loss, data, jit_if_quicker, slow_on_tensorflow
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -54,6 +54,7 @@ def assert_on_blocks(model):
 
 
 @pytest.mark.parametrize("storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)])
+@slow_on_tensorflow
 def test_conversion_in_mid_training_changes_nothing(storage):
     model = sparse(storage)
     optimizer = keras.optimizers.AdamW(1e-3, weight_decay=0.1, clipnorm=0.1)

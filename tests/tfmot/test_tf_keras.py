@@ -92,7 +92,8 @@ def test_round_trips(tf_keras, form, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*initializer.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*HDF5 file.*:UserWarning")
-@pytest.mark.parametrize("form", ["keras", pytest.param("h5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["keras", "h5"])
+@pytest.mark.slow
 def test_loading_in_a_new_process(tf_keras, form, tmp_path):
     model = network(tf_keras)
     x = np.random.default_rng(0).normal(size=(3, 6, 10)).astype("float32")
