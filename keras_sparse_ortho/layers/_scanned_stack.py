@@ -7,6 +7,7 @@ import keras
 
 from keras_sparse_ortho._backend import scan
 from keras_sparse_ortho._checks import is_integer
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import (
@@ -110,7 +111,7 @@ class ScannedStack(keras.layers.Layer):
         weights, states = ([w.value for w in group] for group in inside.stacked())
         (outputs, loss), states = scan(body, start, weights, states)
         for variable, value in zip(inside.stacked()[1], states, strict=True):
-            variable.assign(value)  # inside a call, where Keras takes the updates
+            assign(variable, value)
         if added:
             self.add_loss(loss)
         return outputs
