@@ -65,7 +65,7 @@ def placed(array: np.ndarray, like: Any) -> Any:
 def _compare(array: np.ndarray, variable: Any) -> None:
     from jax.experimental import multihost_utils
 
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     mark = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.int32)
     marks = np.asarray(multihost_utils.process_allgather(mark))
     if (marks != marks[0]).any():
