@@ -21,3 +21,4 @@ def _importing(name):
 methods = _importing("methods")
 faster = _importing("faster")
 traffic = _importing("traffic")
+planning = _importing("planning")
