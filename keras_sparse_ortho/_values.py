@@ -3,12 +3,14 @@
 Everything in the package that brings a weight to NumPy, or sets one, goes through here.
 """
 
+import hashlib
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import layout_of
+from keras_sparse_ortho.errors import WorkerError
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -37,13 +39,17 @@ def assign(variable: Any, value: Any) -> None:
 def placed(array: Any, like: Any) -> Any:
     """An array as a tensor that is laid out on devices as a variable of its shape is.
 
-    On JAX every device takes its own part from the host's array, which all processes must have;
-    nothing goes through the memory of a first device.
+    On JAX every device takes its own part from the host's array; nothing goes through the memory of
+    a first device. Where several processes hold the variable, all of them must have the same array:
+    its digests are compared.
 
     Args:
         array: Of any dtype; it gets that of the variable, unless it is a mask. A tensor stays as it
             is.
         like: The variable.
+
+    Raises:
+        WorkerError: On all processes, if they have other arrays.
     """
     if keras.ops.is_tensor(array):
         return array
@@ -56,7 +62,24 @@ def placed(array: Any, like: Any) -> Any:
     import jax
 
     array = array.astype(jax.numpy.dtype(dtype), copy=False)
+    if not layout.is_fully_addressable:
+        _compare(array, like)
     return jax.make_array_from_callback(array.shape, layout, lambda index: array[index])
+
+
+def _compare(array: np.ndarray, variable: Any) -> None:
+    from jax.experimental import multihost_utils
+
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    mark = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.int32)
+    marks = np.asarray(multihost_utils.process_allgather(mark))
+    if (marks != marks[0]).any():
+        other = np.flatnonzero((marks != marks[0]).any(axis=1)).tolist()
+        raise WorkerError(
+            f"All processes that hold '{variable.path}' must write the same values to it: give "
+            "them the same seeds, models and masks. "
+            f"Received: other values in the processes {other} than in the first"
+        )
 
 
 def _is_on_devices(value: Any) -> bool:

@@ -60,7 +60,8 @@ def check_layouts(model, place):
     for variable in model.weights:
         cut = "model" in str(variable.value.sharding.spec)
         names = ("kernel", "kernel_mask", "kernel_values", "blocks", "inputs_of")
-        if variable.name in names and "head" not in variable.path:
+        divisible = variable.name != "kernel_values" or variable.shape[0] % 2 == 0
+        if variable.name in names and "head" not in variable.path and divisible:
             assert cut, f"{variable.path} is whole on every device"
 
 

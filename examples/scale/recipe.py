@@ -96,6 +96,8 @@ def sparse_model(method: str):
         raise ValueError(f"There are {METHODS}. Received: {method=}")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     jit = keras.backend.backend() == "jax"
+    # Not Adam, which divides gradients by their size: where they are 0 up to rounding, which
+    # depends on the number of devices, its steps are not.
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, jit_compile=jit)
     return model
 

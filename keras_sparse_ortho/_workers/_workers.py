@@ -110,7 +110,7 @@ def digest_of(*arrays: np.ndarray) -> str:
     state = hashlib.blake2b(digest_size=8)
     for array in arrays:
         state.update(f"{array.shape}{array.dtype}".encode())
-        state.update(np.ascontiguousarray(array).data)
+        state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return state.hexdigest()
 
 

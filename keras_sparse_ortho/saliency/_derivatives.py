@@ -124,8 +124,9 @@ class Derivatives:
     ) -> None:
         self._loss = StatelessLoss(model, variables, objective=objective, training=training)
         self._workers = workers_of(model)
-        values = {f"{n}, {v.path}": digest_of(to_numpy(v)) for n, v in enumerate(variables)}
-        self._workers.compare("where weights are scored", values if self._workers.count > 1 else {})
+        if self._workers.count > 1:
+            values = {f"{n}, {v.path}": digest_of(to_numpy(v)) for n, v in enumerate(variables)}
+            self._workers.compare("where weights are scored", values)
         self._total = sum(samples(batch) for batch in batches)
         self._batches = self._workers.batches(batches)
         self._progress = progress

@@ -14,19 +14,15 @@ import pytest
 
 import keras_sparse_ortho as kso
 from examples.scale.recipe import free_ports
-from keras_sparse_ortho._workers import digest_of
+from keras_sparse_ortho._workers import Workers, digest_of
 from keras_sparse_ortho._workers._averaging import Averaging
 from keras_sparse_ortho.errors import WorkerError
+from keras_sparse_ortho.saliency import _derivatives
 from tests.helpers import slow_on_jax
 
 ROOT = Path(__file__).resolve().parents[2]
-# Where the engine lets no difference arise: a strategy hands out the first worker's initial values,
-# and on JAX a weight is one array of both processes.
-MADE_EQUAL = {
-    "tensorflow": ["other_weights", "other_weights_where_they_are_scored"],
-    "jax": ["masks_came_apart"],
-    "torch": [],
-}
+# A strategy of TensorFlow hands out the first worker's initial values.
+MADE_EQUAL = {"tensorflow": ["other_weights", "other_weights_where_they_are_scored"]}
 
 
 class Threads(Averaging):
@@ -139,6 +135,34 @@ def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
         np.testing.assert_array_equal(found, expected)
 
 
+@slow_on_jax
+@pytest.mark.core
+@pytest.mark.parametrize("score", ["snip", "grasp"])
+def test_scores_of_shards_are_those_of_all_data(monkeypatch, score):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 12, 8)).astype("float32")
+    kernel, of_thread = rng.normal(size=(8, 8)), threading.local()
+    monkeypatch.setattr(_derivatives, "workers_of", lambda model: of_thread.workers)
+
+    def scores(workers, rows, factor=1.0):
+        of_thread.workers = workers
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(8, name="a", use_bias=False)]
+        )
+        model.set_weights([factor * kernel])
+        model.compile("sgd", "mse", run_eagerly=True)
+        ask = {"batch_size": 3, "batches": None, "shuffle": False}
+        return getattr(kso.saliency, score)(model, 0.5, (x[rows], y[rows]), **ask).scores
+
+    expected = scores(Workers(), slice(12))["a/kernel"]
+    shards = [slice(0, 2), slice(2, 12)]
+    for found in on_all(lambda workers: scores(workers, shards[workers.rank]), count=2):
+        np.testing.assert_allclose(found["a/kernel"], expected, rtol=1e-4, atol=1e-6)
+    for error in on_all(lambda workers: scores(workers, slice(12), 1.0 + workers.rank), count=2):
+        assert isinstance(error, WorkerError)
+        assert "where weights are scored" in str(error)
+
+
 @pytest.mark.numpy_only
 def test_digests_tell_shapes_types_and_bits_apart():
     zeros = np.zeros((2, 3))
@@ -160,7 +184,7 @@ def test_workers_that_do_not_agree_all_stop_before_the_first_step(tmp_path):
     assert [said.pop("nothing_wrong") for said in found] == ["", ""]
     for name in CASES[1:]:
         texts = [said[name] for said in found]
-        assert all(texts) or name in MADE_EQUAL[keras.backend.backend()], f"{name}: {texts}"
+        assert all(texts) or name in MADE_EQUAL.get(keras.backend.backend(), []), f"{name}: {texts}"
     assert "OSError: the disk is gone" in found[1]["no_data_on_one"]
     assert "Worker 1 of 2 has failed" in found[0]["no_data_on_one"]
     assert "'seed'" in found[0]["other_callbacks"]
