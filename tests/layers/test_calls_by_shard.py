@@ -8,7 +8,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.layers import _calls_by_shard
 from tests.helpers import array
 
-pytestmark = pytest.mark.jax_only
+pytestmark = [pytest.mark.jax_only, pytest.mark.slow]
 
 L = keras.layers
 
