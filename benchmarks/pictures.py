@@ -67,7 +67,7 @@ def gain() -> Figure:
         "50 tanh layers without normalization:\ntest accuracy, %",
         ".1f",
     )
-    where = "blocks | setting=jax; model=mlp4096; density=0.1; rival={} | ratio"
+    where = "blocks | setting=jax; model=mlp4096; batch=128; density=0.1; rival={} | ratio"
     bars(
         step,
         [
