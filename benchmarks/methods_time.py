@@ -16,6 +16,7 @@ import os
 import statistics
 import time
 import tomllib
+import warnings
 from collections.abc import Iterable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -26,7 +27,7 @@ from methods import HERE, TIMES, build
 from methods_table import METHODS
 from record import RESULTS, parsed
 
-from keras_sparse_ortho.errors import BudgetError
+from keras_sparse_ortho.errors import BudgetError, DensityWarning
 
 WARM_UP = 2  # turns: the second compiles what only comes once masks have moved
 
@@ -61,14 +62,16 @@ class Case:
 
     def __call__(self) -> None:
         """One turn. Schedules are those of the whole run: `epochs` says how long that is."""
-        self.model.fit(
-            *self.data,
-            batch_size=self.plan["batch_size"],
-            initial_epoch=len(self.turn.seconds),
-            epochs=self.plan["steps"] // self.plan["frequency"],
-            verbose=0,
-            callbacks=[*self.callbacks, self.turn],
-        )
+        with warnings.catch_warnings():  # a turn ends before its schedule does
+            warnings.simplefilter("ignore", DensityWarning)
+            self.model.fit(
+                *self.data,
+                batch_size=self.plan["batch_size"],
+                initial_epoch=len(self.turn.seconds),
+                epochs=self.plan["steps"] // self.plan["frequency"],
+                verbose=0,
+                callbacks=[*self.callbacks, self.turn],
+            )
 
 
 def measure(
