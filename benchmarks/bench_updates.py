@@ -22,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from timing import RESULTS, machine, markdown, write
+from timing import RESULTS, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._optimizer_slots import zero_slots
@@ -175,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--millions", nargs="+", type=int, default=[1, 25])
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parsed(parser, {"millions": [1], "rounds": 1})
     count_bytes()
     rows, lines = [], []
     for millions in arguments.millions:

@@ -96,17 +96,18 @@ def measure(form: str, width: int, density: float, block: int, batch: int) -> di
 
 
 def main() -> None:
-    from timing import RESULTS, machine, markdown, write
+    from timing import RESULTS, machine, markdown, parsed, write
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--density", type=float, default=0.1)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--batch", type=int, default=64)
-    arguments = vars(parser.parse_args())
+    arguments = vars(parsed(parser, {"width": 256}))
+    del arguments["quick"]
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     lines = [measure(form, **arguments) for form in FORMS]
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / "traffic.jsonl").open("w", encoding="utf-8") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in lines)
     kinds = sorted({kind for line in lines for kind in line if "-" in kind})
