@@ -200,7 +200,7 @@ def main() -> None:
     text += f"{DENSITY}; medians of {arguments.rounds} interleaved runs in one process. `device` "
     text += "is what runs on accelerators, here on the CPU; `sorted` is the freeze as it was "
     text += "first. RigL's has its dense gradient in it.\n\n"
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / "updates.jsonl").open("w", encoding="utf-8") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in lines)
     write("updates", text + markdown(header, rows))
