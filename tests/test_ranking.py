@@ -38,7 +38,7 @@ values = st.lists(few, min_size=SIZE, max_size=SIZE) | st.lists(
     few | any_, min_size=SIZE, max_size=SIZE
 )
 # One shape, as every shape is compiled.
-examples = settings(max_examples=60)
+examples = settings(max_examples=30)
 
 
 def tensor(numbers, dtype):

@@ -13,7 +13,7 @@ from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho._keras_internals import add_to_logs, applied_batches, leave_logs
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
 from keras_sparse_ortho._ranking import number_of
-from keras_sparse_ortho._values import assign, placed
+from keras_sparse_ortho._values import placed
 from keras_sparse_ortho.callbacks._block_moves import block_layer, moved_blocks
 from keras_sparse_ortho.callbacks._device_moves import drop_and_grow_on_device
 from keras_sparse_ortho.callbacks._lost_steps import restart_error
@@ -202,14 +202,11 @@ class DynamicSparseTraining(StepCallback):
 
     def _mask(self, weight: PrunableWeight, mask: Any) -> None:
         """Changes a mask; grown entries start from zero, whatever was written under the mask."""
-        variable, own = weight.variable, fixed_mask(weight)
+        own = fixed_mask(weight)
         mask = placed(mask, own.mask)
-        stay = keras.ops.logical_and(mask, own.mask.value)
         changed = keras.ops.logical_xor(mask, own.mask.value)
-        zero = keras.ops.zeros((), dtype=variable.dtype)
-        assign(variable, keras.ops.where(stay, variable.value, zero))
         own.assign_mask(mask)
-        zero_slots(self._watched.optimizer, variable, changed)
+        zero_slots(self._watched.optimizer, weight.variable, changed)
 
     def _move(self, weight: PrunableWeight, before: np.ndarray, mask: np.ndarray) -> None:
         """Moves live values, and what the optimizer has for each; grown ones start from zero."""

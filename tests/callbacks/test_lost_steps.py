@@ -8,7 +8,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho._keras_internals import length_of_data
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
 from keras_sparse_ortho.schedules import Cubic
-from tests.helpers import array, jit_if_quicker, part_of_a_run
+from tests.helpers import array, jit_if_quicker, part_of_a_run, slow_on_jax
 
 L = keras.layers
 BATCH, BATCHES = 4, 4
@@ -43,7 +43,15 @@ def fit(model, callback, epochs, initial_epoch=0):
 
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("masks", marks=pytest.mark.slow),
+        pytest.param("thresholds", marks=pytest.mark.slow),
+        "SET",
+    ],
+)
+@slow_on_jax
 def test_a_schedule_whose_steps_were_lost_is_refused_and_the_way_out_goes_on(case, tmp_path):
     model, callback = CASES[case]()
     fit(model, callback, 2)
@@ -68,6 +76,7 @@ def test_a_schedule_whose_steps_were_lost_is_refused_and_the_way_out_goes_on(cas
         np.testing.assert_array_equal(a, array(b))
 
 
+@pytest.mark.slow
 def test_parts_of_a_run_go_on_where_it_stands_without_the_optimizers_steps():
     model = network(kso.MagnitudeMask(Cubic(0.25, 0.0, 0.75, frequency=2)))
     fit(model, UpdateMasks(), 4, 0)
@@ -89,6 +98,7 @@ def test_parts_of_a_run_go_on_where_it_stands_without_the_optimizers_steps():
     assert kso.prunable_weights(model)[0].density == whole
 
 
+@pytest.mark.slow
 def test_a_finished_model_is_trained_on_by_a_new_optimizer():
     for case in ("masks", "thresholds"):
         model, callback = CASES[case]()

@@ -59,8 +59,14 @@ CASES = {
 }
 
 
+QUICK = ("gmp", "set", "str, frozen")
+
+
 @pytest.mark.core
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES],
+)
 def test_the_device_does_what_the_host_does(case):
     found = {}
     for place in ("host", "device"):
