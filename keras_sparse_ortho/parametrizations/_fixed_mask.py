@@ -14,6 +14,8 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._masked import Masked
 
+_PART = 1 << 16
+
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class FixedMask(Masked):
@@ -113,9 +115,15 @@ class FixedMask(Masked):
             config["drawn_digest"] = self._drawn_digest
         return config
 
-    def mark_as_drawn(self) -> None:
-        """Notes that the raw weight is what its initializer has drawn."""
-        self._drawn_digest = digest(self.weight.raw_value())
+    def mark_as_drawn(self, kernel: np.ndarray | None = None) -> None:
+        """Notes that the raw weight is what its initializer has drawn.
+
+        Args:
+            kernel: What was drawn, where it is at hand: it need not be fetched then.
+        """
+        if kernel is None or kernel.dtype.name != self.weight.variable.dtype:
+            kernel = self.weight.raw_value()
+        self._drawn_digest = digest(kernel)
 
     def is_as_drawn(self) -> bool:
         """Whether the raw weight is still, bit by bit, what its initializer has drawn."""
@@ -173,5 +181,9 @@ class FixedMask(Masked):
 
 def digest(value: np.ndarray) -> int:
     """A number that tells whether a weight has changed in any bit."""
-    # The sum turns -0.0, which a mask writes as 0.0, into that.
-    return zlib.crc32(np.ascontiguousarray(value + 0.0).data)
+    flat, found = np.ascontiguousarray(value).reshape(-1), 0
+    # In parts: a new array of the size of a kernel takes longer to get than to fill.
+    for start in range(0, flat.size, _PART):
+        # The sum turns -0.0, which a mask writes as 0.0, into that.
+        found = zlib.crc32((flat[start : start + _PART] + 0.0).data, found)
+    return found

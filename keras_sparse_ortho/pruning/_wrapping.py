@@ -181,9 +181,10 @@ def _check(
 
 def _finish(parametrization: Parametrization, drawn: AnyDraw | None) -> None:
     """Sets the weight to what was drawn, and tells the parametrization that it has been set."""
-    if drawn is not None and drawn.sets_values:
-        parametrization.assign_raw(drawn.kernel)
-    if drawn is None or not drawn.sets_values or not isinstance(parametrization, FixedMask):
+    kernel = drawn.kernel if drawn is not None and drawn.sets_values else None
+    if kernel is not None:
+        parametrization.assign_raw(kernel)
+    if kernel is None or not isinstance(parametrization, FixedMask):
         parametrization.settle()  # what is drawn is zero where its mask is not live
     if drawn is not None and drawn.fresh and isinstance(parametrization, FixedMask):
-        parametrization.mark_as_drawn()
+        parametrization.mark_as_drawn(kernel)
