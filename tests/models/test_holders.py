@@ -234,11 +234,11 @@ def test_a_model_is_as_it_was_if_anything_fails(storage, monkeypatch):
     kind = FixedMask if storage == "masked" else CompactMask
     mark_as_drawn = kind.mark_as_drawn
 
-    def fails_at_last(self):
+    def fails_at_last(self, *kernel):
         marked.append(self)
         if len(marked) == 3:
             raise RuntimeError("the disk is full")
-        mark_as_drawn(self)
+        mark_as_drawn(self, *kernel)
 
     monkeypatch.setattr(kind, "mark_as_drawn", fails_at_last)
     with pytest.raises(RuntimeError, match="full"):
