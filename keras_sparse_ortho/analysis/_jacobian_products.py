@@ -32,7 +32,8 @@ class JacobianProducts:
                 "The Jacobian is that of a model of one input. "
                 f"Received: {len(keras.tree.flatten(x))} inputs"
             )
-        x = to_numpy(keras.tree.flatten(x)[0])
+        (x, *_) = keras.tree.flatten(x)
+        x = x if isinstance(x, np.ndarray) else to_numpy(x)  # the backend may narrow its type
         if x.ndim < 1 or len(x) == 0 or not np.issubdtype(x.dtype, np.floating):
             raise ValueError(
                 "`x` must hold float inputs, at least one sample; integers have no derivative "

@@ -57,7 +57,7 @@ class ScannedStack(keras.layers.Layer):
 
     >>> import keras, numpy as np
     >>> stack = ScannedStack(keras.layers.Dense(16, activation="tanh"), depth=100)
-    >>> stack(np.ones((2, 16))).shape, stack.kernel.shape
+    >>> tuple(stack(np.ones((2, 16))).shape), tuple(stack.kernel.shape)
     ((2, 16), (100, 16, 16))
     """
 
