@@ -76,7 +76,9 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Split TensorFlow's CPU in two, for MirroredStrategy, before any module can start it."""
+    """Note `--slow`; split TensorFlow's CPU for MirroredStrategy before any module can start it."""
+    if config.getoption("--slow"):
+        os.environ["KSO_SLOW"] = "1"  # for tests.helpers, and for the workers of xdist
     starts_workers = getattr(config.option, "numprocesses", None)  # xdist: not in the parent
     if BACKEND == "tensorflow" and not starts_workers and config.option.markexpr != "numpy_only":
         import tensorflow as tf

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import warnings
 
 import keras
@@ -30,9 +31,13 @@ def array(value):
     return keras.ops.convert_to_numpy(value)
 
 
-def jit():
-    """The `jit_compile` to test with: XLA wherever Keras has it."""
-    return keras.backend.backend() != "torch"
+def jit(*, always=False):
+    """The `jit_compile` to test with: XLA wherever Keras has it.
+
+    In the quick run on TensorFlow, where XLA takes long to compile, only with `always`.
+    """
+    backend = keras.backend.backend()
+    return backend == "jax" or (backend == "tensorflow" and (always or "KSO_SLOW" in os.environ))
 
 
 def jit_if_quicker():

@@ -182,6 +182,7 @@ def test_critical_gain_refusals():
 
 
 @slow_on_jax
+@pytest.mark.slow
 def test_critical_gain_of_a_function_of_lower_precision():
     def rounded(x):
         return keras.ops.tanh(keras.ops.cast(x, "float32"))

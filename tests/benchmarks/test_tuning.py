@@ -68,6 +68,7 @@ def test_live_channels(methods):
         *(pytest.param(net, marks=pytest.mark.slow) for net in ("deep_mlp_relu", "deep_cnn")),
     ],
 )
+@pytest.mark.slow
 def test_deep_networks_under_every_initializer(methods, net):
     options = methods.tomllib.loads((methods.HERE / "deep.toml").read_text())[net]
     data = methods.load("digits")
@@ -89,6 +90,7 @@ def test_deep_networks_under_every_initializer(methods, net):
             assert sum(row.live for row in rows) == round(0.2 * sum(row.size for row in rows))
 
 
+@pytest.mark.slow
 def test_the_command_line_of_the_deep_networks(methods, tmp_path):
     import deep
 

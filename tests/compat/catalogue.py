@@ -94,7 +94,10 @@ APPLICATIONS = {
     "Xception": application("Xception", side=71),
     "ResNet50": application("ResNet50"),
     "ResNet50V2": application("ResNet50V2"),
-    "NASNetMobile": application("NASNetMobile"),
+    # Keras itself says that it does not work on torch.
+    "NASNetMobile": dataclasses.replace(
+        application("NASNetMobile"), backends=("tensorflow", "jax")
+    ),
 }
 
 # --- keras-hub ------------------------------------------------------------------------------------

@@ -6,12 +6,11 @@ import keras
 import pytest
 
 import keras_sparse_ortho as kso
-from tests.helpers import slow_on_jax
 
 SMALL = ("--width", 64, "--depth", 2, "--block", 8, "--density", 0.25, "--epochs", 2, "--batch", 32)
 
 
-@slow_on_jax
+@pytest.mark.slow
 def test_the_last_lines_say_what_was_measured(run_example, capsys):
     status, folder = run_example("faster", *SMALL)
     assert status == 0

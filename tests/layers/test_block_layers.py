@@ -179,7 +179,7 @@ def test_model_written_as_a_class():
     model = Net()
     x = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
     y = np.arange(8) % 3
-    model.compile("adam", classifier_loss(), jit_compile=jit())
+    model.compile("adam", classifier_loss(), jit_compile=jit(always=True))
     model.fit(x, y, verbose=0)
     expected = model.predict(x, verbose=0)
     assert [w.path for w in kso.prunable_weights(model)] == ["hidden/kernel", "head/kernel"]
@@ -223,7 +223,7 @@ def test_constraint_sees_a_column_for_each_output():
         32, density=0.5, block=8, kernel_constraint=keras.constraints.UnitNorm(axis=0), seed=0
     )
     model = keras.Sequential([keras.Input((32,)), layer])
-    model.compile(keras.optimizers.SGD(0.5), "mse", jit_compile=jit())
+    model.compile(keras.optimizers.SGD(0.5), "mse", jit_compile=jit(always=True))
     x = np.random.default_rng(0).normal(size=(16, 32)).astype("float32")
     model.fit(x, x, verbose=0)
     np.testing.assert_allclose(np.linalg.norm(layer.kernel_value(), axis=0), 1, atol=1e-5)

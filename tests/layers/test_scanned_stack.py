@@ -116,7 +116,7 @@ def test_masked_it_trains_is_saved_reported_and_stripped(tmp_path, xla):
         gram = kernel.T @ kernel
         np.testing.assert_allclose(gram, gram[0, 0] * np.eye(8), atol=1e-5)
     mask = weight.parametrization.mask_value()
-    model.compile("adam", "mse", jit_compile=jit() if xla else jit_if_quicker())
+    model.compile("adam", "mse", jit_compile=jit(always=True) if xla else jit_if_quicker())
     x, y = samples(64, 8), samples(64, 2)
     before = weight.value()
     model.fit(x, y, epochs=2, batch_size=32, verbose=0)
@@ -201,7 +201,7 @@ def test_every_method_takes_it(method):
         model = kso.sparsify(model_of("dense"), 0.5, seed=0)
         own = {"rigl": lambda: kso.callbacks.RigL((x, y), 16, **data)}
         callbacks = [own.get(method, lambda: kso.callbacks.SET(**data))()]
-    model.compile("adam", "mse", jit_compile=jit())
+    model.compile("adam", "mse", jit_compile=jit(always=True))
     model.fit(x, y, batch_size=16, epochs=5, verbose=0, callbacks=callbacks)
     (weight,) = kso.prunable_weights(model)
     assert weight.live == DEPTH * 64 // 2

@@ -388,6 +388,7 @@ def test_channels_that_died_in_training(tmp_path):
 
 
 @pytest.mark.tensorflow_only
+@pytest.mark.slow
 def test_the_file_loads_without_the_package(tmp_path):
     template = ChannelSoftThreshold(s_init=-1.0)
     model = kso.parametrize(unsettle(mobile()), template, exclude="head")

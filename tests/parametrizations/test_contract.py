@@ -28,7 +28,7 @@ def _runs():
         if quick:
             yield pytest.param((method, False), id=method)
         marks = pytest.mark.slow if quick else ()
-        yield pytest.param((method, jit()), id=f"{method}-xla", marks=marks)
+        yield pytest.param((method, jit(always=True)), id=f"{method}-xla", marks=marks)
 
 
 @pytest.fixture(scope="module", params=_runs())

@@ -134,6 +134,7 @@ print(keras.backend.backend(), "good")
 
 
 @pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_whatever_the_backend_of_keras_is(backend, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", CODE],

@@ -145,6 +145,7 @@ print("good", "3" if before is keras.Model else "2")
         ),
     ],
 )
+@pytest.mark.slow
 def test_two_kerases_in_one_process(first, order, version, tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", TOGETHER.format(first=first, order=order)],
