@@ -7,20 +7,21 @@ which is why `ranks_on_device` is false there; both give the same masks, bit for
 """
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import compiled
+from keras_sparse_ortho._backend import compiled_once
 from keras_sparse_ortho._values import to_numpy
 
 # Bits of a float32 that is not finite: at least these.
 INFINITE = 0x7F800000
-_LARGEST = 2**31 - 1
+# Of int32: the bits of a magnitude are at most this.
+LARGEST = 2**31 - 1
 # Two bits of the result in each pass over the entries.
 _BITS = 2
 _PLACES = ("device", "host")
@@ -46,7 +47,7 @@ def ranks_on_device(variable: Any) -> bool:
     more, are ranked by NumPy.
     """
     dtype = keras.backend.standardize_dtype(variable.dtype)
-    if dtype == "float64" or _size(variable.shape) > _LARGEST:
+    if dtype == "float64" or math.prod(variable.shape) > LARGEST:
         return False
     place = _place.get()
     if place is not None:
@@ -79,7 +80,7 @@ def magnitude_bits(value: Any) -> Any:
         raise NotImplementedError(
             f"Bits of floats need TensorFlow, JAX or torch. Received: Keras backend {backend!r}"
         )
-    return keras.ops.bitwise_and(bits, _LARGEST)
+    return keras.ops.bitwise_and(bits, LARGEST)
 
 
 def largest_magnitudes(value: Any, count: int) -> tuple[Any, int]:
@@ -92,7 +93,7 @@ def largest_magnitudes(value: Any, count: int) -> tuple[Any, int]:
     Returns:
         The mask; and how many entries are not finite, with which it means nothing.
     """
-    mask, wrong = _compiled(_largest_magnitudes)(value, _argument(count))
+    mask, wrong = compiled_once(_largest_magnitudes)(value, _argument(count))
     return mask, _integer(wrong)
 
 
@@ -106,7 +107,7 @@ def rank(keys: Any, count: int) -> tuple[Any, int, int]:
     Returns:
         The key as a tensor, how many keys are larger, and how many are equal.
     """
-    least, above, equal = _compiled(_rank)(keys, _argument(count))
+    least, above, equal = compiled_once(_rank)(keys, _argument(count))
     return least, _integer(above), _integer(equal)
 
 
@@ -121,7 +122,7 @@ def counts_at_least(value: Any, least: np.ndarray, one: tuple[int, ...]) -> np.n
     Returns:
         (m,) counts of all groups together.
     """
-    counts = _compiled(_counts_at_least, one)(value, _argument(least))
+    counts = compiled_once(_counts_at_least, one=one)(value, _argument(least))
     return to_numpy(counts)
 
 
@@ -136,7 +137,7 @@ def neighbours(value: Any, least: np.ndarray, one: tuple[int, ...]) -> tuple[Any
     Returns:
         Two arrays (groups,): -1, and the largest int32, where there is none.
     """
-    below, above = _compiled(_neighbours, one)(value, _argument(least))
+    below, above = compiled_once(_neighbours, one=one)(value, _argument(least))
     return to_numpy(below), to_numpy(above)
 
 
@@ -153,13 +154,7 @@ def between(
         one: As for `counts_at_least`.
     """
     arguments = [_argument(part) for part in (low, high, missing)]
-    return _compiled(_between, one)(value, *arguments)
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any], one: tuple[int, ...] | None = None) -> Any:
-    bound = function if one is None else functools.partial(function, one=one)
-    return compiled(bound, xla=keras.backend.backend() == "jax")
+    return compiled_once(_between, one=one)(value, *arguments)
 
 
 def _largest_magnitudes(value: Any, count: Any) -> tuple[Any, Any]:
@@ -218,7 +213,7 @@ def _neighbours(value: Any, least: Any, one: tuple[int, ...]) -> tuple[Any, Any]
     bits = magnitude_bits(value)
     is_above = bits >= ops.reshape(least, one)
     below = ops.where(is_above, ops.cast(-1, "int32"), bits)
-    above = ops.where(is_above, bits, ops.cast(_LARGEST, "int32"))
+    above = ops.where(is_above, bits, ops.cast(LARGEST, "int32"))
     axes = tuple(axis for axis, size in enumerate(one) if size != bits.shape[axis])
     if axes:  # to torch no axes are all of them
         below, above = ops.max(below, axis=axes), ops.min(above, axis=axes)
@@ -261,13 +256,6 @@ def _argument(numbers: Any) -> Any:
 
 def _integer(tensor: Any) -> int:
     return int(to_numpy(tensor))
-
-
-def _size(shape: Any) -> int:
-    size = 1
-    for length in shape:
-        size *= int(length)
-    return size
 
 
 def _platforms(value: Any) -> set[str]:

@@ -1,17 +1,13 @@
 """One update of dynamic sparse training on one weight, where its tensor is."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import compiled
-from keras_sparse_ortho._ranking import INFINITE, flat_index, magnitude_bits, rank
+from keras_sparse_ortho._backend import compiled_once
+from keras_sparse_ortho._ranking import INFINITE, LARGEST, flat_index, magnitude_bits, rank
 from keras_sparse_ortho._values import placed, to_numpy
-
-_LARGEST = 2**31 - 1
 
 
 def drop_and_grow_on_device(
@@ -33,11 +29,11 @@ def drop_and_grow_on_device(
     Returns:
         The new mask; `None` if the weight is not finite.
     """
-    keys, not_finite = _compiled(_keys_of_live)(value, mask)
+    keys, not_finite = compiled_once(_keys_of_live)(value, mask)
     if int(to_numpy(not_finite)):
         return None
     dropped = _chosen(keys, count, rng, like)
-    kept, keys = _compiled(_keys_of_dead)(placed(scores, like), mask, dropped)
+    kept, keys = compiled_once(_keys_of_dead)(placed(scores, like), mask, dropped)
     return keras.ops.logical_or(kept, _chosen(keys, count, rng, like))
 
 
@@ -61,7 +57,7 @@ def random_order_on_device(shape: tuple[int, ...], seed: int) -> Any:
     everywhere, and no number has to be carried to the device.
     """
     keys = np.array(_keys(seed), np.uint32).view(np.int32)
-    return _compiled(_hashed, shape)(keys)
+    return compiled_once(_hashed, shape=shape)(keys)
 
 
 # Of `lowbias32`, github.com/skeeto/hash-prospector.
@@ -86,7 +82,7 @@ def _hashed(keys: Any, shape: tuple[int, ...]) -> Any:
         index = mixed(ops.bitwise_xor(index, ops.cast(keys[k], "int32")), 16)
         index = mixed(index * first, 15)
         index = mixed(index * second, 16)
-    return ops.bitwise_and(ops.right_shift(index, 1), _LARGEST)
+    return ops.bitwise_and(ops.right_shift(index, 1), LARGEST)
 
 
 def _keys_of_live(value: Any, live: Any) -> tuple[Any, Any]:
@@ -94,7 +90,7 @@ def _keys_of_live(value: Any, live: Any) -> tuple[Any, Any]:
     ops = keras.ops
     bits = magnitude_bits(value)
     not_finite = ops.sum(ops.cast(bits >= INFINITE, "int32"))
-    return ops.where(live, _LARGEST - bits, ops.cast(-1, "int32")), not_finite
+    return ops.where(live, LARGEST - bits, ops.cast(-1, "int32")), not_finite
 
 
 def _keys_of_dead(scores: Any, live: Any, dropped: Any) -> tuple[Any, Any]:
@@ -117,9 +113,3 @@ def _chosen(keys: Any, count: int, rng: np.random.Generator, like: Any) -> Any:
     drawn = np.zeros(ties.shape, dtype=bool)
     drawn.reshape(-1)[rng.choice(np.flatnonzero(ties), count - above, replace=False)] = True
     return keras.ops.logical_or(keys > least, placed(drawn, like))
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any], shape: tuple[int, ...] | None = None) -> Any:
-    bound = function if shape is None else functools.partial(function, shape=shape)
-    return compiled(bound, xla=keras.backend.backend() == "jax")

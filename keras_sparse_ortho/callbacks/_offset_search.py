@@ -39,25 +39,24 @@ class Cut:
 
     def shares(self) -> list[int]:
         """How many of the entries of each weight are above."""
-        shares, missing = [], self.missing
-        for one, low, high in zip(self.entries, self.low, self.high, strict=True):
-            at_low, at_high = one.counts(np.stack([low, high])).tolist()
-            ties = min(missing, at_low - at_high)
-            shares.append(at_high + ties)
-            missing -= ties
-        return shares
+        return [at_high + ties for at_high, ties in self._above_and_tied()]
 
     def masks(self) -> list[np.ndarray]:
         """Bool masks of the entries above; tensors for those on a device."""
-        masks, missing = [], self.missing
+        # Mostly nothing is tied, and nothing is to be counted.
+        above = self._above_and_tied() if self.missing else [(0, 0)] * len(self.entries)
+        parts = zip(self.entries, self.low, self.high, above, strict=True)
+        return [one.mask(low, high, ties) for one, low, high, (_, ties) in parts]
+
+    def _above_and_tied(self) -> list[tuple[int, int]]:
+        """Of each weight how many entries reach `high`, and how many of the tied ones are above."""
+        found, missing = [], self.missing
         for one, low, high in zip(self.entries, self.low, self.high, strict=True):
-            ties = 0
-            if missing:
-                at_low, at_high = one.counts(np.stack([low, high])).tolist()
-                ties = min(missing, at_low - at_high)
-                missing -= ties
-            masks.append(one.mask(low, high, ties))
-        return masks
+            at_low, at_high = one.counts(np.stack([low, high])).tolist()
+            ties = min(missing, at_low - at_high)
+            found.append((at_high, ties))
+            missing -= ties
+        return found
 
     def offset(self) -> float:
         """An offset between those above and the others, as nearly as there is one."""

@@ -108,9 +108,10 @@ class ScannedStack(keras.layers.Layer):
             return (ops.cast(outputs, spec.dtype), total), states
 
         start = (ops.cast(inputs, spec.dtype), ops.zeros((), "float32"))
-        weights, states = ([w.value for w in group] for group in inside.stacked())
+        trained, others = inside.stacked()
+        weights, states = ([variable.value for variable in group] for group in (trained, others))
         (outputs, loss), states = scan(body, start, weights, states)
-        for variable, value in zip(inside.stacked()[1], states, strict=True):
+        for variable, value in zip(others, states, strict=True):
             assign(variable, value)
         if added:
             self.add_loss(loss)
