@@ -123,31 +123,48 @@ def _scan_on_tensorflow(
     return carry, [x.stack() for x in written]
 
 
-def scatter_sorted(values: Any, indices: Any, size: int) -> Any:
+def scatter_sorted(values: Any, indices: Any, size: int, after: Any = None) -> Any:
     """A vector of zeros but for `values` at `indices`; its gradient is a gather.
 
     Args:
         values: Tensor of shape (n,).
         indices: Integer tensor of shape (n,), strictly increasing, in [0, size).
         size: Length of the vector.
+        after: Nested structure; a compiled program makes the vector when the first tensor in it is
+            there. XLA makes what depends on variables alone when it likes: all kernels of a model
+            at the beginning of a step, say, which then are in memory together.
     """
     backend = keras.backend.backend()
     if backend == "jax":
+        import jax
         import jax.numpy as jnp
 
         return (
-            jnp.zeros(size, values.dtype)
+            jnp.full(size, _zero(values.dtype, indices, after, jax.Array))
             .at[indices]
             .set(values, indices_are_sorted=True, unique_indices=True, mode="promise_in_bounds")
         )
     if backend == "tensorflow":
         import tensorflow as tf
 
-        return tf.scatter_nd(indices[:, None], values, [size])
+        zeros = tf.fill([size], _zero(values.dtype, indices, after, tf.Tensor))
+        return tf.tensor_scatter_nd_update(zeros, indices[:, None], values)
     if backend == "torch":
         zeros = values.new_zeros(size)
         return zeros.scatter(0, indices.long(), values)
     return keras.ops.scatter(indices[:, None], values, (size,))
+
+
+def _zero(dtype: Any, indices: Any, after: Any, tensor: Any) -> Any:
+    """0, which XLA cannot know: vectors of known zeros are one to it, which it copies for each."""
+    zero = keras.ops.any(indices[:1] < 0)
+    tensors = (x for x in keras.tree.flatten(after) if isinstance(x, tensor))
+    first = next((x for x in tensors if x.shape is not None and len(x.shape)), None)
+    # Over several devices the one that has the corner would have to tell the others.
+    if first is not None and keras.distribution.distribution() is None:
+        corner = first[tuple(slice(0, 1) for _ in first.shape)]  # a batch may be empty
+        zero = keras.ops.logical_and(zero, keras.ops.any(keras.ops.cast(corner, "bool")))
+    return keras.ops.cast(zero, dtype)
 
 
 @contextlib.contextmanager

@@ -179,12 +179,12 @@ class PrunableLayer(WrapperBuiltByCalls):
         return call_by_shard(self, own, self._call_layer, args, kwargs)
 
     def _call_layer(self, *args: Any, **kwargs: Any) -> Any:
-        with self._effective_weights():
+        with self._effective_weights(after=args):
             return self.layer(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _effective_weights(self) -> Iterator[None]:
-        """Inside, the layer has its effective weights."""
+    def _effective_weights(self, after: Any = None) -> Iterator[None]:
+        """Inside, the layer has its effective weights, made when inputs `after` are there."""
         pairs = []
         for parametrization in self._state.parametrized.values():
             weight = parametrization.weight
@@ -193,7 +193,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                     f"LoRA was enabled on '{weight.path}' while it is wrapped; its update of the "
                     "kernel is dense. Strip first. Received: a call of the wrapped layer"
                 )
-            pairs.append((parametrization.layer_variable, parametrization.current()))
+            pairs.append((parametrization.layer_variable, parametrization.current(after)))
         with VariableOverrides(pairs) as scope:
             yield
         for loss in scope.losses:

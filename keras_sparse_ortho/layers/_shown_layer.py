@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,7 +23,7 @@ class ShownLayer:
     def __init__(
         self,
         layer: keras.layers.Layer,
-        effective: dict[int, Callable[[], Any]],
+        effective: Mapping[int, Callable[[], Any]],
         scope: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._shown = layer, effective, scope
@@ -44,7 +44,7 @@ class ShownLayer:
 def shown(
     value: Any,
     layer: Any,
-    effective: dict[int, Callable[[], Any]],
+    effective: Mapping[int, Callable[[], Any]],
     scope: Callable[[], AbstractContextManager[None]],
 ) -> Any:
     """What is read for an attribute of a wrapped layer that has some value.

@@ -54,10 +54,11 @@ class CompactMask(FixedMask):
             a way of its own.
         DensityError: As `FixedMask`.
 
-    Limits: a step costs about what the dense one does; its memory has one dense kernel for each
-    layer. Optimizers that treat matrices in a way of their own (Adafactor, Muon) see a vector.
-    Regularizers other than L1 and L2 are those of the effective kernel; with masks some move raw
-    weights that are not live.
+    Limits: a step costs about what the dense one does. A compiled step makes each dense kernel when
+    its layer is called, and keeps it for the gradients: at their largest, temporaries hold one
+    dense kernel for each layer. Optimizers that treat matrices in a way of their own (Adafactor,
+    Muon) see a vector. Regularizers other than L1 and L2 are those of the effective kernel; with
+    masks some move raw weights that are not live.
     What needs the dense raw weight is refused: learnt and scheduled masks, LoRA and `quantize`
     (convert with `keras_sparse_ortho.to_masked`, or strip).
 
@@ -130,15 +131,15 @@ class CompactMask(FixedMask):
         self._weight = dataclasses.replace(self.weight, variable=values)
         stand_ins.put(values, indices, check=self._check_loaded)
 
-    def effective(self, value: Any) -> Any:
-        """The dense kernel for the live values."""
-        flat = scatter_sorted(value, self.indices.value, self.weight.size)
+    def effective(self, value: Any, after: Any = None) -> Any:
+        """The dense kernel for the live values, which XLA makes once `after` is there."""
+        flat = scatter_sorted(value, self.indices.value, self.weight.size, after)
         return keras.ops.reshape(flat, self.weight.shape)
 
-    def current(self) -> Any:
+    def current(self, after: Any = None) -> Any:
         """The dense kernel; that of the enclosing scope, if it has one, as for dense gradients."""
         given = value_in_scope(self.kernel)
-        return super().current() if given is None else given
+        return self.effective(self.values.value, after) if given is None else given
 
     @property
     def layer_variable(self) -> Any:

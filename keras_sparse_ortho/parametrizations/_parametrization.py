@@ -66,8 +66,12 @@ class Parametrization(abc.ABC):
             f"out, or steer it by a callback. Received: density={density!r}"
         )
 
-    def current(self) -> Any:
-        """The effective weight as it is now, a tensor."""
+    def current(self, after: Any = None) -> Any:
+        """The effective weight as it is now, a tensor.
+
+        Args:
+            after: A tensor for which a temporary of the step may wait; see `CompactMask`.
+        """
         return self.effective(self.weight.variable.value)
 
     def assign_raw(self, value: Any) -> None:

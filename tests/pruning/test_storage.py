@@ -405,3 +405,27 @@ def test_adopted_masks_parametrize_and_given_masks():
         np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
         np.testing.assert_array_equal(weight.value(), dense.layers[0].get_weights()[0])
         np.testing.assert_array_equal(weight.raw_value(), weight.value())
+
+
+@pytest.mark.jax_only
+def test_a_step_has_no_dense_kernel_in_memory_before_its_layer_is_called():
+    import jax
+
+    width, depth = 256, 6
+    layers = [L.Dense(width, "tanh", name=f"d{k}") for k in range(depth)]
+    model = keras.Sequential([keras.Input((width,)), *layers])
+    model = kso.sparsify(model, 0.1, "uniform", seed=0, storage="compact")
+
+    def loss(values, indices, x):
+        outputs, _ = model.stateless_call(values, indices, x, training=True)
+        return (outputs**2).mean()
+
+    values, indices = (
+        [variable.value for variable in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
+    x = jax.ShapeDtypeStruct((8, width), "float32")
+    compiled = jax.jit(jax.grad(loss)).lower(values, indices, x).compile()
+    # Made all at once, and from one vector of zeros that is kept, they take more than one for each.
+    assert compiled.memory_analysis().temp_size_in_bytes < (depth - 0.5) * width**2 * 4
+    assert array(model(np.zeros((0, width), "float32"))).shape == (0, width)
