@@ -18,7 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from example_data import Dataset, load
-from networks import cnn, resnet20
+from networks import cnn, resnet
 from timing import interleaved, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
@@ -42,7 +42,7 @@ def lstm() -> keras.Model:
 
 CHANNELS = {
     "CNN 32-64-64-128": lambda: cnn(SHAPE, 10, {"filters": (32, 64, 64, 128)}),
-    "ResNet-20 8-16-32": lambda: resnet20(SHAPE, 10, {"filters": (8, 16, 32)}),
+    "ResNet-20 8-16-32": lambda: resnet(SHAPE, 10, {"filters": (8, 16, 32), "blocks": 3}),
 }
 # With the rank that they start from.
 LOW_RANK = {"MLP 784-512-512-10": (mlp, 256), "LSTM 128-128": (lstm, 128)}

@@ -66,7 +66,8 @@ def build(
     """A fresh network under a method, compiled; its callbacks; and the plan of the run."""
     keras.utils.set_random_seed(seed)
     steps = len(data.x_train) // options["batch_size"] * options["epochs"]
-    dense = NETWORKS[net](data.x_train.shape[1:], data.classes, options)
+    network = NETWORKS[options.get("network", net)]
+    dense = network(data.x_train.shape[1:], data.classes, options)
     frequency = min(options["frequency"], max(steps // 10, 1))
     plan = {"density": density, "seed": seed, "steps": steps, "frequency": frequency}
     plan["include"] = options.get("include")
@@ -371,7 +372,7 @@ def command_line(
     parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--densities", nargs="+", type=float)
     parser.add_argument("--seeds", nargs="+", type=int)
-    parser.add_argument("--dataset", choices=["digits", "fashion_mnist"])
+    parser.add_argument("--dataset", choices=["digits", "fashion_mnist", "cifar10"])
     parser.add_argument("--samples", type=int, help="train on so many samples only")
     parser.add_argument("--epochs", type=int, help="instead of those of the settings")
     parser.add_argument("--depth", type=int, help="instead of that of the settings")
@@ -384,7 +385,8 @@ def command_line(
     out = given.out or RESULTS / f"{file}.jsonl"
     for net in [] if given.summary else given.net:
         options = dict(settings[net])
-        options |= {"jit": not given.no_jit, "budgets": out.parent / "budgets", "tune": given.tune}
+        options |= {"jit": options.get("jit", True) and not given.no_jit}
+        options |= {"budgets": out.parent / "budgets", "tune": given.tune}
         other = {key: getattr(given, key) for key in OVERRIDES if getattr(given, key)}
         options |= other
         options |= {"epochs": given.epochs} if given.epochs else {}

@@ -59,16 +59,16 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
 """
 
 
-def sparse(name: str, model: Any, plan: dict[str, Any]) -> Any:
-    """The model with kernels of an entry of `INITIALIZERS`, ERK."""
+def sparse(name: str, model: Any, plan: dict[str, Any], budget: str | kso.Budget = "erk") -> Any:
+    """The model with kernels of an entry of `INITIALIZERS`."""
     pattern = INITIALIZERS[name](plan.get("gain"))
     with warnings.catch_warnings():
         # Their number stands in the table.
         warnings.filterwarnings("ignore", "These kernels have outputs", UserWarning)
         return kso.sparsify(
             model,
-            plan["density"],
-            "erk",
+            plan["density"] if isinstance(budget, str) else None,
+            budget,
             pattern,
             seed=plan["seed"],
             include=plan.get("include"),
@@ -78,6 +78,24 @@ def sparse(name: str, model: Any, plan: dict[str, Any]) -> Any:
 def fixed(name: str) -> Method:
     """Fixed masks."""
     return lambda model, plan: (sparse(name, model, plan), [])
+
+
+def under_synflow(name: str) -> Method:
+    """Fixed masks, layer by layer as dense as SynFlow's; for ours lifted: no output is dead.
+
+    SynFlow's 100 rounds choose the densities alone: masks and kernels are those of `name`.
+    """
+
+    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+        include = plan.get("include")
+        scored = kso.prune(model, plan["density"], score="synflow", include=include)
+        masked = [w for w in kso.prunable_weights(scored) if w.parametrization is not None]
+        budget = kso.Budget({w.path: w.density for w in masked}, {w.path: w.size for w in masked})
+        if isinstance(INITIALIZERS[name](None), ExactOrthogonal):
+            budget = kso.budgets.lift(model, budget)
+        return sparse(name, model, plan, budget), []
+
+    return method
 
 
 def rigl_from(name: str) -> Method:
@@ -151,7 +169,8 @@ def dense(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 def learnt_thresholds(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """STR with the density asked for."""
-    model = kso.parametrize(model, kso.parametrizations.SoftThreshold())
+    template = kso.parametrizations.SoftThreshold()
+    model = kso.parametrize(model, template, include=plan.get("include"))
     return model, [kso.callbacks.TargetDensity(plan["density"], frequency=plan["frequency"])]
 
 
@@ -182,14 +201,14 @@ def magnitude(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     begin, end = plan["steps"] // 10, 7 * plan["steps"] // 10
     schedule = kso.schedules.Cubic(1.0, begin, end, frequency=plan["frequency"])
     template = kso.parametrizations.MagnitudeMask(schedule)
-    model = kso.parametrize(model, template, plan["density"], "erk")
+    model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
     return model, [kso.callbacks.UpdateMasks()]
 
 
 def straight_through(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """DNW, ERK."""
     template = kso.parametrizations.StraightThroughTopK(1.0, frequency=plan["frequency"])
-    model = kso.parametrize(model, template, plan["density"], "erk")
+    model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
     return model, [kso.callbacks.UpdateMasks()]
 
 
@@ -204,6 +223,8 @@ METHODS: dict[str, Method] = {
     "dense_orthogonal": dense_orthogonal,
     "str": learnt_thresholds,
     **{name: fixed(name) for name in INITIALIZERS},
+    "base_synflow": under_synflow("base_erk"),
+    "eoi_synflow": under_synflow("eoi_auto"),
     "sao": sao,
     "eoi_str": eoi_str,
     "snip": snip,

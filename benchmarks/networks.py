@@ -1,23 +1,15 @@
-"""The networks of methods.py and deep.py: `(shape, classes, options) -> model`."""
+"""The networks of methods.py, deep.py and contemporary.py: `(shape, classes, options) -> model`."""
 
 from collections.abc import Callable
 from typing import Any
 
 import keras
+from contemporary_networks import mobilenet, vgg16, vision_transformer
+from network_parts import augmented, convolution, normalization
 
 from keras_sparse_ortho.layers import CircularPadding, ScannedStack
 
 L = keras.layers
-
-
-def _convolution(filters: int, kernel: int, strides: int, name: str) -> Any:
-    return L.Conv2D(filters, kernel, strides, padding="same", use_bias=False, name=name)
-
-
-def _normalization(name: str) -> Any:
-    # Keras' 0.99 is too slow for runs of one epoch whose weights shrink in the middle: the moving
-    # averages would still be those of the dense network.
-    return L.BatchNormalization(momentum=0.9, name=name)
 
 
 def cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
@@ -25,28 +17,31 @@ def cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.
     filters = options["filters"]
     x = inputs = keras.Input(shape)
     for k, width in enumerate(filters):
-        x = _convolution(width, 3, 1 if k == len(filters) - 1 else 2, f"conv_{k}")(x)
+        x = convolution(width, 3, 1 if k == len(filters) - 1 else 2, f"conv_{k}")(x)
         x = L.ReLU()(L.BatchNormalization(name=f"norm_{k}")(x))
     x = L.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
-def resnet20(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
-    """He et al. (2016), section 4.2 with n = 3, with projections where the width changes."""
+def resnet(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+    """He et al. (2016), section 4.2, with projections where the width changes.
+
+    `blocks` is their n: 3 for ResNet-20, 5 for ResNet-32.
+    """
     filters = options["filters"]
     x = inputs = keras.Input(shape)
-    x = _convolution(filters[0], 3, 1, "stem")(x)
-    x = L.ReLU()(_normalization("stem_norm")(x))
+    x = convolution(filters[0], 3, 1, "stem")(augmented(x, options))
+    x = L.ReLU()(normalization("stem_norm")(x))
     for stage, width in enumerate(filters):
-        for block in range(3):
+        for block in range(options["blocks"]):
             strides = 2 if stage and not block else 1
             name = f"stage_{stage}_block_{block}"
-            y = _convolution(width, 3, strides, f"{name}_a")(x)
-            y = L.ReLU()(_normalization(f"{name}_a_norm")(y))
-            y = _convolution(width, 3, 1, f"{name}_b")(y)
-            y = _normalization(f"{name}_b_norm")(y)
+            y = convolution(width, 3, strides, f"{name}_a")(x)
+            y = L.ReLU()(normalization(f"{name}_a_norm")(y))
+            y = convolution(width, 3, 1, f"{name}_b")(y)
+            y = normalization(f"{name}_b_norm")(y)
             if x.shape[-1] != width:
-                x = _convolution(width, 1, strides, f"{name}_project")(x)
+                x = convolution(width, 1, strides, f"{name}_project")(x)
             x = L.ReLU()(L.Add()([x, y]))
     x = L.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
@@ -108,10 +103,10 @@ def wide_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> k
     """Patches of 4 x 4 pixels, then `depth` 3x3 convolutions, the first with stride 2."""
     width = options["width"]
     x = inputs = keras.Input(shape)
-    x = L.ReLU()(_normalization("stem_norm")(_convolution(width, 4, 4, "stem")(x)))
+    x = L.ReLU()(normalization("stem_norm")(convolution(width, 4, 4, "stem")(x)))
     for k in range(options["depth"]):
-        x = _convolution(width, 3, 1 if k else 2, f"h{k}")(x)
-        x = L.ReLU()(_normalization(f"norm_{k}")(x))
+        x = convolution(width, 3, 1 if k else 2, f"h{k}")(x)
+        x = L.ReLU()(normalization(f"norm_{k}")(x))
     x = L.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
@@ -120,7 +115,11 @@ Network = Callable[[tuple[int, ...], int, dict[str, Any]], keras.Model]
 
 NETWORKS: dict[str, Network] = {
     "cnn": cnn,
-    "resnet20": resnet20,
+    "resnet20": resnet,
+    "resnet32": resnet,
+    "vgg16": vgg16,
+    "mobilenet": mobilenet,
+    "vit": vision_transformer,
     "deep_mlp": deep_mlp,
     "deep_mlp_relu": deep_mlp,
     "deep_cnn": deep_cnn,

@@ -1,4 +1,4 @@
-"""The data of the examples: scikit-learn's digits, and Fashion-MNIST."""
+"""The data of examples and benchmarks: scikit-learn's digits, Fashion-MNIST and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DatasetError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Images as float32 `(rows, height, width, 1)`, standardized; labels as integers from 0."""
+    """Images, float32 `(rows, height, width, channels)`, standardized; labels, integers from 0."""
 
     name: str
     x_train: np.ndarray
@@ -37,8 +37,12 @@ class Dataset:
 
 
 def load(name: str) -> Dataset:
-    """The dataset called `digits` or `fashion_mnist`."""
-    loaders = {"digits": load_digits, "fashion_mnist": load_fashion_mnist}
+    """The dataset called `digits`, `fashion_mnist` or `cifar10`."""
+    loaders = {
+        "digits": load_digits,
+        "fashion_mnist": load_fashion_mnist,
+        "cifar10": load_cifar10,
+    }
     if name not in loaders:
         raise DatasetError(f"The dataset must be one of {sorted(loaders)}. Received: {name!r}")
     return loaders[name]()
@@ -79,6 +83,20 @@ def load_fashion_mnist(folder: Path = DEBIAN_FOLDER) -> Dataset:
             ) from error
     (x_train, y_train), (x_test, y_test) = parts
     return _standardized("fashion_mnist", x_train, y_train, x_test, y_test)
+
+
+def load_cifar10() -> Dataset:
+    """60000 photographs of 32 x 32 pixels in three colours; 10000 are the test set.
+
+    Keras downloads them, or takes them from `~/.keras/datasets`.
+    """
+    import keras
+
+    try:
+        (x_train, y_train), (x_test, y_test) = keras.datasets.cifar10.load_data()
+    except Exception as error:  # whatever the download raises
+        raise DatasetError(f"Keras could not get CIFAR-10: {error}") from error
+    return _standardized("cifar10", x_train, y_train[:, 0], x_test, y_test[:, 0])
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
@@ -134,11 +152,16 @@ def _read_labelled(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray]:
 def _standardized(
     name: str, x_train: np.ndarray, y_train: np.ndarray, x_test: np.ndarray, y_test: np.ndarray
 ) -> Dataset:
-    """Pixels with mean 0 and variance 1 over the training set, with a channel axis."""
-    mean, deviation = float(x_train.mean()), float(x_train.std())
+    """Pixels with mean 0 and variance 1 in each channel of the training set, channels last."""
+    if x_train.ndim == 3:
+        x_train, x_test = x_train[..., None], x_test[..., None]
+    mean, deviation = (
+        moment(x_train, axis=(0, 1, 2), dtype="float64").astype("float32")
+        for moment in (np.mean, np.std)
+    )
 
     def scaled(images: np.ndarray) -> np.ndarray:
-        return ((images.astype("float32") - mean) / deviation)[..., None]
+        return (images.astype("float32") - mean) / deviation
 
     return Dataset(
         name,

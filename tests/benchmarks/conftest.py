@@ -20,6 +20,7 @@ def _importing(name):
 
 methods = _importing("methods")
 faster = _importing("faster")
+contemporary = _importing("contemporary")
 traffic = _importing("traffic")
 suite = _importing("suite")
 record = _importing("record")

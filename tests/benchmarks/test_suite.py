@@ -7,7 +7,8 @@ import pytest
 
 pytestmark = pytest.mark.numpy_only
 MODULES = {"cells", "example_data", "methods_table", "networks", "record", "spectrum_report"}
-MODULES |= {"suite", "timing", "planning"}  # planning.py measures nothing
+MODULES |= {"contemporary_networks", "network_parts", "suite", "timing"}
+MODULES |= {"planning"}  # measures nothing
 
 
 def test_every_script_is_a_part_with_a_small_setting(suite):

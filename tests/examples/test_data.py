@@ -123,6 +123,33 @@ def test_fashion_mnist_without_folder_and_network(tmp_path, monkeypatch):
         data.load_fashion_mnist(tmp_path / "none")
 
 
+def test_cifar10_has_three_channels_each_standardized(monkeypatch):
+    import keras
+
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+    pixels[..., 2] //= 4  # a darker channel
+    labels = np.arange(20, dtype=np.uint8)[:, None] % 10
+
+    def few():  # in the forms that Keras gives them
+        return (pixels, labels), (pixels[:5], labels[:5])
+
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", few)
+    found = data.load("cifar10")
+    assert found.x_train.shape == (20, 32, 32, 3)
+    assert found.x_train.dtype == np.float32
+    x = found.x_train.astype(np.float64)  # sums over long axes lose digits in float32
+    np.testing.assert_allclose(x.mean((0, 1, 2)), 0, atol=1e-6)
+    np.testing.assert_allclose(x.std((0, 1, 2)), 1, atol=1e-6)
+    assert found.y_test.tolist() == [0, 1, 2, 3, 4]
+
+    def offline():
+        raise OSError("no network")
+
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", offline)
+    with pytest.raises(data.DatasetError, match="CIFAR-10: no network"):
+        data.load("cifar10")
+
+
 def test_digits():
     found = data.load("digits")
     assert found.x_train.shape == (1347, 8, 8, 1)

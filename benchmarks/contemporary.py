@@ -1,0 +1,28 @@
+"""Accuracy of sparse contemporary networks: ResNet, VGG-16, MobileNetV1, a vision transformer.
+
+    python benchmarks/contemporary.py                              # about ten hours of two cores
+    python benchmarks/contemporary.py --net vit --densities 0.1
+    KERAS_BACKEND=jax python benchmarks/contemporary.py --net cifar10_resnet32    # with a GPU
+    python benchmarks/contemporary.py --summary                    # the table of what is there
+
+Settings stand in `contemporary.toml`, the methods are those of methods.py, each at the learning
+rate that it chooses on a validation split. Every finished run is a line of
+`results/contemporary.jsonl`; runs that are there are not repeated, so the script can be killed, and
+run in parts. The table goes to `results/contemporary.md`. Networks on CIFAR-10 are not trained by
+default: 200 epochs each.
+"""
+
+from methods import command_line
+
+NETS = ["resnet20", "resnet32", "vgg16", "mobilenet", "vit"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    title = "Contemporary networks"
+    quick = {"net": ["vit"], "methods": ["dense", "base_erk", "eoi_auto"]}
+    command_line(arguments, "contemporary", title, NETS, tune=True, quick=quick)
+
+
+if __name__ == "__main__":
+    main()
