@@ -1,13 +1,16 @@
 """Jobs of two processes of which one is killed, and that are started again; and jobs left alone.
 
-`killed_jobs.py RECIPE FOLDER METHOD ...` trains as a recipe of `examples/scale` does, with Adam and
-a `BackupAndRestore` in each process. For each method there are two jobs: one that nobody disturbs,
-and one of which a process is killed (SIGKILL) in the midst of an epoch, and that is run again with
-the same arguments. Every process is one of its own, forked before Keras computes anything. Prints a
-line of JSON for each method: how processes have ended, which epochs they have begun, how many
-entries had moved when one was killed, and which variables differ in the end.
+`killed_jobs.py RECIPE FOLDER CASE ...` trains as a recipe of `examples/scale` does, with Adam and a
+`BackupAndRestore` in each process. A case is `METHOD:BACKUP:MOMENT`: Keras' callback or ours
+(`keras`, `ours`), and when a process is killed (SIGKILL): in the midst of an epoch (`training`), or
+half way through an epoch's backup, when the other one has made its own (`saving`). For each there
+are two jobs: one that nobody disturbs, and one that is killed and run again with the same
+arguments. Every process is one of its own, forked before Keras computes anything. Prints a line of
+JSON for each case: how processes have ended, which epochs they have begun, how many entries had
+moved when one was killed, and which variables differ in the end.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -30,7 +33,7 @@ SECONDS = 300  # for a process that has lost the other one, or that trains
 ALONE = "str alone"  # learnt thresholds that nobody steers
 
 
-def main(name, folder, *methods):
+def main(name, folder, *cases):
     module = importlib.import_module(name)
     made = recipe.sparse_model
 
@@ -40,13 +43,13 @@ def main(name, folder, *methods):
         return model
 
     recipe.sparse_model = sparse_model
-    for number, method in enumerate(methods):
-        at, begun = pathlib.Path(folder) / method, time.monotonic()
+    for number, case in enumerate(cases):
+        at, begun = pathlib.Path(folder) / case, time.monotonic()
         victim = number % 2  # the one that coordinates the others, and the other one, by turns
-        told = {"method": method, "victim": victim}
-        told["whole"] = job(module, method, at / "whole", None)
-        told["killed"] = job(module, method, at / "killed", victim)
-        told["again"] = job(module, method, at / "killed", None)
+        told = {"case": case, "victim": victim}
+        told["whole"] = job(module, case, at / "whole", None)
+        told["killed"] = job(module, case, at / "killed", victim)
+        told["again"] = job(module, case, at / "killed", None)
         for part in ("epochs", "moved"):
             notes = (at / "killed" / f"{rank}.{part}" for rank in range(2))
             told[part] = [note.read_text() if note.exists() else "" for note in notes]
@@ -55,12 +58,12 @@ def main(name, folder, *methods):
         print(json.dumps({**told, "seconds": round(time.monotonic() - begun)}), flush=True)
 
 
-def job(module, method, folder, victim):
+def job(module, case, folder, victim):
     """The exit statuses of both processes; `None` for one that hung."""
     folder.mkdir(parents=True, exist_ok=True)
     ports = recipe.free_ports(2)
     places = [recipe.Place("two processes", rank, 2, ports) for rank in range(2)]
-    children = [forked(module, method, folder, place, victim) for place in places]
+    children = [forked(module, case, folder, place, victim) for place in places]
     end, ended = time.monotonic() + SECONDS, {}
     while len(ended) < 2 and time.monotonic() < end:
         for child in set(children) - set(ended):
@@ -74,7 +77,7 @@ def job(module, method, folder, victim):
     return [ended.get(child) for child in children]
 
 
-def forked(module, method, folder, place, victim):
+def forked(module, case, folder, place, victim):
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -84,7 +87,7 @@ def forked(module, method, folder, place, victim):
         with (folder / f"{place.rank}.log").open("a") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        run(module, method, folder, place, victim)
+        run(module, case, folder, place, victim)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -94,13 +97,17 @@ def forked(module, method, folder, place, victim):
         os._exit(status)
 
 
-def run(module, method, folder, place, victim):
-    made = recipe.callbacks
+def run(module, case, folder, place, victim):
+    method, kind, moment = case.split(":")
+    made, own = recipe.callbacks, folder / f"backup_{place.rank}"
 
     def callbacks(*arguments):
         used = [kso.callbacks.CheckWorkers()] if method == ALONE else made(*arguments)
-        watch = Watch(folder, place.rank, place.rank == victim)
-        backup = keras.callbacks.BackupAndRestore(str(folder / f"backup_{place.rank}"))
+        if kind == "keras":
+            backup = keras.callbacks.BackupAndRestore(str(own))
+        else:
+            backup = kso.callbacks.BackupAndRestore(folder / "backup")  # of both processes
+        watch = Watch(folder, place.rank, moment if place.rank == victim else None)
         return [*used, watch, backup]
 
     recipe.callbacks = callbacks
@@ -115,9 +122,9 @@ def run(module, method, folder, place, victim):
 class Watch(keras.callbacks.Callback):
     """Notes epochs that begin; and kills the process, if it is to be killed."""
 
-    def __init__(self, folder, rank, kills):
+    def __init__(self, folder, rank, moment):
         super().__init__()
-        self.folder, self.rank, self.kills = folder, rank, kills
+        self.folder, self.rank, self.moment = folder, rank, moment
 
     def on_train_begin(self, logs=None):
         self.first = self.masks()
@@ -126,13 +133,31 @@ class Watch(keras.callbacks.Callback):
         self.epoch = epoch
         with (self.folder / f"{self.rank}.epochs").open("a") as notes:
             notes.write(str(epoch))
-        if self.kills and epoch == KILLED_AT[0]:
+        if self.moment and epoch == KILLED_AT[0]:
             moved = [(a != b).sum() for a, b in zip(self.first, self.masks(), strict=True)]
             (self.folder / f"{self.rank}.moved").write_text(str(sum(moved)))
+            if self.moment == "saving":
+                vars(self.model)["save_weights"] = self.die_half_way
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.kills and (self.epoch, batch) == KILLED_AT:
+        if self.moment == "training" and (self.epoch, batch) == KILLED_AT:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_half_way(self, filepath, **options):
+        """Saves, as processes do that together, and dies where half of the file is written."""
+        type(self.model).save_weights(self.model, filepath, **options)
+        while self.epoch + 1 not in self.saved_by(1 - self.rank):
+            time.sleep(0.05)
+        os.truncate(filepath, os.path.getsize(filepath) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def saved_by(self, rank):
+        """The epoch of the other process' backup, of either kind, if it can be read just now."""
+        found = []
+        for name in (f"backup_{rank}/training_metadata.json", f"backup/worker_{rank}/latest.json"):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(json.loads((self.folder / name).read_text())["epoch"])
+        return found
 
     def masks(self):
         state = recipe.state(self.model)

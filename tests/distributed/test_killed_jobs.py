@@ -17,6 +17,25 @@ METHODS = (STILL, "str", "str alone", "gmp", "dnw", "set", "rigl", "compact", "b
 @pytest.mark.core
 def test_a_job_that_lost_a_process_ends_as_one_that_was_left_alone(tmp_path):
     """Bit by bit, variables of the model and of the optimizer, in each of the two processes."""
+    cases = [f"{method}:keras:training" for method in METHODS] + ["rigl:ours:saving"]
+    for found in run(tmp_path, cases):
+        assert found["again"] == [0, 0], found
+        assert found["epochs"] == ["01223"] * 2, found
+        assert (int(found["moved"][found["victim"]]) > 0) == (STILL not in found["case"]), found
+        assert found["variables"] > 40, found
+        assert found["differing"] == [], found
+
+
+@pytest.mark.slow
+@pytest.mark.core
+def test_a_backup_by_keras_of_which_a_half_was_written_is_refused(tmp_path):
+    (found,) = run(tmp_path, ["rigl:keras:saving"])
+    assert None not in found["again"], found
+    assert 0 not in found["again"], found
+
+
+def run(folder, cases):
+    """What `killed_jobs.py` tells of each case."""
     backend = os.environ["KERAS_BACKEND"]
     name = {"tensorflow": "tensorflow_workers", "jax": "jax_data_parallel", "torch": "torch_ddp"}
     flags = os.environ.get("XLA_FLAGS", "").split()
@@ -24,29 +43,26 @@ def test_a_job_that_lost_a_process_ends_as_one_that_was_left_alone(tmp_path):
         "XLA_FLAGS": " ".join(flag for flag in flags if "device_count" not in flag),
         "PYTHONPATH": str(ROOT),
         # Every process is new: JAX compiles what they share once.
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     script = ROOT / "tests" / "distributed" / "killed_jobs.py"
     done = subprocess.run(
-        [sys.executable, script, name[backend], tmp_path, *METHODS],
+        [sys.executable, script, name[backend], folder, *cases],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, **environment},
     )
     print(done.stdout)
-    logs = "\n".join(log.read_text()[-2000:] for log in sorted(tmp_path.glob("*/*/*.log")))
+    logs = "\n".join(log.read_text()[-2000:] for log in sorted(folder.glob("*/*/*.log")))
     assert done.returncode == 0, done.stderr[-3000:] + logs[-20000:]
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [found["method"] for found in told] == list(METHODS)
+    assert [found["case"] for found in told] == list(cases)
     for found in told:
         victim = found["victim"]
+        assert found["whole"] == [0, 0], (found, logs[-20000:])
         assert found["killed"][victim] == -9, (found, logs[-20000:])
         assert found["killed"][1 - victim] not in (None, 0), (found, logs[-20000:])  # no hang
-        assert found["whole"] == found["again"] == [0, 0], (found, logs[-20000:])
-        assert found["epochs"] == ["01223"] * 2, found
-        assert (int(found["moved"][victim]) > 0) == (found["method"] != STILL), found
-        assert found["variables"] > 40, found
-        assert found["differing"] == [], found
+    return told
