@@ -20,8 +20,12 @@ def test_a_job_that_lost_a_process_ends_as_one_that_was_left_alone(tmp_path):
     cases = [f"{method}:keras:training" for method in METHODS] + ["rigl:ours:saving"]
     for found in run(tmp_path, cases):
         assert found["again"] == [0, 0], found
-        assert found["epochs"] == ["01223"] * 2, found
-        assert (int(found["moved"][found["victim"]]) > 0) == (STILL not in found["case"]), found
+        victim, epochs = found["victim"], found["epochs"]
+        # Who had its backup may have begun the next epoch.
+        others = ["01223", "012323"] if "saving" in found["case"] else ["01223"]
+        assert epochs[victim] == "01223", found
+        assert epochs[1 - victim] in others, found
+        assert (int(found["moved"][victim]) > 0) == (STILL not in found["case"]), found
         assert found["variables"] > 40, found
         assert found["differing"] == [], found
 
