@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._keras_internals import length_of_data
+from keras_sparse_ortho._keras_internals import (
+    applied_batches,
+    counter_of_batches,
+    length_of_data,
+)
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
 from keras_sparse_ortho.schedules import Cubic
 from tests.helpers import array, jit_if_quicker, part_of_a_run, slow_on_jax
@@ -89,6 +93,16 @@ OPTIMIZERS = {  # that keep nothing but their step at the end of an epoch
         plain(gradient_accumulation_steps=2), initial_scale=2.0
     ),
 }
+
+
+@pytest.mark.core
+def test_the_name_of_what_counts_batches_can_be_assigned_to():
+    for expected, made in OPTIMIZERS.items():
+        optimizer = made()
+        name = counter_of_batches(optimizer)
+        assert name == expected
+        eval(f"optimizer.{name}").assign(8)
+        assert applied_batches(optimizer)[0] == 8
 
 
 @pytest.mark.slow
