@@ -120,6 +120,13 @@ def callbacks(method: str, rank: int, workers: int) -> list:
     return [*([made[method]()] if method in made else []), ours.CheckWorkers()]
 
 
+def first_epoch(model) -> int:
+    """For a loop of one's own: after 0, where `BackupAndRestore` has gone back to a backup."""
+    import keras
+
+    return int(keras.ops.convert_to_numpy(model.optimizer.iterations)) // BATCHES
+
+
 # --- processes ------------------------------------------------------------------------------------
 
 

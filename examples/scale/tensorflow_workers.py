@@ -53,7 +53,7 @@ def train(method, place):
         steps=recipe.BATCHES,
     )
     hooks.on_train_begin()
-    for epoch in range(recipe.EPOCHS):
+    for epoch in range(recipe.first_epoch(model), recipe.EPOCHS):
         hooks.on_epoch_begin(epoch)
         for number, batch in enumerate(batches):
             hooks.on_train_batch_begin(number)

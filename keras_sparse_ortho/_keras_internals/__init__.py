@@ -58,6 +58,9 @@ from keras_sparse_ortho._keras_internals._layouts import layout_of as layout_of
 from keras_sparse_ortho._keras_internals._layouts import mesh_size as mesh_size
 from keras_sparse_ortho._keras_internals._layouts import stand_in_name_scope as stand_in_name_scope
 from keras_sparse_ortho._keras_internals._optimizers import applied_batches as applied_batches
+from keras_sparse_ortho._keras_internals._optimizers import (
+    counter_of_batches as counter_of_batches,
+)
 from keras_sparse_ortho._keras_internals._optimizers import optimizer_slots as optimizer_slots
 from keras_sparse_ortho._keras_internals._optimizers import refuse_other_slots as refuse_other_slots
 from keras_sparse_ortho._keras_internals._optimizers import slot_pairs as slot_pairs
@@ -95,6 +98,7 @@ __all__ = [
     "compiled_loss_waits",
     "computes_its_graph",
     "copy_of_lambda",
+    "counter_of_batches",
     "create_along",
     "created_trainable",
     "float64_not_narrowed",

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+from collections.abc import Collection
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from keras_sparse_ortho._backend import global_generators, set_global_generators
 from keras_sparse_ortho._files import written_aside
 from keras_sparse_ortho._keras_internals import initial_epoch_is
 from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho._workers import Workers, workers_of
 
 _RECORD = "latest.json"
 _WEIGHTS = "epoch_{:06d}.weights.h5"
@@ -31,13 +33,19 @@ class BackupAndRestore(keras.callbacks.Callback):
     So `fit`, called again with the same arguments, ends bit by bit with the model that a run
     without interruption ends with, if data come in the same order.
 
+    Where several processes train one model each has this callback, and a folder `worker_0`,
+    `worker_1`, ... in `backup_dir`, which may be shared by them or not. A kill can leave one
+    process with the backup of an epoch that another has not saved. Each keeps that of the epoch
+    before, too, and when the job is started again all go on from the last that all of them have.
+
     Args:
         backup_dir: A folder of its own for the run; it is made if need be.
         delete_checkpoint: Whether to delete the files when training is finished.
 
     Raises:
-        ValueError: When training begins: a model that is not built, or a folder with the backup of
-            a model with other seed generators.
+        ValueError: When training begins: a model that is not built, a folder with the backup of
+            a model with other seed generators, or one without the epoch that other processes have.
+        WorkerError: One of these, on another process.
 
     Limits: a run goes on from the end of an epoch. Within one it cannot: `fit` has no way to begin
     with another batch than the first, and after a checkpoint in the middle of an epoch Keras' own
@@ -45,7 +53,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     `fit(shuffle=True)`, or by a `tf.data.Dataset`, comes in another order in the resumed run; a
     `keras.utils.PyDataset` can make it depend on the epoch. Counts of other callbacks, such as the
     patience of `EarlyStopping`, start anew, and `History` has the epochs of the last call only.
-    Folders are local.
+    Folders are local or mounted. Kernels that are cut over several processes, under `ModelParallel`
+    on JAX, are not saved: Keras' `save_weights` raises there.
 
     Example:
 
@@ -66,58 +75,89 @@ class BackupAndRestore(keras.callbacks.Callback):
         super().__init__()
         self.backup_dir = pathlib.Path(backup_dir)
         self.delete_checkpoint = delete_checkpoint
+        self._workers = Workers()
+        self._folder = self.backup_dir
+        self._saved: dict[str, Any] | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Goes back to the last epoch that was saved, if there is one."""
-        model = self.model
-        if not model.built:
+        self._workers = workers_of(self.model)
+        if self._workers.count > 1:
+            self._folder = self.backup_dir / f"worker_{self._workers.rank}"
+        records = self._workers.together(self._records)
+        latest = records[0]["epoch"] if records else 0
+        epoch = int(self._workers.gather(np.array([latest], np.int32)).min())
+        self._saved = None
+        if epoch:
+            self._workers.together(lambda: self._restore(records, epoch))
+
+    def _records(self) -> list[dict[str, Any]]:
+        """What was saved, the last epoch first."""
+        if not self.model.built:
             raise ValueError(
                 "BackupAndRestore needs a model that is built: call it on a batch of data before "
-                f"`fit`. Received: model={model.name!r}"
+                f"`fit`. Received: model={self.model.name!r}"
             )
-        record = self.backup_dir / _RECORD
+        record = self._folder / _RECORD
         if not record.exists():
-            return
+            return []
         known = json.loads(record.read_text(encoding="utf-8"))
-        states = _seed_states(model)
+        before = known.pop("before", None)
+        return [known] if before is None else [known, before]
+
+    def _restore(self, records: list[dict[str, Any]], epoch: int) -> None:
+        model, states = self.model, _seed_states(self.model)
+        known = next((record for record in records if record["epoch"] == epoch), None)
+        if known is None:
+            raise ValueError(
+                f"All processes must have saved one epoch, and another one has only {epoch}. "
+                f"Received: '{self._folder}' with {[record['epoch'] for record in records]}"
+            )
         if len(states) != len(known["seeds"]):
             raise ValueError(
-                f"'{self.backup_dir}' has the backup of another model, with "
+                f"'{self._folder}' has the backup of another model, with "
                 f"{len(known['seeds'])} seed generators. Received: model={model.name!r} with "
                 f"{len(states)}"
             )
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        model.load_weights(self.backup_dir / _WEIGHTS.format(known["epoch"]))
+        model.load_weights(self._folder / _WEIGHTS.format(epoch))
         for state, value in zip(states, known["seeds"], strict=True):
             assign(state, np.array(value, dtype=state.dtype))
         set_global_generators(known["generators"])
-        initial_epoch_is(model, known["epoch"])
+        initial_epoch_is(model, epoch)
+        self._saved = known
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves the model; the number is that of the epoch with which a resumed run begins."""
         model = self.model
-        self.backup_dir.mkdir(parents=True, exist_ok=True)
-        weights = self.backup_dir / _WEIGHTS.format(epoch + 1)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        weights = self._folder / _WEIGHTS.format(epoch + 1)
         model.save_weights(weights, overwrite=True)
         with weights.open("rb") as stream:
             os.fsync(stream.fileno())
         seeds = [to_numpy(state).tolist() for state in _seed_states(model)]
-        with written_aside(self.backup_dir / _RECORD) as stream:
-            json.dump(
-                {"epoch": epoch + 1, "seeds": seeds, "generators": global_generators()}, stream
-            )
-        self._delete_weights(but=weights)
+        saved = {"epoch": epoch + 1, "seeds": seeds, "generators": global_generators()}
+        kept, record = {weights}, saved
+        # No process is more than an epoch ahead, as every step waits for all of them.
+        if self._workers.count > 1 and self._saved is not None:
+            kept.add(self._folder / _WEIGHTS.format(self._saved["epoch"]))
+            record = {**saved, "before": self._saved}
+        with written_aside(self._folder / _RECORD) as stream:
+            json.dump(record, stream)
+        self._delete_weights(but=kept)
+        self._saved = saved
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Deletes the backup."""
+        """Deletes the backup, when all processes have come here."""
         if self.delete_checkpoint:
-            (self.backup_dir / _RECORD).unlink(missing_ok=True)
+            self._workers.together(lambda: None)
+            (self._folder / _RECORD).unlink(missing_ok=True)
             self._delete_weights()
 
-    def _delete_weights(self, but: pathlib.Path | None = None) -> None:
-        for path in self.backup_dir.glob(_WEIGHTS.format(0).replace("000000", "*")):
-            if path != but:
+    def _delete_weights(self, but: Collection[pathlib.Path] = ()) -> None:
+        for path in self._folder.glob(_WEIGHTS.format(0).replace("000000", "*")):
+            if path not in but:
                 path.unlink(missing_ok=True)
 
 

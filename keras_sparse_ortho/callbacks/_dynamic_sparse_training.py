@@ -108,7 +108,8 @@ class DynamicSparseTraining(StepCallback):
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Refuses a run that goes on with an optimizer that counts from the start."""
         if start < 0 and not self.synced_step():
-            raise restart_error(self, 0, f"in a run of which {-start} steps were made before")
+            found = f"in a run of which {-start} steps were made before"
+            raise restart_error(self, 0, found, can_begin=True)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Reads how many batches the optimizer has seen before the epoch."""

@@ -37,6 +37,8 @@ class StepCallback(keras.callbacks.Callback):
         self._epoch_start = 0
         self._accumulated = 1
         self._must_read = False
+        # Of the run, before its first epoch: those that the optimizer does not count.
+        self.lost_batches = 0
 
     @property
     def workers(self) -> Workers:
@@ -151,11 +153,13 @@ class StepCallback(keras.callbacks.Callback):
         self._run_begun = True
         epochs, batches = self.length()
         seen, accumulated = applied_batches(self._watched.optimizer)
+        self.lost_batches = 0
         if not batches:
             self._on_run_begin(seen // accumulated, None)
             return
         # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
         start = (seen // batches - epoch) * batches
+        self.lost_batches = max(0, -start)
         steps = None if not epochs else epochs * batches // accumulated
         self._on_run_begin(start // accumulated, steps)
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.callbacks import BackupAndRestore, TargetDensity
+from keras_sparse_ortho._workers import Workers
+from keras_sparse_ortho.callbacks import BackupAndRestore, TargetDensity, _backup_and_restore
 from tests.helpers import array, slow_on_jax
 
 L = keras.layers
@@ -134,3 +135,52 @@ def test_refusals(tmp_path):
     backup.set_model(other)
     with pytest.raises(ValueError, match=r"with 2 seed generators. Received: .* with 0"):
         backup.on_train_begin()
+
+
+class OneOfTwo(Workers):
+    """This process as the second of two; the first says what it has."""
+
+    def __init__(self, epoch):
+        super().__init__(2, 1)
+        # In turn: whether reading failed, its last epoch, whether restoring or training failed.
+        self._said = iter([0, epoch, 0, 0])
+
+    def gather(self, numbers):
+        return np.stack([np.array([next(self._said)], np.int32), numbers])
+
+    def hear(self, text):
+        return ["", text]
+
+
+@slow_on_jax
+def test_processes_go_on_from_the_last_epoch_that_all_have(tmp_path, monkeypatch):
+    def begun(epoch):
+        """The epoch with which this process begins where the other one has saved that."""
+        monkeypatch.setattr(_backup_and_restore, "workers_of", lambda model: OneOfTwo(epoch))
+        model, backup = plain(dropout=True), BackupAndRestore(tmp_path)
+        model.compile(keras.optimizers.Adam(0.1), "mse", run_eagerly=EAGERLY)
+        backup.set_model(model)
+        backup.on_train_begin()
+        return model
+
+    monkeypatch.setattr(_backup_and_restore, "workers_of", lambda model: OneOfTwo(0))
+    seen = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs=None: seen.append(array(model.weights[0]))
+    )
+    model = plain(dropout=True)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, note, BackupAndRestore(tmp_path), Stop(2))
+    kept = sorted(path.name for path in (tmp_path / "worker_1").iterdir())
+    assert kept == ["epoch_000001.weights.h5", "epoch_000002.weights.h5", "latest.json"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "worker_1"]
+    for epoch in (1, 2, 3):  # of the other process, which is one behind, level, or ahead
+        other = begun(epoch)
+        assert other._initial_epoch == min(epoch, 2)
+        np.testing.assert_array_equal(array(other.weights[0]), seen[min(epoch, 2) - 1])
+    fresh = begun(0)
+    np.testing.assert_array_equal(array(fresh.weights[0]), array(plain(dropout=True).weights[0]))
+    record = tmp_path / "worker_1" / "latest.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"before": None}))
+    with pytest.raises(ValueError, match=r"another one has only 1. Received: .* with \[2\]"):
+        begun(1)

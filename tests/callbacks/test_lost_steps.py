@@ -1,11 +1,17 @@
 """Runs whose optimizer has lost its steps; runs of a length that Keras does not know."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._keras_internals import length_of_data
+from keras_sparse_ortho._keras_internals import (
+    applied_batches,
+    counter_of_batches,
+    length_of_data,
+)
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
 from keras_sparse_ortho.schedules import Cubic
 from tests.helpers import array, jit_if_quicker, part_of_a_run, slow_on_jax
@@ -18,14 +24,14 @@ IN_STEPS = Cubic(0.25, begin_step=0, end_step=12, frequency=2)
 LOST = "steps of the optimizer, and these were lost.*optimizer.build.*Received: the optimizer at"
 
 
-def network(parametrization=None):
+def network(parametrization=None, optimizer="adam"):
     layers = [L.Dense(16, name="hidden"), L.Dense(4, name="head")]
     dense = keras.Sequential([keras.Input((12,)), *layers])
     if parametrization is None:
         model = kso.sparsify(dense, 0.5, seed=0)
     else:
         model = kso.parametrize(dense, parametrization)
-    model.compile("adam", "mse", jit_compile=jit_if_quicker())
+    model.compile(optimizer, "mse", jit_compile=jit_if_quicker())
     return model
 
 
@@ -74,6 +80,75 @@ def test_a_schedule_whose_steps_were_lost_is_refused_and_the_way_out_goes_on(cas
     fit(right, callback, 4, 2)
     for a, b in zip(expected, right.variables, strict=True):
         np.testing.assert_array_equal(a, array(b))
+
+
+def plain(**kwargs):
+    return keras.optimizers.SGD(0.1, **kwargs)
+
+
+OPTIMIZERS = {  # that keep nothing but their step at the end of an epoch
+    "iterations": plain,
+    "variables[0]": lambda: plain(gradient_accumulation_steps=2),
+    "inner_optimizer.variables[0]": lambda: keras.optimizers.LossScaleOptimizer(
+        plain(gradient_accumulation_steps=2), initial_scale=2.0
+    ),
+}
+
+
+@pytest.mark.core
+def test_the_name_of_what_counts_batches_can_be_assigned_to():
+    for expected, made in OPTIMIZERS.items():
+        optimizer = made()
+        name = counter_of_batches(optimizer)
+        assert name == expected
+        eval(f"optimizer.{name}").assign(8)
+        assert applied_batches(optimizer)[0] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.core
+@pytest.mark.parametrize("counter", OPTIMIZERS)
+@pytest.mark.parametrize("case", CASES)
+def test_all_ways_out_go_on_when_typed_as_the_error_has_them(case, counter, tmp_path):
+    def compiled(model):
+        model.compile(OPTIMIZERS[counter](), "mse", jit_compile=jit_if_quicker())
+        return model
+
+    def lost():
+        model = compiled(CASES[case]()[0])
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(tmp_path / "w.weights.h5")
+        return compiled(model)  # anew
+
+    def goes_on(model):
+        fit(model, CASES[case]()[1], 4, 2)
+        for a, b in zip(expected, model.variables, strict=True):
+            np.testing.assert_array_equal(a, array(b))
+
+    model = compiled(CASES[case]()[0])
+    fit(model, CASES[case]()[1], 2)
+    with part_of_a_run():
+        model.save_weights(tmp_path / "w.weights.h5")
+        model.save(tmp_path / "m.keras")
+    fit(model, CASES[case]()[1], 4, 2)
+    expected = [array(v) for v in model.variables]
+
+    model = lost()
+    with pytest.raises(ValueError, match=LOST) as raised:
+        fit(model, CASES[case]()[1], 4, 2)
+    build, load, assign, *anew = re.findall("`(.+?)`", str(raised.value))
+    assert assign == f"model.optimizer.{counter}.assign(8)"
+    exec(assign)
+    goes_on(model)
+    model = eval(load)(tmp_path / "m.keras")
+    goes_on(model)
+    model = compiled(CASES[case]()[0])
+    exec(build)
+    model.load_weights(tmp_path / "w.weights.h5")
+    goes_on(model)
+    assert anew == (["fit", "initial_epoch"] if case == "SET" else [])
+    if anew:
+        fit(lost(), CASES[case]()[1], 4)
 
 
 @pytest.mark.slow

@@ -1,0 +1,72 @@
+"""Jobs of two processes of which one is killed, and that are started again."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STILL = "fixed"  # its masks never move
+METHODS = (STILL, "str", "str alone", "gmp", "dnw", "set", "rigl", "compact", "blocks")
+
+
+@pytest.mark.slow
+@pytest.mark.core
+def test_a_job_that_lost_a_process_ends_as_one_that_was_left_alone(tmp_path):
+    """Bit by bit, variables of the model and of the optimizer, in each of the two processes."""
+    cases = [f"{method}:keras:training" for method in METHODS] + ["rigl:ours:saving"]
+    for found in run(tmp_path, cases):
+        assert found["again"] == [0, 0], found
+        victim, epochs = found["victim"], found["epochs"]
+        # Who had its backup may have begun the next epoch.
+        others = ["01223", "012323"] if "saving" in found["case"] else ["01223"]
+        assert epochs[victim] == "01223", found
+        assert epochs[1 - victim] in others, found
+        assert (int(found["moved"][victim]) > 0) == (STILL not in found["case"]), found
+        assert found["variables"] > 40, found
+        assert found["differing"] == [], found
+
+
+@pytest.mark.slow
+@pytest.mark.core
+def test_a_backup_by_keras_of_which_a_half_was_written_is_refused(tmp_path):
+    (found,) = run(tmp_path, ["rigl:keras:saving"])
+    assert None not in found["again"], found
+    assert 0 not in found["again"], found
+
+
+def run(folder, cases):
+    """What `killed_jobs.py` tells of each case."""
+    backend = os.environ["KERAS_BACKEND"]
+    name = {"tensorflow": "tensorflow_workers", "jax": "jax_data_parallel", "torch": "torch_ddp"}
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    environment = {
+        "XLA_FLAGS": " ".join(flag for flag in flags if "device_count" not in flag),
+        "PYTHONPATH": str(ROOT),
+        # Every process is new: JAX compiles what they share once.
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    script = ROOT / "tests" / "distributed" / "killed_jobs.py"
+    done = subprocess.run(
+        [sys.executable, script, name[backend], folder, *cases],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    print(done.stdout)
+    logs = "\n".join(log.read_text()[-2000:] for log in sorted(folder.glob("*/*/*.log")))
+    assert done.returncode == 0, done.stderr[-3000:] + logs[-20000:]
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [found["case"] for found in told] == list(cases)
+    for found in told:
+        victim = found["victim"]
+        assert found["whole"] == [0, 0], (found, logs[-20000:])
+        assert found["killed"][victim] == -9, (found, logs[-20000:])
+        assert found["killed"][1 - victim] not in (None, 0), (found, logs[-20000:])  # no hang
+    return told
