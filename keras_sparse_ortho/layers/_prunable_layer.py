@@ -209,10 +209,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         return shown(getattr(layer, name), layer, effective, self._effective_weights)
 
     def values_follow(self, names: Iterable[str]) -> None:
-        """Lets `build` leave weights of a layer that is not built yet without values.
-
-        Whoever says so sets them then. Until then they take no memory.
-        """
+        """Lets `build` leave weights without values and memory: the caller sets them afterwards."""
         self._state.follow = frozenset(names)
 
     def name_layers_like(self, layer: Any) -> None:

@@ -130,7 +130,7 @@ def sparsify(
             f"keras_sparse_ortho.adopt_masks(model). Received: density=None, budget={budget!r}"
         )
     draws = draw_kernels(
-        model, weights, density, budget, initializer, structure, seed, packed=kind.compact
+        model, weights, density, budget, initializer, structure, seed, dense=not kind.compact
     )
     warn_of_training_lost(model, weights)
     return hold(model, weights, draws, storage)
