@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import layout_of
+from keras_sparse_ortho._keras_internals import awaits_value, give_value, layout_of
 from keras_sparse_ortho.errors import WorkerError
 
 
@@ -31,9 +31,13 @@ def to_numpy(value: Any) -> np.ndarray:
 
 def assign(variable: Any, value: Any) -> None:
     """Sets a variable to an array, number or tensor of its shape; its layout stays what it is."""
+    waits = awaits_value(variable)
     if layout_of(variable) is not None and not _is_on_devices(value):
         value = placed(np.asarray(value), variable)
-    variable.assign(value)
+    if waits:
+        give_value(variable, value)
+    else:
+        variable.assign(value)
 
 
 def placed(array: Any, like: Any) -> Any:

@@ -67,6 +67,8 @@ from keras_sparse_ortho._keras_internals._optimizers import slot_pairs as slot_p
 from keras_sparse_ortho._keras_internals._snapshot import Snapshot as Snapshot
 from keras_sparse_ortho._keras_internals._stand_ins import DeferredVariables as DeferredVariables
 from keras_sparse_ortho._keras_internals._stand_ins import StandIns as StandIns
+from keras_sparse_ortho._keras_internals._stand_ins import awaits_value as awaits_value
+from keras_sparse_ortho._keras_internals._stand_ins import give_value as give_value
 from keras_sparse_ortho._keras_internals._stand_ins import saves_by_itself as saves_by_itself
 from keras_sparse_ortho._keras_internals._stand_ins import value_in_scope as value_in_scope
 from keras_sparse_ortho._keras_internals._stand_ins import value_source as value_source
@@ -91,6 +93,7 @@ __all__ = [
     "after_fit",
     "along_kernel",
     "applied_batches",
+    "awaits_value",
     "axes_at",
     "axes_of",
     "before_save",
@@ -102,6 +105,7 @@ __all__ = [
     "create_along",
     "created_trainable",
     "float64_not_narrowed",
+    "give_value",
     "graph_calls",
     "graph_ends",
     "in_fit",

@@ -43,6 +43,12 @@ class DeferredVariables:
             else:
                 self._updates.append((variable, value))
 
+    def leave_empty(self, variables: list[Any]) -> None:
+        """Lets those of some variables that have no value wait for `give_value`."""
+        for variable in variables:
+            if variable._value is None:
+                variable._initializer = _Awaited()
+
     def initialize(self, but: list[Any]) -> None:
         """Gives all variables their values but some, at once or when the enclosing scope ends.
 
@@ -90,6 +96,28 @@ class _Constant:
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
         return self.value
+
+
+class _Awaited(keras.initializers.Zeros):
+    """The initializer of a variable that is given its value later."""
+
+
+def awaits_value(variable: Any) -> bool:
+    """Whether a variable has been left without a value, to be given one.
+
+    On JAX it has its layout from then on.
+    """
+    if not isinstance(getattr(variable, "_initializer", None), _Awaited):
+        return False
+    if keras.backend.backend() == "jax":
+        variable._initialize_layout()
+    return True
+
+
+def give_value(variable: Any, value: Any) -> None:
+    """Gives a variable that waits for it its first value, an array or tensor of its shape."""
+    variable._initialize(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
+    variable._initializer = None
 
 
 def value_source(variable: Any) -> tuple[Callable[[], Any], bool]:

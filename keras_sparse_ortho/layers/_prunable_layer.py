@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -25,7 +25,7 @@ from keras_sparse_ortho.layers._refusals import refuse_unwrappable
 from keras_sparse_ortho.layers._shown_layer import shown
 from keras_sparse_ortho.layers._wrappable_weights import wrappable_weights
 from keras_sparse_ortho.layers._wrapper_state import WrapperState, checked, names_in, restored
-from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
+from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -108,10 +108,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         """Inside, kernels are drawn once, with their masks, and along the axes of the layer."""
         check_layouts()
         stand_in_name_scope(self, self.layer)
-        deferred = self._state.compact and not self.layer.built
-        # Kernels that are not stored are not to be allocated either.
-        creating = self._state.deferred.creating() if deferred else contextlib.nullcontext()
-        with recorded_draws(self.layer) as draws, creating:
+        with recorded_draws(self.layer) as draws, self._state.creating(self.layer):
             yield
         self._state.draws = draws if self._state.draws is None else self._state.draws
 
@@ -137,11 +134,8 @@ class PrunableLayer(WrapperBuiltByCalls):
         draws = self._state.draws
         assert draws is not None
         own = {w.path: template[w.path] if isinstance(template, dict) else template for w in chosen}
-        compact = [weight for weight in chosen if own[weight.path].compact]
         try:
-            for weight in compact:
-                refuse_compact(weight)
-            self._state.deferred.initialize(but=[weight.variable for weight in compact])
+            self._state.initialize(chosen, own)
             self._state.layer_weights = list(self.layer.weights)
             for weight in chosen:
                 weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
@@ -152,6 +146,7 @@ class PrunableLayer(WrapperBuiltByCalls):
             self._state.deferred.initialize(but=[])
             raise
         self._state.draws = None
+        self._state.forget_given()
         self._state.cover(self.layer, self._effective_weights)
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
@@ -212,6 +207,10 @@ class PrunableLayer(WrapperBuiltByCalls):
         }
         layer = self.layer
         return shown(getattr(layer, name), layer, effective, self._effective_weights)
+
+    def values_follow(self, names: Iterable[str]) -> None:
+        """Lets `build` leave weights without values and memory: the caller sets them afterwards."""
+        self._state.follow = frozenset(names)
 
     def name_layers_like(self, layer: Any) -> None:
         """Gives the layers inside the one that is wrapped the names that they have in another.

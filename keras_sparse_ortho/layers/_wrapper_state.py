@@ -2,15 +2,15 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._keras_internals import DeferredVariables, is_overridden
-from keras_sparse_ortho.kernels import Selection, walk
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, walk
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws
-from keras_sparse_ortho.parametrizations import Parametrization
+from keras_sparse_ortho.parametrizations import Parametrization, refuse_compact
 
 
 class WrapperState:
@@ -25,13 +25,38 @@ class WrapperState:
         self.deferred = DeferredVariables()
         self.layer_weights: list[Any] = []
         self.names: list[str] = []
+        self.follow: frozenset[str] = frozenset()
         self._uncover: Callable[[], Any] = dict
 
-    @property
-    def compact(self) -> bool:
-        """Whether some weights are to have no dense variable."""
+    def creating(self, layer: Any) -> AbstractContextManager[None]:
+        """Inside, a layer creates its variables without values, if some are to get none, or others.
+
+        A kernel that is not stored, or set later, is not to be allocated, drawn or filled before.
+        """
         given = self.template.values() if isinstance(self.template, dict) else [self.template]
-        return any(parametrization.compact for parametrization in given)
+        defers = self.follow or any(parametrization.compact for parametrization in given)
+        return self.deferred.creating() if defers and not layer.built else nullcontext()
+
+    def initialize(
+        self, weights: list[PrunableWeight], parametrizations: Mapping[str, Parametrization]
+    ) -> None:
+        """Gives the variables of the layer values, but for weights that get none here.
+
+        Raises:
+            NotPrunableError: A weight that cannot be stored compactly.
+        """
+        compact = [weight for weight in weights if parametrizations[weight.path].compact]
+        for weight in compact:
+            refuse_compact(weight)
+        following = [weight.variable for weight in weights if weight.path in self.follow]
+        self.deferred.leave_empty(following)
+        self.deferred.initialize(but=[*following, *(weight.variable for weight in compact)])
+
+    def forget_given(self) -> None:
+        """Frees the arrays of the templates: masks that were given are in variables now."""
+        if isinstance(self.template, dict):
+            found = self.template.items()
+            self.template = {key: type(own).from_config(own.get_config()) for key, own in found}
 
     def cover(self, layer: Any, scope: Callable[[], AbstractContextManager[None]]) -> None:
         """Lets a layer compute with effective weights also where it is not called by its wrapper.

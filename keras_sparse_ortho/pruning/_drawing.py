@@ -34,6 +34,8 @@ def draw_kernels(
     pattern: Pattern,
     structure: Structure | None = None,
     seed: int | None = None,
+    *,
+    dense: bool = False,
 ) -> dict[str, AnyDraw]:
     """Sparse kernels and their masks for weights, by path.
 
@@ -49,6 +51,8 @@ def draw_kernels(
             structure keeps it.
         structure: For all kernels.
         seed: Integer, or `None` for one from Python's `random`.
+        dense: Whether kernels are kept as they are drawn, and not live values alone: where the
+            weights will be stored so, each in place of its draw.
 
     Warns:
         UserWarning: Outputs of exactly orthogonal kernels that stay zero; layers of which it is not
@@ -74,7 +78,7 @@ def draw_kernels(
             assert drawn.initializer is not None
             if exact:
                 dead[weight.path] = dead_outputs(drawn.kernel, layout_for(weight, own))
-            drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer)
+            drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer, dense=dense)
         draws[weight.path] = drawn
     choices.warn_of_guesses(draws)
     _warn_of_dead_outputs(dead)

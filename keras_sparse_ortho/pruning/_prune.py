@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_density, explains_density
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
-from keras_sparse_ortho.initializers import Draw
+from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
 from keras_sparse_ortho.pruning._choosing import weights_to_prune
@@ -184,8 +184,8 @@ def _hold_given(model: Any, masks: Mapping[str, np.ndarray], storage: str) -> ke
     return hold(model, weights, _given(weights, masks), storage)
 
 
-def _given(weights: list[PrunableWeight], masks: Mapping[str, np.ndarray]) -> dict[str, Draw]:
-    draws = {}
+def _given(weights: list[PrunableWeight], masks: Mapping[str, np.ndarray]) -> dict[str, AnyDraw]:
+    draws: dict[str, AnyDraw] = {}
     for weight in weights:
         mask = np.asarray(masks[weight.path])
         if mask.dtype != bool or mask.shape != weight.shape or not mask.any():

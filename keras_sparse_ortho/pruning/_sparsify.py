@@ -120,7 +120,7 @@ def sparsify(
     - Nowak et al., "Sparser, Better, Deeper, Stronger: Improving Sparse Training with Exact
       Orthogonal Initialization" (ICML 2024), arXiv 2406.01755
     """
-    mask_class(storage)
+    kind = mask_class(storage)
     weights = weights_to_prune(model, include, exclude, unregistered)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     if density is None and isinstance(budget, str):
@@ -129,6 +129,8 @@ def sparsify(
             "the masks that the layers' own initializers drew, call "
             f"keras_sparse_ortho.adopt_masks(model). Received: density=None, budget={budget!r}"
         )
-    draws = draw_kernels(model, weights, density, budget, initializer, structure, seed)
+    draws = draw_kernels(
+        model, weights, density, budget, initializer, structure, seed, dense=not kind.compact
+    )
     warn_of_training_lost(model, weights)
     return hold(model, weights, draws, storage)

@@ -1,7 +1,7 @@
 """Wrapping the layers that hold given weights, in a whole model."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import keras
@@ -31,7 +31,7 @@ from keras_sparse_ortho.pruning._storage import mask_class
 def hold(
     model: Any,
     weights: list[PrunableWeight],
-    draws: Mapping[str, AnyDraw],
+    draws: MutableMapping[str, AnyDraw],
     storage: str = "masked",
 ) -> Any:
     """Gives weights fixed masks, and the values that were drawn with them.
@@ -40,7 +40,8 @@ def hold(
         model: The model.
         weights: Its weights that get a mask.
         draws: The mask of each by path, with values to set where it has a kernel; the other
-            weights keep theirs.
+            weights keep theirs. Each is taken out once its weight has it, so that a model and
+            all its draws are not there at once.
         storage: `"masked"`, `"compact"`, or `"auto"`: live blocks where layers and masks allow,
             compact elsewhere.
 
@@ -62,7 +63,7 @@ def wrap(
     model: Any,
     weights: list[PrunableWeight],
     parametrization_of: Callable[[str], Parametrization],
-    draws: Mapping[str, AnyDraw] | None = None,
+    draws: MutableMapping[str, AnyDraw] | None = None,
     *,
     on_blocks: bool = False,
 ) -> Any:
@@ -83,7 +84,8 @@ def wrap(
         NotPrunableError: The new model would have other kernels or masks than planned. Models
             written as a class are as they were then.
     """
-    draws = draws or {}
+    draws = {} if draws is None else draws
+    live = {path: draw.live for path, draw in draws.items()}
     places = places_to_wrap(model, weights)
     before = sorted(weight.path for weight in prunable_weights(model, unregistered=True))
     _warn_of_never_called(model)
@@ -100,22 +102,26 @@ def wrap(
             inner, {key: parametrization_of(full) for key, full in keys.items()}
         )
         wrapper.name_layers_like(layer)
+        if inner is not layer:
+            wrapper.values_follow(
+                key for key, full in keys.items() if full in draws and draws[full].sets_values
+            )
 
         def finish() -> None:
             if not wrapper.built:
                 wrapper.build()  # around a layer of a class-written model, which is built
-            drawn = {key: draws.get(full) for key, full in keys.items()}
+            drawn = {key: draws.pop(full, None) for key, full in keys.items()}
             parametrizations = wrapper.parametrizations
             if inner is not layer:
                 _copy_weights(given, wrapper, drawn, copy)
                 share_initializers(layer, inner)
             for key, parametrization in parametrizations.items():
-                _finish(parametrization, drawn[key])
+                _finish(parametrization, drawn.pop(key))
 
         return Replacement(wrapper, finish)
 
     def complete(rewritten: Any) -> Any:
-        _check(rewritten, weights, before, draws)
+        _check(rewritten, weights, before, live)
         if rewritten is not model:
             probe_of_copy(model, rewritten).check(rewritten)
         return blocks_where_possible(rewritten) if on_blocks else rewritten
@@ -156,7 +162,7 @@ def _copy_weights(
 
 
 def _check(
-    model: Any, weights: list[PrunableWeight], before: list[str], draws: Mapping[str, AnyDraw]
+    model: Any, weights: list[PrunableWeight], before: list[str], live: Mapping[str, int]
 ) -> None:
     """Raises unless a new model has the kernels of the old one, and the masks that were planned."""
     found = prunable_weights(model, unregistered=True)
@@ -171,10 +177,10 @@ def _check(
             f"which layers are shared. There were: {before}. Received: {paths}, without masks "
             f"{uncovered}"
         )
-    for path, draw in draws.items():
-        if wrapped[path].live != draw.live:
+    for path, count in live.items():
+        if wrapped[path].live != count:
             raise NotPrunableError(
-                f"'{path}' would not have the {draw.live} live entries that were planned. "
+                f"'{path}' would not have the {count} live entries that were planned. "
                 f"Received: {wrapped[path].live}"
             )
 

@@ -13,6 +13,7 @@ from keras_sparse_ortho.errors import (
     UnknownWeightError,
 )
 from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse
+from keras_sparse_ortho.parametrizations import FixedMask
 from tests.helpers import array, jit
 from tests.models.networks import MODELS, SHAPE, sequential, wrappers
 
@@ -79,6 +80,29 @@ def test_a_given_model_is_left_alone():
     assert not wrappers(model)
     for a, b in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_nothing_is_drawn_in_vain_or_kept_twice(monkeypatch):
+    x = keras.Input((4, 8))
+    y = L.MultiHeadAttention(2, 4, name="attention")(x, x)
+    model = keras.Model(x, L.Dense(16, name="wide")(y))
+    drawn = []
+    glorot = keras.initializers.VarianceScaling.__call__
+
+    def counted(self, shape, **options):
+        drawn.append(shape)
+        return glorot(self, shape, **options)
+
+    monkeypatch.setattr(keras.initializers.VarianceScaling, "__call__", counted)
+    keras.models.clone_model(model)
+    assert len(drawn) == 5
+    drawn.clear()
+    sparse = kso.sparsify(model, 0.5, seed=0)
+    assert len(drawn) == 1  # to see whether the model has been trained
+    for layer in sparse.layers[1:]:
+        # Masks that were given are in the variables now.
+        assert all(own._given is None for own in layer._state.template.values())
+        assert all(isinstance(own, FixedMask) for own in layer._state.template.values())
 
 
 def test_a_model_written_as_a_class_is_changed_in_place_and_trains():
