@@ -8,10 +8,10 @@ r"""Time of a training step on live blocks against the dense model and the maske
 Appends a line for each rival to `results/blocks.jsonl` and writes `results/blocks.md` from all of
 them, the last of each kind. Rivals are the dense model, a second dense model, whose ratio to the
 first is the noise of the measurement, the model with fixed masks of the same density in masked and
-in compact storage, and the model on blocks of each size. All are in one process and train in turn,
-with Adam; medians, by the clock and by the time that the cores have worked. `fit` trains on JAX and
-torch; on TensorFlow the train function of `fit`, as repeated short calls of `fit` wait there now
-and then.
+in compact storage, and the model on blocks of each size; for convolutions also plain ones, each of
+a part of the channels. All are in one process and train in turn, with Adam; medians, by the clock
+and by the time that the cores have worked. `fit` trains on JAX and torch; on TensorFlow the train
+function of `fit`, as repeated short calls of `fit` wait there now and then.
 
 The machine must be quiet for the times by the clock.
 """
@@ -32,6 +32,7 @@ from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
 L = keras.layers
 SEQUENCE = 128  # tokens in a sample of the Transformer's block
 BYTES = {"bool": 1, "int32": 4, "int64": 8, "uint32": 4, "float32": 4}
+SPLIT = "split"
 MASKS = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
 
 
@@ -69,6 +70,22 @@ def transformer(rival, density):
     return keras.Model(inputs, L.Add()([inputs, x]))
 
 
+def in_parts(channels, parts, name, **options):
+    """Plain convolutions of parts of the channels, with as many entries as live blocks have.
+
+    Nothing is gathered: what the backend's own convolutions of so few channels take.
+    """
+    parts = min(range(1, channels + 1), key=lambda k: (channels % k, abs(k - parts)))
+    width = channels // parts
+    layers = [L.Conv2D(width, 3, **options, name=f"{name}_{k}") for k in range(parts)]
+
+    def call(x):
+        found = [layer(x[..., k * width : (k + 1) * width]) for k, layer in enumerate(layers)]
+        return L.Concatenate()(found)
+
+    return call
+
+
 def stage(size, channels, rival, density):
     """A residual pair of 3 x 3 convolutions at one resolution."""
 
@@ -76,6 +93,8 @@ def stage(size, channels, rival, density):
         options = {"padding": "same", "use_bias": False, "name": name}
         if isinstance(rival, int):
             return BlockSparseConv2D(channels, 3, density=density, block=rival, seed=0, **options)
+        if rival == SPLIT:
+            return in_parts(channels, max(1, round(1 / density)), **options)
         return wrapped(L.Conv2D(channels, 3, **options), rival, density)
 
     inputs = keras.Input((size, size, channels))
@@ -121,9 +140,8 @@ def stepper(model, xla, batch, steps):
 
 
 def live(model):
-    """The live part of all kernels."""
-    weights = kso.prunable_weights(model)
-    return sum(w.live for w in weights) / sum(w.size for w in weights)
+    """Live entries of all kernels."""
+    return sum(weight.live for weight in kso.prunable_weights(model))
 
 
 def state_mib(model):
@@ -139,6 +157,8 @@ def measure(name, batch, density, blocks, args):
     keras.utils.set_random_seed(0)
     rivals = {"dense": "dense", "dense again": "dense", **{name: name for name in MASKS}}
     rivals.update({f"blocks {size}": size for size in blocks})
+    if name.startswith("stage"):
+        rivals["plain, in parts"] = SPLIT
     models, steps = {}, {}
     for title, rival in rivals.items():
         try:
@@ -146,7 +166,7 @@ def measure(name, batch, density, blocks, args):
         except kso.errors.DensityError as error:
             print(f"{name}: no {title}: {error}", flush=True)
     # Before `fit`, which on JAX holds the variables.
-    parts = {title: live(model) for title, model in models.items()}
+    parts = {title: live(model) / live(models["dense"]) for title, model in models.items()}
     steps = {title: stepper(model, args.xla, batch, args.steps) for title, model in models.items()}
     times = wall_and_cpu(steps, args.rounds, warm_up=2)
     wall, cpu = times["dense"]
