@@ -20,6 +20,7 @@ from keras_sparse_ortho._ranking import (
     ranks_on_device,
 )
 from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.callbacks import _device_moves
 from keras_sparse_ortho.callbacks._device_moves import (
     drop_and_grow_on_device,
     random_order,
@@ -168,11 +169,14 @@ def test_where_ranks_are_made_follows_the_tensor_or_the_override():
 
 # --- on JAX: sharded, and lowered for accelerators ------------------------------------------------
 
+PROGRAMS = ("largest", "rank", "counts", "columns", "around", "between", "live", "dead", "order")
+
 
 def programs():
     """The compiled parts of an update, each with arguments for a sharded array."""
     one, column = (1, 1), (1, 16)
     bound, columns = np.zeros((15, 1), np.int32), np.zeros((15, 16), np.int32)
+    live = np.ones((64, 16), bool)
     return {
         "largest": (_ranking._largest_magnitudes, ("value", np.int32(20))),
         "rank": (_ranking._rank, ("keys", np.int32(20))),
@@ -182,6 +186,12 @@ def programs():
         "between": (
             functools.partial(_ranking._between, one=one),
             ("value", bound[0], bound[0], np.int32(3)),
+        ),
+        "live": (_device_moves._keys_of_live, ("value", live)),
+        "dead": (_device_moves._keys_of_dead, ("value", live, live)),
+        "order": (
+            functools.partial(_device_moves._hashed, shape=(64, 16)),
+            (np.zeros(2, np.int32),),
         ),
     }
 
@@ -194,7 +204,7 @@ def arguments(given_, value):
 
 
 @pytest.mark.jax_only
-@pytest.mark.parametrize("name", ["largest", "rank", "counts", "columns", "around", "between"])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_lowered_for_accelerators_an_update_has_no_call_to_the_host_and_no_sort(name):
     import jax
 
