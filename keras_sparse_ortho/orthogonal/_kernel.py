@@ -165,8 +165,8 @@ def exact_orthogonal(
         counts = _counts(shape, float(density), layout, count, center_density, plan, taps)
     kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
     if taps == "center" and canonical_shape[-2:] == (1, 1):  # all at once: depthwise ones are many
-        entries: tuple[Any, ...] = (..., *center_of(canonical_shape), 0, 0)
-        plan.write_signs(kernel[entries])
+        signs: tuple[Any, ...] = (..., *center_of(canonical_shape), 0, 0)
+        plan.write_signs(kernel[signs])
     else:
         for k, index in enumerate(np.ndindex(canonical_shape[:2])):
             part = kernel[index]
