@@ -13,11 +13,15 @@ from keras_sparse_ortho._keras_internals import awaits_value, give_value, layout
 from keras_sparse_ortho.errors import WorkerError
 
 
-def to_numpy(value: Any) -> np.ndarray:
+def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
     """A tensor or variable of the backend as a NumPy array, bfloat16 as float32.
 
     Of an array on JAX that other processes hold parts of, the parts are gathered: then all of them
     must call this, in the same order.
+
+    Args:
+        value: The tensor or variable.
+        copy: `False` where the array is only read, and not kept: it may be the tensor's memory.
     """
     value = keras.ops.convert_to_tensor(value)
     if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
@@ -26,7 +30,9 @@ def to_numpy(value: Any) -> np.ndarray:
         from jax.experimental import multihost_utils
 
         return np.array(multihost_utils.process_allgather(value, tiled=True))
-    return keras.ops.convert_to_numpy(value)
+    if copy:
+        return keras.ops.convert_to_numpy(value)
+    return np.asarray(value.detach().cpu() if keras.backend.backend() == "torch" else value)
 
 
 def assign(variable: Any, value: Any) -> None:

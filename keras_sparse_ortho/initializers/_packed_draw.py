@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import keras
 import numpy as np
 
+from keras_sparse_ortho._keras_internals import layout_of
+from keras_sparse_ortho._values import placed
 from keras_sparse_ortho.initializers._sparse_initializer import SparseInitializer
 
 
@@ -17,14 +20,15 @@ class PackedDraw:
 
     Args:
         bits: The mask, eight entries a byte, in the order of flat indices.
-        values: The kernel; or the values of live entries, in the same order.
+        values: The kernel, perhaps as a tensor of the backend; or the values of live entries, in
+            the same order.
         shape: Of the weight.
         live: Number of live entries.
         initializer: What drew them.
     """
 
     bits: np.ndarray
-    values: np.ndarray
+    values: Any
     shape: tuple[int, ...]
     live: int
     initializer: SparseInitializer
@@ -38,7 +42,7 @@ class PackedDraw:
         mask: np.ndarray,
         initializer: SparseInitializer,
         *,
-        dense: bool = False,
+        variable: Any = None,
     ) -> "PackedDraw":
         """That of a kernel which is zero where its mask is not live.
 
@@ -46,9 +50,10 @@ class PackedDraw:
             kernel: The values.
             mask: Bool array.
             initializer: What drew them.
-            dense: Whether the kernel is kept as it is, for a weight that will be stored so.
+            variable: One like that in which the kernel will be stored, which is kept as such a
+                tensor then, but on several devices. `None` where live entries alone will be.
         """
-        values = kernel if dense else kernel[mask]
+        values = kernel[mask] if variable is None else _for_variable(kernel, variable)
         live = int(np.count_nonzero(mask))
         return cls(np.packbits(mask), values, kernel.shape, live, initializer)
 
@@ -59,10 +64,22 @@ class PackedDraw:
         return flat.view(bool).reshape(self.shape)
 
     @property
-    def kernel(self) -> np.ndarray:
+    def kernel(self) -> Any:
         """Values that the weight is to get."""
-        if self.values.shape == self.shape:
+        if tuple(self.values.shape) == self.shape:
             return self.values
         dense = np.zeros(self.shape, self.values.dtype)
         dense[self.mask] = self.values
         return dense
+
+
+def _for_variable(kernel: np.ndarray, variable: Any) -> Any:
+    """A kernel as a tensor like a variable, or as it is where devices each take a part of it.
+
+    So the array's memory serves the next draw. That of all draws would be free only as the model
+    grows, in pieces that TensorFlow cannot use.
+    """
+    if layout_of(variable) is not None:
+        return kernel
+    # An operation: TensorFlow keeps the array that it has made a tensor of until the next one.
+    return keras.ops.reshape(placed(kernel, variable), kernel.shape)

@@ -127,15 +127,19 @@ class PrunableWeight:
         own = {axis % rank for axis in axes}
         return tuple(size if k in own else 1 for k, size in enumerate(self.shape))
 
-    def raw_value(self) -> np.ndarray:
-        """The raw weight as a NumPy array (bfloat16 as float32)."""
+    def raw_value(self, *, copy: bool = True) -> np.ndarray:
+        """The raw weight as a NumPy array (bfloat16 as float32).
+
+        Args:
+            copy: `False` where the array is only read, and not kept: it may be the weight's memory.
+        """
         if self.stored is not None:
             return self.stored.value()
-        return to_numpy(keras.ops.convert_to_tensor(self.variable))
+        return to_numpy(keras.ops.convert_to_tensor(self.variable), copy=copy)
 
     def finite_raw_value(self) -> np.ndarray:
-        """The raw weight as `raw_value`; raises NotPrunableError if it is not finite."""
-        value = self.raw_value()
+        """As `raw_value(copy=False)`; raises NotPrunableError if the weight is not finite."""
+        value = self.raw_value(copy=False)
         finite = np.isfinite(value)
         if not finite.all():
             wrong = np.count_nonzero(~finite)

@@ -112,8 +112,10 @@ class Probe:
 
 def probe_of_copy(model: Any, copy: Any) -> Probe:
     """What a model would compute with the effective kernels of a copy of it."""
+    if not _is_of_others(model):
+        return Probe(model)  # which compares nothing
     theirs = {weight.path: weight for weight in prunable_weights(copy, unregistered=True)}
-    ours = prunable_weights(model, unregistered=True) if _is_of_others(model) else []
+    ours = prunable_weights(model, unregistered=True)
     values = [(weight.variable, theirs[weight.path].value()) for weight in ours]
     return Probe(model, [(v, keras.ops.convert_to_tensor(value, v.dtype)) for v, value in values])
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -163,15 +164,19 @@ def exact_orthogonal(
         count = check_feasible(shape, density, layout, norms, taps)
         counts = _counts(shape, float(density), layout, count, center_density, plan, taps)
     kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
-    for k, index in enumerate(np.ndindex(canonical_shape[:2])):
-        part = kernel[index]
-        if taps == "center":
-            plan.write(part[center_of(canonical_shape)], counts[k])
-        else:
-            # The side that strides divide into phases comes first.
-            part = np.swapaxes(part, -1, -2) if layout.transposed else part
-            spread = plan.write_shifted if taps == "shift" else plan.write_cascade
-            spread(part, Polyphase.of(shape, layout), counts[k], layout.transposed)
+    if taps == "center" and canonical_shape[-2:] == (1, 1):  # all at once: depthwise ones are many
+        signs: tuple[Any, ...] = (..., *center_of(canonical_shape), 0, 0)
+        plan.write_signs(kernel[signs])
+    else:
+        for k, index in enumerate(np.ndindex(canonical_shape[:2])):
+            part = kernel[index]
+            if taps == "center":
+                plan.write(part[center_of(canonical_shape)], counts[k])
+            else:
+                # The side that strides divide into phases comes first.
+                part = np.swapaxes(part, -1, -2) if layout.transposed else part
+                spread = plan.write_shifted if taps == "shift" else plan.write_cascade
+                spread(part, Polyphase.of(shape, layout), counts[k], layout.transposed)
     kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
     mask = kernel != 0
     if count is not None:

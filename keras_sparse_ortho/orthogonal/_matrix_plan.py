@@ -51,6 +51,10 @@ class MatrixPlan:
                 out, count, self.gain, self.rng, self.angles, self.sequence, cover=self.cover
             )
 
+    def write_signs(self, out: np.ndarray) -> None:
+        """Fills matrices of one entry each, as `write` does one after the other."""
+        out[...] = np.where(self.rng.random(out.shape) < 0.5, self.gain, -self.gain)
+
     def write_shifted(
         self, part: np.ndarray, window: Polyphase, count: int, transposed: bool
     ) -> None:

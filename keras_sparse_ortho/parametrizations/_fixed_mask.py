@@ -115,20 +115,20 @@ class FixedMask(Masked):
             config["drawn_digest"] = self._drawn_digest
         return config
 
-    def mark_as_drawn(self, kernel: np.ndarray | None = None) -> None:
+    def mark_as_drawn(self, kernel: Any = None) -> None:
         """Notes that the raw weight is what its initializer has drawn.
 
         Args:
-            kernel: What was drawn, where it is at hand: it need not be fetched then.
+            kernel: What was drawn, where it is at hand: as an array it need not be fetched then.
         """
-        if kernel is None or kernel.dtype.name != self.weight.variable.dtype:
-            kernel = self.weight.raw_value()
+        if not isinstance(kernel, np.ndarray) or kernel.dtype.name != self.weight.variable.dtype:
+            kernel = self.weight.raw_value(copy=False)
         self._drawn_digest = digest(kernel)
 
     def is_as_drawn(self) -> bool:
         """Whether the raw weight is still, bit by bit, what its initializer has drawn."""
         drawn = self._drawn_digest
-        return drawn is not None and drawn == digest(self.weight.raw_value())
+        return drawn is not None and drawn == digest(self.weight.raw_value(copy=False))
 
     def keep_origin_of(self, other: "FixedMask") -> None:
         """Takes over from another mask whether the weight is still as it was drawn."""

@@ -78,7 +78,8 @@ def draw_kernels(
             assert drawn.initializer is not None
             if exact:
                 dead[weight.path] = dead_outputs(drawn.kernel, layout_for(weight, own))
-            drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer, dense=dense)
+            variable = weight.variable if dense else None
+            drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer, variable=variable)
         draws[weight.path] = drawn
     choices.warn_of_guesses(draws)
     _warn_of_dead_outputs(dead)

@@ -51,7 +51,7 @@ class TfKerasWeight(PrunableWeight):
                 return getattr(self.owner, name)
         return None
 
-    def raw_value(self) -> np.ndarray:
+    def raw_value(self, *, copy: bool = True) -> np.ndarray:
         """The raw weight as a NumPy array (bfloat16 as float32)."""
         return as_numpy(self.variable if self.state is None else self.state.raw)
 

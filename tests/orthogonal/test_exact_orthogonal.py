@@ -292,3 +292,12 @@ def test_layouts_are_reversible(shape, layout):
     assert canonical.shape == layout.canonical_shape(shape)
     np.testing.assert_array_equal(layout.from_canonical(canonical, shape), kernel)
     assert KernelLayout(**layout.get_config()) == layout
+
+
+def test_matrices_of_one_entry_take_one_random_number_each():
+    kernel, _ = exact_orthogonal(
+        (3, 3, 24, 1), 0.25, gain=1.5, seed=4, layout=KernelLayout.depthwise()
+    )
+    rng = np.random.default_rng(4)
+    signs = [1.5 if rng.random() < 0.5 else -1.5 for _ in range(24)]
+    np.testing.assert_array_equal(kernel[1, 1, :, 0], np.float32(signs))

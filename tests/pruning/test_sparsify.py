@@ -14,6 +14,7 @@ from keras_sparse_ortho.errors import (
 )
 from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse
 from keras_sparse_ortho.parametrizations import FixedMask
+from keras_sparse_ortho.pruning import draw_kernels
 from tests.helpers import array, jit
 from tests.models.networks import MODELS, SHAPE, sequential, wrappers
 
@@ -103,6 +104,22 @@ def test_nothing_is_drawn_in_vain_or_kept_twice(monkeypatch):
         # Masks that were given are in the variables now.
         assert all(own._given is None for own in layer._state.template.values())
         assert all(isinstance(own, FixedMask) for own in layer._state.template.values())
+
+
+def test_draws_wait_as_tensors_where_kernels_are_stored():
+    model = sequential()
+    weights = kso.prunable_weights(model)
+
+    def draws(**options):
+        drawn = draw_kernels(model, weights, 0.3, "erk", "exact_orthogonal", seed=0, **options)
+        return list(drawn.values())
+
+    sparse = kso.prunable_weights(kso.sparsify(model, 0.3, seed=0))
+    for waiting, live, weight in zip(draws(dense=True), draws(), sparse, strict=True):
+        assert keras.ops.is_tensor(waiting.kernel)
+        assert live.values.shape == (live.live,)
+        np.testing.assert_array_equal(array(waiting.kernel), live.kernel)
+        np.testing.assert_array_equal(weight.raw_value(copy=False), live.kernel)
 
 
 def test_a_model_written_as_a_class_is_changed_in_place_and_trains():
