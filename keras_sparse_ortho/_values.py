@@ -30,8 +30,11 @@ def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
         from jax.experimental import multihost_utils
 
         return np.array(multihost_utils.process_allgather(value, tiled=True))
-    if copy:
-        return keras.ops.convert_to_numpy(value)
+    return keras.ops.convert_to_numpy(value) if copy else _seen(value)
+
+
+def _seen(value: Any) -> np.ndarray:
+    """A tensor as an array, which may be its memory."""
     return np.asarray(value.detach().cpu() if keras.backend.backend() == "torch" else value)
 
 

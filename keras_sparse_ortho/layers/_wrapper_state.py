@@ -53,10 +53,9 @@ class WrapperState:
         self.deferred.initialize(but=[*following, *(weight.variable for weight in compact)])
 
     def forget_given(self) -> None:
-        """Frees the arrays of the templates: masks that were given are in variables now."""
+        """Lets go of arrays in the templates: masks that were given are in variables now."""
         if isinstance(self.template, dict):
-            found = self.template.items()
-            self.template = {key: type(own).from_config(own.get_config()) for key, own in found}
+            self.template = {key: own.without_given() for key, own in self.template.items()}
 
     def cover(self, layer: Any, scope: Callable[[], AbstractContextManager[None]]) -> None:
         """Lets a layer compute with effective weights also where it is not called by its wrapper.

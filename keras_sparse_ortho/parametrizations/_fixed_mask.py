@@ -105,6 +105,12 @@ class FixedMask(Masked):
         """An unbuilt parametrization of this class and density."""
         return type(self)(density, initializer=self.initializer)
 
+    def without_given(self) -> "FixedMask":
+        """An unbuilt one of the same density, which does not hold a given mask any more."""
+        if self._given is None:
+            return self
+        return type(self)(self.density, initializer=self.initializer)
+
     def get_config(self) -> dict[str, Any]:
         """Density and initializer: a given mask is saved as a variable, and its density."""
         initializer = self.initializer

@@ -55,6 +55,10 @@ class Parametrization(abc.ABC):
         """An unbuilt parametrization with the same settings, for another weight."""
         return type(self).from_config(self.get_config())
 
+    def without_given(self) -> "Parametrization":
+        """One of the same configuration, without arrays that were given."""
+        return self
+
     def for_density(self, density: float) -> "Parametrization":
         """An unbuilt clone whose weight has this density in the end: a share of a budget.
 
