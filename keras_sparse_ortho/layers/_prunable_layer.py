@@ -210,7 +210,8 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     def values_follow(self, names: Iterable[str]) -> None:
         """Lets `build` leave weights without values and memory: the caller sets them afterwards."""
-        self._state.follow = frozenset(names)
+        if keras.backend.backend() != "torch":  # whose modules hold parameters from `build` on
+            self._state.follow = frozenset(names)
 
     def name_layers_like(self, layer: Any) -> None:
         """Gives the layers inside the one that is wrapped the names that they have in another.
