@@ -99,15 +99,21 @@ def test_nothing_is_drawn_in_vain_or_kept_twice(monkeypatch):
     assert len(drawn) == 5
     drawn.clear()
     sparse = kso.sparsify(model, 0.5, seed=0)
-    if keras.backend.backend() == "torch":  # its modules hold parameters from `build` on
-        held = {id(p) for p in sparse.parameters() if p.requires_grad}
-        assert held == {id(v.value) for v in sparse.trainable_variables}
-    else:
+    if keras.backend.backend() != "torch":  # whose modules hold parameters from `build` on
         assert len(drawn) == 1  # to see whether the model has been trained
     for layer in sparse.layers[1:]:
         # Masks that were given are in the variables now.
         assert all(own._given is None for own in layer._state.template.values())
         assert all(isinstance(own, FixedMask) for own in layer._state.template.values())
+
+
+def test_on_torch_parameters_are_the_variables():
+    model = keras.Sequential([keras.Input((8,)), L.Dense(8, name="a"), L.Dense(8, name="b")])
+    sparse = kso.sparsify(model, 0.5, seed=0)
+    if keras.backend.backend() == "torch":
+        held = {id(parameter) for parameter in sparse.parameters() if parameter.requires_grad}
+        assert held == {id(v.value) for v in sparse.trainable_variables}
+    assert len(sparse.trainable_variables) == 4
 
 
 def test_draws_wait_as_tensors_where_kernels_are_stored():
