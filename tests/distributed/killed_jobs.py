@@ -11,6 +11,7 @@ moved when one was killed, and which variables differ in the end.
 """
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -18,12 +19,12 @@ import pathlib
 import signal
 import sys
 import time
-import traceback
 
 import keras
 import numpy as np
 
 import keras_sparse_ortho as kso
+from tests.faults.counting import ended, started
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples" / "scale"))
 import recipe
@@ -63,38 +64,16 @@ def job(module, case, folder, victim):
     folder.mkdir(parents=True, exist_ok=True)
     ports = recipe.free_ports(2)
     places = [recipe.Place("two processes", rank, 2, ports) for rank in range(2)]
-    children = [forked(module, case, folder, place, victim) for place in places]
-    end, ended = time.monotonic() + SECONDS, {}
-    while len(ended) < 2 and time.monotonic() < end:
-        for child in set(children) - set(ended):
-            found, status = os.waitpid(child, os.WNOHANG)
-            if found:
-                ended[child] = os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    for child in set(children) - set(ended):
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    return [ended.get(child) for child in children]
-
-
-def forked(module, case, folder, place, victim):
-    sys.stdout.flush()
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        with (folder / f"{place.rank}.log").open("a") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        run(module, case, folder, place, victim)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    until = time.monotonic() + SECONDS
+    children = [
+        started(
+            functools.partial(run, module, case, folder, place, victim),
+            folder / f"{place.rank}.log",
+        )
+        for place in places
+    ]
+    # A moment for each, whatever the other one has taken: it may have ended long ago.
+    return [ended(child, max(1, until - time.monotonic())) for child in children]
 
 
 def run(module, case, folder, place, victim):
