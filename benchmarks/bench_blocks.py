@@ -27,6 +27,7 @@ import numpy as np
 from timing import RESULTS, append, machine, markdown, parsed, wall_and_cpu, write
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho._gathers import divisor_near
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
 
 L = keras.layers
@@ -75,7 +76,6 @@ def in_parts(channels, parts, name, **options):
 
     Nothing is gathered: what the backend's own convolutions of so few channels take.
     """
-    parts = min(range(1, channels + 1), key=lambda k: (channels % k, abs(k - parts)))
     width = channels // parts
     layers = [L.Conv2D(width, 3, **options, name=f"{name}_{k}") for k in range(parts)]
 
@@ -94,7 +94,7 @@ def stage(size, channels, rival, density):
         if isinstance(rival, int):
             return BlockSparseConv2D(channels, 3, density=density, block=rival, seed=0, **options)
         if rival == SPLIT:
-            return in_parts(channels, max(1, round(1 / density)), **options)
+            return in_parts(channels, divisor_near(channels, 1 / density), **options)
         return wrapped(L.Conv2D(channels, 3, **options), rival, density)
 
     inputs = keras.Input((size, size, channels))

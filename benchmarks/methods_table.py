@@ -5,7 +5,6 @@ gain: what the activation of a network without normalization asks for, `None` in
 orthogonal kernels have the gain 1, and the others their usual scale.
 """
 
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import keras
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho._gathers import divisor_near
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.initializers import (
     ApproximateIsometry,
@@ -145,8 +145,7 @@ def sao(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
         inputs, outputs = weight.layout.matrix_shape(weight.shape)
         if inputs == outputs:
             wanted = erk.counts[weight.path] / outputs
-            degrees = [k for k in range(1, outputs + 1) if outputs % k == 0]
-            degree = min(degrees, key=lambda k: abs(math.log(k / wanted)))
+            degree = divisor_near(outputs, wanted)
             square[weight.path] = degree * outputs / weight.size
     if not square:
         raise BudgetError("SAO needs square kernels. Received: a model that has none")
