@@ -23,7 +23,6 @@ import json
 import os
 import pathlib
 import statistics
-import time
 import tomllib
 from collections.abc import Callable
 
@@ -33,6 +32,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
+from curves import Curve, Progress
 from example_data import Dataset, load
 from methods_table import DENSE, METHODS
 from networks import NETWORKS
@@ -85,30 +85,6 @@ def build(
     return model, callbacks, plan
 
 
-class Curve(keras.callbacks.Callback):
-    """Seconds of training in each epoch, and the test accuracy after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.points: list[tuple[float, float]] = []
-        self._began = self._trained = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Starts the clock."""
-        self._began = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Waits for the device."""
-        assert logs is not None
-        float(logs["loss"])
-        self._trained = time.perf_counter() - self._began
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Notes both."""
-        assert logs is not None
-        self.points.append((self._trained, float(logs["val_accuracy"])))
-
-
 def fit(model: keras.Model, callbacks: list, data: Dataset, options: dict) -> None:
     """Trains on whole batches: one compilation."""
     kept = len(data.x_train) // options["batch_size"] * options["batch_size"]
@@ -152,8 +128,10 @@ def train(
     """One run: a fresh network, the method, training, the test set."""
     keras.utils.clear_session()
     model, callbacks, plan = build(net, method, density, seed, data, options, learning_rate)
-    curve = Curve()
-    fit(model, [*callbacks, curve] if options.get("curve") else callbacks, data, options)
+    curve, progress = Curve(), Progress(options.get("progress", 1))
+    callbacks += [curve] if options.get("curve") else []
+    callbacks += [progress] if options.get("progress") else []
+    fit(model, callbacks, data, options)
     accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
     if method == "str":
         plan["budget_file"].parent.mkdir(parents=True, exist_ok=True)
@@ -175,6 +153,7 @@ def train(
         "backend": keras.backend.backend(),
         "settings": options.get("settings", {}),
         **({"curve": curve.points} if curve.points else {}),
+        **({"progress": progress.points} if progress.points else {}),
     }
 
 

@@ -89,6 +89,23 @@ def deep_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> k
     return keras.Model(inputs, L.Dense(classes, name="head")(x))
 
 
+def stacked_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+    """As `deep_cnn`, its convolutions but the first two in one stack, of which one is traced."""
+    bias = keras.initializers.RandomNormal(stddev=options["bias_std"])
+    how = {"padding": "valid", "bias_initializer": bias, "activation": options["activation"]}
+
+    def circular(strides: int, **name: str) -> list[keras.Layer]:
+        return [CircularPadding(1), L.Conv2D(options["width"], 3, strides, **how, **name)]
+
+    x = inputs = keras.Input(shape)
+    x = CircularPadding(1)(L.AveragePooling2D(2)(x))
+    for layer in (*circular(2, name="conv_0"), *circular(2, name="conv_1")):
+        x = layer(x)
+    x = ScannedStack(keras.Sequential(circular(1)), options["depth"] - 1, name="stack")(x)
+    x = L.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, L.Dense(classes, name="head")(x))
+
+
 def wide_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
     """A projection to `width` units, `depth` square layers with ReLU, a head."""
     width = options["width"]
@@ -124,6 +141,7 @@ NETWORKS: dict[str, Network] = {
     "deep_mlp_relu": deep_mlp,
     "deep_cnn": deep_cnn,
     "thousand_mlp": stacked_mlp,
+    "circular_cnn": stacked_cnn,
     "wide_mlp": wide_mlp,
     "wide_cnn": wide_cnn,
 }

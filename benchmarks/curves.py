@@ -1,0 +1,60 @@
+"""How accuracy goes over a run: after each epoch, or from step to step."""
+
+import time
+
+import keras
+
+
+class Curve(keras.callbacks.Callback):
+    """Seconds of training in each epoch, and the test accuracy after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points: list[tuple[float, float]] = []
+        self._began = self._trained = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Starts the clock."""
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Waits for the device."""
+        assert logs is not None
+        float(logs["loss"])
+        self._trained = time.perf_counter() - self._began
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Notes both."""
+        assert logs is not None
+        self.points.append((self._trained, float(logs["val_accuracy"])))
+
+
+class Progress(keras.callbacks.Callback):
+    """Training accuracy in windows of steps: `(last step, accuracy within the window)`.
+
+    Within the first epoch every image is new to the network when it is counted, so that this is an
+    accuracy on unseen images, and costs nothing.
+
+    Args:
+        window: Steps that are averaged.
+    """
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.points: list[tuple[int, float]] = []
+        self._steps = 0
+        self._before = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Metrics begin anew."""
+        self._steps, self._before = 0, 0.0
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Takes the running mean of the epoch apart."""
+        assert logs is not None
+        self._steps += 1
+        if self._steps % self.window == 0:
+            total = float(logs["accuracy"]) * self._steps
+            self.points.append((self._steps, (total - self._before) / self.window))
+            self._before = total
