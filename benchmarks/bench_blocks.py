@@ -6,12 +6,13 @@ r"""Time of a training step on live blocks against the dense model and the maske
     KERAS_BACKEND=torch      python benchmarks/bench_blocks.py --models mlp1024
 
 Appends a line for each rival to `results/blocks.jsonl` and writes `results/blocks.md` from all of
-them, the last of each kind. Rivals are the dense model, a second dense model, whose ratio to the
-first is the noise of the measurement, the model with fixed masks of the same density in masked and
-in compact storage, and the model on blocks of each size; for convolutions also plain ones, each of
-a part of the channels. All are in one process and train in turn, with Adam; medians, by the clock
-and by the time that the cores have worked. `fit` trains on JAX and torch; on TensorFlow the train
-function of `fit`, as repeated short calls of `fit` wait there now and then.
+them: of each kind the last, or the median of several processes of one day. Rivals are the dense
+model, a second dense model, whose ratio to the first is the noise of the measurement, the model
+with fixed masks of the same density in masked and in compact storage, and the model on blocks of
+each size; for convolutions also plain ones, each of a part of the channels. All are in one process
+and train in turn, with Adam; medians, by the clock and by the time that the cores have worked.
+`fit` trains on JAX and torch; on TensorFlow the train function of `fit`, as repeated short calls of
+`fit` wait there now and then.
 
 The machine must be quiet for the times by the clock.
 """
@@ -24,7 +25,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from timing import RESULTS, append, machine, markdown, parsed, wall_and_cpu, write
+from timing import (
+    RESULTS,
+    append,
+    machine,
+    markdown,
+    middle_of_processes,
+    parsed,
+    wall_and_cpu,
+    write,
+)
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._gathers import divisor_near
@@ -191,27 +201,30 @@ def measure(name, batch, density, blocks, args):
         }
 
 
+def kind(line):
+    """What was measured."""
+    return tuple(line[k] for k in ("setting", "model", "batch", "density", "rival"))
+
+
 def page(lines):
-    """The Markdown page of the last result of each kind."""
-    last = {}
-    for line in lines:
-        key = tuple(line[k] for k in ("setting", "model", "batch", "density", "rival"))
-        last[key] = line
+    """The Markdown page of what stands for each kind of result."""
     rows = [
         [
-            *(str(line[k]) for k in ("setting", "model", "batch", "density", "rival")),
+            *map(str, kind(line)),
             f"{line['live']:.4f}",
             f"{line['state_mib']:.1f}",
             *(f"{line[k]:.2f}" for k in ("wall_ms", "cpu_ms")),
             *(f"{line[k]:.3f}" for k in ("wall_ratio", "cpu_ratio")),
+            str(line["processes"]),
         ]
-        for line in last.values()
+        for line in middle_of_processes(lines, kind, "wall_ratio").values()
     ]
     places = "; ".join(sorted({f"{line['machine']}, Keras {line['keras']}" for line in lines}))
     header = ["setting", "model", "batch", "density", "rival", "live", "state [MiB]"]
-    header += ["step [ms]", "cores [ms]", "ratio", "ratio of cores"]
+    header += ["step [ms]", "cores [ms]", "ratio", "ratio of cores", "processes"]
     text = f"# Training step on live blocks against the dense model\n\n{places}. Adam, float32. "
-    text += "Medians of interleaved samples in one process; ratios to the dense model. "
+    text += "Medians of interleaved samples in one process; ratios to the dense model; of several "
+    text += "processes on one day the one with the median ratio. "
     text += '"dense again" is the noise. "cores" is the time that all cores have worked, '
     text += '"state" is weights, masks, places and moments.\n\n'
     return text + markdown(header, rows)

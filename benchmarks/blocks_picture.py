@@ -3,7 +3,7 @@
     python benchmarks/blocks_picture.py                                    # docs/faster.png
     python benchmarks/blocks_picture.py --setting "tensorflow XLA" --model mlp2048 --out other.png
 
-Takes the last lines of `results/blocks.jsonl` for one backend, model and batch.
+Takes what stands in `results/blocks.md` for one backend, model and batch.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from record import RESULTS, digest, parsed
+from timing import middle_of_processes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 STYLES = {
@@ -28,11 +29,8 @@ def last_lines(setting, model, batch):
     with (RESULTS / "blocks.jsonl").open(encoding="utf-8") as stream:
         lines = [json.loads(line) for line in stream]
     wanted = (setting, model, batch)
-    return {
-        (line["rival"], line["density"]): line
-        for line in lines
-        if (line["setting"], line["model"], line["batch"]) == wanted
-    }
+    lines = [line for line in lines if (line["setting"], line["model"], line["batch"]) == wanted]
+    return middle_of_processes(lines, lambda line: (line["rival"], line["density"]), "wall_ratio")
 
 
 def draw(lines, title):
@@ -44,9 +42,9 @@ def draw(lines, title):
         found = [lines[rival, d] for d in densities if (rival, d) in lines]
         # Blocks are drawn at the density that they have.
         x = [line["density"] if rival == "dense" else line["live"] for line in found]
-        for panel, key in zip(panels, ("wall_ms", "state_mib"), strict=True):
-            dense = [lines["dense", line["density"]][key] for line in found]
-            y = [line[key] / base for line, base in zip(found, dense, strict=True)]
+        dense = [lines["dense", line["density"]]["state_mib"] for line in found]
+        parts = [line["state_mib"] / base for line, base in zip(found, dense, strict=True)]
+        for panel, y in zip(panels, ([line["wall_ratio"] for line in found], parts), strict=True):
             panel.plot(x, y, dash, color=color, label=label, marker="o", markersize=4)
     for panel, name in zip(
         panels, ("time of a training step", "weights and optimizer"), strict=True

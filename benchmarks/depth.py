@@ -1,4 +1,4 @@
-"""Time of compiling and of a training step over depth: a `ScannedStack`, and the same layers in a row.
+"""Time of compiling and of a training step over depth: in a `ScannedStack`, and in a row.
 
     KERAS_BACKEND=jax        python benchmarks/depth.py
     KERAS_BACKEND=tensorflow python benchmarks/depth.py --depths 10 100
@@ -106,10 +106,8 @@ def main() -> None:
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     text = "# Depth: compiling and a step of training\n\n"
     text += f"{machine()}, Keras {keras.__version__}. An MLP of so many layers of 128 units, tanh, "
-    text += (
-        "density 0.125 in fixed masks, SGD with momentum, batch 128. `stack` is a ScannedStack, "
-    )
-    text += "`layers` the same layers in a row. Compiling is what the first call of `fit` takes "
+    text += "density 0.125 in fixed masks, SGD with momentum, batch 128. `stack`: a ScannedStack, "
+    text += "`layers`: the same layers in a row. Compiling is what the first call of `fit` takes "
     text += "longer than the median one; steps are medians of interleaved calls by the clock.\n\n"
     write("depth", text + table(rows))
 

@@ -21,6 +21,7 @@ from keras_sparse_ortho.initializers import (
     RandomSparse,
     SparseInitializer,
 )
+from keras_sparse_ortho.layers import ScannedStack
 
 Method = Callable[[Any, dict[str, Any]], tuple[Any, list[Any]]]
 Pattern = str | SparseInitializer
@@ -142,11 +143,11 @@ def sao(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     erk = kso.budgets.erk(model, plan["density"], orthogonal=False)
     square = {}
     for weight in weights:
-        inputs, outputs = weight.layout.matrix_shape(weight.shape)
+        *_, inputs, outputs = canonical = weight.layout.canonical_shape(weight.shape)
         if inputs == outputs:
-            wanted = erk.counts[weight.path] / outputs
-            degree = divisor_near(outputs, wanted)
-            square[weight.path] = degree * outputs / weight.size
+            matrices = canonical[0] * canonical[1]  # of a ScannedStack many
+            degree = divisor_near(outputs, erk.counts[weight.path] / (matrices * outputs))
+            square[weight.path] = matrices * degree * outputs / weight.size
     if not square:
         raise BudgetError("SAO needs square kernels. Received: a model that has none")
     pattern, seed = RamanujanOrthogonal(1, gain or 1.0), plan["seed"]
@@ -158,7 +159,10 @@ def sao(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 def dense_orthogonal(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Dense orthogonal kernels, at the center tap of convolutions (delta-orthogonal)."""
     pattern = ExactOrthogonal(gain=plan.get("gain") or 1.0)
-    return kso.strip(kso.sparsify(model, 1.0, "uniform", pattern, seed=plan["seed"])), []
+    model = kso.sparsify(model, 1.0, "uniform", pattern, seed=plan["seed"])
+    if any(isinstance(getattr(layer, "layer", None), ScannedStack) for layer in model.layers):
+        return model, []  # `strip` would unroll it; masks of ones change nothing
+    return kso.strip(model), []
 
 
 def dense(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:

@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
 
 from record import RESULTS, append, machine, markdown, parsed, write
 
@@ -12,6 +13,7 @@ __all__ = [
     "interleaved",
     "machine",
     "markdown",
+    "middle_of_processes",
     "parsed",
     "wall_and_cpu",
     "write",
@@ -42,3 +44,28 @@ def wall_and_cpu(
         name: (statistics.median(w for w, _ in pairs), statistics.median(c for _, c in pairs))
         for name, pairs in times.items()
     }
+
+
+def middle_of_processes(
+    lines: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], Hashable], by: str
+) -> dict[Hashable, dict[str, Any]]:
+    """Of each kind of result the median line of all processes of the last day and commit.
+
+    Where a process finds its memory moves a ratio by a tenth; of an even number the larger one of
+    the middle two counts.
+    """
+    kinds: dict[Hashable, list[dict[str, Any]]] = {}
+    for line in lines:
+        kinds.setdefault(key(line), []).append(line)
+    found = {}
+    for name, mine in kinds.items():
+        last = mine[-1].get("made")
+        same = [line for line in mine if last and _moment(line) == _moment(mine[-1])] or mine[-1:]
+        found[name] = sorted(same, key=lambda line: line[by])[len(same) // 2]
+        found[name] = found[name] | {"processes": len(same)}
+    return found
+
+
+def _moment(line: dict[str, Any]) -> tuple[str, str]:
+    made = line.get("made", {})
+    return made.get("date", ""), made.get("commit", "").rstrip("+")

@@ -61,7 +61,7 @@ class LayersInStack:
 
     def copy(self, k: int) -> Any:
         """Layer `k`, not built."""
-        config = _reseeded(self.layer.get_config(), k)
+        config = _reseeded(unbuilt_config(self.layer)["config"], k)
         return type(self.layer).from_config({**config, "name": f"{self.layer.name}_{k}"})
 
     def variables(
@@ -116,6 +116,26 @@ class LayersInStack:
 def _variables(layer: Any) -> list[Any]:
     """Weights and states of random generators."""
     return [*layer.trainable_variables, *layer.non_trainable_variables]
+
+
+def unbuilt_config(layer: Any) -> dict[str, Any]:
+    """What a layer without weights is made from, and Sequential models in it."""
+    return _unbuilt(keras.saving.serialize_keras_object(layer))
+
+
+def _unbuilt(config: Any) -> Any:
+    if isinstance(config, list | tuple):
+        return type(config)(map(_unbuilt, config))
+    if not isinstance(config, dict):
+        return config
+    rest = {k: _unbuilt(v) for k, v in config.items() if k != "build_config"}
+    if rest.get("class_name") == "Sequential" and isinstance(rest.get("config"), dict):
+        # Its input layer was added when it was built.
+        own = dict(rest["config"])
+        own.pop("build_input_shape", None)
+        own["layers"] = [at for at in own["layers"] if at["class_name"] != "InputLayer"]
+        rest["config"] = own
+    return rest
 
 
 def _reseeded(config: Any, k: int) -> Any:

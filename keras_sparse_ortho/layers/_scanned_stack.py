@@ -17,10 +17,11 @@ from keras_sparse_ortho.kernels import (
     kernel_layouts,
 )
 from keras_sparse_ortho.layers._block_functions import constant
-from keras_sparse_ortho.layers._layers_in_stack import LayersInStack
+from keras_sparse_ortho.layers._layers_in_stack import LayersInStack, unbuilt_config
 from keras_sparse_ortho.layers._stacked_kernel import StackedKernel, stacked_layout
 
 ops = keras.ops
+_LONGEST = 100  # layers in a row, of a model that is unrolled
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -128,6 +129,9 @@ class ScannedStack(keras.layers.Layer):
     def unrolled(self, values: Iterable[tuple[Any, Any]] = ()) -> keras.Sequential:
         """The same function as a Sequential model of `depth` layers, built, with copies of weights.
 
+        Over 100 layers are Sequential models of 100 in one: Keras recurs from layer to layer where
+        it builds, clones or loads a model, and Python ends that at a thousand.
+
         Args:
             values: Pairs of a weight of the stack and a value that it is to have instead of its
                 own.
@@ -135,6 +139,11 @@ class ScannedStack(keras.layers.Layer):
         shape = self.get_build_config()["input_shape"]
         inputs = keras.Input(batch_shape=shape, dtype=self.layer.compute_dtype)
         layers = self._inside.unrolled(shape, {id(weight): value for weight, value in values})
+        if len(layers) > _LONGEST:
+            layers = [
+                keras.Sequential(layers[k : k + _LONGEST], name=f"{self.name}_from_{k}")
+                for k in range(0, len(layers), _LONGEST)
+            ]
         return keras.Sequential([inputs, *layers], name=self.name)
 
     def stored_kernels(self) -> dict[str, StoredKernel] | None:
@@ -146,9 +155,7 @@ class ScannedStack(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the depth."""
-        layer = keras.saving.serialize_keras_object(self.layer)
-        layer.pop("build_config", None)  # it is built when the stack is
-        return {**super().get_config(), "layer": layer, "depth": self.depth}
+        return {**super().get_config(), "layer": unbuilt_config(self.layer), "depth": self.depth}
 
     @classmethod
     def from_config(

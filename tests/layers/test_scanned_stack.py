@@ -6,6 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.layers import _scanned_stack
 from keras_sparse_ortho.layers import BlockSparseDense, CircularPadding, PrunableLayer, ScannedStack
 from tests.helpers import array, gradients, jit, jit_if_quicker
 
@@ -207,3 +208,40 @@ def test_every_method_takes_it(method):
     assert weight.live == DEPTH * 64 // 2
     plain = kso.strip(model)
     np.testing.assert_allclose(plain.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+
+
+def test_several_layers_in_a_stack_are_sparsified_saved_and_stripped(tmp_path):
+    model = kso.sparsify(model_of("several"), 0.25, seed=0)
+    x = samples(4, 6, 4)
+    expected = array(model(x))
+    kernels = kso.prunable_weights(model)
+    assert [weight.live for weight in kernels] == [DEPTH * 4 * 3 * 4 // 4]
+    model.save(tmp_path / "stack.keras")
+    np.testing.assert_array_equal(
+        array(keras.models.load_model(tmp_path / "stack.keras")(x)), expected
+    )
+    np.testing.assert_allclose(array(kso.strip(model)(x)), expected, atol=1e-6)
+
+
+def test_a_deep_stack_is_unrolled_in_parts(monkeypatch):
+    monkeypatch.setattr(_scanned_stack, "_LONGEST", 2)
+    stack = ScannedStack(dense(), 5, name="stack")
+    model = kso.prune(keras.Sequential([keras.Input((8,)), stack]), 0.5)
+    plain = kso.strip(model)
+    parts = plain.get_layer("stack").layers
+    assert [len(part.layers) for part in parts] == [2, 2, 1]
+    assert all(type(layer) is L.Dense for part in parts for layer in part.layers)
+    x = samples(4, 8)
+    np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_thousand_layers_are_stripped_saved_and_loaded(tmp_path):
+    layer = L.Dense(8, activation="tanh")
+    model = keras.Sequential([keras.Input((8,)), ScannedStack(layer, 1000, name="stack")])
+    model = kso.sparsify(model, 0.25, seed=0)
+    x = samples(4, 8)
+    expected = array(model(x))
+    kso.strip(model).save(tmp_path / "plain.keras")
+    loaded = keras.models.load_model(tmp_path / "plain.keras")
+    np.testing.assert_allclose(array(loaded(x)), expected, atol=1e-6)
