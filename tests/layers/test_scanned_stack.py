@@ -6,8 +6,13 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.layers import _scanned_stack
-from keras_sparse_ortho.layers import BlockSparseDense, CircularPadding, PrunableLayer, ScannedStack
+from keras_sparse_ortho.layers import (
+    BlockSparseDense,
+    CircularPadding,
+    PrunableLayer,
+    ScannedStack,
+    _scanned_stack,
+)
 from tests.helpers import array, gradients, jit, jit_if_quicker
 
 L = keras.layers
