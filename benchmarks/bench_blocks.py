@@ -240,12 +240,13 @@ def main():
     parser.add_argument("--steps", type=int, default=4, help="training steps in one sample")
     parser.add_argument("--no-xla", dest="xla", action="store_false")
     parser.add_argument("--name", default="blocks", help="of the files in results/")
+    parser.add_argument("--summary", action="store_true", help="only write the table")
     quick = {"models": ["mlp256"], "blocks": [16, 32], "rounds": 3}
     args = parsed(parser, quick)
     args.tensorflow = keras.backend.backend() == "tensorflow"
     args.xla = args.xla and keras.backend.backend() != "torch"
     results = RESULTS / f"{args.name}.jsonl"
-    for name in args.models:
+    for name in [] if args.summary else args.models:
         for batch in args.batches:
             for density in args.densities:
                 for row in measure(name, batch, density, args.blocks, args):
