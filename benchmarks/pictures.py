@@ -3,9 +3,9 @@
     python benchmarks/pictures.py                    # all, into docs/
     python benchmarks/pictures.py --only thresholds
 
-`gain` is drawn from the tables in `results/`, and is marked with what it was drawn from, so that
-`tools/figures.py --check` can tell when it is old. The others show the package at work: masks,
-densities and thresholds that its own functions give.
+`gain` and `very_deep` are drawn from `results/`, and are marked with what they were drawn from, so
+that `tools/figures.py --check` can tell when they are old. The others show the package at work:
+masks, densities and thresholds that its own functions give.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import numpy as np
 from cells import number, one_cell, rounded
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from methods import finished
 from record import RESULTS, digest, parsed
 
 import keras_sparse_ortho as kso
@@ -27,7 +28,10 @@ from keras_sparse_ortho.orthogonal import exact_orthogonal, expected_density
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 DENSE, PLAIN, OURS, OTHER = "#8a8f98", "#b8860b", "#d1495b", "#2e86ab"
-SOURCES = {"gain": ["blocks.md", "deep.md", "litert.md", "tuned.md"]}
+SOURCES = {
+    "gain": ["blocks.md", "deep.md", "litert.md", "tuned.md"],
+    "very_deep": ["deep.jsonl"],
+}
 
 
 def value(source: str) -> Decimal:
@@ -101,6 +105,45 @@ def gain() -> Figure:
         "Where it gains nothing: a shallow CNN with\nbatch normalization: test accuracy, %",
         ".1f",
     )
+    return figure
+
+
+def very_deep() -> Figure:
+    """Accuracy over the steps of training, mean and range of the seeds."""
+    starts = {
+        "dense_orthogonal": ("dense, orthogonal", DENSE),
+        "eoi_erk": ("exactly orthogonal", OURS),
+        "sao": ("SAO", "#6a994e"),
+        "ai": ("AI", OTHER),
+        "base_scaled": ("random, rescaled", "#8f2d56"),
+        "base_erk": ("random mask", PLAIN),
+    }
+    titles = {
+        "thousand_mlp": "MLP of 1000 tanh layers",
+        "circular_cnn": "CNN of 100 tanh layers",
+    }
+    figure = Figure(figsize=(9.0, 3.2), layout="constrained")
+    runs = finished(RESULTS / "deep.jsonl")
+    for panel, (net, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        for method, (label, color) in starts.items():
+            curves = [
+                run["progress"]
+                for run in runs
+                if (run["net"], run["method"]) == (net, method) and "accuracy" in run
+            ]
+            if not curves:
+                continue
+            steps = [step for step, _ in curves[0]]
+            values = 100 * np.array([[accuracy for _, accuracy in curve] for curve in curves])
+            panel.plot(steps, values.mean(axis=0), color=color, label=label)
+            panel.fill_between(
+                steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2
+            )
+        panel.set(title=f"{title}, density 0.125", xlabel="step", ylim=(0, 100))
+        panel.title.set_fontsize(9)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("accuracy on unseen images, %")
+    figure.axes[0].legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -194,7 +237,8 @@ def budgets() -> Figure:
     return figure
 
 
-PICTURES = {draw.__name__: draw for draw in (gain, density_law, thresholds, structures, budgets)}
+DRAWN = (gain, very_deep, density_law, thresholds, structures, budgets)
+PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 
 def main() -> None:
