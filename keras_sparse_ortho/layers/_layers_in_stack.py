@@ -1,5 +1,7 @@
 """The layers of a `ScannedStack`: how they are drawn, called and taken out again."""
 
+import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,8 +9,9 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import is_integer
+from keras_sparse_ortho._keras_internals import sublayers
 from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.kernels import derived_seed
+from keras_sparse_ortho.kernels import derived_seed, walk
 
 ops = keras.ops
 
@@ -69,25 +72,28 @@ class LayersInStack:
     ) -> Iterator[tuple[str, Any, np.ndarray]]:
         """Builds the layer; its variables, with names and initial values for all layers, or 0."""
         self.layer.build(input_shape)
-        drawn = [self._drawn(k, input_shape) for k in range(self.depth if draws else 0)]
+        first = self._built(0, input_shape)
+        _name_steadily(self.layer, first)
+        names = _names(self.layer)
+        layers = (self._built(k, input_shape) if k else first for k in range(self.depth))
+        drawn = [[to_numpy(v) for v in _variables(layer)] for layer in layers] if draws else []
         for k, variable in enumerate(_variables(self.layer)):
-            name = variable.path.removeprefix(f"{self.layer.path}/").replace("/", "_")
-            shape = (self.depth, *variable.shape)
-            zeros = np.zeros(shape, "float32")
-            yield name, variable, np.stack([values[k] for values in drawn]) if draws else zeros
+            zeros = np.zeros((self.depth, *variable.shape), "float32")
+            initial = np.stack([values[k] for values in drawn]) if draws else zeros
+            name = names.get(id(variable), variable.name)
+            yield name.replace("/", "_"), variable, initial
 
-    def _drawn(self, k: int, input_shape: tuple[int | None, ...]) -> list[np.ndarray]:
+    def _built(self, k: int, input_shape: tuple[int | None, ...]) -> Any:
         layer = self.copy(k)
         layer.build(input_shape)
-        return [to_numpy(variable) for variable in _variables(layer)]
+        return layer
 
     def unrolled(self, input_shape: Any, values: dict[int, Any]) -> list[Any]:
         """All layers, built, with copies of their weights, or with other `values` by `id`."""
         rows = [to_numpy(values.get(id(stacked), stacked)) for _, stacked in self._pairs]
         layers = []
         for k in range(self.depth):
-            layer = self.copy(k)
-            layer.build(input_shape)
+            layer = self._built(k, input_shape)
             for variable, row in zip(_variables(layer), rows, strict=True):
                 assign(variable, row[k])
             layers.append(layer)
@@ -116,6 +122,34 @@ class LayersInStack:
 def _variables(layer: Any) -> list[Any]:
     """Weights and states of random generators."""
     return [*layer.trainable_variables, *layer.non_trainable_variables]
+
+
+def _names(layer: Any) -> dict[int, str]:
+    """By `id` the names of all variables: where they are in the layer."""
+    return {
+        id(variable): f"{path}/{variable.name}" if path else variable.name
+        for inner, path in walk(layer, "")
+        for variable in _variables(inner)
+        if not any(variable is other for child in sublayers(inner) for other in _variables(child))
+    }
+
+
+def _name_steadily(layer: Any, other: Any) -> None:
+    """Names layers inside that have no name: Keras numbers these anew in every instance.
+
+    Args:
+        layer: The layer.
+        other: Another instance: what is called otherwise there has no name.
+    """
+    pairs = [*zip(sublayers(layer), sublayers(other), strict=True)]
+    taken = {inner.name for inner, twin in pairs if inner.name == twin.name}
+    for inner, twin in pairs:
+        if inner.name != twin.name:
+            usual = re.sub(r"_\d+$", "", inner.name)
+            numbered = (f"{usual}_{k}" for k in itertools.count(1))
+            inner.name = next(n for n in itertools.chain([usual], numbered) if n not in taken)
+            taken.add(inner.name)
+        _name_steadily(inner, twin)
 
 
 def unbuilt_config(layer: Any) -> dict[str, Any]:

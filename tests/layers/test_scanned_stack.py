@@ -228,6 +228,49 @@ def test_several_layers_in_a_stack_are_sparsified_saved_and_stripped(tmp_path):
     np.testing.assert_allclose(array(kso.strip(model)(x)), expected, atol=1e-6)
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Residual(L.Layer):
+    """Layers without names, two of them made when it is built."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = L.LayerNormalization()
+
+    def build(self, input_shape):
+        self.up, self.down = L.Dense(16, activation="relu"), L.Dense(8)
+        self.norm.build(input_shape)
+        self.up.build(input_shape)
+        self.down.build((*input_shape[:-1], 16))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        return inputs + self.down(self.up(self.norm(inputs)))
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+def test_layers_without_names_have_the_same_names_in_every_instance(tmp_path):
+    L.Dense(1), L.Dense(1)  # Keras' numbers are others in every process
+    stack = ScannedStack(Residual(), 3, name="stack")
+    model = keras.Sequential([keras.Input((8,)), stack, L.Dense(2, name="head")])
+    names = {variable.name for variable in stack.variables}
+    assert names == {f"dense{k}_{w}" for k in ("", "_1") for w in ("kernel", "bias")} | {
+        "layer_normalization_gamma",
+        "layer_normalization_beta",
+    }
+    sparse = kso.sparsify(model, 0.25, exclude="head", seed=0)
+    paths = [weight.path for weight in kso.prunable_weights(sparse)]
+    assert paths == ["stack/dense_kernel", "stack/dense_1_kernel", "head/kernel"]
+    x = samples(4, 8)
+    expected = array(sparse(x))
+    sparse.save(tmp_path / "stack.keras")
+    loaded = keras.models.load_model(tmp_path / "stack.keras")
+    np.testing.assert_array_equal(array(loaded(x)), expected)
+    np.testing.assert_allclose(array(kso.strip(sparse)(x)), expected, atol=1e-6)
+    np.testing.assert_allclose(array(kso.to_compact(sparse)(x)), expected, atol=1e-6)
+
+
 def test_a_deep_stack_is_unrolled_in_parts(monkeypatch):
     monkeypatch.setattr(_scanned_stack, "_LONGEST", 2)
     stack = ScannedStack(dense(), 5, name="stack")
