@@ -17,7 +17,8 @@ COMPAT_STAMP := $(COMPAT)/.installed
 # Installed first and by this exact version: it is the one with a CPU build where this project is
 # developed. A looser requirement, or one that another package brings in, fetches gigabytes of CUDA.
 TORCH := torch==2.13.0
-PIP := -m pip --disable-pip-version-check install -qq
+# Python compiles what is imported; to compile all that is installed takes longer than the rest.
+PIP := -m pip --disable-pip-version-check install -qq --no-compile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-oldest test-compat test-tensorflow test-jax test-torch \

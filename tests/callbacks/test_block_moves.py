@@ -10,7 +10,7 @@ from keras_sparse_ortho._keras_internals import optimizer_slots
 from keras_sparse_ortho.callbacks import SET, RigL
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.layers import BlockSparseDense, BlockSparseLayer
-from tests.helpers import array, classifier_loss, data, jit_if_quicker
+from tests.helpers import array, classifier_loss, data, jit_if_quicker, slow_on_jax
 
 L = keras.layers
 
@@ -39,6 +39,7 @@ def blocks_of(model):
     return {w.path: (array(w.owner.inputs_of), w) for w in kso.prunable_weights(model) if w.stored}
 
 
+@slow_on_jax
 @pytest.mark.core
 def test_rigl_moves_the_blocks_that_it_moves_in_a_mask():
     start = masked()

@@ -16,7 +16,7 @@ from tests.helpers import (
     classifier_loss,
     gradients,
     jit,
-    slow_on_jax,
+    slow_where_traced,
     two_device_strategy,
 )
 
@@ -80,7 +80,7 @@ def check_masks(model):
 
 
 @pytest.mark.parametrize("kind", ["SET", "RigL"])
-@slow_on_jax
+@slow_where_traced
 def test_counts_stay_exact_over_1000_updates(kind):
     model = compiled(mlp(density=0.37))
     before, rng = live_counts(model), np.random.default_rng(0)

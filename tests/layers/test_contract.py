@@ -14,6 +14,7 @@ from tests.helpers import (
     jit,
     jit_if_quicker,
     moments,
+    slow_on_jax,
     slow_where_traced,
 )
 from tests.layers.kinds import CASES, DENSITY, STORAGES, network
@@ -164,6 +165,7 @@ def test_saving_cloning_and_weights_files_keep_masks_and_outputs(kinds, storage,
     assert [m.sum() for m in clone_masks] == [m.sum() for m in masks]
 
 
+@slow_on_jax
 @pytest.mark.parametrize("kinds", CASES)
 def test_magnitude_masks_where_the_initializer_is_a_usual_one(kinds):
     def wrap(layer):

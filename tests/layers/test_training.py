@@ -199,7 +199,7 @@ def test_mirrored_strategy_on_two_devices_agrees_with_one(storage):
     compare_devices(one, two)
 
 
-@STORAGES
+@pytest.mark.parametrize("storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)])
 @pytest.mark.jax_only
 def test_data_parallel_on_two_devices_agrees_with_one(storage):
     import jax

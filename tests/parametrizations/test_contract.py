@@ -22,12 +22,18 @@ def assert_equal_weights(one, other):
 
 
 def _runs():
-    """Each method under XLA; on TensorFlow in every run only one of them, the others without."""
+    """Each method under XLA; on TensorFlow in every run only one of them, the others without.
+
+    JAX compiles two in every run.
+    """
+    backend = keras.backend.backend()
     for method in METHODS:
-        quick = keras.backend.backend() == "tensorflow" and method != "soft"
-        if quick:
+        slow = method not in {"tensorflow": ["soft"], "jax": ["soft", "top_k"]}.get(
+            backend, METHODS
+        )
+        if slow and backend == "tensorflow":
             yield pytest.param((method, False), id=method)
-        marks = pytest.mark.slow if quick else ()
+        marks = pytest.mark.slow if slow else ()
         yield pytest.param((method, jit(always=True)), id=f"{method}-xla", marks=marks)
 
 
