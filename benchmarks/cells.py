@@ -44,9 +44,12 @@ def cells(source: str, results: pathlib.Path) -> list[str]:
     place, where, column = (part.strip() for part in source.split("|"))
     page, _, section = place.partition("#")
     conditions = [one.partition("=") for one in re.split(r"; *", where) if one]
+    file = results / f"{page.strip()}.md"
+    if not file.exists():
+        raise FigureError(f"There is no {file.name} in benchmarks/results. Received: {source!r}")
     found = [
         row[column]
-        for table in tables((results / f"{page.strip()}.md").read_text(encoding="utf-8"))
+        for table in tables(file.read_text(encoding="utf-8"))
         if table["section"].startswith(section.strip())
         for row in table["rows"]
         if column in row

@@ -122,14 +122,13 @@ def very_deep() -> Figure:
         "thousand_mlp": "MLP of 1000 tanh layers",
         "circular_cnn": "CNN of 100 tanh layers",
     }
+    runs = [run for run in finished(RESULTS / "deep.jsonl") if "accuracy" in run]
+    nets = [net for net in titles if any(run["net"] == net for run in runs)]
     figure = Figure(figsize=(9.0, 3.2), layout="constrained")
-    runs = finished(RESULTS / "deep.jsonl")
-    for panel, (net, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+    for panel, net in zip(figure.subplots(1, len(nets), squeeze=False).flat, nets, strict=True):
         for method, (label, color) in starts.items():
             curves = [
-                run["progress"]
-                for run in runs
-                if (run["net"], run["method"]) == (net, method) and "accuracy" in run
+                run["progress"] for run in runs if (run["net"], run["method"]) == (net, method)
             ]
             if not curves:
                 continue
@@ -139,7 +138,7 @@ def very_deep() -> Figure:
             panel.fill_between(
                 steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2
             )
-        panel.set(title=f"{title}, density 0.125", xlabel="step", ylim=(0, 100))
+        panel.set(title=f"{titles[net]}, density 0.125", xlabel="step", ylim=(0, 100))
         panel.title.set_fontsize(9)
         panel.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("accuracy on unseen images, %")

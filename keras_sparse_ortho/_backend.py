@@ -93,8 +93,12 @@ def scan(
     if backend == "tensorflow":
         return _scan_on_tensorflow(body, carry, weights, states, depth)
     made = []
+    # Not slices: the gradient of one is as large as the whole.
+    of_weights, of_states = (
+        [keras.ops.unstack(x, depth) for x in group] for group in (weights, states)
+    )
     for k in range(depth):
-        carry, new = body(carry, [w[k] for w in weights], [s[k] for s in states])
+        carry, new = body(carry, [w[k] for w in of_weights], [s[k] for s in of_states])
         made.append(new)
     return carry, [keras.ops.stack(column) for column in zip(*made, strict=True)]
 

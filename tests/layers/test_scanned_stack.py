@@ -293,3 +293,14 @@ def test_a_thousand_layers_are_stripped_saved_and_loaded(tmp_path):
     kso.strip(model).save(tmp_path / "plain.keras")
     loaded = keras.models.load_model(tmp_path / "plain.keras")
     np.testing.assert_allclose(array(loaded(x)), expected, atol=1e-6)
+
+
+@pytest.mark.torch_only
+def test_on_torch_no_layer_has_a_gradient_as_large_as_the_stack():
+    names, nodes = set(), [model_of("dense")(samples(4, 8)).sum().grad_fn]
+    while nodes:
+        node = nodes.pop()
+        names.add(node.name())
+        nodes += [follower for follower, _ in node.next_functions if follower is not None]
+    assert "UnbindBackward0" in names
+    assert "SelectBackward0" not in names
