@@ -141,15 +141,17 @@ def _name_steadily(layer: Any, other: Any) -> None:
         layer: The layer.
         other: Another instance: what is called otherwise there has no name.
     """
-    pairs = [*zip(sublayers(layer), sublayers(other), strict=True)]
-    taken = {inner.name for inner, twin in pairs if inner.name == twin.name}
-    for inner, twin in pairs:
-        if inner.name != twin.name:
+    holders, others = ([inner for inner, _ in walk(one, "")] for one in (layer, other))
+    for holder, its_twin in zip(holders, others, strict=False):
+        pairs = [*zip(sublayers(holder), sublayers(its_twin), strict=False)]
+        taken = {inner.name for inner, twin in pairs if inner.name == twin.name}
+        for inner, twin in pairs:
+            if inner.name == twin.name:
+                continue
             usual = re.sub(r"_\d+$", "", inner.name)
             numbered = (f"{usual}_{k}" for k in itertools.count(1))
             inner.name = next(n for n in itertools.chain([usual], numbered) if n not in taken)
             taken.add(inner.name)
-        _name_steadily(inner, twin)
 
 
 def unbuilt_config(layer: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.parametrizations import SoftThreshold
-from tests.helpers import array, jit, jit_if_quicker, moments, part_of_a_run
+from tests.helpers import array, jit, jit_if_quicker, moments, part_of_a_run, slow_on_tensorflow
 from tests.parametrizations.models import METHODS, compiled, fit, network
 
 pytestmark = pytest.mark.core
@@ -22,18 +22,17 @@ def assert_equal_weights(one, other):
 
 
 def _runs():
-    """Each method under XLA; on TensorFlow in every run only one of them, the others without.
+    """Each method under XLA; in every run some of them only, where XLA compiles, and one without.
 
-    JAX compiles two in every run.
+    torch, where nothing is compiled, has all of them in every run.
     """
     backend = keras.backend.backend()
+    quick = {"tensorflow": ["soft"], "jax": ["soft", "top_k"]}.get(backend, METHODS)
     for method in METHODS:
-        slow = method not in {"tensorflow": ["soft"], "jax": ["soft", "top_k"]}.get(
-            backend, METHODS
-        )
-        if slow and backend == "tensorflow":
-            yield pytest.param((method, False), id=method)
-        marks = pytest.mark.slow if slow else ()
+        if backend == "tensorflow" and method not in quick:
+            marks = () if method == "top_k" else pytest.mark.slow
+            yield pytest.param((method, False), id=method, marks=marks)
+        marks = () if method in quick else pytest.mark.slow
         yield pytest.param((method, jit(always=True)), id=f"{method}-xla", marks=marks)
 
 
@@ -117,6 +116,7 @@ def test_resumed_training_equals_training_in_one_go(run):
     assert_equal_weights(run.whole, resumed)
 
 
+@slow_on_tensorflow
 def test_resumed_training_with_another_optimizer(tmp_path):
     run = Run("soft", "sgd", tmp_path, jit_if_quicker())
     test_resumed_training_equals_training_in_one_go(run)
