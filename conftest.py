@@ -6,6 +6,7 @@ of README.md and docs/ are run as well. Importing it imports no backend.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -66,6 +67,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if deselected:
         config.hook.pytest_deselected(items=deselected)
         items[:] = [item for item in items if _belongs(item, slow)]
+
+
+def pytest_collection_finish() -> None:
+    """Tracing makes objects by the million: looking for garbage took a tenth of all time."""
+    gc.collect()
+    gc.freeze()  # what has been imported stays
+    gc.set_threshold(50_000, 50, 100)
 
 
 def pytest_report_header() -> str:

@@ -46,9 +46,7 @@ def test_masked_weights_gradients_and_moments_are_exactly_zero(kinds, optimizer)
     x, y = data(model, 3)
     loss = classifier_loss()
     # One of the two under XLA, whose compiling is most of the time.
-    model.compile(
-        OPTIMIZERS[optimizer](), loss, jit_compile=jit(always=True) and optimizer == "adamw"
-    )
+    model.compile(OPTIMIZERS[optimizer](), loss, jit_compile=jit() and optimizer == "adamw")
     model.fit(x, y, batch_size=8, epochs=2, verbose=0)
 
     table = {

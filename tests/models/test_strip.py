@@ -91,10 +91,18 @@ assert "keras_sparse_ortho" not in sys.modules
 """
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["residual", "nested"],
+        pytest.param(["recurrent_and_attention"], marks=pytest.mark.slow),
+    ],
+    ids="+".join,
+)
 @pytest.mark.tensorflow_only
-def test_the_files_load_without_the_package(tmp_path):
+def test_the_files_load_without_the_package(tmp_path, names):
     expected = {}
-    for name in ("residual", "nested", "recurrent_and_attention"):
+    for name in names:
         model, x = trained(MODELS[name])
         expected[name] = array(model(x, training=False))
         kso.strip(model).save(tmp_path / f"{name}.keras")

@@ -1,5 +1,6 @@
 """Saving at every stage: masks are intact in a new process, and stripped files need no package."""
 
+import itertools
 import subprocess
 import sys
 
@@ -69,9 +70,12 @@ def soft(tf_keras):
 BUILDERS = {"sequential": sequential, "functional": functional, "nested": nested, "soft": soft}
 
 
-@pytest.fixture(scope="module")
-def stages(tmp_path_factory):
-    """Every stage of every kind of model, saved in every form; what each answered."""
+X = np.random.default_rng(0).normal(size=(16, 6, 6, 4)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(16, 5)).astype("float32")
+
+
+def through_stages(kind):
+    """Yields the name of a stage and the model that has come to it."""
     import tensorflow as tf
 
     import keras_sparse_ortho as kso
@@ -79,31 +83,40 @@ def stages(tmp_path_factory):
     tf_keras = kso.tfmot.register_initializers()
     from tensorflow_model_optimization.sparsity.keras import UpdatePruningStep, strip_pruning
 
+    tf.random.set_seed(0)
+    model = BUILDERS[kind](tf_keras)
+    if kind == "soft":
+        model = kso.tfmot.prune_with_soft_threshold(model, "channel", s_init=-3.0)
+    else:
+        model = kso.tfmot.prune_exact_orthogonal(model, 0.4, seed=1)
+    yield "wrapped", model
+    model.compile(tf_keras.optimizers.Adam(1e-2), "mse")
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[UpdatePruningStep()])
+    yield "fitted", model
+    yield "stripped", strip_pruning(model)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """Every kind of model in the middle of training; no test here changes them."""
+    return {kind: dict(itertools.islice(through_stages(kind), 2))["fitted"] for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Every stage of every kind of model, saved in every form; what each answered."""
+    import keras_sparse_ortho as kso
+
     folder = tmp_path_factory.mktemp("stages")
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(16, 6, 6, 4)).astype("float32")
-    y = rng.normal(size=(16, 5)).astype("float32")
-    np.save(folder / "x.npy", x)
-    table = {}
-    for kind, build in BUILDERS.items():
-        tf.random.set_seed(0)
-        if kind == "soft":
-            model = kso.tfmot.prune_with_soft_threshold(build(tf_keras), "channel", s_init=-3.0)
-        else:
-            model = kso.tfmot.prune_exact_orthogonal(build(tf_keras), 0.4, seed=1)
-        for stage in STAGES:
-            if stage == "fitted":
-                model.compile(tf_keras.optimizers.Adam(1e-2), "mse")
-                model.fit(x, y, epochs=2, verbose=0, callbacks=[UpdatePruningStep()])
-            if stage == "stripped":
-                model = strip_pruning(model)
-            table[kind, stage] = model
+    np.save(folder / "x.npy", X)
+    for kind in KINDS:
+        for stage, model in through_stages(kind):
             place = folder / f"{kind}_{stage}"
             place.mkdir()
             for form, name in FORMS.items():
                 if (kind, stage, form) in SAVED:
                     model.save(place / name, save_format=form)
-            np.save(place / "y.npy", model(x).numpy())
+            np.save(place / "y.npy", model(X).numpy())
             for index, weight in enumerate(kso.tfmot.prunable_weights(model)):
                 np.save(place / f"{index}.npy", weight.value())
                 if weight.state is not None:  # a live entry may be 0: away from a 3 x 3's center
@@ -111,7 +124,7 @@ def stages(tmp_path_factory):
                     np.save(place / f"{index}_raw.npy", weight.raw_value())
                     if kind == "soft":
                         np.save(place / f"{index}_t.npy", weight.state.threshold_value())
-    return folder, table
+    return folder
 
 
 IN_A_NEW_PROCESS = f"""
@@ -174,9 +187,8 @@ for kind, stage, form in {SAVED}:
 
 
 @pytest.mark.slow  # some 20 seconds: each stage in three forms
-def test_every_stage_in_a_new_process(stages):
+def test_every_stage_in_a_new_process(folder):
     """Stripped files load without this package and TFMOT; in the others the masks are intact."""
-    folder, _ = stages
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", IN_A_NEW_PROCESS],
         capture_output=True,
@@ -188,15 +200,14 @@ def test_every_stage_in_a_new_process(stages):
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
-def test_clones(stages, kind):
+def test_clones(fitted, kind):
     """A clone draws the same kernels and masks anew; weights carry over, and stripping works."""
     import keras_sparse_ortho as kso
 
     tf_keras = kso.tfmot.register_initializers()
     from tensorflow_model_optimization.sparsity.keras import strip_pruning
 
-    _, table = stages
-    model = table[kind, "fitted"]
+    model = fitted[kind]
     clone = tf_keras.models.clone_model(model)
     for old, new in zip(
         kso.tfmot.prunable_weights(model), kso.tfmot.prunable_weights(clone), strict=True
@@ -210,12 +221,11 @@ def test_clones(stages, kind):
     np.testing.assert_allclose(strip_pruning(clone)(x), model(x), atol=1e-6)
 
 
-def test_weights_alone(stages, tmp_path):
+def test_weights_alone(fitted, tmp_path):
     import keras_sparse_ortho as kso
 
     tf_keras = kso.tfmot.register_initializers()
-    _, table = stages
-    model = table["sequential", "fitted"]
+    model = fitted["sequential"]
     x = np.random.default_rng(1).normal(size=(4, 6, 6, 4)).astype("float32")
     for name in ("model.weights.h5", "old.h5", "checkpoint"):
         other = kso.tfmot.prune_exact_orthogonal(sequential(tf_keras), 0.4, seed=2)
@@ -229,11 +239,10 @@ def test_weights_alone(stages, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["sequential", "soft"])
-def test_nothing_is_saved_twice(stages, kind, tmp_path):
+def test_nothing_is_saved_twice(fitted, kind, tmp_path):
     import h5py
 
-    _, table = stages
-    model = table[kind, "fitted"]
+    model = fitted[kind]
     clone = type(model).from_config(model.get_config())  # not compiled: no moments in the file
     clone.save_weights(tmp_path / "model.weights.h5")
     sizes = []
@@ -242,12 +251,11 @@ def test_nothing_is_saved_twice(stages, kind, tmp_path):
     assert sum(sizes) == sum(np.size(variable) for variable in clone.weights)
 
 
-def test_clone_of_soft_thresholds(stages):
+def test_clone_of_soft_thresholds(fitted):
     import keras_sparse_ortho as kso
 
     tf_keras = kso.tfmot.register_initializers()
-    _, table = stages
-    model = table["soft", "fitted"]
+    model = fitted["soft"]
     clone = tf_keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
     x = np.random.default_rng(1).normal(size=(4, 6, 6, 4)).astype("float32")
