@@ -59,13 +59,13 @@ def middle_of_processes(
         kinds.setdefault(key(line), []).append(line)
     found = {}
     for name, mine in kinds.items():
-        last = mine[-1].get("made")
-        same = [line for line in mine if last and _moment(line) == _moment(mine[-1])] or mine[-1:]
+        same = [line for line in mine if _occasion(line) == _occasion(mine[-1])]
         found[name] = sorted(same, key=lambda line: line[by])[len(same) // 2]
         found[name] = found[name] | {"processes": len(same)}
     return found
 
 
-def _moment(line: dict[str, Any]) -> tuple[str, str]:
-    made = line.get("made", {})
-    return made.get("date", ""), made.get("commit", "").rstrip("+")
+def _occasion(line: dict[str, Any]) -> Hashable:
+    """Day and commit; a line that does not tell them is alone."""
+    made = line.get("made")
+    return (made["date"], made["commit"].rstrip("+")) if made else id(line)
