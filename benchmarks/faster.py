@@ -18,7 +18,9 @@ import statistics
 import tomllib
 from typing import Any
 
-from methods import HERE, changed, command_line, finished, identity, mean_and_deviation
+from methods import command_line
+from methods_runs import HERE, changed, finished, identity
+from methods_summary import mean_and_deviation
 from methods_table import DENSE, METHODS
 from timing import machine, markdown
 

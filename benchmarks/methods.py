@@ -19,10 +19,8 @@ import argparse
 import dataclasses
 import functools
 import itertools
-import json
 import os
 import pathlib
-import statistics
 import tomllib
 from collections.abc import Callable
 
@@ -34,20 +32,19 @@ import keras
 import numpy as np
 from curves import Curve, Progress
 from example_data import Dataset, load
-from methods_table import DENSE, METHODS
+from methods_runs import HERE, Run, changed, finished, identity, keep
+from methods_summary import summarize
+from methods_table import METHODS
 from networks import NETWORKS
-from record import RESULTS, append, machine, markdown, parsed, write_page
+from record import RESULTS, parsed, write_page
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError
 
-HERE = pathlib.Path(__file__).parent
-TIMES = "methods_time.json"
 OPTIMIZERS = {
     "adam": keras.optimizers.Adam,
     "sgd": functools.partial(keras.optimizers.SGD, momentum=0.9),
 }
-Run = dict
 OVERRIDES = ("dataset", "samples", "depth")
 """Settings that the command line can change; a run notes those that it has changed."""
 QUICK = {"samples": 2048, "epochs": 1, "densities": [0.1], "seeds": [0], "tune": False}
@@ -193,40 +190,6 @@ def chosen_rate(
     return max(accuracies, key=accuracies.__getitem__)
 
 
-def keep(lines: pathlib.Path, run: Run) -> None:
-    """Writes a finished run, and says so."""
-    append(lines, run)
-    kind = "validation" if "validation" in run else "accuracy"
-    rate = "" if run["learning_rate"] is None else f" learning rate {run['learning_rate']}"
-    print(
-        f"{run['net']} {run['method']} density {run['density']} seed {run['seed']}{rate}: "
-        f"{kind} {run[kind]:.4f}",
-        flush=True,
-    )
-
-
-def finished(lines: pathlib.Path) -> list[Run]:
-    """The runs in a file of JSON lines; a line that was cut off by a kill is not one."""
-    runs = []
-    for line in lines.read_text().splitlines() if lines.exists() else []:
-        try:
-            runs.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return runs
-
-
-def identity(run: Run) -> tuple:
-    """What tells runs apart; a dense network has no density."""
-    density = None if run["method"] in DENSE else run["density"]
-    return run["net"], run["epochs"], run["method"], density, run["seed"], changed(run)
-
-
-def changed(run: Run) -> str:
-    """The settings in which a run differs from those of the file, as a part of a title."""
-    return "".join(f", {name}: {value}" for name, value in (run.get("settings") or {}).items())
-
-
 def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, options: dict) -> None:
     """Trains what is asked for and not there yet, `str` before what takes its budget."""
     there = {identity(run) for run in finished(lines) if "accuracy" in run}
@@ -246,83 +209,6 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
             continue
         there.add(identity(run))
         keep(lines, run)
-
-
-def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
-    """As text; of one value itself."""
-    mean = scale * statistics.mean(values)
-    if len(values) == 1:
-        return f"{mean:.2f}"
-    return f"{mean:.2f} +- {scale * statistics.stdev(values):.2f}"
-
-
-def table(runs: list[Run], ratios: dict[str, float]) -> str:
-    """Mean and standard deviation over the seeds, for each method and density."""
-    densities = {run["density"] for run in runs if run["method"] not in DENSE}
-    densities = sorted(densities, reverse=True)
-    rows = []
-    # Those that are not made any more: from the published start, which leaves outputs dead.
-    former = sorted({run["method"] for run in runs}.difference(METHODS))
-    for density, method in itertools.product([None, *densities], [*METHODS, *former]):
-        mine = [run for run in runs if identity(run)[2:4] == (method, density)]
-        if not mine:
-            continue
-        flops = np.mean([run["flops"] for run in mine]) / 1e6
-        rows.append(
-            [
-                "1" if density is None else f"{density}",
-                method,
-                mean_and_deviation([run["accuracy"] for run in mine], 100),
-                f"{len(mine)}",
-                f"{np.mean([run['live'] / run['size'] for run in mine]):.4f}",
-                f"{flops:.3f}",
-                _channels([run.get("live_channels") or [] for run in mine]),
-                f"{ratios[method]:.2f}" if method in ratios else "-",
-                ", ".join(sorted({f"{run.get('learning_rate') or '-'}" for run in mine})),
-            ]
-        )
-    header = ["density", "method", "test accuracy [%]", "seeds", "reached", "MFLOPs"]
-    return markdown([*header, "live channels", "time ratio", "learning rate"], rows)
-
-
-def _channels(runs: list[list[list[int]]]) -> str:
-    """Mean numbers of live channels, one by one for few layers, else in all."""
-    if not all(runs):
-        return "-"
-    live, most = np.mean(runs, axis=0).T
-    if len(live) > 4:
-        return f"{live.sum():.0f} of {most.sum():.0f}"
-    return "/".join(f"{count:.0f}" for count in live)
-
-
-def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
-    """The text of `results/methods.md`."""
-    runs = [run for run in finished(lines) if "accuracy" in run]
-    text = f"# {title}\n\n{machine()}, Keras {keras.__version__} on "
-    text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam where nothing else is "
-    text += "said, cosine decay. "
-    text += "Mean and standard deviation over seeds. `reached` is the live fraction in the end, "
-    text += "MFLOPs are multiply-adds of the live entries for one sample. Live channels are those "
-    text += "after ReLU that are not constant over 1000 test images, in the end. The time ratio is "
-    text += "that of training against the dense network, without compilation and what sets up an "
-    text += "epoch, timed apart and interleaved by `methods_time.py` at one density. A method "
-    text += "without a row has not been run, or left a layer without any live entry (collapse).\n"
-    times = lines.with_name(TIMES)
-    ratios = json.loads(times.read_text()) if times.exists() else {}
-    for kind in sorted({(*identity(run)[:2], changed(run)) for run in runs}):
-        mine = [run for run in runs if (*identity(run)[:2], changed(run)) == kind]
-        net, epochs, other = kind
-        used = settings[net] | (mine[0].get("settings") or {})
-        keys = ("filters", "width", "depth", "activation", "optimizer", "batch_size")
-        keys += ("learning_rates",)
-        about = ", ".join(f"{key} {used[key]}" for key in keys if key in used)
-        compiled = sorted({run["jit"] for run in mine})
-        about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)
-        timed = ratios.get(net, {})
-        text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed)}"
-        if timed:
-            text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
-    return text
 
 
 def command_line(

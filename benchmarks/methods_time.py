@@ -23,7 +23,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 from example_data import Dataset, load
-from methods import HERE, TIMES, build
+from methods import build
+from methods_runs import HERE
+from methods_summary import TIMES
 from methods_table import METHODS
 from record import RESULTS, parsed
 

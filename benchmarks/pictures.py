@@ -20,7 +20,7 @@ import numpy as np
 from cells import number, one_cell, rounded
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from methods import finished
+from methods_runs import finished
 from record import RESULTS, digest, parsed
 
 import keras_sparse_ortho as kso

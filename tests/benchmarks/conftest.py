@@ -19,6 +19,7 @@ def _importing(name):
 
 
 methods = _importing("methods")
+methods_summary = _importing("methods_summary")
 faster = _importing("faster")
 contemporary = _importing("contemporary")
 traffic = _importing("traffic")

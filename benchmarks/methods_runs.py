@@ -1,0 +1,44 @@
+"""The finished runs of methods.py, each a line of JSON."""
+
+import json
+import pathlib
+
+from methods_table import DENSE
+from record import append
+
+HERE = pathlib.Path(__file__).parent
+Run = dict
+
+
+def finished(lines: pathlib.Path) -> list[Run]:
+    """The runs in a file of JSON lines; a line that was cut off by a kill is not one."""
+    runs = []
+    for line in lines.read_text().splitlines() if lines.exists() else []:
+        try:
+            runs.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return runs
+
+
+def identity(run: Run) -> tuple:
+    """What tells runs apart; a dense network has no density."""
+    density = None if run["method"] in DENSE else run["density"]
+    return run["net"], run["epochs"], run["method"], density, run["seed"], changed(run)
+
+
+def changed(run: Run) -> str:
+    """The settings in which a run differs from those of the file, as a part of a title."""
+    return "".join(f", {name}: {value}" for name, value in (run.get("settings") or {}).items())
+
+
+def keep(lines: pathlib.Path, run: Run) -> None:
+    """Writes a finished run, and says so."""
+    append(lines, run)
+    kind = "validation" if "validation" in run else "accuracy"
+    rate = "" if run["learning_rate"] is None else f" learning rate {run['learning_rate']}"
+    print(
+        f"{run['net']} {run['method']} density {run['density']} seed {run['seed']}{rate}: "
+        f"{kind} {run[kind]:.4f}",
+        flush=True,
+    )

@@ -1,0 +1,115 @@
+"""The tables of methods.py: mean and deviation of each method, where it wins, ties or loses."""
+
+import itertools
+import json
+import pathlib
+import statistics
+
+import keras
+import numpy as np
+from methods_runs import Run, changed, finished, identity
+from methods_table import DENSE, METHODS
+from record import machine, markdown
+from scipy import stats
+
+TIMES = "methods_time.json"
+RIVAL = "base_erk"
+
+
+def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
+    """As text; of one value itself."""
+    mean = scale * statistics.mean(values)
+    if len(values) == 1:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} +- {scale * statistics.stdev(values):.2f}"
+
+
+def beside(mine: list[float], others: list[float]) -> list[str]:
+    """Points ahead of others, and whether that wins: Student's test over the seeds, at 5%."""
+    ahead = 100 * (statistics.mean(mine) - statistics.mean(others))
+    if min(len(mine), len(others)) < 2:
+        return [f"{ahead:+.2f}", "-"]
+    samples = [(statistics.mean(v), statistics.stdev(v), len(v)) for v in (mine, others)]
+    if samples[0][1] == samples[1][1] == 0:  # no deviation, and no test of it
+        known = ahead != 0
+    else:
+        known = stats.ttest_ind_from_stats(*samples[0], *samples[1]).pvalue < 0.05
+    return [f"{ahead:+.2f}", ("wins" if ahead > 0 else "loses") if known else "ties"]
+
+
+def table(runs: list[Run], ratios: dict[str, float]) -> str:
+    """Mean and standard deviation over the seeds, for each method and density."""
+    densities = {run["density"] for run in runs if run["method"] not in DENSE}
+    densities = sorted(densities, reverse=True)
+    rows = []
+    # Those that are not made any more: from the published start, which leaves outputs dead.
+    former = sorted({run["method"] for run in runs}.difference(METHODS))
+    for density, method in itertools.product([None, *densities], [*METHODS, *former]):
+        mine = [run for run in runs if identity(run)[2:4] == (method, density)]
+        if not mine:
+            continue
+        accuracies = [run["accuracy"] for run in mine]
+        rival = [run["accuracy"] for run in runs if identity(run)[2:4] == (RIVAL, density)]
+        against = beside(accuracies, rival) if rival and method != RIVAL else ["-", "-"]
+        flops = np.mean([run["flops"] for run in mine]) / 1e6
+        rows.append(
+            [
+                "1" if density is None else f"{density}",
+                method,
+                mean_and_deviation(accuracies, 100),
+                f"{len(mine)}",
+                *against,
+                f"{np.mean([run['live'] / run['size'] for run in mine]):.4f}",
+                f"{flops:.3f}",
+                _channels([run.get("live_channels") or [] for run in mine]),
+                f"{ratios[method]:.2f}" if method in ratios else "-",
+                ", ".join(sorted({f"{run.get('learning_rate') or '-'}" for run in mine})),
+            ]
+        )
+    header = ["density", "method", "test accuracy [%]", "seeds", f"to {RIVAL}", "verdict"]
+    header += ["reached", "MFLOPs", "live channels", "time ratio", "learning rate"]
+    return markdown(header, rows)
+
+
+def _channels(runs: list[list[list[int]]]) -> str:
+    """Mean numbers of live channels, one by one for few layers, else in all."""
+    if not all(runs):
+        return "-"
+    live, most = np.mean(runs, axis=0).T
+    if len(live) > 4:
+        return f"{live.sum():.0f} of {most.sum():.0f}"
+    return "/".join(f"{count:.0f}" for count in live)
+
+
+def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
+    """The text of `results/methods.md`."""
+    runs = [run for run in finished(lines) if "accuracy" in run]
+    text = f"# {title}\n\n{machine()}, Keras {keras.__version__} on "
+    text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam where nothing else is "
+    text += "said, cosine decay. "
+    text += (
+        f"Mean and standard deviation over seeds. `to {RIVAL}`: points ahead of a random mask of "
+    )
+    text += "the same density; it wins or loses where Student's test over the seeds says so at 5%, "
+    text += "and ties elsewhere. `reached` is the live fraction in the end, "
+    text += "MFLOPs are multiply-adds of the live entries for one sample. Live channels are those "
+    text += "after ReLU that are not constant over 1000 test images, in the end. The time ratio is "
+    text += "that of training against the dense network, without compilation and what sets up an "
+    text += "epoch, timed apart and interleaved by `methods_time.py` at one density. A method "
+    text += "without a row has not been run, or left a layer without any live entry (collapse).\n"
+    times = lines.with_name(TIMES)
+    ratios = json.loads(times.read_text()) if times.exists() else {}
+    for kind in sorted({(*identity(run)[:2], changed(run)) for run in runs}):
+        mine = [run for run in runs if (*identity(run)[:2], changed(run)) == kind]
+        net, epochs, other = kind
+        used = settings[net] | (mine[0].get("settings") or {})
+        keys = ("filters", "width", "depth", "activation", "optimizer", "batch_size")
+        keys += ("learning_rates",)
+        about = ", ".join(f"{key} {used[key]}" for key in keys if key in used)
+        compiled = sorted({run["jit"] for run in mine})
+        about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)
+        timed = ratios.get(net, {})
+        text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed)}"
+        if timed:
+            text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
+    return text
