@@ -1,8 +1,11 @@
 """`kso` as a shell runs it, in this process for speed."""
 
+import contextlib
 import gzip
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -33,15 +36,10 @@ def exported(model_file):
     """A file that the command wrote, with what it printed as JSON."""
     path, rows = model_file.with_name("m.tflite"), model_file.with_name("rows.npy")
     np.save(rows, np.random.default_rng(0).standard_normal((5, 32)))
-    command = [sys.executable, "-m", "keras_sparse_ortho", "export", model_file, path]
-    done = subprocess.run(
-        [*command, "--sample", rows, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return path, json.loads(done.stdout)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["export", str(model_file), str(path), "--sample", str(rows), "--json"]) == 0
+    return path, json.loads(printed.getvalue())
 
 
 def test_report(model_file, capsys):
@@ -130,6 +128,14 @@ def test_missing_package_is_a_failure(model_file, tmp_path, monkeypatch, capsys)
 def test_help_names_the_exit_codes(capsys):
     assert main(["--help"]) == 0
     assert "exit status" in capsys.readouterr().out
+
+
+def test_as_a_module(model_file, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kso", "report", str(model_file), "--json"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("keras_sparse_ortho", run_name="__main__")
+    assert not end.value.code
+    assert json.loads(capsys.readouterr().out)["live"] == 128
 
 
 @pytest.mark.slow
