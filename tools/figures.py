@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 LIST = Path(__file__).with_name("figures.toml")
+MARKS = {"wins": " ↑", "loses": " ↓"}
 NUMBER = r"-?\d+(?:[.,]\d+)*(?:\s±\s\d+(?:\.\d+)?)?"
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -69,7 +70,10 @@ def fill_text(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> s
 
 
 def fill_table(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> str:
-    """The page with the last columns of a table, which is found by its header."""
+    """The page with the last columns of a table, which is found by its header.
+
+    With `mark`, the source of a verdict, a figure that wins or loses bears an arrow.
+    """
     lines = page.splitlines(keepends=True)
     header = f"| {entry['header']} |"
     starts = [k for k, line in enumerate(lines) if line.strip() == header]
@@ -81,10 +85,12 @@ def fill_table(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> 
     body = starts[0] + 2
     for k, row in enumerate(entry["rows"]):
         old = [cell.strip() for cell in lines[body + k].strip().strip("|").split("|")]
-        new = [
-            figure(entry["cell"].format(row=row, column=column), results)
-            for column in entry["columns"]
-        ]
+        new = []
+        for column in entry["columns"]:
+            new.append(figure(entry["cell"].format(row=row, column=column), results))
+            if "mark" in entry:
+                verdict = one_cell(entry["mark"].format(row=row, column=column), results)
+                new[-1] += MARKS.get(verdict, "")
         lines[body + k] = "| " + " | ".join([*old[: len(old) - len(new)], *new]) + " |\n"
     if body + len(entry["rows"]) < len(lines) and lines[body + len(entry["rows"])].startswith("|"):
         raise FigureError(f"The table has more rows than the list. Received: {entry['header']!r}")

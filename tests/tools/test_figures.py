@@ -12,10 +12,10 @@ RESULTS = """# Title
 
 ## net a, epochs: 1
 
-| density | method | accuracy | time | time |
-| --- | --- | --- | --- | --- |
-| 1 | dense | 90.049 +- 0.263 | 2.0 | 8 |
-| 0.1 | ours | 86.95 +- 0.14 | 0.5 | 2,000 |
+| density | method | accuracy | time | time | verdict |
+| --- | --- | --- | --- | --- | --- |
+| 1 | dense | 90.049 +- 0.263 | 2.0 | 8 | - |
+| 0.1 | ours | 86.95 +- 0.14 | 0.5 | 2,000 | wins |
 
 ## net ab, epochs: 1
 
@@ -76,6 +76,8 @@ def test_a_page_is_filled_in_where_it_says_so(results):
     table |= {"columns": ["accuracy | .1f", "time | g"]}
     table |= {"cell": "r#net a, | density={row} | {column}"}
     assert "| a tenth | 87.0 ± 0.1 | 0.5 |" in figures.fill_table(PAGE, table, results)
+    mark = {"mark": "r#net a, | density={row} | verdict"}
+    assert "| a tenth | 87.0 ± 0.1 ↑ | 0.5 ↑ |" in figures.fill_table(PAGE, table | mark, results)
     with pytest.raises(figures.FigureError, match="stands there 0 times"):
         figures.fill_text(PAGE, text | {"text": "Dense has {} percent"}, results)
     with pytest.raises(figures.FigureError, match="more rows"):
