@@ -208,11 +208,17 @@ def magnitude(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     return model, [kso.callbacks.UpdateMasks()]
 
 
-def straight_through(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """DNW, ERK."""
-    template = kso.parametrizations.StraightThroughTopK(1.0, frequency=plan["frequency"])
-    model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
-    return model, [kso.callbacks.UpdateMasks()]
+def straight_through(rarely: bool = False) -> Method:
+    """DNW, ERK; masks renewed in every step, as published, or as rarely as those of GMP."""
+
+    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+        frequency = plan["frequency"] if rarely else 1
+        template = kso.parametrizations.StraightThroughTopK(1.0, frequency)
+        include = plan.get("include")
+        model = kso.parametrize(model, template, plan["density"], "erk", include=include)
+        return model, [kso.callbacks.UpdateMasks()]
+
+    return method
 
 
 def evolutionary(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -233,7 +239,8 @@ METHODS: dict[str, Method] = {
     "snip": snip,
     "synflow": synflow,
     "gmp": magnitude,
-    "dnw": straight_through,
+    "dnw": straight_through(),
+    "dnw_rare": straight_through(rarely=True),
     "set": evolutionary,
     "rigl": rigl_from("eoi_erk"),
     "rigl_auto": rigl_from("eoi_auto"),

@@ -19,22 +19,24 @@ class StraightThroughTopK(ScheduledMask):
 
     Args:
         schedule: The density `d`, in (0, 1], or a schedule of it.
-        frequency: Steps between renewals where `schedule` is a density. Default: a hundredth of
-            the run, but 100 at most.
+        frequency: Steps between renewals where `schedule` is a density. Default: 1, as in the
+            paper. Dead entries move by gradients that their own values do not change, and between
+            two renewals nothing holds them back: the more steps, the more of the mask is
+            exchanged at once, which can cost a network many points of accuracy.
 
     Raises:
         NotPrunableError: If the weight is not finite.
 
     Limits: raw weights, their gradients and optimizer slots are dense; only `strip` and the
-    forward pass are sparse. Between two renewals the mask is that of the last one. `MagnitudeMask`
-    has sparse gradients.
+    forward pass are sparse. Every renewal ranks all weights: on CPUs in NumPy, which can take as
+    long as a step of a small network. `MagnitudeMask` has sparse gradients, and few renewals.
 
     Example:
 
     >>> import keras
     >>> import keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
-    >>> model = kso.parametrize(dense, StraightThroughTopK(0.25, frequency=10))
+    >>> model = kso.parametrize(dense, StraightThroughTopK(0.25))
     >>> kso.prunable_weights(model)
     [<head/kernel shape=(8, 4), density=0.25>]
 
@@ -42,6 +44,9 @@ class StraightThroughTopK(ScheduledMask):
 
     - Wortsman, Farhadi and Rastegari, "Discovering Neural Wirings" (NeurIPS 2019), arXiv 1906.00586
     """
+
+    def __init__(self, schedule: Any, frequency: int | None = 1) -> None:
+        super().__init__(schedule, frequency)
 
     def effective(self, value: Any) -> Any:
         """`w + stop_gradient(where(mask, w, 0) - w)`, which is exactly `w` or exactly 0."""
