@@ -65,8 +65,10 @@ def build(
     steps = len(data.x_train) // options["batch_size"] * options["epochs"]
     network = NETWORKS[options.get("network", net)]
     dense = network(data.x_train.shape[1:], data.classes, options)
-    frequency = min(options["frequency"], max(steps // 10, 1))
+    tenth = max(steps // 10, 1)
+    frequency, renewals = min(options["frequency"], tenth), options.get("renewals")
     plan = {"density": density, "seed": seed, "steps": steps, "frequency": frequency}
+    plan["renewals"] = renewals and min(renewals, tenth)
     plan["include"] = options.get("include")
     plan |= {"data": (data.x_train, data.y_train), "batch_size": options["batch_size"]}
     if "activation" in options:

@@ -96,7 +96,8 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     text += "after ReLU that are not constant over 1000 test images, in the end. The time ratio is "
     text += "that of training against the dense network, without compilation and what sets up an "
     text += "epoch, timed apart and interleaved by `methods_time.py` at one density. A method "
-    text += "without a row has not been run, or left a layer without any live entry (collapse).\n"
+    text += "without a row has not been run, or left a layer without any live entry (collapse). Of "
+    text += "one that ends with `_rare` masks or thresholds change every `frequency` steps only.\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
     for kind in sorted({(*identity(run)[:2], changed(run)) for run in runs}):
@@ -104,7 +105,7 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
         net, epochs, other = kind
         used = settings[net] | (mine[0].get("settings") or {})
         keys = ("filters", "width", "depth", "activation", "optimizer", "batch_size")
-        keys += ("learning_rates",)
+        keys += ("frequency", "renewals", "learning_rates")
         about = ", ".join(f"{key} {used[key]}" for key in keys if key in used)
         compiled = sorted({run["jit"] for run in mine})
         about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)

@@ -1,8 +1,9 @@
 """The methods of methods.py: from a dense network to a model and its callbacks.
 
-`plan` holds density, seed, steps of the whole run, frequency, data, batch_size, budget_file, and
-gain: what the activation of a network without normalization asks for, `None` in others. There
-orthogonal kernels have the gain 1, and the others their usual scale.
+`plan` holds density, seed, steps of the whole run, data, batch_size, budget_file;
+`frequency` of SET's and RigL's updates; `renewals`, the same for GMP and STR (`None`: their
+default); `gain`: what the activation of a network without normalization asks for, `None` in others.
+There orthogonal kernels have the gain 1, and the others their usual scale.
 """
 
 import warnings
@@ -174,7 +175,7 @@ def learnt_thresholds(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]
     """STR with the density asked for."""
     template = kso.parametrizations.SoftThreshold()
     model = kso.parametrize(model, template, include=plan.get("include"))
-    return model, [kso.callbacks.TargetDensity(plan["density"], frequency=plan["frequency"])]
+    return model, [kso.callbacks.TargetDensity(plan["density"], frequency=plan["renewals"])]
 
 
 def snip(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -202,14 +203,14 @@ def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 def magnitude(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """GMP: the cubic schedule from 10% to 70% of the run, ERK."""
     begin, end = plan["steps"] // 10, 7 * plan["steps"] // 10
-    schedule = kso.schedules.Cubic(1.0, begin, end, frequency=plan["frequency"])
+    schedule = kso.schedules.Cubic(1.0, begin, end, frequency=plan["renewals"])
     template = kso.parametrizations.MagnitudeMask(schedule)
     model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
     return model, [kso.callbacks.UpdateMasks()]
 
 
 def straight_through(rarely: bool = False) -> Method:
-    """DNW, ERK; masks renewed in every step, as published, or as rarely as those of GMP."""
+    """DNW, ERK; masks renewed in every step, as published, or as rarely as RigL's."""
 
     def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
         frequency = plan["frequency"] if rarely else 1
