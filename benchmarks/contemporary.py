@@ -3,6 +3,7 @@
     python benchmarks/contemporary.py                              # about ten hours of two cores
     python benchmarks/contemporary.py --net vit --densities 0.1
     KERAS_BACKEND=jax python benchmarks/contemporary.py --net cifar10_resnet32    # with a GPU
+    python benchmarks/contemporary.py --net vit --methods blocks_8 --densities 0.0625
     python benchmarks/contemporary.py --summary                    # the table of what is there
 
 Settings stand in `contemporary.toml`, the methods are those of methods.py, each at the learning

@@ -247,7 +247,7 @@ METHODS: dict[str, Method] = {
     "rigl_auto": rigl_from("eoi_auto"),
     "rigl_shift": rigl_from("eoi_shift"),
     "rigl_random": rigl_from("base_erk"),
-    **{f"blocks_{size}": blocks_of(size) for size in (16, 32, 64)},
+    **{f"blocks_{size}": blocks_of(size) for size in (8, 16, 32, 64)},
     "rigl_blocks_32": blocks_of(32, moved=True),
 }
 """By name, in the order in which they are run: `str` before what takes its budget."""
