@@ -42,7 +42,7 @@ def table(runs: list[Run], ratios: dict[str, float]) -> str:
     densities = {run["density"] for run in runs if run["method"] not in DENSE}
     densities = sorted(densities, reverse=True)
     rows = []
-    # Those that are not made any more: from the published start, which leaves outputs dead.
+    # Not made any more: from the published start, which leaves outputs dead, or renewed rarely.
     former = sorted({run["method"] for run in runs}.difference(METHODS))
     for density, method in itertools.product([None, *densities], [*METHODS, *former]):
         mine = [run for run in runs if identity(run)[2:4] == (method, density)]

@@ -1,9 +1,9 @@
 """The methods of methods.py: from a dense network to a model and its callbacks.
 
 `plan` holds density, seed, steps of the whole run, data, batch_size, budget_file;
-`frequency` of SET's and RigL's updates; `renewals`, the same for GMP and STR (`None`: their
-default); `gain`: what the activation of a network without normalization asks for, `None` in others.
-There orthogonal kernels have the gain 1, and the others their usual scale.
+`frequency` of SET's and RigL's updates; `renewals`, the same for GMP, STR and DNW (`None`: their
+defaults); `gain`: what the activation of a network without normalization asks for, `None` in
+others. There orthogonal kernels have the gain 1, and the others their usual scale.
 """
 
 import warnings
@@ -209,17 +209,11 @@ def magnitude(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     return model, [kso.callbacks.UpdateMasks()]
 
 
-def straight_through(rarely: bool = False) -> Method:
-    """DNW, ERK; masks renewed in every step, as published, or as rarely as RigL's."""
-
-    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-        frequency = plan["frequency"] if rarely else 1
-        template = kso.parametrizations.StraightThroughTopK(1.0, frequency)
-        include = plan.get("include")
-        model = kso.parametrize(model, template, plan["density"], "erk", include=include)
-        return model, [kso.callbacks.UpdateMasks()]
-
-    return method
+def straight_through(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """DNW, ERK."""
+    template = kso.parametrizations.StraightThroughTopK(1.0, plan["renewals"] or 1)
+    model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
+    return model, [kso.callbacks.UpdateMasks()]
 
 
 def evolutionary(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -240,8 +234,7 @@ METHODS: dict[str, Method] = {
     "snip": snip,
     "synflow": synflow,
     "gmp": magnitude,
-    "dnw": straight_through(),
-    "dnw_rare": straight_through(rarely=True),
+    "dnw": straight_through,
     "set": evolutionary,
     "rigl": rigl_from("eoi_erk"),
     "rigl_auto": rigl_from("eoi_auto"),
