@@ -19,6 +19,9 @@ COMPAT_STAMP := $(COMPAT)/.installed
 TORCH := torch==2.13.0
 # Python compiles what is imported; to compile all that is installed takes longer than the rest.
 PIP := -m pip --disable-pip-version-check install -qq --no-compile
+# Where the surroundings forbid Python to keep what it compiles, each of a hundred processes compiles
+# TensorFlow again: six seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-oldest test-compat test-tensorflow test-jax test-torch \

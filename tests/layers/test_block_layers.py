@@ -14,13 +14,14 @@ from keras_sparse_ortho.layers import (
 )
 from keras_sparse_ortho.layers import _block_product as product_module
 from keras_sparse_ortho.orthogonal import regular_pattern, slots_of
-from tests.helpers import array, classifier_loss, data, gradients, jit
+from tests.helpers import array, classifier_loss, data, gradients, jit, slow_on_jax
 from tests.layers.block_kinds import as_dense, block_layers, block_network, masked_twin, network
 
 L = keras.layers
 ops = keras.ops
 
 
+@slow_on_jax
 @pytest.mark.core
 def test_outputs_and_gradients_equal_those_of_masked_layers():
     model = block_network()

@@ -15,6 +15,7 @@ from tests.helpers import (
     jit_if_quicker,
     moments,
     slow_on_jax,
+    slow_on_tensorflow,
     slow_where_traced,
 )
 from tests.layers.kinds import CASES, DENSITY, STORAGES, network
@@ -37,6 +38,7 @@ def weights_of(model):
 SECOND = [pytest.mark.slow]
 
 
+@slow_on_tensorflow
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd_momentum", marks=SECOND)])
 @pytest.mark.parametrize("kinds", CASES)
 def test_masked_weights_gradients_and_moments_are_exactly_zero(kinds, optimizer):

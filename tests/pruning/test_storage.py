@@ -374,6 +374,7 @@ def test_a_wrapper_that_cannot_be_built_leaves_its_layer_whole(built):
         np.testing.assert_array_equal(now, value)
 
 
+@slow_on_jax
 def test_an_optimizer_with_factors_is_refused_before_anything_changes():
     x = np.random.default_rng(0).normal(size=(8, 4, 8)).astype("float32")
     model = Written()
