@@ -171,24 +171,34 @@ def without_tenth(data: Dataset) -> Dataset:
 def chosen_rate(
     lines: pathlib.Path, net: str, method: str, density: float, data: Dataset, options: dict
 ) -> float:
-    """The learning rate of the highest validation accuracy; trains what is not there yet."""
+    """The learning rate of the highest validation accuracy; trains what is not there yet.
+
+    A rate at which a layer loses all of its live entries cannot be chosen.
+    """
     there = {
         (*identity(run)[:4], changed(run), run["learning_rate"]): run
         for run in finished(lines)
         if "validation" in run
     }
-    accuracies, epochs = {}, options["epochs"]
+    accuracies, epochs, lost = {}, options["epochs"], None
     for rate in options["learning_rates"]:
         wanted = {"net": net, "method": method, "density": density, "seed": None, "epochs": epochs}
         wanted["settings"] = options.get("settings")
         key = (*identity(wanted)[:4], changed(wanted), rate)
         if key not in there:
             seed = options["seeds"][0]
-            run = train(net, method, density, seed, without_tenth(data), options, rate)
+            try:
+                run = train(net, method, density, seed, without_tenth(data), options, rate)
+            except BudgetError as error:
+                lost = error
+                print(f"{net} {method} density {density} learning rate {rate}: {error}", flush=True)
+                continue
             run["validation"] = run.pop("accuracy")
             keep(lines, run)
             there[key] = run
         accuracies[rate] = there[key]["validation"]
+    if lost and not accuracies:
+        raise lost
     return max(accuracies, key=accuracies.__getitem__)
 
 
