@@ -19,10 +19,10 @@ import tomllib
 from typing import Any
 
 from methods import command_line
-from methods_runs import HERE, changed, finished, identity
+from methods_runs import HERE, changed, identity
 from methods_summary import mean_and_deviation
 from methods_table import DENSE, METHODS
-from timing import machine, markdown
+from record import finished, machine, markdown
 
 GOAL = 0.88
 

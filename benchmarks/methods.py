@@ -32,11 +32,11 @@ import keras
 import numpy as np
 from curves import Curve, Progress
 from example_data import Dataset, load
-from methods_runs import HERE, Run, changed, finished, identity, keep
+from methods_runs import HERE, Run, changed, identity, keep
 from methods_summary import summarize
 from methods_table import METHODS
 from networks import NETWORKS
-from record import RESULTS, parsed, write_page
+from record import RESULTS, finished, parsed, write_page
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError

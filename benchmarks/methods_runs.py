@@ -1,6 +1,5 @@
 """The finished runs of methods.py, each a line of JSON."""
 
-import json
 import pathlib
 
 from methods_table import DENSE
@@ -8,17 +7,6 @@ from record import append
 
 HERE = pathlib.Path(__file__).parent
 Run = dict
-
-
-def finished(lines: pathlib.Path) -> list[Run]:
-    """The runs in a file of JSON lines; a line that was cut off by a kill is not one."""
-    runs = []
-    for line in lines.read_text().splitlines() if lines.exists() else []:
-        try:
-            runs.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return runs
 
 
 def identity(run: Run) -> tuple:

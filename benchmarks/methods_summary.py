@@ -7,9 +7,9 @@ import statistics
 
 import keras
 import numpy as np
-from methods_runs import Run, changed, finished, identity
+from methods_runs import Run, changed, identity
 from methods_table import DENSE, METHODS
-from record import machine, markdown
+from record import finished, machine, markdown
 from scipy import stats
 
 TIMES = "methods_time.json"

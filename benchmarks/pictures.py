@@ -20,8 +20,7 @@ import numpy as np
 from cells import number, one_cell, rounded
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from methods_runs import finished
-from record import RESULTS, digest, parsed
+from record import RESULTS, digest, finished, parsed
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.orthogonal import exact_orthogonal, expected_density

@@ -53,7 +53,11 @@ def machine() -> str:
         if line.startswith("model name"):
             model = line.split(":")[1].strip()
             break
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    cores = f"{os.cpu_count()} cores"
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        usable = len(os.sched_getaffinity(0))
+        cores = cores if usable == os.cpu_count() else f"{usable} of {cores}"
+    return f"{model}, {cores}, Python {platform.python_version()}"
 
 
 def versions() -> dict[str, str]:
@@ -108,6 +112,17 @@ def append(lines: pathlib.Path, row: dict[str, Any]) -> None:
     lines.parent.mkdir(parents=True, exist_ok=True)
     with lines.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(row | {"made": made}) + "\n")
+
+
+def finished(lines: pathlib.Path) -> list[dict[str, Any]]:
+    """The runs in a file of JSON lines; a line that was cut off by a kill is not one."""
+    runs = []
+    for line in lines.read_text().splitlines() if lines.exists() else []:
+        try:
+            runs.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return runs
 
 
 def write(name: str, text: str, seeds: Iterable[int] = (0,)) -> None:
