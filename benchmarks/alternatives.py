@@ -15,7 +15,7 @@ epochs, one global density. Every run has a process of its own, and is a line of
   the dense network of the same library; no XLA, which TFMOT's default has not, either;
 - memory: the largest resident set, less that after the imports and the data;
 - file: the stripped model as the library saves it, under gzip;
-- lines: what one writes to make the network sparse and plain again, in alternatives_used.py, without
+- lines: what one writes to make the network sparse and plain again (alternatives_used.py), without
   imports.
 """
 
