@@ -4,10 +4,11 @@ import itertools
 import json
 import pathlib
 import statistics
+import tomllib
 
 import keras
 import numpy as np
-from methods_runs import Run, changed, identity
+from methods_runs import HERE, Run, changed, identity
 from methods_table import DENSE, METHODS
 from record import finished, machine, markdown
 from scipy import stats
@@ -62,12 +63,18 @@ def table(runs: list[Run], ratios: dict[str, float]) -> str:
                 f"{np.mean([run['live'] / run['size'] for run in mine]):.4f}",
                 f"{flops:.3f}",
                 _channels([run.get("live_channels") or [] for run in mine]),
-                f"{ratios[method]:.2f}" if method in ratios else "-",
+                *([f"{ratios[method]:.2f}" if method in ratios else "-"] if ratios else []),
                 ", ".join(sorted({f"{run.get('learning_rate') or '-'}" for run in mine})),
             ]
         )
     header = ["density", "method", "test accuracy [%]", "seeds", f"to {RIVAL}", "verdict"]
-    header += ["reached", "MFLOPs", "live channels", "time ratio", "learning rate"]
+    header += [
+        "reached",
+        "MFLOPs",
+        "live channels",
+        *["time ratio"][: len(ratios)],
+        "learning rate",
+    ]
     return markdown(header, rows)
 
 
@@ -91,25 +98,29 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
         f"Mean and standard deviation over seeds. `to {RIVAL}`: points ahead of a random mask of "
     )
     text += "the same density; it wins or loses where Student's test over the seeds says so at 5%, "
-    text += "and ties elsewhere. `reached` is the live fraction in the end, "
+    text += (
+        "and ties elsewhere. `reached` is the live fraction of all kernels in the end, with those "
+    )
+    text += "that `include` leaves dense. "
     text += "MFLOPs are multiply-adds of the live entries for one sample. Live channels are those "
-    text += "after ReLU that are not constant over 1000 test images, in the end. The time ratio is "
+    text += "after ReLU that are not constant over 1000 test images, in the end. A time ratio is "
     text += "that of training against the dense network, without compilation and what sets up an "
     text += "epoch, timed apart and interleaved by `methods_time.py` at one density. A method "
     text += "without a row has not been run, or left a layer without any live entry (collapse). Of "
     text += "one that ends with `_rare` masks or thresholds change every `frequency` steps only.\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
+    of_times = tomllib.loads((HERE / "methods.toml").read_text())
     for kind in sorted({(*identity(run)[:2], changed(run)) for run in runs}):
         mine = [run for run in runs if (*identity(run)[:2], changed(run)) == kind]
         net, epochs, other = kind
         used = settings[net] | (mine[0].get("settings") or {})
         keys = ("filters", "width", "depth", "activation", "optimizer", "batch_size")
-        keys += ("frequency", "renewals", "learning_rates")
+        keys += ("frequency", "renewals", "learning_rates", "samples", "include")
         about = ", ".join(f"{key} {used[key]}" for key in keys if key in used)
         compiled = sorted({run["jit"] for run in mine})
         about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)
-        timed = ratios.get(net, {})
+        timed = ratios.get(net, {}) if settings[net] == of_times.get(net) else {}
         text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed)}"
         if timed:
             text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
