@@ -12,7 +12,6 @@ and deviation over the seeds, is `results/block_accuracy.md`.
 
 import argparse
 import dataclasses
-import json
 import os
 import statistics
 import sys
@@ -23,6 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+from record import finished
 from timing import RESULTS, append, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
@@ -116,7 +116,7 @@ def main() -> None:
     options = parsed(parser, {"seeds": 1, "epochs": 1, "samples": 4096})
     file = RESULTS / "block_accuracy.jsonl"
     RESULTS.mkdir(exist_ok=True)
-    there = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    there = finished(file)
     data = load_fashion_mnist()
     if options.samples:
         few = slice(options.samples)

@@ -12,7 +12,6 @@ each goes to `results/depth.jsonl`; `results/depth.md` shows the last of each ki
 """
 
 import argparse
-import json
 import os
 import pathlib
 import time
@@ -24,6 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from networks import deep_mlp, stacked_mlp
+from record import finished
 from timing import RESULTS, append, interleaved, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
@@ -103,7 +103,7 @@ def main() -> None:
     backend = keras.backend.backend() + (" XLA" if keras.backend.backend() == "tensorflow" else "")
     for row in measure(given.depths, given.in_a_row, given.steps, given.rounds):
         append(lines, row | {"backend": backend})
-    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    rows = finished(lines)
     text = "# Depth: compiling and a step of training\n\n"
     text += f"{machine()}, Keras {keras.__version__}. An MLP of so many layers of 128 units, tanh, "
     text += "density 0.125 in fixed masks, SGD with momentum, batch 128. `stack`: a ScannedStack, "

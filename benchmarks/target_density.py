@@ -10,12 +10,11 @@ Writes `results/target_density.md`.
 
 import argparse
 import itertools
-import json
 import os
 import subprocess
 import sys
 
-from record import RESULTS, append, markdown, parsed, write
+from record import RESULTS, append, finished, markdown, parsed, write
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 LINES = RESULTS / "target_density.jsonl"
@@ -24,11 +23,6 @@ NETS = ("MLP", "CNN")
 OPTIMIZERS = ("SGD", "Adam")
 SEEDS = (0, 1, 2)
 EPOCHS = 20
-
-
-def finished() -> list[dict]:
-    """The runs so far."""
-    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.exists() else []
 
 
 def key(run: dict) -> tuple:
@@ -89,7 +83,7 @@ def train(net: str, optimizer: str, density: float, seed: int, epochs: int) -> d
 
 def run_missing(backend: str, options: argparse.Namespace) -> None:
     """All runs of this process' backend that are not there yet."""
-    there = {key(run) for run in finished()}
+    there = {key(run) for run in finished(LINES)}
     grid = options.nets, options.optimizers, options.densities, options.seeds
     for settings in itertools.product(*grid):
         if (backend, *settings, options.epochs) in there:
@@ -106,7 +100,7 @@ def miss(run: dict) -> float:
 
 def summarize() -> None:
     """The table."""
-    runs = finished()
+    runs = finished(LINES)
     rows = []
     for net, optimizer, density, backend in itertools.product(
         NETS, OPTIMIZERS, DENSITIES, sorted({run["backend"] for run in runs})
