@@ -38,6 +38,7 @@ import numpy as np
 from alternatives_used import USED, lines_of
 from example_data import Dataset, load
 from record import RESULTS, append, finished, markdown, parsed, write
+from shuffled import shuffled
 
 WIDTHS = (512, 256, 10)
 BATCH = 128
@@ -56,7 +57,9 @@ def density_of(kernels: list[np.ndarray]) -> float:
     return sum(np.count_nonzero(k) for k in kernels) / sum(k.size for k in kernels)
 
 
-def train_keras(library: Any, used: tuple, data: Dataset, given: argparse.Namespace) -> dict:
+def train_keras(
+    library: Any, used: tuple, data: Dataset, given: argparse.Namespace, seed: int
+) -> dict:
     """A run in Keras 3 or tf_keras."""
     _, start, end, _ = used
     L = library.layers
@@ -86,12 +89,8 @@ def train_keras(library: Any, used: tuple, data: Dataset, given: argparse.Namesp
 
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(library.optimizers.Adam(1e-3), loss, metrics=["accuracy"], jit_compile=False)
-    kept = len(data.x_train) // BATCH * BATCH
-    model.fit(
-        *(data.x_train[:kept], data.y_train[:kept], BATCH, given.epochs),
-        verbose=0,
-        callbacks=[*callbacks, Watch()],
-    )
+    rows = shuffled(data.x_train, data.y_train, BATCH, seed)
+    model.fit(**rows, epochs=given.epochs, verbose=0, callbacks=[*callbacks, Watch()])
     used_memory = peak()
     _, accuracy = model.evaluate(data.x_test, data.y_test, verbose=0)
     plain = end(model)
@@ -180,7 +179,7 @@ def one(method: str, seed: int, given: argparse.Namespace) -> dict:
         library.utils.set_random_seed(seed)
     before = peak()
     found = train_torch(used, data, given) if library is None else None
-    found = found or train_keras(library, used, data, given)
+    found = found or train_keras(library, used, data, given, seed)
     ends = found["ends"]
     return {
         **key_of(method, seed, given),

@@ -1,4 +1,4 @@
-"""Accuracy of sparse contemporary networks: ResNet, VGG-16, MobileNetV1, a vision transformer.
+"""Accuracy of sparse networks: a small CNN, ResNet, VGG-16, MobileNetV1, a vision transformer.
 
     python benchmarks/contemporary.py                              # about ten hours of two cores
     python benchmarks/contemporary.py --net vit --densities 0.1
@@ -15,7 +15,7 @@ default: 200 epochs each.
 
 from methods import command_line
 
-NETS = ["resnet20", "resnet32", "vgg16", "mobilenet", "vit"]
+NETS = ["cnn", "resnet20", "resnet32", "vgg16", "mobilenet", "vit"]
 
 
 def main(arguments: list[str] | None = None) -> None:

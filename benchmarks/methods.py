@@ -37,6 +37,7 @@ from methods_summary import summarize
 from methods_table import METHODS
 from networks import NETWORKS
 from record import RESULTS, finished, parsed, write_page
+from shuffled import shuffled
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError
@@ -84,14 +85,16 @@ def build(
     return model, callbacks, plan
 
 
-def fit(model: keras.Model, callbacks: list, data: Dataset, options: dict) -> None:
+def fit(model: keras.Model, callbacks: list, data: Dataset, options: dict, seed: int) -> None:
     """Trains on whole batches: one compilation."""
-    kept = len(data.x_train) // options["batch_size"] * options["batch_size"]
-    tested = any(isinstance(callback, Curve) for callback in callbacks)
+    size, tested = options["batch_size"], any(isinstance(one, Curve) for one in callbacks)
+    if options.get("reshuffle", True):
+        rows = shuffled(data.x_train, data.y_train, size, seed)
+    else:
+        kept = len(data.x_train) // size * size
+        rows = {"x": data.x_train[:kept], "y": data.y_train[:kept], "batch_size": size}
     model.fit(
-        data.x_train[:kept],
-        data.y_train[:kept],
-        batch_size=options["batch_size"],
+        **rows,
         epochs=options["epochs"],
         verbose=0,
         callbacks=callbacks,
@@ -130,7 +133,7 @@ def train(
     curve, progress = Curve(), Progress(options.get("progress", 1))
     callbacks += [curve] if options.get("curve") else []
     callbacks += [progress] if options.get("progress") else []
-    fit(model, callbacks, data, options)
+    fit(model, callbacks, data, options, seed)
     accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
     if method == "str":
         plan["budget_file"].parent.mkdir(parents=True, exist_ok=True)
