@@ -28,6 +28,7 @@ import numpy as np
 from timing import (
     RESULTS,
     append,
+    finished,
     machine,
     markdown,
     middle_of_processes,
@@ -253,8 +254,7 @@ def main():
                     print(json.dumps(row), flush=True)
                     append(results, row)
                 keras.utils.clear_session()
-    with results.open(encoding="utf-8") as stream:
-        write(args.name, page([json.loads(line) for line in stream]))
+    write(args.name, page(finished(results)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-from record import RESULTS, append, machine, markdown, parsed, write
+from record import RESULTS, append, finished, machine, markdown, parsed, write
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -129,8 +129,7 @@ def main() -> None:
 def report(lines: pathlib.Path) -> None:
     """The table of all measurements, the last of each kind."""
     rows: dict[tuple, dict] = {}
-    for line in lines.read_text().splitlines():
-        row = json.loads(line)
+    for row in finished(lines):
         rows[tuple(row[key] for key in ("backend", "width", "batch", "density", "form"))] = row
     table = []
     for key, row in sorted(rows.items(), key=lambda item: (item[0][:4], FORMS.index(item[0][4]))):

@@ -147,8 +147,7 @@ def main() -> None:
 def write(lines: pathlib.Path) -> None:
     """The table of the last line of each kind."""
     kept = {}
-    for text in lines.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
+    for line in timing.finished(lines):
         kept[line["model"], line["backend"]] = line
     rows = []
     for (name, backend), line in sorted(kept.items()):

@@ -7,11 +7,10 @@ Takes what stands in `results/blocks.md` for one backend, model and batch.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from record import RESULTS, digest, parsed
+from record import RESULTS, digest, finished, parsed
 from timing import middle_of_processes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -26,8 +25,7 @@ STYLES = {
 
 def last_lines(setting, model, batch):
     """`{(rival, density): line}`."""
-    with (RESULTS / "blocks.jsonl").open(encoding="utf-8") as stream:
-        lines = [json.loads(line) for line in stream]
+    lines = finished(RESULTS / "blocks.jsonl")
     wanted = (setting, model, batch)
     lines = [line for line in lines if (line["setting"], line["model"], line["batch"]) == wanted]
     return middle_of_processes(lines, lambda line: (line["rival"], line["density"]), "wall_ratio")

@@ -7,11 +7,10 @@ bytes exchanged in a step from `results/traffic.jsonl`, time and bytes of an upd
 `results/updates.jsonl`. What an accelerator and its links can do is assumed, below.
 """
 
-import json
 import math
 from collections.abc import Iterator
 
-from timing import RESULTS, markdown
+from record import RESULTS, finished, markdown
 
 # Assumed: an accelerator of today, and what of its memory and links a program gets.
 MEMORY = 60e9  # bytes for weights and optimizer, of 80e9; the rest is for activations
@@ -31,8 +30,7 @@ UPDATES = {"masked": "RigL", "compact": "RigL, compact", "blocks": "RigL, blocks
 
 
 def read(name: str) -> list[dict]:
-    with (RESULTS / f"{name}.jsonl").open(encoding="utf-8") as stream:
-        return [json.loads(line) for line in stream]
+    return finished(RESULTS / f"{name}.jsonl")
 
 
 def stored() -> dict[str, float]:

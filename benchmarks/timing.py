@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
-from record import RESULTS, append, machine, markdown, parsed, write
+from record import RESULTS, append, finished, machine, markdown, parsed, write
 
 __all__ = [
     "RESULTS",
     "append",
+    "finished",
     "interleaved",
     "machine",
     "markdown",
