@@ -1,4 +1,4 @@
-"""Accuracy of sparse networks: a small CNN, ResNet, VGG-16, MobileNetV1, a vision transformer.
+"""Accuracy of sparse contemporary networks: ResNet, VGG-16, MobileNetV1, a vision transformer.
 
     python benchmarks/contemporary.py                              # about ten hours of two cores
     python benchmarks/contemporary.py --net vit --densities 0.1
@@ -15,14 +15,14 @@ default: 200 epochs each.
 
 from methods import command_line
 
-NETS = ["cnn", "resnet20", "resnet32", "vgg16", "mobilenet", "vit"]
+NETS = ["resnet20", "resnet32", "vgg16", "mobilenet", "vit"]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     title = "Contemporary networks"
     quick = {"net": ["vit"], "methods": ["dense", "base_erk", "eoi_auto"]}
-    command_line(arguments, "contemporary", title, NETS, tune=True, quick=quick)
+    command_line(arguments, "contemporary", title, NETS, quick=quick)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     title = "Deep networks without normalization on Fashion-MNIST"
     quick = {"net": ["deep_mlp"], "depth": 5, "methods": ["dense", "base_erk", "eoi_auto"]}
-    command_line(arguments, "deep", title, None, tune=True, quick=quick)
+    command_line(arguments, "deep", title, None, quick=quick)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
     KERAS_BACKEND=jax        python benchmarks/depth.py
     KERAS_BACKEND=tensorflow python benchmarks/depth.py --depths 10 100
     KERAS_BACKEND=torch      python benchmarks/depth.py
+    KERAS_BACKEND=tensorflow python benchmarks/depth.py --kinds convolutions --depths 100 300
 
 The network of `thousand_mlp` in deep.toml: layers of 128 units, tanh, density 0.125, fixed masks,
-SGD with momentum, batch 128, by `fit`. Compiling is what the first call of `fit` takes longer than
+SGD with momentum, batch 128, by `fit`; or that of `circular_cnn`, a stack of convolutions, without
+XLA where its settings say so. Compiling is what the first call of `fit` takes longer than
 the median one: tracing, lowering, XLA. The same layers one by one are compiled up to `--in-a-row`
 of them. Each network is built and compiled by itself; after that all train in turns. A line for
 each goes to `results/depth.jsonl`; `results/depth.md` shows the last of each kind.
@@ -22,34 +24,46 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from networks import deep_mlp, stacked_mlp
+from networks import deep_mlp, stacked_cnn, stacked_mlp
 from record import finished
 from timing import RESULTS, append, interleaved, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
 
 SETTINGS = tomllib.loads((pathlib.Path(__file__).parent / "deep.toml").read_text())
-NETWORKS = {"stack": stacked_mlp, "layers": deep_mlp}
+NETWORKS = {
+    "stack": ("thousand_mlp", stacked_mlp),
+    "layers": ("thousand_mlp", deep_mlp),
+    "convolutions": ("circular_cnn", stacked_cnn),
+}
+
+
+def xla(kind: str) -> bool:
+    """Whether XLA compiles it, on TensorFlow."""
+    return SETTINGS[NETWORKS[kind][0]].get("jit", True)
 
 
 def network(kind: str, depth: int) -> keras.Model:
     """Sparse and compiled."""
-    options = SETTINGS["thousand_mlp"] | {"depth": depth}
-    dense = NETWORKS[kind]((28, 28, 1), 10, options)
+    net, make = NETWORKS[kind]
+    dense = make((28, 28, 1), 10, SETTINGS[net] | {"depth": depth})
     model = kso.sparsify(dense, 0.125, "uniform", "random_sparse", seed=0)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(1e-3, momentum=0.9), loss)
+    optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
+    model.compile(optimizer, loss, jit_compile="auto" if xla(kind) else False)
     return model
 
 
-def measure(depths: list[int], in_a_row: int, steps: int, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    kinds: list[str], depths: list[int], in_a_row: int, steps: int, rounds: int
+) -> list[dict[str, Any]]:
     """A row for each network."""
     batch = SETTINGS["thousand_mlp"]["batch_size"]
     x = np.random.default_rng(0).normal(size=(steps * batch, 28, 28, 1)).astype("float32")
     y = np.zeros(len(x))
     first, cases = {}, {}
     for depth in depths:
-        for kind in NETWORKS:
+        for kind in kinds:
             if kind == "layers" and depth > in_a_row:
                 continue
             model = network(kind, depth)
@@ -93,6 +107,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="+", choices=NETWORKS, default=["stack", "layers"])
     parser.add_argument("--depths", nargs="+", type=int, default=[10, 100, 1000])
     parser.add_argument("--in-a-row", type=int, default=100)
     parser.add_argument("--steps", type=int, default=5)
@@ -100,15 +115,17 @@ def main() -> None:
     quick = {"depths": [4, 16], "in_a_row": 16, "steps": 2, "rounds": 1}
     given = parsed(parser, quick)
     lines = RESULTS / "depth.jsonl"
-    backend = keras.backend.backend() + (" XLA" if keras.backend.backend() == "tensorflow" else "")
-    for row in measure(given.depths, given.in_a_row, given.steps, given.rounds):
-        append(lines, row | {"backend": backend})
+    backend = keras.backend.backend()
+    for row in measure(given.kinds, given.depths, given.in_a_row, given.steps, given.rounds):
+        compiled = backend == "tensorflow" and xla(row["kind"])
+        append(lines, row | {"backend": backend + " XLA" * compiled})
     rows = finished(lines)
     text = "# Depth: compiling and a step of training\n\n"
     text += f"{machine()}, Keras {keras.__version__}. An MLP of so many layers of 128 units, tanh, "
     text += "density 0.125 in fixed masks, SGD with momentum, batch 128. `stack`: a ScannedStack, "
-    text += "`layers`: the same layers in a row. Compiling is what the first call of `fit` takes "
-    text += "longer than the median one; steps are medians of interleaved calls by the clock.\n\n"
+    text += "`layers`: the same layers in a row; `convolutions`: a stack of circular 3x3 ones, 16 "
+    text += "channels on 4 x 4 pixels. Compiling is what the first call of `fit` takes longer than "
+    text += "the median one; steps are medians of interleaved calls by the clock.\n\n"
     write("depth", text + table(rows))
 
 

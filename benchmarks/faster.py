@@ -90,9 +90,7 @@ def summarize(lines: pathlib.Path) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     quick = {"net": ["wide_mlp"], "methods": ["dense", "blocks_32"], "epochs": 2}
-    command_line(
-        arguments, "faster", "Live blocks", None, tune=True, summary=summarize, quick=quick
-    )
+    command_line(arguments, "faster", "Live blocks", None, summary=summarize, quick=quick)
 
 
 if __name__ == "__main__":

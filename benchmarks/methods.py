@@ -2,17 +2,16 @@
 
     python benchmarks/methods.py                                  # the small CNN, the whole grid
     python benchmarks/methods.py --net resnet20 --methods dense eoi_erk rigl
-    python benchmarks/methods.py --tune                           # each at its best learning rate
+    python benchmarks/methods.py --no-tune                        # all at one learning rate
     python benchmarks/methods.py --summary                        # the table of what is there
 
 Settings stand in `methods.toml`. Every finished run is a line of `results/methods.jsonl`; runs that
 are there are not repeated, so the script can be killed, started again, and run in parts. The table
 goes to `results/methods.md`, with the time ratios that `methods_time.py` has measured.
 
-With `--tune` (lines in `results/tuned.jsonl`) each method first trains at each density with all
-`learning_rates`, with the first seed and without the last tenth of the training set; the one of
-the highest accuracy there is that of its runs, which train on the whole set. The test set is
-looked at by these alone.
+Each method first trains at each density with all `learning_rates`, with the first seed and without
+the last tenth of the training set; the one of the highest accuracy there is that of its runs, which
+train on the whole set. The test set is looked at by these alone.
 """
 
 import argparse
@@ -231,7 +230,6 @@ def command_line(
     name: str,
     title: str,
     nets: list[str] | None,
-    tune: bool,
     summary: Callable[[pathlib.Path], str] | None = None,
     quick: dict | None = None,
 ) -> None:
@@ -242,7 +240,6 @@ def command_line(
         name: Of the settings in this folder, and of the results.
         title: Of the table.
         nets: The networks by default; `None` for all.
-        tune: Whether learning rates are chosen by default.
         summary: What makes the table, if not `summarize`.
         quick: Other defaults of the command line, with `--quick`.
     """
@@ -257,12 +254,11 @@ def command_line(
     parser.add_argument("--epochs", type=int, help="instead of those of the settings")
     parser.add_argument("--depth", type=int, help="instead of that of the settings")
     parser.add_argument("--no-jit", action="store_true", help="without XLA")
-    parser.add_argument("--tune", action=argparse.BooleanOptionalAction, default=tune)
+    parser.add_argument("--tune", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--summary", action="store_true", help="only write the table")
     given = parsed(parser, QUICK | (quick or {}), arguments)
-    file = "tuned" if given.tune and not tune else name
-    out = given.out or RESULTS / f"{file}.jsonl"
+    out = given.out or RESULTS / f"{name}.jsonl"
     for net in [] if given.summary else given.net:
         options = dict(settings[net])
         options |= {"jit": options.get("jit", True) and not given.no_jit}
@@ -289,7 +285,7 @@ def command_line(
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    command_line(arguments, "methods", "Methods on Fashion-MNIST", ["cnn"], tune=False, quick=SMALL)
+    command_line(arguments, "methods", "Methods on Fashion-MNIST", ["cnn"], quick=SMALL)
 
 
 if __name__ == "__main__":

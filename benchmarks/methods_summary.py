@@ -120,7 +120,9 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
         about = ", ".join(f"{key} {used[key]}" for key in keys if key in used)
         compiled = sorted({run["jit"] for run in mine})
         about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)
-        about += "" if used.get("reshuffle", True) else ", one order of batches for all epochs"
+        # JAX and torch have a new order of batches in each epoch in any case.
+        if not used.get("reshuffle", True) and any(run["backend"] == "tensorflow" for run in mine):
+            about += ", one order of batches for all epochs"
         timed = ratios.get(net, {}) if settings[net] == of_times.get(net) else {}
         text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed)}"
         if timed:

@@ -28,7 +28,7 @@ from keras_sparse_ortho.orthogonal import exact_orthogonal, expected_density
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 DENSE, PLAIN, OURS, OTHER = "#8a8f98", "#b8860b", "#d1495b", "#2e86ab"
 SOURCES = {
-    "gain": ["blocks.md", "deep.md", "litert.md", "tuned.md"],
+    "gain": ["blocks.md", "deep.md", "litert.md", "methods.md"],
     "very_deep": ["deep.jsonl"],
 }
 
@@ -93,7 +93,7 @@ def gain() -> Figure:
         "LiteRT file of an MLP, 9.4 million weights:\nMB",
         ".1f",
     )
-    where = "tuned#cnn, epochs: 4 | density={}; method={} | test accuracy [%]"
+    where = "methods#cnn, epochs: 4 | density={}; method={} | test accuracy [%]"
     bars(
         shallow,
         [
@@ -121,7 +121,8 @@ def very_deep() -> Figure:
         "thousand_mlp": "MLP of 1000 tanh layers",
         "circular_cnn": "CNN of 100 tanh layers",
     }
-    runs = [run for run in finished(RESULTS / "deep.jsonl") if "accuracy" in run]
+    runs = finished(RESULTS / "deep.jsonl")
+    runs = [run for run in runs if "accuracy" in run and not run.get("settings")]  # of these depths
     nets = [net for net in titles if any(run["net"] == net for run in runs)]
     figure = Figure(figsize=(9.0, 3.2), layout="constrained")
     for panel, net in zip(figure.subplots(1, len(nets), squeeze=False).flat, nets, strict=True):

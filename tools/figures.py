@@ -72,7 +72,8 @@ def fill_text(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> s
 def fill_table(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> str:
     """The page with the last columns of a table, which is found by its header.
 
-    With `mark`, the source of a verdict, a figure that wins or loses bears an arrow.
+    With `mark`, the source of a verdict, a figure that wins or loses bears an arrow. `gaps` are
+    pairs of row and column that have no figure: a dash, for as long as there is none.
     """
     lines = page.splitlines(keepends=True)
     header = f"| {entry['header']} |"
@@ -87,7 +88,11 @@ def fill_table(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> 
         old = [cell.strip() for cell in lines[body + k].strip().strip("|").split("|")]
         new = []
         for column in entry["columns"]:
-            new.append(figure(entry["cell"].format(row=row, column=column), results))
+            source = entry["cell"].format(row=row, column=column)
+            if [row, column] in entry.get("gaps", []):
+                new.append(gap(source, results))
+                continue
+            new.append(figure(source, results))
             if "mark" in entry:
                 verdict = one_cell(entry["mark"].format(row=row, column=column), results)
                 new[-1] += MARKS.get(verdict, "")
@@ -95,6 +100,15 @@ def fill_table(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> 
     if body + len(entry["rows"]) < len(lines) and lines[body + len(entry["rows"])].startswith("|"):
         raise FigureError(f"The table has more rows than the list. Received: {entry['header']!r}")
     return "".join(lines)
+
+
+def gap(source: str, results: Path) -> str:
+    """A dash, where there is no figure."""
+    try:
+        there = figure(source, results)
+    except FigureError:
+        return "-"
+    raise FigureError(f"Not a gap any more: {source!r}. Received: {there}")
 
 
 def stale_pictures(entries: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -84,6 +84,15 @@ def test_a_page_is_filled_in_where_it_says_so(results):
         figures.fill_table(PAGE + "| b | 1 | 2 |\n", table, results)
 
 
+def test_a_gap_is_a_dash_until_it_is_measured(results):
+    table = {"page": "p", "header": "density | accuracy | seconds", "rows": ["0.1"]}
+    table |= {"columns": ["accuracy | .1f", "lost | g"], "gaps": [["0.1", "lost | g"]]}
+    table |= {"cell": "r#net a, | density={row} | {column}"}
+    assert "| a tenth | 87.0 ± 0.1 | - |" in figures.fill_table(PAGE, table, results)
+    with pytest.raises(figures.FigureError, match="Not a gap any more"):
+        figures.fill_table(PAGE, table | {"gaps": [["0.1", "accuracy | .1f"]]}, results)
+
+
 def test_a_wrong_figure_is_noticed():
     """Every page of the list fails the check if one of its numbers is changed."""
     entries = tomllib.loads(figures.LIST.read_text())
