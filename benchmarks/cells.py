@@ -38,8 +38,8 @@ def tables(text: str) -> list[dict[str, Any]]:
 def cells(source: str, results: pathlib.Path) -> list[str]:
     """The cells that `"page#section | column=value; other column | column"` names.
 
-    Of a section the beginning of its title is enough. A condition without a value asks for tables
-    that have this column.
+    Of a section the beginning of its title is enough, unless another has just that title. A
+    condition without a value asks for tables that have this column.
     """
     place, where, column = (part.strip() for part in source.split("|"))
     page, _, section = place.partition("#")
@@ -47,10 +47,12 @@ def cells(source: str, results: pathlib.Path) -> list[str]:
     file = results / f"{page.strip()}.md"
     if not file.exists():
         raise FigureError(f"There is no {file.name} in benchmarks/results. Received: {source!r}")
+    there, title = tables(file.read_text(encoding="utf-8")), section.strip()
+    meant = [table for table in there if table["section"] == title]
+    meant = meant or [table for table in there if table["section"].startswith(title)]
     found = [
         row[column]
-        for table in tables(file.read_text(encoding="utf-8"))
-        if table["section"].startswith(section.strip())
+        for table in meant
         for row in table["rows"]
         if column in row
         and all(row.get(key) == value if sign else key in row for key, sign, value in conditions)

@@ -17,6 +17,12 @@ RESULTS = """# Title
 | 1 | dense | 90.049 +- 0.263 | 2.0 | 8 | - |
 | 0.1 | ours | 86.95 +- 0.14 | 0.5 | 2,000 | wins |
 
+## net a, epochs: 1, depth: 3
+
+| density | method | accuracy |
+| --- | --- | --- |
+| 1 | dense | 70.0 |
+
 ## net ab, epochs: 1
 
 | density | method | accuracy |
@@ -44,7 +50,8 @@ def test_figures_of_every_kind(results):
     def figure(spec):
         return figures.figure(spec, results)
 
-    assert figure("r#net a, | method=dense | accuracy | .1f") == "90.0 ± 0.3"
+    assert figure("r#net a, epochs: 1 | method=dense | accuracy | .1f") == "90.0 ± 0.3"
+    assert figure("r#net a, epochs: 1, d | method=dense | accuracy | .1f") == "70.0"
     assert figure("r#net a, | method=ours | time 2 | .0f") == "2000"
     ratio = {"of": "r | method=dense | time", "over": "r | method=ours; time | time", "as": ".1f"}
     assert figure(ratio) == "4.0"
@@ -59,6 +66,7 @@ def test_figures_of_every_kind(results):
     [
         ("r | method=theirs | accuracy | g", "No cell"),
         ("r | method=ours | accuracy | g", "One cell must be meant, not 2"),
+        ("r#net a, | method=dense | accuracy | g", "One cell must be meant, not 2"),
         ("r#net a, | method=ours | method | g", "must hold a number"),
     ],
 )
@@ -69,7 +77,10 @@ def test_what_is_not_there_is_named(results, spec, message):
 
 def test_a_page_is_filled_in_where_it_says_so(results):
     text = {"page": "p", "text": "Dense it has {} percent, ours {}.", "cells": []}
-    text["cells"] = ["r | method=dense | accuracy | .1f", "r#net a, | method=ours | time | .1f"]
+    text["cells"] = [
+        "r#net a, epochs: 1 | method=dense | accuracy | .1f",
+        "r#net a, | method=ours | time | .1f",
+    ]
     page = figures.fill_text(PAGE, text, results)
     assert page == PAGE.replace("11.1 ± 2.2", "90.0 ± 0.3").replace("ours 3.", "ours 0.5.")
     table = {"page": "p", "header": "density | accuracy | seconds", "rows": ["0.1"]}
