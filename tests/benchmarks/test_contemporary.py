@@ -46,7 +46,7 @@ def test_every_method_trains_each_network(methods, net):
     for name in options["methods"]:
         keras.utils.clear_session()
         model, callbacks, _ = methods.build(net, name, 0.5, 0, data, options, 1e-3)
-        methods.fit(model, callbacks, data, options)
+        methods.fit(model, callbacks, data, options, seed=0)
         weights = kso.prunable_weights(model)
         if name == "dense":
             assert all(w.density == 1 for w in weights)
