@@ -33,7 +33,7 @@ def figure(spec: str | Mapping[str, str], results: Path = RESULTS) -> str:
 
     A string is ``"source | format"``; the mean and the deviation of a cell are both formatted. A
     table is ``{of, as}``, perhaps with ``over``, a second source to divide by; ``less``, one to
-    take away; ``pick``, ``"min"`` or ``"max"`` of several cells; ``times``, a factor.
+    take away; ``pick``, ``"min"`` or ``"max"`` of several cells, not dashes; ``times``, a factor.
     """
     if isinstance(spec, str):
         source, _, form = spec.rpartition("|")
@@ -41,7 +41,7 @@ def figure(spec: str | Mapping[str, str], results: Path = RESULTS) -> str:
         return " ± ".join(rounded(part, form.strip()) for part in parts)
     if "pick" in spec:
         value = {"min": min, "max": max}[spec["pick"]](
-            number(cell) for cell in cells(spec["of"], results)
+            number(cell) for cell in cells(spec["of"], results) if cell != "-"
         )
     else:
         value = number(one_cell(spec["of"], results))

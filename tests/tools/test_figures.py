@@ -19,9 +19,10 @@ RESULTS = """# Title
 
 ## net a, epochs: 1, depth: 3
 
-| density | method | accuracy |
-| --- | --- | --- |
-| 1 | dense | 70.0 |
+| density | method | accuracy | theirs |
+| --- | --- | --- | --- |
+| 1 | dense | 70.0 | - |
+| 0.5 | more | 60.0 | 6 |
 
 ## net ab, epochs: 1
 
@@ -56,6 +57,7 @@ def test_figures_of_every_kind(results):
     ratio = {"of": "r | method=dense | time", "over": "r | method=ours; time | time", "as": ".1f"}
     assert figure(ratio) == "4.0"
     assert figure({"of": "r#net a, | | time", "pick": "min", "as": ".2f"}) == "0.50"
+    assert figure({"of": "r | | theirs", "pick": "max", "as": ".0f"}) == "6"
     less = {"of": "r | method=dense | time", "less": "r | density=0.1; time | time", "as": "g"}
     assert figure(less) == "1.5"
     assert figure({"of": "r | method=dense | time", "times": 100, "as": ".0f"}) == "200"
