@@ -90,10 +90,8 @@ def main() -> None:
         rows.append(cells)
     text = f"# The order of batches\n\n{machine()}, {keras.backend.backend()}. MLP 784-512-256-10, "
     text += f"Fashion-MNIST, {given.epochs} epochs of Adam, after `keras.utils.set_random_seed`; "
-    text += (
-        f"the random mask has the density {DENSITY}. Test accuracy in percent, mean and standard "
-    )
-    text += "deviation over seeds.\n\n"
+    text += f"the random mask has the density {DENSITY}. Test accuracy in percent, mean and "
+    text += "standard deviation over seeds.\n\n"
     header = ["`fit` on", "orders of epochs", "dense", "random mask"]
     write("batch_order", text + markdown(header, rows), given.seeds)
 

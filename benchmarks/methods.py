@@ -2,7 +2,7 @@
 
     python benchmarks/methods.py                                  # the small CNN, the whole grid
     python benchmarks/methods.py --net resnet20 --methods dense eoi_erk rigl
-    python benchmarks/methods.py --no-tune                        # all at one learning rate
+    python benchmarks/methods.py --no-tune --out other.jsonl      # all at one learning rate
     python benchmarks/methods.py --summary                        # the table of what is there
 
 Settings stand in `methods.toml`. Every finished run is a line of `results/methods.jsonl`; runs that

@@ -11,7 +11,7 @@ def shuffled(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> dict[str, An
 
     Keras 3.15 on TensorFlow shuffles arrays by an operation within a dataset, which starts anew in
     each epoch: after `keras.utils.set_random_seed` all epochs have the same batches in the same
-    order. An MLP on Fashion-MNIST ends 1.4 points lower so after ten epochs (`alternatives.py`).
+    order. A dense MLP on Fashion-MNIST ends a point lower so after ten epochs (`batch_order.py`).
     JAX and torch shuffle outside, and tf_keras goes through one dataset for all epochs.
 
     Args:
