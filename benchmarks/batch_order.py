@@ -17,7 +17,7 @@ import numpy as np
 from example_data import Dataset, load
 from methods_summary import mean_and_deviation
 from record import machine, markdown, parsed, write
-from shuffled import shuffled
+from shuffled import shuffled, whole_batches
 
 import keras_sparse_ortho as kso
 
@@ -28,8 +28,7 @@ def fed(data: Dataset, how: str, seed: int) -> dict:
     """What `fit` takes."""
     if how == "dataset":
         return shuffled(data.x_train, data.y_train, BATCH, seed)
-    kept = len(data.x_train) // BATCH * BATCH
-    return {"x": data.x_train[:kept], "y": data.y_train[:kept], "batch_size": BATCH}
+    return whole_batches(data.x_train, data.y_train, BATCH)
 
 
 def orders(how: str, epochs: int = 3) -> int:

@@ -22,8 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from record import finished
-from timing import RESULTS, append, machine, markdown, parsed, write
+from timing import RESULTS, append, finished, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.orthogonal import exact_orthogonal

@@ -36,7 +36,7 @@ from methods_summary import summarize
 from methods_table import METHODS
 from networks import NETWORKS
 from record import RESULTS, finished, parsed, write_page
-from shuffled import shuffled
+from shuffled import shuffled, whole_batches
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError
@@ -90,8 +90,7 @@ def fit(model: keras.Model, callbacks: list, data: Dataset, options: dict, seed:
     if options.get("reshuffle", True):
         rows = shuffled(data.x_train, data.y_train, size, seed)
     else:
-        kept = len(data.x_train) // size * size
-        rows = {"x": data.x_train[:kept], "y": data.y_train[:kept], "batch_size": size}
+        rows = whole_batches(data.x_train, data.y_train, size)
     model.fit(
         **rows,
         epochs=options["epochs"],

@@ -6,6 +6,12 @@ import keras
 import numpy as np
 
 
+def whole_batches(x: np.ndarray, y: np.ndarray, size: int) -> dict[str, Any]:
+    """What `fit` takes to train on arrays without what remains after the last whole batch."""
+    kept = len(x) // size * size
+    return {"x": x[:kept], "y": y[:kept], "batch_size": size}
+
+
 def shuffled(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> dict[str, Any]:
     """What `fit` takes to train on whole batches, in a new order in each epoch.
 
@@ -20,13 +26,12 @@ def shuffled(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> dict[str, An
         size: Of a batch; what remains after the last whole one is left out.
         seed: Of the orders, where TensorFlow feeds.
     """
-    kept = len(x) // size * size
-    x, y = x[:kept], y[:kept]
+    arrays = whole_batches(x, y, size)
     if keras.backend.backend() != "tensorflow":
-        return {"x": x, "y": y, "batch_size": size}
+        return arrays
     import tensorflow as tf
 
-    inputs, labels = tf.constant(x), tf.constant(y)
+    inputs, labels, kept = tf.constant(arrays["x"]), tf.constant(arrays["y"]), len(arrays["x"])
 
     def order(pair: Any) -> Any:  # of one epoch: as Keras does it, in half the time of `shuffle`
         rows = tf.random.experimental.stateless_shuffle(tf.range(kept), pair)
