@@ -10,8 +10,7 @@ from keras_sparse_ortho._optimizer_slots import copy_slots
 from keras_sparse_ortho.initializers import weights_set_later
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
-from keras_sparse_ortho.models._rewrite import rewrite
-from keras_sparse_ortho.models._rewriter import Replace
+from keras_sparse_ortho.models._rewrite import Replace, rewrite
 from keras_sparse_ortho.models._same_function import SameFunction
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
 

@@ -4,14 +4,11 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import computes_its_graph, graph_ends
+from keras_sparse_ortho._keras_internals import computes_its_graph, graph_ends, leave_graphs
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models._channels import channel_plan
-from keras_sparse_ortho.models._copying import Copy
 from keras_sparse_ortho.models._kinds import is_clonable, is_made_from_layers
 from keras_sparse_ortho.models._prunable_weights import check_built
-from keras_sparse_ortho.models._rewrite import rewrite
-from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.models._strip import strip
 
 
@@ -88,13 +85,25 @@ def remove_channels(model: keras.Model) -> keras.Model:
         plain = _of_no_class(plain)
     plan = channel_plan(plain)
 
-    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
-        if id(layer) not in plan:
-            return None
-        small = type(layer).from_config(plan[id(layer)].config)
-        return Replacement(small, lambda: small.set_weights(plan[id(layer)].weights))
+    return _with_small_layers(plain, plan)
 
-    return rewrite(plain, replace)
+
+def _with_small_layers(model: Any, plan: Any) -> Any:
+    """The model on smaller layers, and on the given ones where these stay as they are."""
+
+    def layer_for(layer: Any) -> Any:
+        if id(layer) in plan:
+            return type(layer).from_config(plan[id(layer)].config)
+        if isinstance(layer, keras.Model):
+            return _with_small_layers(layer, plan)
+        leave_graphs(layer)
+        return layer
+
+    small = keras.models.clone_model(model, clone_function=layer_for)
+    for old, new in zip(model.layers, small.layers, strict=True):
+        if id(old) in plan:
+            new.set_weights(plan[id(old)].weights)
+    return small
 
 
 def _of_no_class(model: keras.Model) -> keras.Model:

@@ -5,15 +5,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
 from keras_sparse_ortho.models._conversion import SlotConversion, convert_model, dense_slot
-from keras_sparse_ortho.models._copying import Copy, share_initializers
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
-from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.orthogonal import Block
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, refuse_compact
 
@@ -140,60 +137,38 @@ class _Conversion:
 
         self._slots[id(weight.variable)] = convert
 
-    def _replace(self, layer: Any, path: str, copy: Copy) -> Replacement | None:
-        if isinstance(layer, BlockSparseLayer):
-            return None if self._kind.compact else _masked(layer)
-        if not isinstance(layer, PrunableLayer):
+    def _replace(self, layer: Any, path: str, own: Any) -> Any:
+        if isinstance(own, BlockSparseLayer):
+            return None if self._kind.compact else _masked(own)
+        if not isinstance(own, PrunableLayer):
             return None
-        table = layer.parametrizations
-        fixed = {key: own for key, own in table.items() if isinstance(own, FixedMask)}
-        if all(own.compact == self._kind.compact for own in fixed.values()):
+        table = own.parametrizations
+        fixed = {key: held for key, held in table.items() if isinstance(held, FixedMask)}
+        if all(held.compact == self._kind.compact for held in fixed.values()):
             return None
-        inner = copy(layer.layer)
         given = {
-            key: self._kind(mask=own.mask_value(), initializer=own.initializer)
-            for key, own in fixed.items()
+            key: self._kind(mask=held.mask_value(), initializer=held.initializer)
+            for key, held in fixed.items()
         }
+        own.release()
         wrapper = PrunableLayer(
-            inner, given, name=layer.name, trainable=layer.trainable, dtype=layer.dtype_policy
+            own.layer, given, name=own.name, trainable=own.trainable, dtype=own.dtype_policy
         )
-        wrapper.name_layers_like(layer.layer)
-
-        def finish() -> None:
-            if inner is layer.layer:
-                layer.release()
-                wrapper.build()
-            else:
-                held = {id(own.layer_variable): key for key, own in table.items()}
-                for old, new in zip(
-                    copy.own(layer.layer_weights), copy.own(wrapper.layer_weights), strict=True
-                ):
-                    if id(old) in held:
-                        key = held[id(old)]
-                        wrapper.parametrizations[key].assign_raw(table[key].weight.raw_value())
-                    else:
-                        assign(new, keras.ops.copy(old.value))  # on JAX `fit` frees its arrays
-                share_initializers(layer.layer, inner)
-            for key, own in wrapper.parametrizations.items():
-                assert isinstance(own, FixedMask)
-                own.settle()
-                own.keep_origin_of(fixed[key])
-
-        return Replacement(wrapper, finish)
+        wrapper.build()
+        for key, held in wrapper.parametrizations.items():
+            assert isinstance(held, FixedMask)
+            held.settle()
+            held.keep_origin_of(fixed[key])
+        return wrapper
 
 
-def _masked(layer: BlockSparseLayer) -> Replacement:
+def _masked(layer: BlockSparseLayer) -> PrunableLayer:
     """The wrapped layer of Keras in whose place a layer of live blocks stands."""
     rows, cols = layer.block
     drawn_by = ExactOrthogonal(
         layer.density, layer.gain, seed=layer.seed, structure=Block(rows, cols, regular=True)
     )
     mask = FixedMask(mask=layer.mask_value(), initializer=drawn_by)
-    wrapper = PrunableLayer(layer.dense_layer(), mask, trainable=layer.trainable)
-
-    def finish() -> None:
-        layer.fill_dense_layer(wrapper.layer)
-        if not wrapper.built:
-            wrapper.build(layer.get_build_config()["input_shape"])
-
-    return Replacement(wrapper, finish)
+    wrapper = PrunableLayer(layer.to_dense_layer(), mask, trainable=layer.trainable)
+    wrapper.build()
+    return wrapper

@@ -1,24 +1,21 @@
 """`strip`: the plain Keras model, with the effective weights in its layers."""
 
-import functools
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 
-from keras_sparse_ortho._values import assign
+from keras_sparse_ortho._keras_internals import copy_objects
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, ScannedStack
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
-from keras_sparse_ortho.models._copying import Copy, copy_names, unbuilt_copy
+from keras_sparse_ortho.models._kinds import lists_its_layers
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
-from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.models._same_function import SameFunction
-from keras_sparse_ortho.models._thin import thin_replacement
+from keras_sparse_ortho.models._thin import thin_layers
 
 
 def strip(model: keras.Model) -> keras.Model:
@@ -71,12 +68,35 @@ def strip(model: keras.Model) -> keras.Model:
     if isinstance(model, ScannedStack):
         return _unrolled(model)
     same = SameFunction(model)
+    in_graphs = {id(layer) for layer in _layers_of_graphs(model)}
+
+    def unwrap(layer: Any, path: str, own: Any) -> Any:
+        if isinstance(own, BlockSparseLayer):
+            return own.to_dense_layer()
+        inner = own.layer if isinstance(own, PrunableLayer) else own
+        if isinstance(inner, ScannedStack):
+            return _unrolled(own)
+        if not isinstance(own, PrunableLayer):
+            _reset_initializers(own)
+            return None
+        thin = thin_layers(own) if id(layer) in in_graphs else None
+        own.release()
+        _reset_initializers(inner)
+        return inner if thin is None else thin
 
     def complete(plain: Any) -> Any:
         same.check(plain)
         return plain
 
-    return rewrite(model, _unwrap, _without_own_initializers, complete)
+    return rewrite(model, unwrap, complete)
+
+
+def _layers_of_graphs(model: Any) -> Iterator[Any]:
+    """The layers that functional and Sequential models hold, whose classes do not make them."""
+    for layer in model.layers if lists_its_layers(model) else []:
+        yield layer
+        if isinstance(layer, keras.Model):
+            yield from _layers_of_graphs(layer)
 
 
 def _refuse_unfinished(model: Any) -> None:
@@ -90,37 +110,6 @@ def _refuse_unfinished(model: Any) -> None:
                 )
 
 
-def in_dense_form(layer: BlockSparseLayer) -> Replacement:
-    """The namesake of a layer of live blocks in its place, with its kernel."""
-    dense = layer.dense_layer()
-    return Replacement(dense, lambda: layer.fill_dense_layer(dense))
-
-
-def _unwrap(layer: Any, path: str, copy: Copy) -> Replacement | None:
-    if isinstance(layer, BlockSparseLayer):
-        return in_dense_form(layer)
-    if isinstance(layer.layer if isinstance(layer, PrunableLayer) else layer, ScannedStack):
-        return Replacement(_unrolled(layer), lambda: None)
-    if not isinstance(layer, PrunableLayer):
-        return None
-    plain = copy(layer.layer)
-    fill = functools.partial(_copy_effective, own=copy.own)
-    if plain is not layer.layer:
-        thin = thin_replacement(layer, plain, fill)
-        if thin is not None:
-            return thin
-
-    def finish() -> None:
-        if plain is layer.layer:
-            layer.release()
-            _reset_initializers(plain)
-        else:
-            copy_names(layer.layer, plain)
-            fill(layer, plain)
-
-    return Replacement(plain, finish)
-
-
 def _unrolled(layer: PrunableLayer | ScannedStack) -> Any:
     """The plain layers of a stack, in a Sequential model of its name."""
     if isinstance(layer, ScannedStack):
@@ -130,51 +119,16 @@ def _unrolled(layer: PrunableLayer | ScannedStack) -> Any:
 
 
 def _strip_layer(wrapper: PrunableLayer) -> Any:
-    inner = wrapper.layer
-    if isinstance(inner, ScannedStack):
-        return _unrolled(wrapper)
-    plain = unbuilt_copy(inner, _without_own_initializers)
-    plain.build_from_config(inner.get_build_config())
-    _copy_effective(wrapper, plain)
-    return plain
-
-
-def _copy_effective(
-    wrapper: PrunableLayer,
-    plain: Any,
-    other: Mapping[int, Any] = types.MappingProxyType({}),
-    own: Callable[[list[Any]], list[Any]] = list,
-) -> None:
-    """Sets the weights of `plain` to those that the wrapped layer computes with.
-
-    Where `other` has a value, by `id` of the wrapped layer's variable, to that one. Of the weights
-    of both only those that `own` leaves.
-    """
-    effective = {id(p.layer_variable): p for p in wrapper.parametrizations.values()}
-    for old, new in zip(own(wrapper.layer_weights), own(plain.weights), strict=True):
-        if id(old) in other:
-            assign(new, other[id(old)])
-            continue
-        value = effective[id(old)].current() if id(old) in effective else old.value
-        assign(new, keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
-
-
-def _without_own_initializers(config: Any) -> Any:
-    """Puts Keras' default in the place of our initializers, everywhere in a configuration."""
-    if isinstance(config, dict):
-        known = keras.saving.get_registered_object(config.get("registered_name"))
-        if isinstance(known, type) and issubclass(known, SparseInitializer):
-            return keras.initializers.serialize(keras.initializers.GlorotUniform())
-        if known is PrunableLayer:  # inside a block; it is unwrapped, and reset, in place
-            return config
-        return {key: _without_own_initializers(value) for key, value in config.items()}
-    if isinstance(config, list | tuple):
-        return type(config)(_without_own_initializers(value) for value in config)
-    return config
+    own, _ = copy_objects(wrapper)
+    if isinstance(own.layer, ScannedStack):
+        return _unrolled(own)
+    own.release()
+    _reset_initializers(own.layer)
+    return own.layer
 
 
 def _reset_initializers(layer: Any) -> None:
-    for inner, _ in walk(layer, ""):
-        for name, value in list(vars(inner).items()):
-            if isinstance(value, SparseInitializer):
-                setattr(inner, name, keras.initializers.GlorotUniform())
+    """Puts Keras' default in the place of our initializers, which have done their work."""
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, SparseInitializer):
+            setattr(layer, name, keras.initializers.GlorotUniform())

@@ -1,6 +1,5 @@
 """Plain Keras layers for a wrapped one whose kernel is a product of two thin factors."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -8,24 +7,16 @@ import keras
 from keras_sparse_ortho._keras_internals import maps_one_tensor
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 
 L = keras.layers
 
 
-def thin_replacement(
-    wrapper: PrunableLayer, clone: Any, fill: Callable[[Any, Any, dict[int, Any]], None]
-) -> Replacement | None:
-    """`Sequential([Dense(k), layer])` for a layer with the kernel `(m, k) @ (k, n)`.
+def thin_layers(wrapper: PrunableLayer) -> Any:
+    """`Sequential([Dense(k), layer])`, built, for a layer with the kernel `(m, k) @ (k, n)`.
 
-    For Dense, and for LSTM, GRU and SimpleRNN, whose kernel is the one on the inputs.
-
-    Args:
-        wrapper: The wrapped layer.
-        clone: An unbuilt clone of the layer inside.
-        fill: `fill(wrapper, clone, other)` sets the weights of the clone to the effective ones, but
-            for those for which `other` has values, by `id` of the variable.
+    For Dense, and for LSTM, GRU and SimpleRNN, whose kernel is the one on the inputs. The layer is
+    a copy of the wrapped one.
 
     Returns:
         `None` where there is nothing to gain: the kernel has no factors, they are not smaller than
@@ -52,10 +43,14 @@ def thin_replacement(
     thin = L.Dense(
         left.shape[1], use_bias=False, name=f"{layer.name}_thin", dtype=layer.dtype_policy
     )
-    both = keras.Sequential([thin, clone], name=layer.name)
-
-    def finish() -> None:
-        assign(thin.kernel, left)
-        fill(wrapper, clone, {id(low_rank.weight.variable): right})
-
-    return Replacement(both, finish)
+    second = type(layer).from_config(layer.get_config())
+    shape = layer.get_build_config()["input_shape"]
+    both = keras.Sequential([thin, second], name=layer.name)
+    both.build(shape)
+    assign(thin.kernel, left)
+    effective = {id(p.layer_variable): p.current() for p in wrapper.parametrizations.values()}
+    effective[id(low_rank.weight.variable)] = right
+    for old, new in zip(wrapper.layer_weights, second.weights, strict=True):
+        # A copy: on JAX `fit` frees the arrays of its model.
+        assign(new, keras.ops.copy(effective.get(id(old), old.value)))
+    return both

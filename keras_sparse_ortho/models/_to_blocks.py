@@ -11,9 +11,7 @@ from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, block_layer_like
 from keras_sparse_ortho.models._conversion import SlotConversion, convert_model, dense_slot
-from keras_sparse_ortho.models._copying import Copy
 from keras_sparse_ortho.models._prunable_weights import check_built
-from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.orthogonal import Block
 from keras_sparse_ortho.parametrizations import FixedMask
 
@@ -89,9 +87,11 @@ def _plans(model: Any, block: Any) -> tuple[dict[int, BlockSparseLayer], list[st
 
 
 def _convert(model: Any, plans: dict[int, BlockSparseLayer]) -> Any:
-    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
+    def replace(layer: Any, path: str, own: Any) -> Any:
         new = plans.get(id(layer))
-        return None if new is None else Replacement(new, lambda: _fill(new, layer))
+        if new is not None:
+            _fill(new, own)
+        return new
 
     slots = {
         id(layer.parametrizations["kernel"].weight.variable): _slot_conversion(layer, new)

@@ -8,14 +8,13 @@ import keras
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, BlockDraw
-from keras_sparse_ortho.layers import block_layer_like
-from keras_sparse_ortho.models import Replacement
+from keras_sparse_ortho.layers import BlockSparseLayer, block_layer_like
 
 
 def on_live_blocks(
     layer: Any, weights: Mapping[str, str], draws: Mapping[str, AnyDraw]
-) -> Replacement | None:
-    """The replacement, or `None` where the layer or its draw has no such form.
+) -> BlockSparseLayer | None:
+    """The new layer, built, or `None` where the layer or its draw has no such form.
 
     Neither the dense kernel nor its mask is ever made.
 
@@ -37,13 +36,10 @@ def on_live_blocks(
         return None
     new.trainable = layer.trainable
 
-    def fill() -> None:
-        if not new.built:  # in a model written as a class
-            new.build(layer.get_build_config()["input_shape"])
-        new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
-        new.mark_as_drawn()
-        if new.bias is not None:
-            # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
-            assign(new.bias, keras.ops.copy(layer.bias.value))
-
-    return Replacement(new, fill)
+    new.build(layer.get_build_config()["input_shape"])
+    new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
+    new.mark_as_drawn()
+    if new.bias is not None:
+        # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
+        assign(new.bias, keras.ops.copy(layer.bias.value))
+    return new
