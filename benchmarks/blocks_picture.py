@@ -9,8 +9,9 @@ Takes what stands in `results/blocks.md` for one backend, model and batch.
 import argparse
 from pathlib import Path
 
+from cells import digest
 from matplotlib.figure import Figure
-from record import RESULTS, digest, finished, parsed
+from record import RESULTS, finished, parsed
 from timing import middle_of_processes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -68,7 +69,7 @@ def main():
         parser.error(f"bench_blocks.py has not measured {args.setting}, {args.model}, {args.batch}")
     places = {line["machine"] for line in lines.values()}
     about = f"{args.setting}, {args.model}, batch {args.batch}, {'; '.join(sorted(places))}"
-    marks = {"Sources": digest(["blocks.jsonl"]), "Software": ""}
+    marks = {"Sources": digest(["blocks.jsonl"], RESULTS), "Software": ""}
     draw(lines, about).savefig(args.out, dpi=150, metadata=marks)
 
 

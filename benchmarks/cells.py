@@ -1,8 +1,10 @@
 """Cells of the tables in `results/`: what pages and pictures take their figures from."""
 
 import decimal
+import hashlib
 import pathlib
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -82,3 +84,11 @@ def rounded(value: Decimal, form: str) -> str:
     """A number as text; halves are rounded up, as one does by hand."""
     with decimal.localcontext(decimal.Context(rounding=decimal.ROUND_HALF_UP)):
         return format(value.normalize() if form == "g" else value, "f" if form == "g" else form)
+
+
+def digest(names: Iterable[str], results: pathlib.Path) -> str:
+    """The mark of a picture that is drawn from these files of results."""
+    found = hashlib.sha256()
+    for name in names:
+        found.update((results / name).read_bytes())
+    return found.hexdigest()[:16]

@@ -17,10 +17,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from cells import number, one_cell, rounded
+from cells import digest, number, one_cell, rounded
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from record import RESULTS, digest, finished, parsed
+from record import RESULTS, finished, parsed
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.orthogonal import exact_orthogonal, expected_density
@@ -250,7 +250,7 @@ def main() -> None:
     drawn_quickly = [name for name in PICTURES if name not in SOURCES]
     given = parsed(parser, {"folder": RESULTS, "only": drawn_quickly})
     for name in given.only or PICTURES:
-        marks = {"Sources": digest(SOURCES[name])} if name in SOURCES else {}
+        marks = {"Sources": digest(SOURCES[name], RESULTS)} if name in SOURCES else {}
         marks |= {"Software": "", "Title": name}
         PICTURES[name]().savefig(given.folder / f"{name}.png", dpi=130, metadata=marks)
         print(given.folder / f"{name}.png")

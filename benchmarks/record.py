@@ -8,7 +8,6 @@ folder, all of it goes there: small settings never stand beside the real ones.
 
 import argparse
 import datetime
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -148,11 +147,3 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def digest(names: Iterable[str]) -> str:
-    """What a picture that is drawn from these files of results is marked with."""
-    found = hashlib.sha256()
-    for name in names:
-        found.update((RESULTS / name).read_bytes())
-    return found.hexdigest()[:16]
