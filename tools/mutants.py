@@ -1,8 +1,8 @@
 """Put small faults into the package, one at a time, and see whether its tests notice.
 
-``mutants.py [NAME ...]``. The faults stand in mutants.toml. Each is put into a copy of this
-repository, where the tests run that it names. It counts as killed only where a test fails; an error
-that keeps tests from running counts for nothing. A fault that survives shows a hole in the tests.
+``mutants.py [NAME ...]``. mutants.toml lists the faults. Each is put into a copy of this
+repository, where the tests that it names are run. It counts as killed only if a test fails, not if
+the tests cannot run. A fault that survives shows a gap in the tests.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def run_pytest(tree: Path, backend: str, tests: Iterable[str], k: str = "") -> t
         **os.environ,
         "KERAS_BACKEND": backend,
         "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONDONTWRITEBYTECODE": "1",  # two texts of one length and second look the same to it
+        "PYTHONDONTWRITEBYTECODE": "1",  # files of equal length and time look unchanged to it
         "COLUMNS": "200",  # for reasons in pytest's summary
     }
     try:
@@ -203,13 +203,13 @@ def run_pytest(tree: Path, backend: str, tests: Iterable[str], k: str = "") -> t
 
 
 def first_failure(output: str) -> str:
-    """The line of pytest's summary that names the test that failed, and why."""
+    """The line of pytest's summary that names the failed test, and why."""
     found = re.search(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE)
     return found.group(1) if found else output.strip().rpartition("\n")[2]
 
 
 def check_clean(tree: Path, mutants: Sequence[Mutant], jobs: int = 1) -> str | None:
-    """Run all tests that are named, without a fault; what fails, or nothing."""
+    """Run all named tests without a fault; the first failure, or `None`."""
     code = f"import importlib.util as u; print(u.find_spec({PACKAGE!r}).origin)"
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     origin = subprocess.check_output([sys.executable, "-c", code], cwd=tree, env=environment)
@@ -259,7 +259,7 @@ def judge(source: Path, mutant: Mutant, whole: bool = False) -> Verdict:
 
 
 def show(verdict: Verdict) -> None:
-    """Print one line of the table, and what the fault is where no test found it."""
+    """Print one line of the table, and the fault where no test found it."""
     mutant = verdict.mutant
     note = verdict.note if len(verdict.note) <= 140 else f"{verdict.note[:137]}..."
     print(f"{verdict.word:<9}{mutant.name:<36}{verdict.seconds:6.1f} s  {note}", flush=True)
@@ -268,7 +268,7 @@ def show(verdict: Verdict) -> None:
 
 
 def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
-    """Those of a name, or of a room."""
+    """The faults of a name, or of a room."""
 
     def belongs(mutant: Mutant, name: str) -> bool:
         if fnmatch(mutant.name, name):
@@ -302,7 +302,7 @@ def main() -> int:
 
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        clean = Path(folder).resolve() / "tree"  # so that edits meanwhile do no harm
+        clean = Path(folder).resolve() / "tree"  # so that later edits do not matter
         copy_tree(ROOT, clean)
         print(f"{len(mutants)} faults; their tests without a fault ...", flush=True)
         if failure := check_clean(clean, mutants, options.jobs):
