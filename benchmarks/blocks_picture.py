@@ -1,9 +1,9 @@
-"""Draws step time and memory over density from what bench_blocks.py has measured.
+"""Draws step time and memory over density from the results of bench_blocks.py.
 
     python benchmarks/blocks_picture.py                                    # docs/faster.png
     python benchmarks/blocks_picture.py --setting "tensorflow XLA" --model mlp2048 --out other.png
 
-Takes what stands in `results/blocks.md` for one backend, model and batch.
+Uses the results of one backend, model and batch.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def draw(lines, title):
     densities = sorted({density for _, density in lines})
     for rival, (label, color, dash) in STYLES.items():
         found = [lines[rival, d] for d in densities if (rival, d) in lines]
-        # Blocks are drawn at the density that they have.
+        # Blocks are plotted at their actual density.
         x = [line["density"] if rival == "dense" else line["live"] for line in found]
         dense = [lines["dense", line["density"]]["state_mib"] for line in found]
         parts = [line["state_mib"] / base for line, base in zip(found, dense, strict=True)]

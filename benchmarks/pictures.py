@@ -1,11 +1,11 @@
-"""Draws the pictures of docs/: what one gains, and what the methods do.
+"""Draws the pictures of docs/: gains of the package, and illustrations of the methods.
 
     python benchmarks/pictures.py                    # all, into docs/
     python benchmarks/pictures.py --only thresholds
 
-`gain` and `very_deep` are drawn from `results/`, and are marked with what they were drawn from, so
-that `tools/figures.py --check` can tell when they are old. The others show the package at work:
-masks, densities and thresholds that its own functions give.
+`gain` and `very_deep` are drawn from `results/` and marked with a digest of them, so that
+`tools/figures.py --check` can tell when they are old. The others show masks, densities and
+thresholds computed by the package.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def value(source: str) -> Decimal:
 
 
 def bars(panel: Axes, rows: list[tuple[str, str, Decimal]], title: str, form: str) -> None:
-    """Horizontal bars with their numbers, from above."""
+    """Horizontal bars with their numbers, from top to bottom."""
     labels, colors, exact = zip(*rows, strict=True)
     values = [float(one) for one in exact]
     places = range(len(rows))
