@@ -148,13 +148,13 @@ def say(figures: dict[str, dict[str, float]], density: float, title: str) -> Non
     print(f"\n{title}; density of the hidden kernels {density:.4f}")
     print(f"test accuracy      {blocks['accuracy']:.2%} on blocks, {dense['accuracy']:.2%} dense")
     for name, text, unit in (
-        ("seconds", "an epoch, clock", "s"),
-        ("cpu_seconds", "an epoch, cores", "s"),
+        ("seconds", "epoch, wall clock", "s"),
+        ("cpu_seconds", "epoch, CPU time", "s"),
         ("memory_mib", "weights, optimizer", "MiB"),
         ("file_mib", "file", "MiB"),
     ):
         each = f"{blocks[name]:.2f} {unit} on blocks, {dense[name]:.2f} {unit} dense"
-        print(f"{text:<18} {each}: {ratios[name]:.2f} of it")
+        print(f"{text:<18} {each}: ratio {ratios[name]:.2f}")
     if ratios["seconds"] < 1:
         print(f"An epoch on blocks is {1 / ratios['seconds']:.1f} times faster than the dense one.")
     else:
