@@ -9,8 +9,8 @@ Two networks are trained at 90% sparsity (density 0.1) with exactly orthogonal k
 - an MLP on Fashion-MNIST;
 - a keyword spotter on synthetic spectrograms, see `spectrograms`.
 
-Each is exported by every route, verified, timed on this machine and plotted; the fastest file is
-kept. The export runs TensorFlow in another process, whatever the backend is.
+Each is exported by every route, verified and timed on this machine; the fastest file is kept. The
+export uses TensorFlow in another process, whatever the backend is.
 """
 
 from __future__ import annotations
