@@ -4,7 +4,8 @@ import contextlib
 from typing import Any
 
 import keras
-from keras.src import backend
+
+from keras_sparse_ortho._keras_internals._sublayers import held_layers
 
 
 def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
@@ -16,7 +17,7 @@ def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
         if not layer.built:
             layer._maybe_build(call_spec)
         if any(not inner.built for inner in layer._flatten_layers()):
-            backend.compute_output_spec(layer.call, **call_spec.arguments_dict)
+            keras.Operation.compute_output_spec(layer, **call_spec.arguments_dict)
 
 
 def is_built_in_calls(layer: keras.layers.Layer) -> bool:
@@ -25,9 +26,9 @@ def is_built_in_calls(layer: keras.layers.Layer) -> bool:
     So it is with layers without a `build`, and it may be so with those that hold layers, but for
     Keras' own.
     """
-    if getattr(layer.build, "_is_default", False):
+    if type(layer).build is keras.layers.Layer.build:
         return True
-    return bool(layer._layers) and not type(layer).__module__.startswith("keras.")
+    return bool(held_layers(layer)) and not type(layer).__module__.startswith("keras.")
 
 
 class WrapperBuiltByCalls(keras.layers.Wrapper):
@@ -72,3 +73,10 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
             with self.building():
                 maybe_build(self.layer, call_spec)
         super()._maybe_build(call_spec)
+
+
+def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer) -> None:
+    """Makes Keras pass `wrapper` the call arguments (training, mask, ...) that `layer` takes."""
+    for name, value in vars(layer).items():
+        if name.startswith("_call_") or name in ("call_signature_parameters", "supports_masking"):
+            setattr(wrapper, name, value)

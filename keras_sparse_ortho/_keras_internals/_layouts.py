@@ -17,6 +17,14 @@ def layout_of(variable: Any) -> Any:
     return getattr(layout, "backend_layout", layout)
 
 
+def initialize_layout(variable: Any) -> None:
+    """Gives a variable on JAX that has no value yet the layout of the current distribution."""
+    distribution = _distribution()
+    if distribution is not None and variable._layout is None:
+        layout = distribution.get_variable_layout(variable)
+        variable._layout = getattr(layout, "backend_layout", layout)
+
+
 def axes_of(variable: Any) -> Axes | None:
     """The axes of a variable under the current distribution; `None` where there is none."""
     distribution = _distribution()
@@ -44,8 +52,9 @@ def layout_entries(distribution: Any) -> dict[str, str]:
     """What the map of a distribution has for each pattern, and its mesh."""
     mesh = distribution.device_mesh
     entries = {"mesh": f"{tuple(mesh.shape)} {list(mesh.axis_names)}"}
-    for pattern, layout in getattr(distribution, "_layout_map", {}).items():
-        entries[pattern] = str(layout.axes)
+    for value in vars(distribution).values():
+        if isinstance(value, keras.distribution.LayoutMap):
+            entries |= {pattern: str(layout.axes) for pattern, layout in value.items()}
     return entries
 
 

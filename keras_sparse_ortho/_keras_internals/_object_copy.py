@@ -9,13 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 from keras.src.ops.function import make_node_key
-from keras.src.utils.tracking import Tracker
 
 from keras_sparse_ortho._keras_internals._stand_ins import await_value
 from keras_sparse_ortho.errors import NotPrunableError
 
 # What a model is made of; whatever leads to one of these is copied, and everything else shared.
-_PARTS = (keras.Operation, Tracker, keras.KerasTensor, keras.Variable)
+_PARTS = (keras.Operation, keras.KerasTensor, keras.Variable)
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, type, np.dtype, np.generic),
     *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
@@ -42,6 +41,8 @@ def copy_objects(model: Any, without_values: Iterable[Any] = ()) -> tuple[Any, d
     Raises:
         NotPrunableError: An object of an unknown kind that holds a layer or variable.
     """
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()  # in a `fit` on JAX variables do not have their values
     copier = _Copier(without_values)
     new = copier.copy(model)
     copier.fill()
@@ -76,7 +77,7 @@ class _Copier:
         while self._waiting or self._hashed:
             (self._waiting.popleft() if self._waiting else self._hashed.pop(0))()
         for new in self.copies.values():
-            if isinstance(new, Tracker):
+            if isinstance(new, tracker_class()):
                 new.stored_ids = {
                     name: {id(item) for item in store} for name, (_, store) in new.config.items()
                 }
@@ -215,7 +216,7 @@ class _Copier:
             here = waiting.pop()
             if isinstance(here, _ATOMS) or id(here) in seen or id(here) in self._plain:
                 continue
-            if isinstance(here, _PARTS) or _is_torch_tensor(here):
+            if isinstance(here, (*_PARTS, tracker_class())) or _is_torch_tensor(here):
                 return True
             seen[id(here)] = here
             waiting.extend(children(here))
@@ -285,16 +286,20 @@ def _attributes_of_keras() -> tuple[dict[str, Any], frozenset[str]]:
 
 
 _SET_BY_TRAINING = {
-    *("history", "stop_training", "_eval_epoch_iterator", "_jax_state"),
-    # By `_fit.py`.
-    *("_get_metrics_result_or_logs", "_flatten_metrics_in_order", "_entries_of_logs"),
-    "save_own_variables",
+    *("history", "stop_training"),
+    "save_own_variables",  # by `before_save`
 }
 
 
 def _is_ours(value: Any) -> bool:
     """Whether an object is of a class of this package: its state belongs to one layer."""
     return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
+
+
+@functools.cache
+def tracker_class() -> type:
+    """The class of what tells a layer which attributes are variables and layers."""
+    return type(keras.layers.Layer(name="plain")._tracker)
 
 
 def _index(nodes: list[Any], node: Any) -> int:

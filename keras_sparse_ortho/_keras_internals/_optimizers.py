@@ -5,9 +5,6 @@ from typing import Any
 
 import keras
 
-# Lists that are as long as the trainable variables and are none of slots.
-_NO_SLOTS = ("_trainable_variables", "_variables")
-
 
 def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:
     """The variables in which an optimizer keeps moments and averages of a trainable variable.
@@ -22,21 +19,42 @@ def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:
     known = optimizer._trainable_variables
     if all(variable is not other for other in known):
         return []
-    index = optimizer._get_variable_index(variable)
-    found = []
-    for name, slots in vars(optimizer).items():
-        # One list a kind of slot, each in the order of the trainable variables.
-        if not isinstance(slots, list) or len(slots) != len(known) or name in _NO_SLOTS:
-            continue
-        slot = slots[index]
-        if isinstance(slot, keras.Variable) and slot.shape == variable.shape:
-            found.append((slot, _start(optimizer, name)))
-    return found
+    index = _place(optimizer, variable)
+    slots = [slots[index] for _, slots in _lists_of_slots(optimizer)]
+    return [
+        (slot, _start(optimizer, slot))
+        for slot in slots
+        if isinstance(slot, keras.Variable) and slot.shape == variable.shape
+    ]
 
 
-def _start(optimizer: Any, name: str) -> float:
-    """The value that slots of a kind start from."""
-    if name != "_accumulators":
+def _place(optimizer: Any, variable: Any) -> int:
+    known = optimizer._trainable_variables
+    return next(place for place, other in enumerate(known) if other is variable)
+
+
+def _lists_of_slots(optimizer: Any) -> list[tuple[str, list[Any]]]:
+    """The lists, one a kind of slot, in the order of the trainable variables, by attribute."""
+    known = optimizer._trainable_variables
+    others = {id(variable) for variable in (*known, _iterations(optimizer))}
+    return [
+        (name, slots)
+        for name, slots in vars(optimizer).items()
+        if isinstance(slots, list)
+        and len(slots) == len(known)
+        and not any(id(slot) in others for slot in slots)
+    ]
+
+
+def _iterations(optimizer: Any) -> Any:
+    # The public `iterations` counts updates, so that it stands still while gradients accumulate.
+    return next(variable for variable in optimizer.variables if variable.name == "iteration")
+
+
+def _start(optimizer: Any, slot: Any) -> float:
+    """The value that a slot starts from."""
+    # Adagrad's and Ftrl's; those of gradients are 0 at first.
+    if not slot.name.endswith("_accumulator") or slot.name.endswith("gradient_accumulator"):
         return 0.0
     return float(getattr(optimizer, "initial_accumulator_value", 0.0))
 
@@ -87,8 +105,8 @@ def slot_pairs(
         owner = new if ours is old else new.inner_optimizer
         target = vars(owner)[name]
         if variable is not None:
-            target = target[owner._get_variable_index(partners[id(variable)])]
-        yield slot, target, variable, _start(ours, name)
+            target = target[_place(owner, partners[id(variable)])]
+        yield slot, target, variable, _start(ours, slot)
 
 
 def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
@@ -102,18 +120,17 @@ def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
         for name, value in vars(ours).items():
             if isinstance(value, keras.Variable):
                 yield ours, name, None, value
-            elif isinstance(value, list) and len(value) == len(known) and name not in _NO_SLOTS:
-                for variable, slot in zip(known, value, strict=True):
-                    if isinstance(slot, keras.Variable):
-                        yield ours, name, variable, slot
+        for name, slots in _lists_of_slots(ours):
+            for variable, slot in zip(known, slots, strict=True):
+                if isinstance(slot, keras.Variable):
+                    yield ours, name, variable, slot
 
 
 def applied_batches(optimizer: Any) -> tuple[int, int]:
     """How many batches an optimizer has applied, and how many it accumulates for one update."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    # The public `iterations` counts updates, so that it stands still while gradients accumulate.
     # `int` alone cannot read a variable that is mirrored on several devices.
-    seen = int(keras.ops.convert_to_numpy(inner._iterations))
+    seen = int(keras.ops.convert_to_numpy(_iterations(inner)))
     return seen, inner.gradient_accumulation_steps or 1
 
 
@@ -125,5 +142,5 @@ def counter_of_batches(optimizer: Any) -> str:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not inner.gradient_accumulation_steps:
         return "iterations"
-    index = next(k for k, v in enumerate(inner.variables) if v is inner._iterations)
+    index = next(k for k, v in enumerate(inner.variables) if v is _iterations(inner))
     return f"{'' if inner is optimizer else 'inner_optimizer.'}variables[{index}]"

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
-from keras.src.utils.tracking import Tracker
+
+from keras_sparse_ortho._keras_internals._object_copy import tracker_class
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -52,7 +53,7 @@ class Snapshot:
             # On JAX arrays are not changed, but replaced.
             if value._value is not None and keras.backend.backend() != "jax":
                 self._values.append((value, keras.ops.copy(value.value)))
-        elif not isinstance(value, keras.layers.Layer | Tracker) and not (
+        elif not isinstance(value, keras.layers.Layer | tracker_class()) and not (
             type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
         ):
             return ()

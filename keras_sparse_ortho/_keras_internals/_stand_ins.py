@@ -9,10 +9,15 @@ from typing import Any
 import keras
 import numpy as np
 from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from keras_sparse_ortho._keras_internals._layouts import along_mesh, create_along
+from keras_sparse_ortho._keras_internals._layouts import (
+    along_mesh,
+    create_along,
+    initialize_layout,
+)
+from keras_sparse_ortho._keras_internals._scopes import in_stateless_scope
+from keras_sparse_ortho._keras_internals._sublayers import own_variables
 
 _SAVING = ("save_own_variables", "load_own_variables")
 
@@ -56,7 +61,7 @@ class DeferredVariables:
             _pending().extend(created)
         else:
             for variable in created:
-                variable._deferred_initialize()
+                give_value(variable, variable._initializer(variable.shape, dtype=variable.dtype))
         for variable, value in self._updates:
             variable.assign(value)
         self._updates = []
@@ -109,7 +114,7 @@ def awaits_value(variable: Any) -> bool:
     if not isinstance(getattr(variable, "_initializer", None), _Awaited):
         return False
     if keras.backend.backend() == "jax":
-        variable._initialize_layout()
+        initialize_layout(variable)
     return True
 
 
@@ -172,21 +177,18 @@ class StandIns:
         """
         layer, variable = self._layer, self._variable
         _exchange(layer, variable, first)
-        locked = layer._tracker.locked
-        layer._tracker.unlock()
         for other in others:
-            layer._track_variable(other)
-        layer._tracker.locked = locked
+            _track(layer, other)
         self._stand_ins = [first, *others]
         variable._value = None
         variable._initializer = self._placeholder
-        vars(variable)["_direct_assign"] = self._refuse
+        vars(variable)["assign"] = self._refuse
         _SavedByNumber.of(layer).checks[variable.name] = check
 
     def take_away(self, value: Any) -> None:
         """Undoes `put`: the variable has a value again, and is one of the layer's."""
         layer, variable = self._layer, self._variable
-        del vars(variable)["_direct_assign"]
+        del vars(variable)["assign"]
         variable._initializer = None
         variable._initialize(keras.ops.convert_to_tensor(value, dtype=variable.dtype))
         first, *others = self._stand_ins
@@ -207,17 +209,18 @@ class StandIns:
 
 def _exchange(layer: Any, old: Any, new: Any) -> None:
     """Puts `new` in the place of `old` among the variables that a layer tracks."""
-    tracker = layer._tracker
-    for store in ("trainable_variables", "non_trainable_variables"):
-        held = tracker.config[store][1]
-        for position, variable in enumerate(held):
-            if variable is old:
-                held[position] = new
-                tracker.stored_ids[store].discard(id(old))
-                tracker.stored_ids[store].add(id(new))
-    layer._post_untrack_variable(old)
-    if not in_stateless_scope():
-        layer._post_track_variable(new)
+    held = (layer._trainable_variables, layer._non_trainable_variables)
+    [(store, place)] = [(s, k) for s in held for k, variable in enumerate(s) if variable is old]
+    layer._untrack_variable(old)
+    _track(layer, new)
+    store.insert(place, store.pop())
+
+
+def _track(layer: Any, variable: Any) -> None:
+    locked = layer._tracker.locked
+    layer._tracker.unlock()
+    layer._track_variable(variable)
+    layer._tracker.locked = locked
 
 
 class _SavedByNumber:
@@ -252,13 +255,12 @@ class _SavedByNumber:
 
     def __call__(self, store: Any) -> None:
         """The `load_own_variables` of the layer."""
-        layer = self._layer
-        layer._check_load_own_variables(store)
-        own = layer._trainable_variables + layer._non_trainable_variables
-        keys = {id(variable): str(number) for number, variable in enumerate(own)}
-        for check in self.checks.values():
-            check(lambda variable: np.asarray(store[keys[id(variable)]]))
-        keras.layers.Layer.load_own_variables(layer, store)
+        own = own_variables(self._layer)
+        if len(store.keys()) == len(own):  # else Keras refuses it
+            keys = {id(variable): str(number) for number, variable in enumerate(own)}
+            for check in self.checks.values():
+                check(lambda variable: np.asarray(store[keys[id(variable)]]))
+        keras.layers.Layer.load_own_variables(self._layer, store)
 
 
 def saves_by_itself(layer: Any) -> bool:
@@ -268,9 +270,3 @@ def saves_by_itself(layer: Any) -> bool:
         for kind in type(layer).__mro__
         for name in _SAVING
     )
-
-
-def value_in_scope(variable: Any) -> Any:
-    """The value that the innermost scope has for a variable; `None` where there is none."""
-    scope = get_stateless_scope()
-    return None if scope is None else scope.get_current_value(variable)

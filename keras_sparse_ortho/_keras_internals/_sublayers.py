@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:

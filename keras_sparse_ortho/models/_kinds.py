@@ -4,12 +4,14 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import Functional, is_graph
+from keras_sparse_ortho._keras_internals import is_graph
 
 
 def is_clonable(model: Any) -> bool:
     """Whether a model is a functional or Sequential one of no class of its own."""
-    return type(model) in (Functional, keras.Sequential)
+    if not isinstance(model, keras.Model) or type(model).__module__.partition(".")[0] != "keras":
+        return False
+    return isinstance(model, keras.Sequential) or is_graph(model)
 
 
 def is_graph_of_class(model: Any) -> bool:

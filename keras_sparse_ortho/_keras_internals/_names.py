@@ -1,0 +1,39 @@
+"""The private names of Keras that this room uses, and what each is for."""
+
+PRIVATE_NAMES = {
+    # Layers
+    "Layer._call_...": "how a wrapper is handed the arguments (training, mask) of its layer's call",
+    "Layer._maybe_build": "building a layer as its own call would, with every shape it asks for",
+    "Layer._open_name_scope": "the paths of variables that are created in doing so",
+    "Layer._parent_path": "a wrapped layer's variables have the paths that they have without it",
+    "Layer._flatten_layers": "the layers that a layer holds",
+    "Layer._inbound_nodes": "a layer's place in graphs, kept when it becomes another layer",
+    "Layer._outbound_nodes": "the same for its consumers; copies leave out those of other models",
+    "Layer._trainable_variables": "the variables that a layer (or an optimizer) itself tracks",
+    "Layer._non_trainable_variables": "the same, for those that are not trained",
+    "Layer._tracker": "adding a variable to a layer that is built",
+    "Layer._track_variable": "live values take a kernel's place among the variables of its layer",
+    "Layer._untrack_variable": "the kernel that they replace leaves it",
+    "Layer._torch_params": "the parameters that torch sees, made anew when variables change",
+    # Variables
+    "Variable._value": "a kernel that is not stored holds no array",
+    "Variable._initializer": "what a variable without a value gives where shapes are traced",
+    "Variable._initialize": "the first value of a variable, in a copy or given later",
+    "Variable._layout": "where a variable lies on several devices",
+    # Models and graphs
+    "Function._nodes_by_depth": "the calls of a functional model, in order",
+    "Function._nodes": "the same as a set of keys, which copies have to make anew",
+    "Sequential._functional": "the functional model that a Sequential one holds",
+    "KerasTensor._keras_mask": "whether a layer is called on a tensor with a mask",
+    "Trainer._compile_config": "compiling a converted model as the given one was",
+    "Trainer._compile_loss": "whether the loss has made its variables",
+    "Trainer._initial_epoch": "a resumed `fit` starts with the epoch that was interrupted",
+    # Imported from keras.src
+    "keras.src.backend.common.dtypes": "orthogonality is measured in float64",
+    "keras.src.backend.common.global_state": "variables that Keras has yet to initialize",
+    "keras.src.backend.common.stateless_scope.get_stateless_scope": "the scope that gives values",
+    "keras.src.backend.common.symbolic_scope.in_symbolic_scope": "whether shapes are only traced",
+    "keras.src.layers.rnn.conv_lstm.ConvLSTMCell": "its kernels' axes and FLOPs",
+    "keras.src.ops.function.make_node_key": "the keys in `Function._nodes`",
+}
+"""By name, as `Class.attribute` or as what is imported, the purpose. Tested on each Keras."""
