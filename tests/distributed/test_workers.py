@@ -14,8 +14,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from examples.scale.recipe import free_ports
-from keras_sparse_ortho._workers import Workers, digest_of
-from keras_sparse_ortho._workers._averaging import Averaging
+from keras_sparse_ortho._workers import AveragingWorkers, Workers, digest_of
 from keras_sparse_ortho.errors import WorkerError
 from keras_sparse_ortho.saliency import _derivatives
 from tests.helpers import slow_on_jax
@@ -25,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MADE_EQUAL = {"tensorflow": ["other_weights", "other_weights_where_they_are_scored"]}
 
 
-class Threads(Averaging):
+class Threads(AveragingWorkers):
     """Workers that are threads of this process."""
 
     def __init__(self, rank, count, barrier, board):
@@ -62,9 +61,9 @@ def on_all(action, count=3):
 
 
 @pytest.mark.numpy_only
-def test_texts_of_any_length_are_heard():
+def test_texts_of_any_length_are_gathered():
     said = ["", "ä longer text", "short"]
-    assert on_all(lambda workers: workers.hear(said[workers.rank])) == [said] * 3
+    assert on_all(lambda workers: workers.gather_text(said[workers.rank])) == [said] * 3
 
 
 @pytest.mark.numpy_only
