@@ -1,4 +1,4 @@
-"""`str_resnet50`: the layer densities that STR learned for ResNet-50 on ImageNet."""
+"""`str_resnet50`: the layer densities that STR learnt for ResNet-50 on ImageNet."""
 
 import csv
 import importlib.resources

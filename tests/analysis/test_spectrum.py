@@ -10,7 +10,7 @@ from keras_sparse_ortho.analysis import (
     critical_point,
     jacobian_singular_values,
 )
-from keras_sparse_ortho.analysis._bidiagonalization import bidiagonalize
+from keras_sparse_ortho.analysis._jacobian import bidiagonalize
 from keras_sparse_ortho.errors import NotPrunableError
 from tests.helpers import array, slow_on_jax
 
