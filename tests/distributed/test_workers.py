@@ -16,7 +16,7 @@ import keras_sparse_ortho as kso
 from examples.scale.recipe import free_ports
 from keras_sparse_ortho._workers import AveragingWorkers, Workers, digest_of
 from keras_sparse_ortho.errors import WorkerError
-from keras_sparse_ortho.saliency import _derivatives
+from keras_sparse_ortho.saliency import _gradient_scores
 from tests.helpers import slow_on_jax
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,7 +141,7 @@ def test_scores_of_shards_are_those_of_all_data(monkeypatch, score):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 12, 8)).astype("float32")
     kernel, of_thread = rng.normal(size=(8, 8)), threading.local()
-    monkeypatch.setattr(_derivatives, "workers_of", lambda model: of_thread.workers)
+    monkeypatch.setattr(_gradient_scores, "workers_of", lambda model: of_thread.workers)
 
     def scores(workers, rows, factor=1.0):
         of_thread.workers = workers
