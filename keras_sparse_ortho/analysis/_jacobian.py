@@ -74,36 +74,6 @@ class JacobianSpectrum:
         index = np.searchsorted(share, fractions - 1e-12)
         return values[order][np.minimum(index, len(values) - 1)]
 
-    def plot(self, ax: Any = None, bins: int = 50) -> Any:
-        """Draws a histogram of the singular values; needs the extra `plot`.
-
-        Args:
-            ax: Axes of Matplotlib; new ones by default.
-            bins: Number of bars.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ImportError: Matplotlib is not installed.
-        """
-        if ax is None:
-            try:
-                import matplotlib.pyplot as plt
-            except ImportError as error:
-                raise ImportError(
-                    "Plots need Matplotlib: install the extra `keras-sparse-ortho[plot]`. "
-                    f"Received: {error}"
-                ) from error
-            ax = plt.figure(layout="constrained").add_subplot()
-        shares = self.weights.reshape(-1) / len(self.weights)
-        ax.hist(self.values.reshape(-1), bins=bins, weights=shares)
-        ax.axvline(self.mean, color="black", linestyle="--", label=f"mean {self.mean:.3g}")
-        ax.set_xlabel("singular value")
-        ax.set_ylabel("share")
-        ax.legend()
-        return ax
-
     def __repr__(self) -> str:
         kind = "exact" if self.exact else "estimated"
         low, middle, high = self.quantiles([0.1, 0.5, 0.9])
@@ -140,7 +110,7 @@ def jacobian_singular_values(
         seed: For the random vectors of Lanczos.
 
     Returns:
-        A `JacobianSpectrum` with `values`, `mean`, `min`, `max`, `quantiles(q)` and `plot()`.
+        A `JacobianSpectrum` with `values`, `mean`, `min`, `max` and `quantiles(q)`.
 
     Raises:
         NotPrunableError: A model that is not built, or has several inputs or outputs.

@@ -22,6 +22,11 @@ from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
 from keras_sparse_ortho.orthogonal import dead_outputs
 from keras_sparse_ortho.parametrizations import FixedMask
 
+_TOTALS = (
+    *("name", "size", "live", "density", "sparse_density", "whole_density"),
+    *("flops", "sparse_flops"),
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -115,14 +120,7 @@ class SparsityReport:
     def to_dict(self) -> dict[str, Any]:
         """All figures as JSON values."""
         return {
-            "name": self.name,
-            "size": self.size,
-            "live": self.live,
-            "density": self.density,
-            "sparse_density": self.sparse_density,
-            "whole_density": self.whole_density,
-            "flops": self.flops,
-            "sparse_flops": self.sparse_flops,
+            **{name: getattr(self, name) for name in _TOTALS},
             "weights": [_figures(row) for row in self.rows],
             "unregistered": [_figures(row) for row in self.unregistered],
         }

@@ -1,7 +1,5 @@
 """How much of every layer is live."""
 
-from typing import Any
-
 from keras_sparse_ortho.budgets._allocation import Orthogonal as Orthogonal
 from keras_sparse_ortho.budgets._allocation import allocate as allocate
 from keras_sparse_ortho.budgets._allocation import er, erk, lift, uniform
@@ -12,14 +10,3 @@ from keras_sparse_ortho.budgets._str_resnet50 import str_resnet50
 
 # Public; the other names above are for the other rooms.
 __all__ = ["Budget", "er", "erk", "lift", "str_resnet50", "uniform"]
-
-_IN_SALIENCY = ("Saliency", "grasp", "magnitude", "random", "snip", "synflow")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _IN_SALIENCY:
-        raise AttributeError(
-            f"Saliencies are in keras_sparse_ortho.saliency: use `kso.saliency.{name}`. "
-            f"Received: `kso.budgets.{name}`"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
