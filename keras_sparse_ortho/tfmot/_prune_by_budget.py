@@ -93,26 +93,27 @@ def prune_by_budget(
     """
     weights = select_weights(model, include, exclude, pruning_policy)
     plan = plan_for(density, budget, weights, orthogonal=False)
-    make = _maker(schedule)
+    schedule_for = _schedules(schedule)
     paths = {id(weight.variable): weight.path for weight in weights}
     chosen: list[tuple[list[int], list[str]]] = []
 
     def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> Any:
         own = [paths[id(kernels[k].variable)] for k in indices]
         chosen.append((indices, own))
-        _refuse_unknown(copy, own)
+        _check_supported(copy, own)
         build_attention(copy)  # TFMOT asks for kernels that would be created in the first call
         live = sum(plan.counts[path] for path in own)
         size = sum(plan.sizes[path] for path in own)
         shapes = [tuple(kernels[k].shape) for k in indices]
-        if live != size:
-            _refuse_structure(own, shapes, live, size, options)
-        return copy if live == size else PruneLowMagnitude(copy, make(live / size, own), **options)
+        if live == size:
+            return copy
+        _check_options(own, shapes, live, size, options)
+        return PruneLowMagnitude(copy, schedule_for(live / size, own), **options)
 
     result, layers = rewrite(model, weights, wrap)
     for layer, (indices, own) in zip(layers, chosen, strict=True):
         if isinstance(layer, PruneLowMagnitude):
-            _refuse_others(layer, indices, own)
+            _check_pruned(layer, indices, own)
     if not any(isinstance(layer, PruneLowMagnitude) for layer in layers):
         raise NotPrunableError(
             "Nothing in the model would be pruned: the budget leaves all weights dense. "
@@ -121,7 +122,7 @@ def prune_by_budget(
     return result
 
 
-def _maker(schedule: Any) -> Callable[[float, list[str]], Any]:
+def _schedules(schedule: Any) -> Callable[[float, list[str]], Any]:
     """A function from density and weight paths to a TFMOT schedule."""
     if isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
         pattern = TfmotSchedule(schedule)
@@ -145,7 +146,7 @@ def _maker(schedule: Any) -> Callable[[float, list[str]], Any]:
     return lambda density, paths: schedule(1 - density)
 
 
-def _refuse_unknown(layer: Any, paths: list[str]) -> None:
+def _check_supported(layer: Any, paths: list[str]) -> None:
     if not (PruneRegistry.supports(layer) or hasattr(layer, "get_prunable_weights")):
         raise NotPrunableError(
             f"TFMOT does not know how to prune the layer '{layer.name}', which holds {paths}. "
@@ -154,7 +155,7 @@ def _refuse_unknown(layer: Any, paths: list[str]) -> None:
         )
 
 
-def _refuse_others(wrapper: Any, indices: list[int], paths: list[str]) -> None:
+def _check_pruned(wrapper: Any, indices: list[int], paths: list[str]) -> None:
     """Raises if TFMOT would not prune exactly the selected kernels of a layer."""
     kernels = find_kernels(wrapper.layer, wrapper.layer.name)
     pruned = {id(variable) for variable, _, _ in wrapper.pruning_vars}
@@ -170,7 +171,7 @@ def _refuse_others(wrapper: Any, indices: list[int], paths: list[str]) -> None:
         )
 
 
-def _refuse_structure(
+def _check_options(
     paths: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
     live: int,

@@ -123,16 +123,12 @@ class PruneWithMask(EffectiveWeightWrapper):
 
     def build(self, input_shape: Any) -> None:
         """Builds the layer, and sets the masks."""
-        pending = self._pending
-        if pending is not None:
-            self._selected = self._named(pending, input_shape)
         self._build_layer(input_shape)
-        self._check_counts()
+        self._check_sources()
         super().build(input_shape)
-        if pending is not None:
-            for name, mask in pending.items():
-                self.assign_mask(f"{self.layer.name}/{name}", np.asarray(mask))
-            self._pending = None
+        for name, mask in (self._pending or {}).items():
+            self.assign_mask(f"{self.layer.name}/{name}", np.asarray(mask))
+        self._pending = None
         self._live = [int(state.mask().sum()) for state in self.states]
         self._density = None
 
@@ -186,15 +182,23 @@ class PruneWithMask(EffectiveWeightWrapper):
             "density": self._density,
         }
 
-    def _check_counts(self) -> None:
-        """Raises ValueError unless each kernel has an initializer or count."""
-        kernels = [w.path for w in find_kernels(self.layer, self.layer.name)]
-        if self._selected is not None:
-            kernels = [kernels[k] for k in self._selected]
-        for name, values in (("initializers", self._initializers), ("live", self._live)):
-            if values is not None and kernels and len(values) != len(kernels):
+    def _check_sources(self) -> None:
+        """Selects the kernels that `masks` name; checks names, and counts of the other sources."""
+        paths = [w.path for w in find_kernels(self.layer, self.layer.name)]
+        if self._pending is not None:
+            names = [path.removeprefix(f"{self.layer.name}/") for path in paths]
+            if not self._pending or not set(self._pending) <= set(names):
                 raise ValueError(
-                    f"`{name}` must hold one for each kernel, which are {kernels}. "
+                    f"`masks` must name kernels of the layer '{self.layer.name}', which are "
+                    f"{names}. Received: masks={list(self._pending)}"
+                )
+            self._selected = [k for k, name in enumerate(names) if name in self._pending]
+        if self._selected is not None:
+            paths = [paths[k] for k in self._selected]
+        for name, values in (("initializers", self._initializers), ("live", self._live)):
+            if values is not None and paths and len(values) != len(paths):
+                raise ValueError(
+                    f"`{name}` must hold one for each kernel, which are {paths}. "
                     f"Received: {len(values)} of them, {values!r}"
                 )
 
@@ -227,18 +231,6 @@ class PruneWithMask(EffectiveWeightWrapper):
                 f"Received: initializer={type(initializer).__name__}"
             )
         return state
-
-    def _named(self, masks: Mapping[str, np.ndarray], input_shape: Any) -> list[int]:
-        self._build_layer(input_shape)
-        prefix = f"{self.layer.name}/"
-        names = [w.path.removeprefix(prefix) for w in find_kernels(self.layer, self.layer.name)]
-        unknown = [name for name in masks if name not in names]
-        if unknown or not masks:
-            raise ValueError(
-                f"`masks` must name kernels of the layer '{self.layer.name}', which are {names}. "
-                f"Received: masks={list(masks)}"
-            )
-        return [k for k, name in enumerate(names) if name in masks]
 
 
 def prune_with_mask(

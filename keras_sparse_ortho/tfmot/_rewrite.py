@@ -41,7 +41,7 @@ def select_weights(
             "`model` must be a whole model; wrap a single layer with keras_sparse_ortho.tfmot."
             f"PruneWithMask. Received: model={type(model).__name__}"
         )
-    _refuse_structure(model, model.name)
+    _check_model(model, model.name)
     weights = choose(prunable_weights(model), include, exclude)
     if pruning_policy is not None:
         pruning_policy.ensure_model_supports_pruning(model)
@@ -117,7 +117,7 @@ def _single_layers(model: Any) -> Iterator[Any]:
             yield layer
 
 
-def _refuse_structure(model: Any, path: str) -> None:
+def _check_model(model: Any, path: str) -> None:
     """Raises if a model, or one inside it, cannot be cloned layer by layer."""
     sequential = isinstance(model, tf_keras.Sequential)
     if not sequential and not is_graph(model):
@@ -135,7 +135,7 @@ def _refuse_structure(model: Any, path: str) -> None:
         )
     for layer in model.layers:
         if isinstance(layer, tf_keras.Model):
-            _refuse_structure(layer, f"{path}/{layer.name}")
+            _check_model(layer, f"{path}/{layer.name}")
 
 
 def sizes_are_unknown(model: Any) -> bool:
