@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.budgets import Budget, erk, fit_structure, lift, uniform
-from keras_sparse_ortho.budgets._allocation import allocate
+from keras_sparse_ortho.budgets import Budget, allocate, erk, fit_structure, lift, uniform
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RamanujanOrthogonal
 from keras_sparse_ortho.orthogonal import (

@@ -134,8 +134,6 @@ def test_refusals():
         kso.prune(model, masks={"hidden/kernel": np.zeros((8, 16), dtype=bool)})
     with pytest.raises(AttributeError, match=r"apply_masks is now keras_sparse_ortho.prune"):
         _ = kso.pruning.apply_masks
-    with pytest.raises(AttributeError, match=r"use `kso.saliency.snip`"):
-        _ = kso.budgets.snip
 
 
 def test_sparsify_warns_where_training_is_lost():

@@ -308,13 +308,6 @@ def test_refusals():
         saliency.random(model, 0.5, on_collapse="skip")
 
 
-@pytest.mark.parametrize("name", ["snip", "grasp", "synflow", "magnitude", "random", "Saliency"])
-def test_the_old_spelling_names_the_new_one(name):
-    with pytest.raises(AttributeError, match=rf"`kso\.saliency\.{name}`. Received: `kso.budgets"):
-        getattr(budgets, name)
-    assert hasattr(saliency, name)
-
-
 # --- masks within a budget ----------------------------------------------------------------------
 
 
