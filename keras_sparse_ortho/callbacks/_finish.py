@@ -5,8 +5,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho.callbacks._entries import entries_of
-from keras_sparse_ortho.callbacks._offset_search import cut
+from keras_sparse_ortho.callbacks._offset_search import cut, entries_of
 from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights, watch_saving

@@ -8,8 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho._values import assign
-from keras_sparse_ortho.callbacks._entries import entries_of
-from keras_sparse_ortho.callbacks._offset_search import cut, unreachable
+from keras_sparse_ortho.callbacks._offset_search import cut, entries_of
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.schedules import Cubic, Schedule
@@ -172,8 +171,8 @@ class ThresholdSteering:
             return []
         entries = [entries_of(threshold) for threshold in thresholds]
         count = live_count(self._laid_out().density(step), sum(one.size for one in entries))
-        self._warn_of_unreachable(unreachable(entries), count)
         found = cut(entries, count)
+        self._warn_of_unreachable(found.unreachable(), count)
         shares = zip(thresholds, found.shares(), strict=True)
         self._warn_of_collapse([t.weight.path for t, live in shares if not live])
         freeze = self.freeze and self.has_ended(step)
