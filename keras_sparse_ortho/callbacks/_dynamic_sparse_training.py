@@ -1,4 +1,4 @@
-"""The base of SET and RigL: when weights are dropped and grown, how many, and what is reset."""
+"""`DynamicSparseTraining`, the base of SET and RigL, and `SET`: sparse evolutionary training."""
 
 import abc
 import math
@@ -10,18 +10,23 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, is_integer
-from keras_sparse_ortho._keras_internals import add_to_logs, applied_batches, leave_logs
+from keras_sparse_ortho._keras_internals import applied_batches
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
-from keras_sparse_ortho._ranking import number_of
+from keras_sparse_ortho._ranking import (
+    drop_and_grow_on_device,
+    number_of,
+    random_order,
+    random_order_on_device,
+)
 from keras_sparse_ortho._values import placed
-from keras_sparse_ortho.callbacks._block_moves import block_layer, moved_blocks
-from keras_sparse_ortho.callbacks._device_moves import drop_and_grow_on_device
-from keras_sparse_ortho.callbacks._lost_steps import restart_error
 from keras_sparse_ortho.callbacks._mask_moves import (
     all_finite,
+    block_layer,
     fixed_mask,
+    moved_blocks,
     moved_entries,
     moves_on_device,
+    places_shape,
 )
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
@@ -97,7 +102,6 @@ class DynamicSparseTraining(StepCallback):
         """Finds the weights, and refuses a model without any."""
         self._weights = self._find(self._watched)
         self._until = self._default_end() if self.end_step is None else self.end_step
-        add_to_logs(self._watched, self._entries)
         if self._until <= self.frequency:
             warnings.warn(
                 f"{type(self).__name__} will make no update: the first would be at step "
@@ -109,7 +113,7 @@ class DynamicSparseTraining(StepCallback):
         """Refuses a run that goes on with an optimizer that counts from the start."""
         if start < 0 and not self.synced_step():
             found = f"in a run of which {-start} steps were made before"
-            raise restart_error(self, 0, found, can_begin=True)
+            raise self.restart_error(0, found, can_begin=True)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Reads how many batches the optimizer has seen before the epoch."""
@@ -124,15 +128,8 @@ class DynamicSparseTraining(StepCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds `moved` to the logs: entries that moved in this epoch, per live entry."""
-        if logs is not None and "moved" not in logs:
-            logs.update(self._entries())
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Leaves the logs."""
-        leave_logs(self._watched)
-
-    def _entries(self) -> dict[str, float]:
-        return {"moved": self._moved / sum(weight.live for weight in self._weights)}
+        if logs is not None:
+            logs["moved"] = self._moved / sum(weight.live for weight in self._weights)
 
     def update(self, step: int) -> int:
         """Drops and grows now, for the cosine at `step`; `fit` calls it when it is due.
@@ -248,3 +245,81 @@ class DynamicSparseTraining(StepCallback):
             )
         _, accumulated = applied_batches(self._watched.optimizer)
         return math.floor(_DEFAULT_END * epochs * steps / accumulated)
+
+
+class SET(DynamicSparseTraining):
+    """Sparse evolutionary training: small weights are dropped, and as many grow at random.
+
+    Before step `t = frequency, 2 frequency, ... < T_end` each layer with `n` live entries drops
+
+        floor(f(t) n),  f(t) = alpha / 2 (1 + cos(pi t / T_end))
+
+    of them, those of smallest magnitude, and as many of the entries that are then dead become
+    live, drawn uniformly. Density stays what it is to the entry, in each layer. As in the RigL
+    paper's SET, an entry that was just dropped may be drawn; it is then as if it had stayed.
+
+    Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
+    their entries; with `ConstantFan` a line grows as many entries as it has lost (as in SRigL),
+    with `NByM` entries grow where a group has room. Live blocks (`layers.BlockSparseDense` and its
+    kin) move as those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
+
+    Entries that became live start from zero. Raw weights of dropped and grown entries are set to
+    zero, and so are their moments and averages in the optimizer. Masks are variables: nothing is
+    recompiled. Random choices follow from `seed`, the step and the path of the weight, so that a
+    run killed and resumed from a checkpoint equals one that was not. `moved` in the logs of an
+    epoch is how many entries moved in it, as a fraction of the live ones.
+
+    Args:
+        frequency: Optimizer steps between updates.
+        fraction: `alpha`, the part of the live weights to drop at first, in (0, 1].
+        end_step: `T_end`, the optimizer step from which on masks stay as they are. Default: three
+            quarters of `epochs * steps` of this `fit`. Give it for runs in several calls of `fit`.
+        include: Weights to train so: paths, regular expressions or a predicate. Default: all with
+            a `FixedMask` or live blocks that are trainable.
+        exclude: Which of these to leave as they are.
+        seed: An integer.
+
+    Raises:
+        NotPrunableError: When training begins, if a weight has another parametrization than
+            `FixedMask`, or none has one or live blocks.
+        WorkerError: On all processes that train one model, if they do not have the same model and
+            arguments before the first step, or the same masks after an update.
+        ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
+
+    Limits: on accelerators the entries of masks are ranked where they are; compact storage, blocks
+    and masks with a structure are ranked on the host, to which an update copies the kernels. With
+    `steps_per_execution` of `k > 1` an update waits for the end of an execution, and where `k`
+    does not divide an epoch it may be made twice. A step that a `LossScaleOptimizer` skips for an
+    overflow is begun again with its update, which then changes nothing more.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
+    >>> model = kso.sparsify(dense, 0.25, seed=0)
+    >>> model.compile("adam", "mse")
+    >>> x, y = np.ones((8, 8)), np.ones((8, 8))
+    >>> callback = kso.callbacks.SET(frequency=2, end_step=100)
+    >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[callback])
+    >>> kso.prunable_weights(model)[0].live
+    16
+
+    References:
+
+    - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
+      connectivity inspired by network science", Nature Communications 9 (2018), arXiv 1707.04780.
+      (There new weights are random; here they are zero, as in the comparison of the RigL paper.)
+    - Evci et al., "Rigging the lottery" (ICML 2020), arXiv 1911.11134
+    - Lasby et al., "Dynamic sparse training with structured sparsity" (SRigL, ICLR 2024),
+      arXiv 2305.02299, for `ConstantFan`
+    """
+
+    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
+        """Random numbers, made where they are needed."""
+        return [self._drawn(weight, step) for weight in weights]
+
+    def _drawn(self, weight: PrunableWeight, step: int) -> Any:
+        seed = derived_seed(self.seed, f"{step}/{weight.path}/grow")
+        draw = random_order_on_device if moves_on_device(weight) else random_order
+        return draw(places_shape(weight), seed)

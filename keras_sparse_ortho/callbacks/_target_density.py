@@ -7,9 +7,8 @@ import keras
 from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
-from keras_sparse_ortho.callbacks._lost_steps import restart_error, run_position
+from keras_sparse_ortho.callbacks._step_callback import run_position
 from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
@@ -120,7 +119,7 @@ class TargetDensity(DensityRun):
         step = self.synced_step()
         in_steps = self.schedule is not None and self.schedule.is_laid_out
         if not run_position(step, start, in_steps) and (found := self._begun()):
-            raise restart_error(self, step, found)
+            raise self.restart_error(step, found)
         self._steering.lay_out(steps, start)
         for threshold in self._thresholds:
             threshold.aim(self.final_density, self.freeze and self._steering.end_step is not None)
@@ -151,10 +150,6 @@ class TargetDensity(DensityRun):
         """The offset of every threshold, and whether it is frozen."""
         offsets = [to_numpy(t.offset).item() for t in self._thresholds]
         return [*offsets, *(threshold.frozen for threshold in self._thresholds)]
-
-    def logged(self) -> dict[str, float]:
-        """Density and mean threshold."""
-        return density_and_threshold(self._watched)
 
     def end_step(self) -> int | None:
         """The end of the schedule."""

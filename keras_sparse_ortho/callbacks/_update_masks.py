@@ -3,9 +3,8 @@
 from typing import Any
 
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
-from keras_sparse_ortho.callbacks._lost_steps import restart_error, run_position
+from keras_sparse_ortho.callbacks._step_callback import run_position
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
@@ -83,7 +82,7 @@ class UpdateMasks(DensityRun):
         for mask, _ in self._plans:
             if mask.last_renewed > run_position(step, start, mask.schedule.is_laid_out):
                 found = f"and the mask of '{mask.weight.path}' renewed at step {mask.last_renewed}"
-                raise restart_error(self, step, found)
+                raise self.restart_error(step, found)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begins to count what grows."""
@@ -116,7 +115,7 @@ class UpdateMasks(DensityRun):
 
     def logged(self) -> dict[str, float]:
         """The density; where dead entries can come back, which part of the live ones has."""
-        entries = density_and_threshold(self._watched)
+        entries = super().logged()
         if any(isinstance(mask, StraightThroughTopK) for mask in self._scheduled):
             live = sum(mask.counts()[0] for mask in self._scheduled)
             entries["moved"] = self._grown / max(live, 1)
