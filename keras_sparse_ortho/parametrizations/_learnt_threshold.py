@@ -1,4 +1,4 @@
-"""`LearntThreshold`: the base of parametrizations with a trainable threshold."""
+"""`LearntThreshold`, the base of parametrizations with a trainable threshold, and its functions."""
 
 import abc
 import dataclasses
@@ -12,10 +12,114 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
-from keras_sparse_ortho.parametrizations._threshold_functions import (
-    ThresholdFunction,
-    threshold_function,
-)
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+@dataclasses.dataclass(frozen=True)
+class ThresholdFunction:
+    """An increasing function `g` from the reals to thresholds `>= 0`, with its inverse.
+
+    Args:
+        forward: `g` on tensors of the backend, differentiable.
+        inverse: `g^-1` on NumPy arrays of magnitudes `>= 0`: `-inf` for 0, and `inf` for
+            magnitudes that no threshold reaches.
+
+    To save a model, both functions are registered with
+    `keras.saving.register_keras_serializable`.
+    """
+
+    forward: Callable[[Any], Any]
+    inverse: Callable[[np.ndarray], np.ndarray]
+
+    def get_config(self) -> dict[str, Any]:
+        """The two functions, by their registered names."""
+        serialize = keras.saving.serialize_keras_object
+        return {"forward": serialize(self.forward), "inverse": serialize(self.inverse)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ThresholdFunction":
+        """The reverse of `get_config`."""
+        restore = keras.saving.deserialize_keras_object
+        return cls(restore(config["forward"]), restore(config["inverse"]))
+
+
+def _logit(magnitude: np.ndarray) -> np.ndarray:
+    inside = np.minimum(magnitude, 1)
+    with np.errstate(divide="ignore"):
+        return np.log(inside) - np.log1p(-inside)
+
+
+def _log(magnitude: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(magnitude)
+
+
+def _inverse_softplus(magnitude: np.ndarray) -> np.ndarray:
+    # log(e^x - 1) = x + log(1 - e^-x), which does not overflow.
+    with np.errstate(divide="ignore"):
+        return magnitude + np.log(-np.expm1(-magnitude))
+
+
+_FUNCTIONS = {
+    "sigmoid": ThresholdFunction(lambda s: keras.ops.sigmoid(s), _logit),
+    "exp": ThresholdFunction(lambda s: keras.ops.exp(s), _log),
+    "softplus": ThresholdFunction(lambda s: keras.ops.softplus(s), _inverse_softplus),
+}
+
+
+def threshold_function(g: "str | ThresholdFunction") -> ThresholdFunction:
+    """The threshold function of a name, or the given one.
+
+    Raises:
+        ValueError: A name that is not known, or anything else.
+    """
+    if isinstance(g, ThresholdFunction):
+        return g
+    if isinstance(g, str) and g in _FUNCTIONS:
+        return _FUNCTIONS[g]
+    raise ValueError(
+        f"`g` must be one of {sorted(_FUNCTIONS)} or a ThresholdFunction. Received: g={g!r}"
+    )
+
+
+def shrink(value: Any, threshold: Any) -> Any:
+    """`sign(w) * relu(|w| - t)`: exactly 0 where `|w| <= t`, with its own gradients.
+
+        dL/dw = dL/dw_e where w_e is not 0, else 0
+        dL/dt = -sum(dL/dw_e * sign(w_e))
+
+    Written out, as differentiating the formula keeps more of it in memory and reads it more often;
+    the sum over the kernel is what it costs more than a mask.
+
+    Args:
+        value: The tensor `w`.
+        threshold: `t >= 0`, a scalar, or of the rank of `w` with dimensions that broadcast.
+    """
+    ops = keras.ops
+    scalar = len(threshold.shape) == 0
+    axes = [k for k, size in enumerate(threshold.shape) if size != value.shape[k]]
+
+    @ops.custom_gradient
+    def shrunk(w: Any, t: Any) -> tuple[Any, Any]:
+        # As a difference, which is 0 for w = t = 0: an entry frozen at 0 gets no gradient.
+        effective = w - ops.clip(w, -t, t)
+
+        def gradient(*args: Any, upstream: Any = None) -> tuple[Any, Any]:
+            if upstream is None:
+                (upstream,) = args
+            live = ops.where(effective != 0, upstream, ops.zeros((), dtype=w.dtype))
+            terms = upstream * ops.sign(effective)
+            if not scalar:
+                return live, -ops.sum(terms, axis=axes, keepdims=True)
+            # In two steps: on CPUs XLA is slow to sum to a scalar, and makes one step of two sums.
+            columns = ops.sum(ops.reshape(terms, (-1, terms.shape[-1])), axis=0)
+            return live, -ops.dot(columns, ops.ones_like(columns))
+
+        return effective, gradient
+
+    # TensorFlow would ask for the gradient of a variable as one that the function hides; a reshape
+    # makes a tensor of it without a copy.
+    return shrunk(ops.reshape(value, value.shape), ops.reshape(threshold, threshold.shape))
 
 
 class LearntThreshold(Parametrization):

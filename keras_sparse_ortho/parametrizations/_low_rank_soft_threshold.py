@@ -10,10 +10,12 @@ from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
+from keras_sparse_ortho.parametrizations._learnt_threshold import (
+    LearntThreshold,
+    ThresholdFunction,
+    shrink,
+)
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
-from keras_sparse_ortho.parametrizations._shrink import shrink
-from keras_sparse_ortho.parametrizations._threshold_functions import ThresholdFunction
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")

@@ -1,4 +1,4 @@
-"""The base of parametrizations whose mask is renewed by magnitude in the course of training."""
+"""Masks by magnitude that are updated during training: `MagnitudeMask`, `StraightThroughTopK`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from keras_sparse_ortho._ranking import largest_magnitudes, number_of, ranks_on_
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
-from keras_sparse_ortho.parametrizations._masked import Masked
+from keras_sparse_ortho.parametrizations._parametrization import Masked
 from keras_sparse_ortho.schedules import as_schedule
 
 
@@ -114,3 +114,118 @@ class Renewal:
 
     forgotten: Any
     grown: int
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class MagnitudeMask(ScheduledMask):
+    """Effective weight `w_e = w` on the `round(d(t) * size)` largest magnitudes, 0 elsewhere.
+
+    The density `d(t)` follows a schedule. At its steps the callback
+    `keras_sparse_ortho.callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), stores
+    the mask, and sets dropped raw weights and their optimizer slots to zero. Between the renewals
+    masked entries get no gradient, so an entry that was dropped returns only if the density rises.
+
+    Args:
+        schedule: `Cubic` (gradual magnitude pruning), `Linear`, `Constant`, `OneShot`; a density;
+            or a TFMOT `PruningSchedule`.
+        frequency: Steps between renewals where `schedule` is a density. Default: a hundredth of
+            the run, but 100 at most.
+
+    Raises:
+        NotPrunableError: At a renewal, if the weight is not finite; when stripped, if no mask was
+            ever set because `UpdateMasks` was not among the callbacks.
+
+    Limits: the network is dense at first and trained at its full cost; for training that is sparse
+    from the first step see `FixedMask`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    >>> schedule = kso.schedules.Cubic(0.25, begin_step=0, end_step=4, frequency=2)
+    >>> model = kso.parametrize(dense, MagnitudeMask(schedule))
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(np.ones((16, 8)), np.ones((16, 4)), batch_size=2, verbose=0,
+    ...                     callbacks=[kso.callbacks.UpdateMasks()])
+    >>> kso.prunable_weights(model)[0].live
+    8
+
+    Reference:
+
+    - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
+    """
+
+    def unfinished(self) -> str | None:
+        """A mask that was never set."""
+        if self.last_renewed >= 0:
+            return None
+        begin = self.schedule.begin_step or 1
+        steps = "1 step" if begin == 1 else f"{begin} steps"
+        least = f"{begin:.0%} of the run" if isinstance(begin, float) else steps
+        return (
+            "its mask was never set: train with keras_sparse_ortho.callbacks.UpdateMasks(), for "
+            f"at least {least}"
+        )
+
+    def _initial_mask(self) -> np.ndarray:
+        self.weight.finite_raw_value()
+        return np.ones(self.weight.shape, dtype=bool)
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class StraightThroughTopK(ScheduledMask):
+    """Effective weight `w_e = w` on the largest magnitudes, with `dL/dw = dL/dw_e` everywhere.
+
+    The straight-through estimator of "Discovering Neural Wirings" (DNW): the forward pass uses the
+    `round(d * size)` largest magnitudes (ties to the lower flat index), the gradient passes to all
+    raw weights, so that dead entries grow and come back. The callback
+    `keras_sparse_ortho.callbacks.UpdateMasks` renews the stored mask every `frequency` steps.
+
+    Args:
+        schedule: The density `d`, in (0, 1], or a schedule of it.
+        frequency: Steps between renewals where `schedule` is a density. Default: 1, as in the
+            paper. Dead entries move by gradients that their own values do not change, and between
+            two renewals nothing holds them back: the more steps, the more of the mask is
+            exchanged at once, which can cost a network many points of accuracy.
+
+    Raises:
+        NotPrunableError: If the weight is not finite.
+
+    Limits: raw weights, their gradients and optimizer slots are dense; only `strip` and the
+    forward pass are sparse. Every renewal ranks all weights: on CPUs in NumPy, which can take as
+    long as a step of a small network. `MagnitudeMask` has sparse gradients, and few renewals.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
+    >>> model = kso.parametrize(dense, StraightThroughTopK(0.25))
+    >>> kso.prunable_weights(model)
+    [<head/kernel shape=(8, 4), density=0.25>]
+
+    Reference:
+
+    - Wortsman, Farhadi and Rastegari, "Discovering Neural Wirings" (NeurIPS 2019), arXiv 1906.00586
+    """
+
+    def __init__(self, schedule: Any, frequency: int | None = 1) -> None:
+        super().__init__(schedule, frequency)
+
+    def effective(self, value: Any) -> Any:
+        """`w + stop_gradient(where(mask, w, 0) - w)`, which is exactly `w` or exactly 0."""
+        return value + keras.ops.stop_gradient(super().effective(value) - value)
+
+    def settle(self) -> None:
+        """Ranks the raw weight as it is now."""
+        assign(self.mask, self._initial_mask())
+
+    def _initial_mask(self) -> Any:
+        return self._ranked(self.schedule.at_start())
+
+    def _clear(self, mask: Any) -> None:
+        """Nothing: raw weights stay, so that dead entries can come back."""
+
+    def _forgotten(self, mask: Any) -> None:
+        """Nothing, for the same reason."""

@@ -5,8 +5,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho.schedules._constant import Constant
-from keras_sparse_ortho.schedules._schedule import Schedule
+from keras_sparse_ortho.schedules._schedule import Constant, Schedule
 
 # What TFMOT's own schedules call the sparsity that they end with.
 _FINAL_NAMES = ("final_sparsity", "target_sparsity")
