@@ -14,7 +14,7 @@ from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask
 from keras_sparse_ortho.schedules import OneShot
 
 
-def _passed_on(name: str) -> Any:
+def _pass_on(name: str) -> Any:
     def hook(self: Any, *args: Any, **kwargs: Any) -> None:
         getattr(self.callback, name)(*args, **kwargs)
 
@@ -25,24 +25,24 @@ def _passed_on(name: str) -> Any:
 class BestAtDensity(keras.callbacks.Callback):
     """Hides from a callback the epochs that end before the density asked for is reached.
 
-    While masks are renewed and thresholds rise the loss is best at first, when the model is dense.
-    So `EarlyStopping` stops there, and restores the dense weights; `ModelCheckpoint` keeps them as
-    the best ones; `ReduceLROnPlateau` lowers the learning rate too soon. With this around them they
-    begin to look when an epoch ends with every weight at its final density: all masks as sparse as
-    their schedules end, thresholds fixed at what `TargetDensity` was asked for. For models of which
-    no density is to be reached in training (`FixedMask`, SET, RigL) it changes nothing.
+    While masks are updated and thresholds rise the loss is best early, when the model is dense. So
+    `EarlyStopping` stops there, and restores the dense weights; `ModelCheckpoint` keeps them as the
+    best ones; `ReduceLROnPlateau` lowers the learning rate too soon. Wrapped in this, they only see
+    epochs that end with every weight at its final density: all masks as sparse as at the end of
+    their schedules, thresholds fixed at the density of `TargetDensity`. It changes nothing for
+    models whose density does not change in training (`FixedMask`, SET, RigL).
 
     Args:
         callback: A Keras callback, such as `EarlyStopping(restore_best_weights=True)`,
             `ModelCheckpoint(save_best_only=True)` or `ReduceLROnPlateau()`. Its `on_epoch_end`
-            and `on_train_batch_end` are left out before; everything else is passed on.
+            and `on_train_batch_end` are not called before; everything else is passed on.
 
     Raises:
         ValueError: Something that is no callback.
 
-    Limits: epochs, not batches, are looked at: a checkpoint after a number of batches waits for the
-    next epoch. `EarlyStopping(start_from_epoch=n)` does the same where it is known in which epoch
-    the schedule ends. What `ReduceLROnPlateau` adds to the logs is missing in the epochs before.
+    Limits: the density is checked after epochs, not batches: a checkpoint after a number of batches
+    waits for the next epoch. `EarlyStopping(start_from_epoch=n)` does the same if the epoch in
+    which the schedule ends is known. What `ReduceLROnPlateau` adds to the logs is missing before.
 
     Example:
 
@@ -66,8 +66,8 @@ class BestAtDensity(keras.callbacks.Callback):
                 f"Received: callback={callback!r}"
             )
         self.callback = callback
-        # Keras looks at the class to know whether a step must wait for a callback; this one's
-        # methods for batches do nothing more than those of the callback inside.
+        # Keras asks the class whether a step must wait for a callback; the batch methods of this
+        # one do nothing more than those of the wrapped callback.
         kind, base = type(callback), keras.callbacks.Callback
         self.async_safe = getattr(callback, "async_safe", False) or (
             kind.on_train_batch_end is base.on_train_batch_end
@@ -99,46 +99,45 @@ class BestAtDensity(keras.callbacks.Callback):
         if self._reached:
             self.callback.on_train_batch_end(batch, logs)
 
-    on_train_begin = _passed_on("on_train_begin")
-    on_train_end = _passed_on("on_train_end")
-    on_epoch_begin = _passed_on("on_epoch_begin")
-    on_train_batch_begin = _passed_on("on_train_batch_begin")
-    on_test_begin = _passed_on("on_test_begin")
-    on_test_end = _passed_on("on_test_end")
-    on_test_batch_begin = _passed_on("on_test_batch_begin")
-    on_test_batch_end = _passed_on("on_test_batch_end")
-    on_predict_begin = _passed_on("on_predict_begin")
-    on_predict_end = _passed_on("on_predict_end")
-    on_predict_batch_begin = _passed_on("on_predict_batch_begin")
-    on_predict_batch_end = _passed_on("on_predict_batch_end")
+    on_train_begin = _pass_on("on_train_begin")
+    on_train_end = _pass_on("on_train_end")
+    on_epoch_begin = _pass_on("on_epoch_begin")
+    on_train_batch_begin = _pass_on("on_train_batch_begin")
+    on_test_begin = _pass_on("on_test_begin")
+    on_test_end = _pass_on("on_test_end")
+    on_test_batch_begin = _pass_on("on_test_batch_begin")
+    on_test_batch_end = _pass_on("on_test_batch_end")
+    on_predict_begin = _pass_on("on_predict_begin")
+    on_predict_end = _pass_on("on_predict_end")
+    on_predict_batch_begin = _pass_on("on_predict_batch_begin")
+    on_predict_batch_end = _pass_on("on_predict_batch_end")
 
 
 def finish(model: Any, density: float | None = None) -> Any:
     """Brings a model to the density that was asked for, without training it.
 
-    What the end of the schedule would have done is done now: a `MagnitudeMask` or
-    `StraightThroughTopK` keeps the `round(d * size)` largest magnitudes, `d` being the density with
-    which its schedule ends; learnt thresholds are set so that `round(d * size)` entries of the
-    whole model are live, `d` being the density of `TargetDensity`, and these are fixed. The
-    optimizer forgets the moments of what dies.
+    This does at once what the end of the schedule would have done: a `MagnitudeMask` or
+    `StraightThroughTopK` keeps the `round(d * size)` largest magnitudes, where `d` is the final
+    density of its schedule; learnt thresholds are set so that `round(d * size)` entries of the
+    whole model are live, where `d` is the density of `TargetDensity`, and these are fixed. The
+    optimizer's moments of entries that die are reset.
 
-    For runs that ended before their schedule, and for weights of an earlier epoch. Entries that
-    training has not made small are lost at once, so train on for some epochs; `UpdateMasks` and
-    `TargetDensity` leave what is finished as it is.
+    Use it for runs that ended before their schedule, and for weights of an earlier epoch. Entries
+    that training has not made small are lost at once, so train on for some epochs; `UpdateMasks`
+    and `TargetDensity` do not change a finished model.
 
     Args:
         model: A Keras model with such parametrizations. It is changed in place.
-        density: For learnt thresholds: the global density, in (0, 1]. Default: the one that
-            `TargetDensity` was asked for.
+        density: For learnt thresholds: the global density, in (0, 1]. Default: that of
+            `TargetDensity`.
 
     Returns:
         The model.
 
     Raises:
         DensityError: A density outside (0, 1].
-        NotPrunableError: A model without such parametrizations; thresholds of which no density was
-            asked, or a density for scheduled masks, which have their own; weights that are not
-            finite.
+        NotPrunableError: A model without such parametrizations; thresholds without a density, or a
+            density for scheduled masks, which have their own; weights that are not finite.
 
     Limits: entries that are 0 stay 0, so a density above that of the model is not reached.
 
@@ -156,13 +155,13 @@ def finish(model: Any, density: float | None = None) -> Any:
     thresholds = [p for p in made if isinstance(p, LearntThreshold)]
     if not masks and not thresholds:
         raise NotPrunableError(
-            "finish() is for thresholds that are learnt and masks on a schedule, see "
+            "finish() is for learnt thresholds and masks on a schedule, see "
             f"keras_sparse_ortho.parametrize. Received: model={model.name!r} without any"
         )
     if density is not None and not thresholds:
         raise NotPrunableError(
-            "Masks on a schedule have the density with which that ends: make the model again with "
-            f"another, or `prune` it. Received: density={density!r}"
+            "Masks on a schedule have the density with which it ends: make the model again with "
+            f"another one, or `prune` it. Received: density={density!r}"
         )
     asked = density if density is not None or not thresholds else _asked(model, thresholds)
     for mask in masks:
@@ -187,16 +186,16 @@ def _finish_mask(model: Any, mask: ScheduledMask) -> None:
     live, final = mask.counts()
     if live == final:
         return
-    # Of a mask that was never renewed it is known now that it was.
-    renewal = mask.renew(max(mask.last_renewed, 0), mask.schedule.final_density)
-    zero_slots(_optimizer(model), mask.weight.variable, renewal.forgotten)
+    # At least step 0, so that the mask counts as updated.
+    update = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
+    zero_slots(_optimizer(model), mask.weight.variable, update.reset)
 
 
 def _finish_thresholds(
     model: Any, thresholds: list[LearntThreshold], steering: ThresholdSteering
 ) -> None:
     steering.take(thresholds)
-    steering.lay_out(1)
+    steering.resolve(1)
     frozen = [threshold for threshold in thresholds if threshold.frozen]
     pairs: list[tuple[Any, Any]] = list(steering.steer(0))
     if len(frozen) == len(thresholds):  # by a run to another density

@@ -1,10 +1,8 @@
 """One update of dynamic sparse training on one weight, in NumPy.
 
 `drop_and_grow` moves single entries, `move_regular` keeps the fan-in and fan-out of every line, and
-`move` keeps any structure.
+`move` keeps the structure that a mask was drawn with.
 """
-
-import functools
 
 import numpy as np
 from scipy import sparse
@@ -12,24 +10,21 @@ from scipy.optimize import linprog
 
 from keras_sparse_ortho.orthogonal import Block, ConstantFan, NByM, Structure
 
+Array = np.ndarray
+Generator = np.random.Generator
 
-def drop_and_grow(
-    value: np.ndarray,
-    mask: np.ndarray,
-    count: int,
-    scores: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
+
+def drop_and_grow(value: Array, mask: Array, count: int, scores: Array, rng: Generator) -> Array:
     """Drops the `count` live entries of smallest magnitude, then grows as many by score.
 
-    Whatever is not live after the drop may grow, so an entry that was just dropped may come back.
+    All entries that are dead after the drop may grow, those that were just dropped included.
 
     Args:
         value: The weight.
-        mask: Which entries are live; it is left as it is.
+        mask: Which entries are live; it is not changed.
         count: How many to drop, from 0 to the number of live entries.
         scores: Finite numbers of the weight's shape; the largest ones grow.
-        rng: Decides between equals.
+        rng: Draws from equal entries.
 
     Returns:
         A new mask with as many live entries as `mask`.
@@ -47,15 +42,13 @@ def drop_and_grow(
     return result.reshape(mask.shape)
 
 
-def smallest(
-    value: np.ndarray, live: np.ndarray, count: int, rng: np.random.Generator
-) -> np.ndarray:
+def smallest(value: Array, live: Array, count: int, rng: Generator) -> Array:
     """Flat indices of the `count` live entries of smallest magnitude."""
     entries = np.flatnonzero(live)
     return entries[largest(-np.abs(value.reshape(-1)[entries]), count, rng)]
 
 
-def largest(scores: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def largest(scores: Array, count: int, rng: Generator) -> Array:
     """Indices of the `count` largest of a vector of scores; which of several equals is drawn.
 
     A fixed rule for equals would pile up new entries at one end of kernels whose gradients are
@@ -75,25 +68,20 @@ def largest(scores: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
 
 
 def move_regular(
-    magnitudes: np.ndarray,
-    live: np.ndarray,
-    count: int,
-    scores: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """Drops the `count` smallest live entries of all matrices, and joins their ends anew.
+    magnitudes: Array, live: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """Drops the `count` smallest live entries of all matrices; every line keeps its fan.
 
-    An entry that is dropped leaves an open end at its input and one at its output. With as many
-    open ends at each line as before, every line keeps its fan: among all ways to join the ends
-    of a matrix by entries that are not live, each at most once, one with the largest sum of scores
-    is taken. To join all as they were is one of them.
+    A dropped entry leaves its input and its output one entry short. Among all ways to fill these
+    places with dead entries, each at most once, one with the largest sum of scores is taken; the
+    dropped entries themselves are one such way.
 
     Args:
         magnitudes: `(matrices, inputs, outputs)`.
-        live: bool of the same shape; it is left as it is.
+        live: bool of the same shape; it is not changed.
         count: How many to drop, from 0 to the number of live entries.
         scores: Finite numbers of the same shape.
-        rng: Decides between equals.
+        rng: Draws from equal entries.
 
     Returns:
         A new mask, with the sums of `live` along inputs and along outputs.
@@ -109,29 +97,24 @@ def move_regular(
     result.reshape(-1)[smallest(magnitudes, live, count, rng)] = False
     for kept, before, score in zip(result, live, scores, strict=True):
         lost = before & ~kept
-        kept |= _joined(kept, lost.sum(axis=1), lost.sum(axis=0), score, rng)
+        kept |= _matched(kept, lost.sum(axis=1), lost.sum(axis=0), score, rng)
     return result
 
 
-def _joined(
-    kept: np.ndarray,
-    of_inputs: np.ndarray,
-    of_outputs: np.ndarray,
-    scores: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """Of entries that are not live, so many for each input and output, with the largest scores.
+def _matched(
+    kept: Array, of_inputs: Array, of_outputs: Array, scores: Array, rng: Generator
+) -> Array:
+    """Dead entries of largest total score, with given numbers for each input and each output.
 
     A linear program whose vertices are integers (a flow of capacity 1 between the two sides); the
-    simplex method ends at one of them.
+    simplex method ends at a vertex.
     """
     chosen = np.zeros_like(kept)
     if not of_inputs.any():
         return chosen
-    # In random order, so that it is not the order that decides between equals.
     open_ = ~kept & (of_inputs > 0)[:, None] & (of_outputs > 0)
     inputs, outputs = np.nonzero(open_)
-    order = rng.permutation(len(inputs))
+    order = rng.permutation(len(inputs))  # otherwise the order would decide between equals
     inputs, outputs = inputs[order], outputs[order]
     sides = np.concatenate([inputs, len(kept) + outputs])
     entry = np.tile(np.arange(len(inputs)), 2)
@@ -148,24 +131,20 @@ def _joined(
     return chosen
 
 
-@functools.singledispatch
 def move(
-    structure: Structure,
-    value: np.ndarray,
-    mask: np.ndarray,
-    count: int,
-    scores: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
+    structure: Structure, value: Array, mask: Array, count: int, scores: Array, rng: Generator
+) -> Array:
     """Drops about `count` live entries, then grows as many by score, within the structure.
 
+    All arrays are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`.
+
     Args:
-        structure: What the live entries keep to, before and after.
+        structure: The structure of the mask, before and after.
         value: The kernel.
-        mask: Which entries are live; it is left as it is.
+        mask: Which entries are live; it is not changed.
         count: How many entries to drop; whole blocks: as many as fit.
         scores: Finite numbers of the kernel's shape; the largest ones grow.
-        rng: Decides between equals.
+        rng: Draws from equal entries.
 
     Returns:
         A new mask with as many live entries as `mask`.
@@ -174,31 +153,30 @@ def move(
 
     >>> value = np.array([[[[3.0, 1.0], [2.0, 5.0], [0.0, 0.0]]]])
     >>> scores = np.arange(6.0).reshape(value.shape)
-    >>> options = {"count": 1, "scores": scores, "rng": np.random.default_rng(0)}
-    >>> after = move(ConstantFan("in"), value, value != 0, **options)
+    >>> after = move(ConstantFan("in"), value, value != 0, 1, scores, np.random.default_rng(0))
     >>> after[0, 0].astype(int).tolist()
     [[1, 0], [1, 1], [0, 1]]
     """
-    raise NotImplementedError(f"nothing moves entries within {structure}")
+    if isinstance(structure, Block):
+        return _move_blocks(structure, value, mask, count, scores, rng)
+    if isinstance(structure, ConstantFan):
+        return _move_along_lines(structure, value, mask, count, scores, rng)
+    if isinstance(structure, NByM):
+        return _move_within_groups(structure, value, mask, count, scores, rng)
+    raise NotImplementedError(f"No update keeps this structure. Received: {structure}")
 
 
-@move.register
-def _(
-    structure: Block,
-    value: np.ndarray,
-    mask: np.ndarray,
-    count: int,
-    scores: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """Whole blocks: magnitudes and scores are summed over each, of regular ones over taps too."""
+def _move_blocks(
+    structure: Block, value: Array, mask: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """Whole blocks, by the sums of magnitudes and scores; over taps too if they are regular."""
     rows, cols = structure.rows, structure.cols
     batch, parts, *taps, inputs, outputs = mask.shape
     grid = (batch, parts, *taps, inputs // rows, rows, outputs // cols, cols)
     inside = (*(range(2, 2 + len(taps)) if structure.regular else ()), -3, -1)
 
-    def sums(array: np.ndarray) -> np.ndarray:
-        return array.reshape(grid).sum(axis=inside)
+    def sums(array: Array) -> Array:
+        return np.asarray(array.reshape(grid).sum(axis=inside))
 
     live = np.asarray(mask.reshape(grid).any(axis=inside))
     count = int(count * np.count_nonzero(live) // np.count_nonzero(mask))
@@ -213,16 +191,10 @@ def _(
     return np.broadcast_to(moved, mask.shape).copy()
 
 
-@move.register
-def _(
-    structure: ConstantFan,
-    value: np.ndarray,
-    mask: np.ndarray,
-    count: int,
-    scores: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """As SRigL: small entries are dropped wherever they are; each line grows what it has lost."""
+def _move_along_lines(
+    structure: ConstantFan, value: Array, mask: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """As SRigL: small entries are dropped wherever they are; a line grows as many as it lost."""
     axis = -1 if structure.side == "in" else -2
     by_line = np.moveaxis(mask, axis, 2)
     lines = by_line.reshape(int(np.prod(by_line.shape[:3])), -1).copy()
@@ -236,22 +208,16 @@ def _(
     return np.ascontiguousarray(np.moveaxis(lines.reshape(by_line.shape), 2, axis))
 
 
-@move.register
-def _(
-    structure: NByM,
-    value: np.ndarray,
-    mask: np.ndarray,
-    count: int,
-    scores: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """What grows is the best of what the groups have room for: `n` less their live entries."""
+def _move_within_groups(
+    structure: NByM, value: Array, mask: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """The best dead entries grow of those for which their group of `m` has room."""
     *outer, inputs, outputs = mask.shape
     groups = (*outer, inputs // structure.m, structure.m, outputs)
     result = mask.reshape(-1).copy()
     result[smallest(value, mask, count, rng)] = False
     kept = result.reshape(groups)
-    # The places within a group by score, those that are live last.
+    # The rank of each entry within its group by score, live ones last.
     keys = np.where(kept, np.inf, -scores.reshape(groups))
     order = np.lexsort((rng.random(groups), keys), axis=-2)
     place = np.empty_like(order)

@@ -39,20 +39,20 @@ _DEFAULT_END = 0.75
 
 
 class DynamicSparseTraining(StepCallback):
-    """Moves live entries to other places every `frequency` steps; `SET` and `RigL` say where to.
+    """Moves live entries to other positions every `frequency` steps.
 
-    Subclasses implement `growth_scores`. The callback keeps no state between steps: an update
-    depends on the model, the optimizer's step count and the arguments alone. Masks that were drawn
-    with a structure keep it: whole blocks move, `ConstantFan` and `NByM` hold for every line and
-    group.
+    Subclasses implement `growth_scores`, which says where entries grow. The callback keeps no state
+    between steps: an update depends on the model, the optimizer's step count and the arguments
+    alone. Masks that were drawn with a structure keep it: whole blocks move, and `ConstantFan` and
+    `NByM` hold for every line and group.
 
     Args:
         frequency: Optimizer steps between updates.
         fraction: The `alpha` of the cosine, in (0, 1].
-        end_step: Optimizer step from which on masks stay as they are. Default: three quarters of
-            the steps of this `fit`.
-        include: Which weights; default: all with a `FixedMask` or live blocks.
-        exclude: Which of these not.
+        end_step: Optimizer step from which on masks do not change. Default: three quarters of the
+            steps of this `fit`.
+        include: Which weights to train this way; default: all with a `FixedMask` or live blocks.
+        exclude: Which of these to leave out.
         seed: An integer from which every random choice is derived.
     """
 
@@ -70,8 +70,8 @@ class DynamicSparseTraining(StepCallback):
             raise ValueError(f"`fraction` must be in (0, 1]. Received: fraction={fraction!r}")
         if not is_integer(seed):
             raise ValueError(
-                "`seed` must be an integer, so that a resumed run makes the choices of one that "
-                f"was not interrupted. Received: {seed=}"
+                "`seed` must be an integer, so that a resumed run draws the same as one that was "
+                f"not interrupted. Received: {seed=}"
             )
         self.frequency = check_integer("frequency", frequency)
         self.fraction = float(fraction)
@@ -85,11 +85,11 @@ class DynamicSparseTraining(StepCallback):
 
     @abc.abstractmethod
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
-        """For each weight an array of its shape: of the dead entries, the largest ones grow.
+        """Scores of each weight, in its shape: the dead entries with the largest ones grow.
 
-        For one that is stored as live blocks the array has a number for each block, `(I, J)`. An
-        array that is not finite in every entry makes this update be left out. What is ranked on a
-        device (`moves_on_device`) may have a tensor that is not negative.
+        Weights stored as live blocks have a score for each block, `(I, J)`. The update is skipped
+        if a score is not finite. Weights that are ranked on a device (`moves_on_device`) may have a
+        tensor, without negative scores.
         """
 
     def drop_fraction(self, step: int) -> float:
@@ -105,23 +105,23 @@ class DynamicSparseTraining(StepCallback):
         if self._until <= self.frequency:
             warnings.warn(
                 f"{type(self).__name__} will make no update: the first would be at step "
-                f"{self.frequency}, and masks stay as they are from step {self._until} on.",
+                f"{self.frequency}, and masks do not change from step {self._until} on.",
                 stacklevel=2,
             )
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
-        """Refuses a run that goes on with an optimizer that counts from the start."""
+        """Refuses to continue a run with an optimizer that counts from the start."""
         if start < 0 and not self.synced_step():
             found = f"in a run of which {-start} steps were made before"
             raise self.restart_error(0, found, can_begin=True)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reads how many batches the optimizer has seen before the epoch."""
+        """Counts moved entries from zero."""
         super().on_epoch_begin(epoch, logs)
         self._moved = 0
 
     def on_step(self, step: int, executed: int) -> None:
-        """Updates the masks if it is time to."""
+        """Updates the masks at every multiple of `frequency`."""
         reached = step // self.frequency
         if reached and reached > (step - executed) // self.frequency and step < self._until:
             self._moved += self.update(step)
@@ -135,7 +135,7 @@ class DynamicSparseTraining(StepCallback):
         """Drops and grows now, for the cosine at `step`; `fit` calls it when it is due.
 
         Returns:
-            How many entries have moved: those that are live now and were not before.
+            How many entries have moved: those that are live now and were dead before.
         """
         return self.change_masks(step, lambda: self._update(step))
 
@@ -150,7 +150,7 @@ class DynamicSparseTraining(StepCallback):
         wrong = [weight.path for weight, score in pairs if not all_finite(score)]
         if wrong:
             warnings.warn(
-                f"{type(self).__name__} left out its update at step {step}: the scores of "
+                f"{type(self).__name__} skipped its update at step {step}: the scores of "
                 f"{wrong[:3]} are not finite.",
                 stacklevel=2,
             )
@@ -207,7 +207,7 @@ class DynamicSparseTraining(StepCallback):
         zero_slots(self._watched.optimizer, weight.variable, changed)
 
     def _move(self, weight: PrunableWeight, before: np.ndarray, mask: np.ndarray) -> None:
-        """Moves live values, and what the optimizer has for each; grown ones start from zero."""
+        """Moves live values and their optimizer slots; grown ones start from zero."""
         old, new = np.flatnonzero(before), np.flatnonzero(mask)
         source = np.searchsorted(old, new)
         source[~before.reshape(-1)[new]] = -1
@@ -217,14 +217,11 @@ class DynamicSparseTraining(StepCallback):
     def _find(self, model: Any) -> list[PrunableWeight]:
         known = prunable_weights(model)
         sparse = [w for w in known if w.parametrization is not None or block_layer(w) is not None]
-        rule = (
-            f"{type(self).__name__} moves the entries of masks that are otherwise fixed "
-            "(`FixedMask`), and live blocks: "
-        )
+        rule = f"{type(self).__name__} trains weights with a `FixedMask` or live blocks: "
         for weight in sparse:
             if block_layer(weight) is None and not isinstance(weight.parametrization, FixedMask):
                 raise NotPrunableError(
-                    f"{rule}other parametrizations choose their live entries themselves. "
+                    f"{rule}other parametrizations choose their own live entries. "
                     f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"
                 )
         chosen = choose(sparse, self.include, self.exclude) if sparse else []
@@ -240,7 +237,7 @@ class DynamicSparseTraining(StepCallback):
         epochs, steps = self.length()
         if not epochs or not steps:
             raise ValueError(
-                "`end_step` must be given where the number of steps is not known beforehand. "
+                "`end_step` must be given if the number of steps is not known before training. "
                 f"Received: end_step=None, {epochs=}, {steps=}"
             )
         _, accumulated = applied_batches(self._watched.optimizer)
@@ -248,7 +245,7 @@ class DynamicSparseTraining(StepCallback):
 
 
 class SET(DynamicSparseTraining):
-    """Sparse evolutionary training: small weights are dropped, and as many grow at random.
+    """Sparse evolutionary training (SET): small weights are dropped, and as many grow at random.
 
     Before step `t = frequency, 2 frequency, ... < T_end` each layer with `n` live entries drops
 
@@ -259,8 +256,8 @@ class SET(DynamicSparseTraining):
     paper's SET, an entry that was just dropped may be drawn; it is then as if it had stayed.
 
     Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
-    their entries; with `ConstantFan` a line grows as many entries as it has lost (as in SRigL),
-    with `NByM` entries grow where a group has room. Live blocks (`layers.BlockSparseDense` and its
+    their entries; with `ConstantFan` a line grows as many entries as it lost (as in SRigL); with
+    `NByM` entries grow where a group has room. Live blocks (`layers.BlockSparseDense` and its
     kin) move as those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
 
     Entries that became live start from zero. Raw weights of dropped and grown entries are set to
@@ -272,25 +269,25 @@ class SET(DynamicSparseTraining):
     Args:
         frequency: Optimizer steps between updates.
         fraction: `alpha`, the part of the live weights to drop at first, in (0, 1].
-        end_step: `T_end`, the optimizer step from which on masks stay as they are. Default: three
+        end_step: `T_end`, the optimizer step from which on masks do not change. Default: three
             quarters of `epochs * steps` of this `fit`. Give it for runs in several calls of `fit`.
-        include: Weights to train so: paths, regular expressions or a predicate. Default: all with
-            a `FixedMask` or live blocks that are trainable.
-        exclude: Which of these to leave as they are.
+        include: Weights to train this way: paths, regular expressions or a predicate. Default: all
+            trainable ones with a `FixedMask` or live blocks.
+        exclude: Which of these to leave out.
         seed: An integer.
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or none has one or live blocks.
-        WorkerError: On all processes that train one model, if they do not have the same model and
-            arguments before the first step, or the same masks after an update.
+            `FixedMask`, or no weight has one or live blocks.
+        WorkerError: On all processes that train one model, if their models or arguments differ
+            before the first step, or their masks after an update.
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
-    Limits: on accelerators the entries of masks are ranked where they are; compact storage, blocks
-    and masks with a structure are ranked on the host, to which an update copies the kernels. With
+    Limits: on accelerators the entries of masks are ranked on the device; weights in compact
+    storage, in blocks, or with a structure are copied to the host and ranked there. With
     `steps_per_execution` of `k > 1` an update waits for the end of an execution, and where `k`
-    does not divide an epoch it may be made twice. A step that a `LossScaleOptimizer` skips for an
-    overflow is begun again with its update, which then changes nothing more.
+    does not divide an epoch it may be made twice. After a step that a `LossScaleOptimizer` skips
+    for an overflow the update is repeated, which changes nothing.
 
     Example:
 
@@ -316,7 +313,7 @@ class SET(DynamicSparseTraining):
     """
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
-        """Random numbers, made where they are needed."""
+        """Random numbers, drawn where the weight is ranked."""
         return [self._drawn(weight, step) for weight in weights]
 
     def _drawn(self, weight: PrunableWeight, step: int) -> Any:

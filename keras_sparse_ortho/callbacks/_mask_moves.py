@@ -22,14 +22,14 @@ def fixed_mask(weight: PrunableWeight) -> FixedMask:
 
 
 def moves_on_device(weight: PrunableWeight) -> bool:
-    """Whether the entries of a weight are ranked where they are: single entries of a mask."""
+    """Whether the entries of a weight are ranked where they are: only masks without structure."""
     if block_layer(weight) is not None or fixed_mask(weight).compact:
         return False
     return _structure(weight) is None and ranks_on_device(weight.variable)
 
 
 def _structure(weight: PrunableWeight) -> Any:
-    """What drew the mask of a weight with a structure; else `None`."""
+    """The initializer that drew the mask, if it has a structure; else `None`."""
     drawn_by = fixed_mask(weight).drawn_by
     if not isinstance(drawn_by, ExactOrthogonal) or drawn_by.structure is None:
         return None
@@ -37,6 +37,7 @@ def _structure(weight: PrunableWeight) -> Any:
 
 
 def all_finite(scores: Any) -> bool:
+    """Whether all scores, in NumPy or a tensor, are finite."""
     if isinstance(scores, np.ndarray):
         return bool(np.isfinite(scores).all())
     if keras.backend.standardize_dtype(scores.dtype).startswith("int"):
@@ -51,7 +52,7 @@ def moved_entries(
     scores: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The mask after `count` entries have moved, within the structure that it was drawn with."""
+    """The mask after `count` entries have moved, within the structure it was drawn with."""
     value = weight.finite_raw_value()
     drawn_by = _structure(weight)
     if drawn_by is None:
@@ -61,8 +62,8 @@ def moved_entries(
     after = move(drawn_by.structure, canonical[0], canonical[1], count, canonical[2], rng)
     if np.count_nonzero(after) != np.count_nonzero(mask):
         raise NotPrunableError(
-            f"The mask of '{weight.path}' does not have the structure of its initializer; give it "
-            f"one that has, or `exclude` the weight. Received: structure={drawn_by.structure}"
+            f"The mask of '{weight.path}' does not have the structure of its initializer: set "
+            f"another mask, or `exclude` the weight. Received: structure={drawn_by.structure}"
         )
     return np.ascontiguousarray(layout.from_canonical(after, weight.shape))
 
@@ -73,7 +74,7 @@ def block_layer(weight: PrunableWeight) -> BlockSparseLayer | None:
 
 
 def places_shape(weight: PrunableWeight) -> tuple[int, ...]:
-    """The shape of one number for each place of a weight: an entry, or a block `(I, J)`."""
+    """The shape of the scores of a weight: one for each entry, or for each block `(I, J)`."""
     layer = block_layer(weight)
     return weight.shape if layer is None else (layer.grid.in_blocks, layer.grid.out_blocks)
 
@@ -86,16 +87,13 @@ def block_sums(blocks: np.ndarray) -> np.ndarray:
 def moved_blocks(
     layer: BlockSparseLayer, fraction: float, scores: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Drops a fraction of the live blocks, and joins the open ends anew; see `move_regular`.
+    """`inputs_of`, `(J, k)`, after a fraction of the live blocks has moved; see `move_regular`.
 
     Args:
-        layer: It is left as it is.
-        fraction: Of the blocks to drop, those of smallest magnitude; rounded down.
+        layer: It is not changed.
+        fraction: How much of the live blocks to drop, rounded down.
         scores: A number for each block, `(I, J)`.
-        rng: Decides between equals.
-
-    Returns:
-        `inputs_of`, `(J, k)`, each line in increasing order.
+        rng: Draws from equal blocks.
     """
     grid, pattern = layer.grid, to_numpy(layer.inputs_of)
     sums = block_sums(to_numpy(layer.blocks))

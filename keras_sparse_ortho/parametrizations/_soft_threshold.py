@@ -27,30 +27,29 @@ class SoftThreshold(LearntThreshold):
         dL/dw = dL/dw_e where w_e is not 0, else 0
         dL/ds = -g'(s) * sum(dL/dw_e * sign(w_e))
 
-    As in the paper L2 of the same strength acts on `w` and `s`: it shrinks weights and, as `s` is
-    negative, raises thresholds, until the loss pushes back. Where the density ends can be steered
-    only by searching over the strength and `s_init`; `callbacks.TargetDensity` ends at the density
-    asked for.
+    As in the paper, L2 of the same strength acts on `w` and `s`: it shrinks weights and, as `s` is
+    negative, raises thresholds, until the loss pushes back. On its own, the final density depends
+    on the strength and `s_init` and has to be searched for; `callbacks.TargetDensity` ends at a
+    given density.
 
     Args:
         granularity: `"layer"`: one `s` for the weight; `"channel"`: one for each output; or
             `"global"`: one for all weights of the wrapper. To share it in a whole model, wrap the
             model: `PrunableLayer(model, SoftThreshold("global"))` is a layer for another model.
         g: `"sigmoid"` (the paper's), `"exp"`, `"softplus"`, or a `ThresholdFunction`.
-        s_init: What `s` starts from. The more negative, the later thresholds rise; the paper
-            takes -3200 and less for ResNet-50, where `g` is 0 in float32 and L2 alone moves `s`.
+        s_init: Initial value of `s`. The more negative, the later thresholds rise; the paper
+            uses -3200 and less for ResNet-50, where `g` is 0 in float32 and L2 alone moves `s`.
         weight_decay: Strength `lambda` of the L2 that is added to the loss,
-            `lambda / 2 * (sum(w ** 2) + sum(s ** 2))`: the paper's coupled weight decay. A
-            decoupled one instead is that of the optimizer (`AdamW`, or `weight_decay=` of any);
-            it acts on `s` and `w` alike as well, so do not exclude `s` from it.
+            `lambda / 2 * (sum(w ** 2) + sum(s ** 2))`: the paper's coupled weight decay. For
+            decoupled weight decay use the optimizer's (`AdamW`, or `weight_decay=` of any); it
+            must act on `s` as well as on `w`, so do not exclude `s` from it.
 
     Raises:
         ValueError: An unknown granularity or function, a negative strength.
         NotPrunableError: When built, if the weight is not finite.
 
-    Limits: `g` must reach the magnitudes that are to be pruned: a sigmoid is below 1. The live
-    weights are biased towards 0 by `t`; the network learns to make up for it. `mask_value` is what
-    is not 0 at the moment.
+    Limits: `g` must reach the magnitudes to be pruned: a sigmoid is below 1. The live weights are
+    biased towards 0 by `t`; the network learns to compensate. `mask_value` is what is not 0 now.
 
     Example:
 
@@ -96,7 +95,7 @@ class SoftThreshold(LearntThreshold):
         return shrink(value, keras.ops.cast(self._threshold(), value.dtype))
 
     def mask_value(self) -> np.ndarray:
-        """Which entries are not 0 at the moment."""
+        """Which entries are not 0 now."""
         value = self.effective(keras.ops.convert_to_tensor(self.weight.variable))
         return to_numpy(value != 0)
 
@@ -105,7 +104,7 @@ class SoftThreshold(LearntThreshold):
         return {"granularity": self.granularity, **super().arguments()}
 
     def magnitudes(self) -> tuple[PrunableWeight, np.ndarray, Callable[..., np.ndarray]] | None:
-        """The weight, `s` and `g^-1`; float32 does not hold magnitudes of float64."""
+        """The weight, `s` and `g^-1`; `None` for float64, whose magnitudes float32 cannot hold."""
         if keras.backend.standardize_dtype(self.weight.variable.dtype) == "float64":
             return None
         return self.weight, to_numpy(self.s), self._function.inverse
@@ -130,7 +129,7 @@ class SoftThreshold(LearntThreshold):
 def _fixed(raw: Any, effective: Any, live: Any) -> Any:
     ops = keras.ops
     dtype = keras.backend.standardize_dtype(raw.dtype)
-    # Within rounding of the threshold an entry of the mask may be 0: it keeps its sign.
+    # By rounding, an entry of the mask may be 0: the smallest number keeps it live.
     tiny = np.finfo(np.float16 if dtype == "float16" else np.float32).tiny
     least = ops.sign(raw) * ops.cast(float(tiny), dtype)
     kept = ops.where(effective == 0, least, effective)
@@ -151,23 +150,23 @@ class ChannelSoftThreshold(LearntThreshold):
         dL/dw = a G + t / (m n_c^3) * sum_c(G w) * w,  a = 1 - t / n_c,  where n_c > t, else 0
         dL/ds = -g'(s) * sum over live channels of sum_c(G w) / n_c
 
-    `keras_sparse_ortho.remove_channels` then takes the dead channels out of the model. As the scale
-    is a mean, thresholds of layers of any size compare, and with those of `SoftThreshold`.
+    `keras_sparse_ortho.remove_channels` then removes the dead channels from the model. As the scale
+    is a mean, thresholds are comparable across layers of any size, and with `SoftThreshold`.
 
     Args:
         g: `"sigmoid"`, `"exp"`, `"softplus"`, or a `ThresholdFunction`.
-        s_init: What `s` starts from. The more negative, the later thresholds rise.
+        s_init: Initial value of `s`. The more negative, the later thresholds rise.
         weight_decay: Strength `lambda` of the L2 that is added to the loss,
-            `lambda / 2 * (sum(w ** 2) + sum(s ** 2))`, as of `SoftThreshold`.
+            `lambda / 2 * (sum(w ** 2) + sum(s ** 2))`, as in `SoftThreshold`.
 
     Raises:
         ValueError: An unknown function, a negative strength.
         NotPrunableError: When built, if the weight is not finite.
 
-    Limits: leave out layers whose outputs must all be there, such as the last one
-    (`exclude="head"`). With `callbacks.TargetDensity` a channel counts with all its entries, and
-    the density is met to within one channel; nothing keeps a small density from taking all
-    channels of a layer. In a recurrent layer a channel is one gate of a unit.
+    Limits: exclude layers whose outputs are all needed, such as the last one (`exclude="head"`).
+    With `callbacks.TargetDensity` a channel counts with all its entries, and the density is met to
+    within one channel; a small density can remove all channels of a layer. In a recurrent layer a
+    channel is one gate of a unit.
 
     Example:
 
@@ -214,12 +213,12 @@ class ChannelSoftThreshold(LearntThreshold):
         return value * shrunk
 
     def mask_value(self) -> np.ndarray:
-        """Which entries are in channels that live at the moment."""
+        """Which entries are in live channels."""
         _, live = self._scales(keras.ops.convert_to_tensor(self.weight.variable))
         return np.broadcast_to(to_numpy(live), self.weight.shape)
 
     def live_channels(self) -> np.ndarray:
-        """Which channels live at the moment, in order."""
+        """Which channels are live now, in order."""
         _, live = self._scales(keras.ops.convert_to_tensor(self.weight.variable))
         return np.ravel(to_numpy(live))
 
@@ -240,7 +239,7 @@ class ChannelSoftThreshold(LearntThreshold):
         raw = self.weight.variable
         value = to_numpy(self.effective(keras.ops.convert_to_tensor(raw)))
         live = np.mean(mask, axis=self._summed, keepdims=True) >= 0.5
-        # Within rounding of the threshold a live channel may be 0: it stays, much smaller.
+        # By rounding, a live channel may be 0: it stays, much smaller.
         faint = live & ~value.any(axis=self._summed, keepdims=True)
         value = np.where(faint, 1e-6 * self.weight.raw_value(), value)
         assign(raw, np.where(live, value, 0).astype(value.dtype))
@@ -248,7 +247,7 @@ class ChannelSoftThreshold(LearntThreshold):
         return np.broadcast_to(live, self.weight.shape)
 
     def _scales(self, value: Any) -> tuple[Any, Any]:
-        """The root mean square of every channel, 1 where that is 0, and which channels live."""
+        """The root mean square of every channel, 1 where that is 0, and which channels are live."""
         ops = keras.ops
         squares = ops.mean(ops.square(value), axis=self._summed, keepdims=True)
         # The root has no derivative at 0, and a NaN would get through `where`.

@@ -143,7 +143,7 @@ def test_only_epochs_at_the_density_count(method, tmp_path):
     wrapped = [BestAtDensity(c) for c in (stop, checkpoint, slower)]
     watch = Watch()
     fit(model, DensityLogger(), *wrapped[:1], callback(), *wrapped[1:], watch, epochs=6)
-    # Masks have the count with the renewal before the last, thresholds are fixed in the fifth.
+    # Masks have the count with the update before the last, thresholds are fixed in the fifth.
     assert stop.best_epoch == (4 if isinstance(made(model), SoftThreshold) else 3)
     assert watch.seen[2] > watch.seen[stop.best_epoch] == REACHED
     assert density(model) == REACHED
