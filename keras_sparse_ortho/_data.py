@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -113,16 +113,6 @@ def samples(batch: Batch) -> int:
     return int(keras.tree.flatten(batch[0])[0].shape[0])
 
 
-class _Batches(Protocol):
-    """Data that come in batches."""
-
-    def items(self) -> Iterator[Any]:
-        """All batches from the first on."""
-
-    def item(self, number: int) -> Any:
-        """The batch of this number, modulo how many there are."""
-
-
 class _Arrays:
     """Arrays of `count` samples: `x`, `(x, y)` or `(x, y, sample_weight)`."""
 
@@ -164,7 +154,7 @@ class _Arrays:
 
 
 class _Indexed:
-    """A `keras.utils.PyDataset`."""
+    """A `keras.utils.PyDataset`: all batches, or one by its number modulo how many there are."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -182,7 +172,7 @@ class _Indexed:
 
 
 class _Iterable:
-    """Batches that are iterated over."""
+    """Batches to iterate over: all of them, or one by its number modulo how many there are."""
 
     def __init__(self, start: Callable[[], Iterator[Any]], restarts: bool) -> None:
         self._start = start
@@ -215,7 +205,7 @@ class _Iterable:
                 return item
 
 
-def _source(data: Any) -> _Arrays | _Batches:
+def _source(data: Any) -> _Arrays | _Indexed | _Iterable:
     """What `data` is: arrays, or batches."""
     if isinstance(data, tuple | dict) or _is_array(data):
         return _Arrays(data)

@@ -2,11 +2,10 @@
 
 An entry is live while the common offset of all thresholds is below its critical offset. Thresholds
 that compare magnitudes have the critical offset `g^-1(|w|) - s`, with one `s` for each group of
-entries; these are compared by the bits of `|w|` as float32, so that `g^-1` is evaluated for few.
+entries: these are compared by the bits of `|w|` as float32, so that `g^-1` is computed for few.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,10 +19,10 @@ from keras_sparse_ortho._ranking import (
     ranks_on_device,
 )
 
-# Up to this many entries are sorted at once; of more a sample tells which ones to sort.
+# Up to this many entries are all sorted; of more, those that a sample of this size leaves in doubt.
 _FEW = 2**16
 _SAMPLED = 2**17
-# Offsets that are tried in one pass over the entries of a device.
+# Offsets that are tried in one pass over the entries on a device.
 _TRIED = 15
 
 
@@ -35,6 +34,8 @@ class HostEntries:
         s: The `s` of each entry, of a shape that broadcasts to that of `keys`.
         inverse: `g^-1`, an increasing function on NumPy arrays.
     """
+
+    on_device = False
 
     def __init__(self, keys: np.ndarray, s: Any = 0.0, inverse: Any = None) -> None:
         self.s = np.asarray(s, np.float64)
@@ -50,26 +51,22 @@ class HostEntries:
         at = np.arange(step // 2, self.size, step)
         return self._critical(np.unravel_index(at, self._keys.shape))
 
-    def narrow(self, low: np.ndarray, high: np.ndarray) -> tuple[int, int]:
-        """Sorts the entries between two bounds; `counts` and `around` are right between them.
-
-        Returns:
-            How many entries are above the bounds, and how many between them.
-        """
+    def narrow(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Sorts the entries between two bounds; how many are above them, and how many between."""
         above = self._keys >= high.reshape(self.s.shape)
         inside = (self._keys >= low.reshape(self.s.shape)) & ~above
         self._above = int(np.count_nonzero(above))
         self._sorted = np.sort(self._critical(inside))
-        return self._above, self._sorted.size
+        return np.array([self._above, self._sorted.size])
 
     def counts(self, offsets: np.ndarray) -> np.ndarray:
-        """How many critical offsets are at least each of `offsets`."""
+        """How many critical offsets are at least each of `offsets`, which were narrowed down to."""
         if self._sorted is None:
             self._sorted = np.sort(self._critical(np.ones(self._keys.shape, bool)))
         return self._above + self._sorted.size - np.searchsorted(self._sorted, offsets)
 
-    def around(self, offset: float, whole: bool = False) -> tuple[float, float]:
-        """The largest critical offset below an offset, and the least that is not; `nan` if none.
+    def around(self, offset: float, whole: bool) -> tuple[float, float]:
+        """The largest critical offset below an offset, and the least not below it; `nan` if none.
 
         Only narrowed entries are looked at, unless the `whole` weight is asked for.
         """
@@ -96,25 +93,24 @@ class HostEntries:
 
 
 class DeviceEntries:
-    """Entries of a tensor that stay where they are; the methods are those of `HostEntries`."""
+    """Entries of a tensor that stays where it is; methods as in `HostEntries`, on bounds."""
+
+    on_device = True
 
     def __init__(self, value: Any, s: np.ndarray, inverse: Any) -> None:
-        shape = s.shape or (1,) * len(value.shape)
-        self.s = s.astype(np.float64).reshape(shape)
+        self.s = s.astype(np.float64).reshape(s.shape or (1,) * len(value.shape))
         self.inverse = inverse
         self.size = int(np.prod(value.shape, dtype=np.int64))
         self._value = value
 
     def counts(self, bounds: np.ndarray) -> np.ndarray:
-        """How many entries reach each of several bounds, (m, groups)."""
         return counts_at_least(self._value, bounds, self.s.shape).astype(np.int64)
 
-    def around(self, bounds: np.ndarray, whole: bool = False) -> tuple[float, float]:
+    def around(self, bounds: np.ndarray, whole: bool) -> tuple[float, float]:
         below, above = neighbours(self._value, bounds, self.s.shape)
-        ends = []
-        for bits, there in ((below, below >= 0), (above, above < INFINITE)):
-            ends.append(_critical_offsets(bits[there], self.s.reshape(-1)[there], self.inverse))
-        return _extremes(*ends)
+        s, there = self.s.reshape(-1), (below >= 0, above < INFINITE)
+        ends = zip((below, above), there, strict=True)
+        return _extremes(*(_critical_offsets(b[at], s[at], self.inverse) for b, at in ends))
 
     def mask(self, low: np.ndarray, high: np.ndarray, missing: int) -> Any:
         return between(self._value, low, high, missing, self.s.shape)
@@ -127,7 +123,7 @@ def entries_of(threshold: Any) -> Entries:
     """The entries of a threshold, where they are ranked fastest.
 
     Magnitudes (`LearntThreshold.magnitudes`) stay on an accelerator; the critical offsets of other
-    thresholds are computed by NumPy.
+    thresholds are ranked by NumPy.
     """
     magnitudes = getattr(threshold, "magnitudes", lambda: None)()
     if magnitudes is None:
@@ -168,17 +164,14 @@ class Cut:
         """How many entries of each weight are live."""
         if self.low == -np.inf and not self.missing:  # all
             return [one.size for one in self.entries]
-        counts = _counts(self.entries, [self.low, self.high])
-        return (counts[:, 1] + self._ties(counts)).tolist()
+        return [above + ties for above, ties in self._above_and_ties()]
 
     def masks(self) -> list[Any]:
         """Bool masks of the live entries; tensors for those on a device."""
-        ties = [0] * len(self.entries)
-        if self.missing:
-            ties = self._ties(_counts(self.entries, [self.low, self.high])).tolist()
+        found = self._above_and_ties() if self.missing else [(0, 0)] * len(self.entries)
         bounds = _bounds(self.entries, [self.low, self.high])
-        rows = zip(self.entries, bounds, ties, strict=True)
-        return [one.mask(low, high, tied) for one, (low, high), tied in rows]
+        rows = zip(self.entries, bounds, found, strict=True)
+        return [one.mask(low, high, ties) for one, (low, high), (_, ties) in rows]
 
     def offset(self) -> float:
         """An offset between the live entries and the others, as nearly as there is one."""
@@ -186,7 +179,7 @@ class Cut:
         if not self.missing:
             below, above = _around(self.entries, self.low)
         if np.isnan(below):  # all are live
-            least = _around(self.entries, _after(-np.inf), whole=True)[1]
+            least = _around(self.entries, _offset(_code(-np.inf) + 1), whole=True)[1]
             return min(_finite(least), 0.0) - 1.0
         if below == np.inf:  # no offset kills this many
             largest = _around(self.entries, np.inf, whole=True)[0]
@@ -202,21 +195,21 @@ class Cut:
         found = int(_counts(self.entries, [np.inf]).sum())
         return found if found > self.count else 0
 
-    def _ties(self, counts: np.ndarray) -> np.ndarray:
-        """How many of the tied entries of each weight are live: those of the first weights."""
-        tied = counts[:, 0] - counts[:, 1]
-        return np.clip(self.missing - (np.cumsum(tied) - tied), 0, tied)
+    def _above_and_ties(self) -> list[tuple[int, int]]:
+        """For each weight how many entries reach `high`, and how many of the ties are live."""
+        found, missing = [], self.missing
+        for at_low, at_high in _counts(self.entries, [self.low, self.high]).tolist():
+            ties = min(missing, at_low - at_high)
+            found.append((at_high, ties))
+            missing -= ties
+        return found
 
 
 def cut(entries: Sequence[Entries], count: int) -> Cut:
-    """Finds the `count` entries that the largest offset leaves live.
+    """Finds the `count` entries, from 0 to all, that the largest offset leaves live.
 
     The offset is found among all floats, as integers in their order, with several candidates in
     each pass over the entries.
-
-    Args:
-        entries: Those of each weight.
-        count: How many, from 0 to all of them.
     """
     size = sum(one.size for one in entries)
     if not 0 <= count <= size:
@@ -228,13 +221,12 @@ def cut(entries: Sequence[Entries], count: int) -> Cut:
     while beyond - least > 1:  # at least `count` entries reach the first, fewer the second
         parts = [(beyond - least) * j // (_TRIED + 1) for j in range(1, _TRIED + 1)]
         codes = [least + max(part, 1) for part in parts]
-        offsets = [_offset(code) for code in codes]
-        counts = _counts(entries, offsets).sum(axis=0).tolist()
+        counts = _counts(entries, [_offset(code) for code in codes]).sum(axis=0).tolist()
         if count in counts:
-            offset = offsets[counts.index(count)]
+            offset = _offset(codes[counts.index(count)])
             return Cut(entries, count, offset, offset)
-        reached = [code for code, found in zip(codes, counts, strict=True) if found > count]
-        least = max(reached, default=least)
+        more = [code for code, found in zip(codes, counts, strict=True) if found > count]
+        least = max(more, default=least)
         beyond = min((code for code in codes if code > least), default=beyond)
     low, high = _offset(least), _offset(beyond)
     above = int(_counts(entries, [high]).sum())
@@ -244,39 +236,38 @@ def cut(entries: Sequence[Entries], count: int) -> Cut:
 def _narrow(entries: Sequence[Entries], count: int) -> tuple[int, int]:
     """Two codes of offsets: at least `count` entries reach the first, fewer the second.
 
-    Entries in NumPy between the two are sorted. The codes are guessed by a sample of the entries.
+    A sample gives the codes. Entries in NumPy between them are sorted.
     """
-    least, beyond = _code(-np.inf), _code(np.inf) + 1
+    whole = _code(-np.inf), _code(np.inf) + 1
     own = [one for one in entries if isinstance(one, HostEntries)]
     size = sum(one.size for one in own)
     if len(own) == len(entries) and size > _FEW:
-        # From each weight a share, so that one sample stands for as many entries as another.
+        # A share of each weight, so that every sample stands for as many entries.
         parts = [one.sample(max(one.size * _SAMPLED // size, 1)) for one in own]
         sample = np.sort(np.concatenate(parts))
         at = sample.size * (1 - count / size)
-        # Five standard deviations of the rank, and some more for weights that the steps meet badly.
+        # Five standard deviations of the rank, and some more for weights with periodic patterns.
         margin = 5 * np.sqrt(at * (1 - at / sample.size)) + sample.size / 500 + 10
-        low = _code(sample[int(at - margin)]) if at >= margin else least
-        high = _code(sample[int(at + margin)]) if at + margin < sample.size else beyond
+        low = _code(sample[int(at - margin)]) if at >= margin else whole[0]
+        high = _code(sample[int(at + margin)]) if at + margin < sample.size else whole[1]
         above, inside = _sort_between(own, low, high)
         if above < count < above + inside:
             return low, high
-    _sort_between(own, least, beyond)
-    return least, beyond
+    if own:
+        _sort_between(own, *whole)
+    return whole
 
 
-def _sort_between(entries: Sequence[HostEntries], low: int, high: int) -> tuple[int, int]:
+def _sort_between(entries: Sequence[HostEntries], low: int, high: int) -> np.ndarray:
     """Sorts the entries between two codes; how many are above them, and how many between."""
     bounds = _bounds(entries, [_offset(low), _offset(high)])
-    found = [one.narrow(*ends) for one, ends in zip(entries, bounds, strict=True)]
-    return sum(above for above, _ in found), sum(inside for _, inside in found)
+    return np.sum([one.narrow(*ends) for one, ends in zip(entries, bounds, strict=True)], axis=0)
 
 
 def _levels(entries: Sequence[Entries], offsets: Sequence[float]) -> list[np.ndarray]:
     """Offsets as the methods of the entries take them: bounds for those on a device."""
-    on_device = [isinstance(one, DeviceEntries) for one in entries]
-    bounds = iter(_bounds(list(itertools.compress(entries, on_device)), offsets))
-    return [next(bounds) if there else np.array(offsets) for there in on_device]
+    bounds = iter(_bounds([one for one in entries if one.on_device], offsets))
+    return [next(bounds) if one.on_device else np.array(offsets) for one in entries]
 
 
 def _counts(entries: Sequence[Entries], offsets: Sequence[float]) -> np.ndarray:
@@ -286,49 +277,46 @@ def _counts(entries: Sequence[Entries], offsets: Sequence[float]) -> np.ndarray:
 
 
 def _around(entries: Sequence[Entries], offset: float, whole: bool = False) -> tuple[float, float]:
-    """The critical offsets on both sides of an offset; `nan` below, `inf` above where none is."""
+    """The critical offsets next to an offset; `nan` below, `inf` above if there is none."""
     pairs = zip(entries, _levels(entries, [offset]), strict=True)
-    below, above = zip(*(one.around(levels[0], whole) for one, levels in pairs), strict=True)
-    least = [end for end in above if not np.isnan(end)]
-    return max([end for end in below if not np.isnan(end)], default=np.nan), min(
-        least, default=np.inf
-    )
+    ends = np.array([one.around(levels[0], whole) for one, levels in pairs])
+    below, above = (column[~np.isnan(column)] for column in ends.T)
+    return float(below.max()) if below.size else np.nan, float(above.min(initial=np.inf))
 
 
 def _bounds(entries: Sequence[Entries], offsets: Sequence[float]) -> list[np.ndarray]:
-    """For each weight the least keys whose critical offset is at least so much, (m, groups).
+    """For each weight the least keys whose critical offset reaches an offset, (m, groups).
 
     Weights with the same `g` are done together.
     """
-    found: dict[int, np.ndarray] = {}
-    by_function: dict[Any, list[int]] = {}
+    found = [np.array(offsets, np.float64)[:, None]] * len(entries)
+    by_function: dict[int, list[int]] = {}
     for k, one in enumerate(entries):
-        if one.inverse is None:
-            found[k] = np.array(offsets, np.float64)[:, None]
-        else:
-            by_function.setdefault(one.inverse, []).append(k)
-    for inverse, same in by_function.items():
+        if one.inverse is not None:
+            by_function.setdefault(id(one.inverse), []).append(k)
+    for same in by_function.values():
         s = [entries[k].s.reshape(-1) for k in same]
-        rows = _least_bits(np.array(offsets), np.concatenate(s), inverse)
+        rows = _least_bits(np.array(offsets), np.concatenate(s), entries[same[0]].inverse)
         ends = np.cumsum([part.size for part in s])[:-1]
-        found.update(zip(same, np.split(rows, ends, axis=1), strict=True))
-    return [found[k] for k in range(len(entries))]
+        for k, part in zip(same, np.split(rows, ends, axis=1), strict=True):
+            found[k] = part
+    return found
 
 
 def _least_bits(
     offsets: np.ndarray, s: np.ndarray, inverse: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """The least bits whose critical offset is at least so much, (m, groups), by bisection.
+    """The least bits whose critical offset reaches an offset, (m, groups), by bisection.
 
-    `nan` is above all of them.
+    INFINITE for `nan`, which none reaches.
     """
     wanted = offsets[:, None]
-    never = np.broadcast_to(np.isnan(wanted), (offsets.size, s.size))
-    low = np.where(never, INFINITE, 0)
+    low = np.zeros((offsets.size, s.size), np.int64)
+    low[np.isnan(offsets)] = INFINITE
     high = np.full(low.shape, INFINITE)
     while (low < high).any():
         middle = (low + high) // 2
-        # Where nothing is left to find, `middle` may be one that is not finite.
+        # Where low and high have met, `middle` may not be finite.
         reached = _critical_offsets(np.minimum(middle, INFINITE - 1), s, inverse) >= wanted
         open_ = low < high
         high = np.where(open_ & reached, middle, high)
@@ -339,22 +327,17 @@ def _least_bits(
 def _critical_offsets(bits: np.ndarray, s: np.ndarray, inverse: Any) -> np.ndarray:
     """`g^-1(|w|) - s` in float64, for the bits of `|w|` as float32."""
     magnitudes = np.ascontiguousarray(bits, np.int32).view(np.float32)
-    with np.errstate(all="ignore"):  # of any magnitude, whether or not there is one
+    with np.errstate(all="ignore"):
         return np.asarray(inverse(magnitudes.astype(np.float64)) - s, np.float64)
 
 
 def _extremes(below: np.ndarray, above: np.ndarray) -> tuple[float, float]:
-    """The largest of the first, and the least of the second; `nan` where there is none."""
-    largest = float(below.max()) if below.size else np.nan
-    return largest, float(above.min()) if above.size else np.nan
+    """The largest of the first, and the least of the second; `nan` if there is none."""
+    return (below.max() if below.size else np.nan), (above.min() if above.size else np.nan)
 
 
 def _finite(value: float) -> float:
     return value if np.isfinite(value) else 0.0
-
-
-def _after(value: float) -> float:
-    return _offset(_code(value) + 1)
 
 
 def _code(value: float) -> int:

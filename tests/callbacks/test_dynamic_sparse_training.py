@@ -438,7 +438,7 @@ def test_selection_and_frozen_layers():
 
 def test_refusals():
     plain = compiled(keras.Sequential([keras.Input((8,)), L.Dense(3)]))
-    with pytest.raises(NotPrunableError, match="and live blocks: make the model sparse first"):
+    with pytest.raises(NotPrunableError, match="or live blocks: make the model sparse first"):
         begin(SET(end_step=1000), plain)
     dense = keras.Sequential([keras.Input((8,)), L.Dense(3, name="d")])
     other = compiled(kso.parametrize(dense, MagnitudeMask(0.5)))
