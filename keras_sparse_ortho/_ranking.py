@@ -30,7 +30,7 @@ _place: ContextVar[str | None] = ContextVar("place", default=None)
 
 @contextlib.contextmanager
 def ranked_on(place: str) -> Iterator[None]:
-    """Ranks weights on the "device" or on the "host", wherever they are; for tests."""
+    """Ranks all weights on the "device" or on the "host"; for tests."""
     if place not in _PLACES:
         raise ValueError(f"`place` must be one of {_PLACES}. Received: place={place!r}")
     token = _place.set(place)

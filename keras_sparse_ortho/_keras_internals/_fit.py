@@ -11,7 +11,7 @@ import keras
 def after_fit(model: Any, function: Callable[[], None]) -> None:
     """Calls a function in `on_train_end`, after all callbacks that the user gave to `fit`.
 
-    Some restore weights there. Keras' own `History` stands behind them.
+    Some restore weights there. Keras' own `History` comes last.
     """
     history = getattr(model, "history", None)
     if not isinstance(history, keras.callbacks.History):  # a custom training loop
@@ -74,5 +74,5 @@ def _fit_frame(model: Any) -> FrameType | None:
 
 
 def initial_epoch_is(model: Any, epoch: int) -> None:
-    """Makes the `fit` that begins start with an epoch, whatever its `initial_epoch`."""
+    """Makes the `fit` that begins start with an epoch, in place of its `initial_epoch`."""
     model._initial_epoch = epoch

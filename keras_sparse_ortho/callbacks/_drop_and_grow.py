@@ -194,7 +194,7 @@ def _move_blocks(
 def _move_along_lines(
     structure: ConstantFan, value: Array, mask: Array, count: int, scores: Array, rng: Generator
 ) -> Array:
-    """As SRigL: small entries are dropped wherever they are; a line grows as many as it lost."""
+    """As SRigL: the smallest entries of all lines drop; a line grows as many as it lost."""
     axis = -1 if structure.side == "in" else -2
     by_line = np.moveaxis(mask, axis, 2)
     lines = by_line.reshape(int(np.prod(by_line.shape[:3])), -1).copy()

@@ -112,7 +112,7 @@ class DynamicSparseTraining(StepCallback):
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Refuses to continue a run with an optimizer that counts from the start."""
         if start < 0 and not self.synced_step():
-            found = f"in a run of which {-start} steps were made before"
+            found = f"in a run that had made {-start} steps before"
             raise self.restart_error(0, found, can_begin=True)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -199,7 +199,7 @@ class DynamicSparseTraining(StepCallback):
         return grown
 
     def _mask(self, weight: PrunableWeight, mask: Any) -> None:
-        """Changes a mask; grown entries start from zero, whatever was written under the mask."""
+        """Changes a mask; grown entries start from zero."""
         own = fixed_mask(weight)
         mask = placed(mask, own.mask)
         changed = keras.ops.logical_xor(mask, own.mask.value)
@@ -252,13 +252,13 @@ class SET(DynamicSparseTraining):
         floor(f(t) n),  f(t) = alpha / 2 (1 + cos(pi t / T_end))
 
     of them, those of smallest magnitude, and as many of the entries that are then dead become
-    live, drawn uniformly. Density stays what it is to the entry, in each layer. As in the RigL
+    live, drawn uniformly. The number of live entries of each layer does not change. As in the RigL
     paper's SET, an entry that was just dropped may be drawn; it is then as if it had stayed.
 
     Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
     their entries; with `ConstantFan` a line grows as many entries as it lost (as in SRigL); with
-    `NByM` entries grow where a group has room. Live blocks (`layers.BlockSparseDense` and its
-    kin) move as those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
+    `NByM` entries grow where a group has room. Live blocks (as of `layers.BlockSparseDense`) move
+    as those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
 
     Entries that became live start from zero. Raw weights of dropped and grown entries are set to
     zero, and so are their moments and averages in the optimizer. Masks are variables: nothing is

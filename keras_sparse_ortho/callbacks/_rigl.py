@@ -205,7 +205,7 @@ class _Compact:
         return False
 
     def values(self) -> list[Any]:
-        # As arrays: two tensors of which one is computed from the other are not two.
+        # As arrays, so that the kernel is not a function of the values to the gradient.
         return [self._mask.value(), to_numpy(self._mask.values)]
 
     def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:

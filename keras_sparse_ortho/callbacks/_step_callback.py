@@ -63,7 +63,7 @@ class StepCallback(keras.callbacks.Callback):
         """To be overridden: called when training begins; an error is raised on all workers."""
 
     def settings(self) -> dict[str, Any]:
-        """To be overridden: arguments that decide what is live, the same on all workers."""
+        """To be overridden: arguments that must be the same on all workers."""
         return {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -159,7 +159,7 @@ class StepCallback(keras.callbacks.Callback):
         Args:
             step: The optimizer's step.
             found: What shows that the run has begun before.
-            can_begin: Whether a new run on this model may be what is wanted.
+            can_begin: Whether the user may have meant to start a new run.
         """
         optimizer, lost = self._watched.optimizer, self._lost_batches
         seen, accumulated = applied_batches(optimizer)

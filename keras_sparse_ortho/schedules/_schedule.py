@@ -14,7 +14,7 @@ from keras_sparse_ortho._checks import (
     explains_density,
 )
 
-# Without a given frequency: at least so many updates, and at most so many steps between two.
+# The default frequency: at least _UPDATES updates, at most _MOST_STEPS steps between two.
 _UPDATES = 100
 _MOST_STEPS = 100
 # Long enough for every fraction but 0 to be a step after the first.
