@@ -97,7 +97,7 @@ def refuse_separate_targets(call: str, separate: tuple[Any, ...]) -> None:
     """Raises TypeError if there are arguments after the data; `call` is the right call."""
     if separate:
         raise TypeError(
-            f"Pass inputs and targets as one tuple: {call}. "
+            f"Pass inputs and targets together, as a tuple: {call}. "
             f"Received: {1 + len(separate)} separate arguments"
         )
 
