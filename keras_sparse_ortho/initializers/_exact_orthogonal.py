@@ -79,12 +79,10 @@ class ExactOrthogonal(SparseInitializer):
             have.
         start: `"covering"`: no output is zero, and no input, where the live count allows; or
             `"published"`: as in the paper, with kernels that at low densities leave outputs dead.
-        norms: `"equal"`: all outputs have the same norm; or `None`.
-        taps: Where the entries of a convolution lie: `"center"`, or on all taps by `"shift"` or
-            `"cascade"`, exact under circular padding and for strides (a wrapped layer tells its
-            own; else give them to the `layout`). `"auto"`, as a pattern for `sparsify`: `"shift"`
-            where `CircularPadding` stands before a layer that pads by nothing itself, else
-            `"center"`.
+        taps: Where the entries of a convolution are: `"center"`, or `"shift"`, spread over all
+            taps, which is exact under circular padding, also with strides (a wrapped layer passes
+            its own; else set them in the `layout`). `"auto"`, as a pattern for `sparsify`:
+            `"shift"` for an unpadded layer behind `CircularPadding`, else `"center"`.
 
     Raises:
         DensityError: At a call, for a density less than the least one of the shape, `1 / max(in,
@@ -126,7 +124,6 @@ class ExactOrthogonal(SparseInitializer):
         center_density: float | str | None = None,
         structure: Structure | None = None,
         start: str = "covering",
-        norms: str | None = None,
         taps: str = "center",
     ) -> None:
         super().__init__(seed, layout)
@@ -145,10 +142,9 @@ class ExactOrthogonal(SparseInitializer):
                 f"Received: structure={structure!r}"
             )
         known = "center" if taps == "auto" else taps
-        check_options(start, norms, known, center_density, structure, self.rotations)
+        check_options(start, known, center_density, structure, self.rotations)
         self.structure = structure
         self.start = start
-        self.norms = norms
         self.taps = taps
 
     def sample(
@@ -171,7 +167,6 @@ class ExactOrthogonal(SparseInitializer):
             center_density=self.center_density,
             structure=self.structure,
             start=self.start,
-            norms=self.norms,
             taps=self.taps,
             dtype=np.float64 if target == np.float64 else np.float32,
         )
@@ -212,13 +207,24 @@ class ExactOrthogonal(SparseInitializer):
             # Outputs of a kernel that narrows are orthonormal, so that none is zero.
             covers = covers and inputs < outputs
             return least, max(least, self.structure.covering(canonical)) if covers else least
-        least = least_count(shape, layout, norms=self.norms, taps=self.taps)
+        least = least_count(shape, layout, taps=self.taps)
         return least, max(least, covering_count(shape, layout, taps=self.taps)) if covers else least
 
     @property
     def has_auto(self) -> bool:
         """Whether gain or taps are to be chosen."""
         return "auto" in (self.gain, self.taps)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ExactOrthogonal":
+        """The initializer that `get_config` describes."""
+        # Files from before 0.1.0 have it.
+        norms = config.get("norms")
+        if norms is not None:
+            raise ValueError(
+                f'`norms="equal"` has been removed; use the default. Received: norms={norms!r}'
+            )
+        return cls(**{name: value for name, value in config.items() if name != "norms"})
 
     def with_options(self, **options: Any) -> "ExactOrthogonal":
         """The same pattern with other options."""
@@ -248,7 +254,6 @@ class ExactOrthogonal(SparseInitializer):
             "center_density": self.center_density,
             "structure": keras.saving.serialize_keras_object(self.structure),
             "start": self.start,
-            "norms": self.norms,
             "taps": self.taps,
         }
 
