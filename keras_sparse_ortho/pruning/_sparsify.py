@@ -8,11 +8,10 @@ from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
 from keras_sparse_ortho.orthogonal import Structure
-from keras_sparse_ortho.pruning._choosing import weights_to_prune
-from keras_sparse_ortho.pruning._drawing import draw_kernels
+from keras_sparse_ortho.pruning._drawing import draw_kernels, warn_of_training_lost
 from keras_sparse_ortho.pruning._planning import BudgetLike
+from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
-from keras_sparse_ortho.pruning._training_lost import warn_of_training_lost
 from keras_sparse_ortho.pruning._wrapping import hold
 
 

@@ -130,7 +130,7 @@ def test_strided_taps_need_more():
     assert erk([weight], 0.05, orthogonal=ExactOrthogonal(taps="shift")).live == 72
     with pytest.raises(BudgetError, match=f"is {20 / 1440:.6g}.*Received"):
         erk([weight], 0.01, orthogonal=ExactOrthogonal(taps="shift"))
-    with pytest.raises(ValueError, match='taps="auto" are chosen by'):
+    with pytest.raises(ValueError, match='taps="auto" need'):
         erk([weight], 0.1, orthogonal=ExactOrthogonal(taps="auto"))
 
 
