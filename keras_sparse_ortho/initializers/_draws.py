@@ -108,12 +108,8 @@ class PackedDraw:
     ) -> "PackedDraw":
         """Packs a kernel that is zero outside its mask.
 
-        Args:
-            kernel: The values.
-            mask: Bool array.
-            initializer: What drew them.
-            variable: The variable that the kernel is for, if it will be stored densely: the kernel
-                is kept as a tensor like it. `None` keeps the live entries alone.
+        With the `variable` that will store it densely, it is kept as a tensor like that; else as
+        its live entries alone.
         """
         values = kernel[mask] if variable is None else _for_variable(kernel, variable)
         live = int(np.count_nonzero(mask))

@@ -173,12 +173,8 @@ def gaussian_means(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     of about 1 / nodes; halving the panels with the jump leaves about 1e-13. (SciPy's `quad_vec` has
     it, too, but calls the function for one node at a time.)
 
-    Args:
-        function: From nodes of shape `(n,)` to values of shape `(..., n)`; the precision of their
-            dtype bounds the tolerance.
-
-    Returns:
-        The means, of shape `(...)`.
+    `function` maps nodes `(n,)` to values `(..., n)`, whose dtype bounds the tolerance; the means
+    have the shape `(...)`.
     """
     tolerance = _TOLERANCE
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)

@@ -344,11 +344,7 @@ def _write_shifted(
     shifted by `a(i)`, uniform over the lower half of its places, then column `o` by a `b(o)` that
     is uniform over all shifts that keep its live entries in the window.
 
-    Args:
-        part: `(*taps, channels, columns)`.
-        matrix: `(phases * channels, columns)`.
-        strides: One for each spatial axis.
-        rng: For the shifts.
+    `part` is `(*taps, channels, columns)`, the matrix `(phases * channels, columns)`.
     """
     *taps, channels, _ = part.shape
     reached = [min(k, s) for k, s in zip(taps, strides, strict=True)]

@@ -300,20 +300,10 @@ def draw_regular(
     angles: AngleLaw = None,
     dtype: Any = np.float64,
 ) -> RegularBlocks:
-    """Exactly orthogonal matrices of regular blocks, each drawn on its own.
+    """Draws the matrices of a kernel with `fan_in` live input blocks for each output block.
 
-    Memory: the result, and about 1.3 float64 copies of the live blocks. No line is dead.
-
-    Args:
-        canonical_shape: `(batch, parts, *taps, inputs, outputs)`; `rows` divides the inputs, `cols`
-            the outputs.
-        rows: Inputs in a block.
-        cols: Outputs in a block.
-        fan_in: Live input blocks of each output block; see `check_fan`.
-        gain: Scale of the kernel.
-        rng: NumPy generator.
-        angles: Law of the rotation angles.
-        dtype: Floating type of the blocks. All arithmetic is in float64.
+    The blocks are of `dtype`, all arithmetic is in float64. Memory: the result, and about 1.3
+    float64 copies of the live blocks. No line is dead.
     """
     batch, parts, *_, inputs, outputs = (int(size) for size in canonical_shape)
     input_blocks, output_blocks = inputs // rows, outputs // cols

@@ -220,14 +220,8 @@ class Supports:
     ) -> tuple[int, bool]:
         """Applies rotations until one would take the live count over `limit`.
 
-        Args:
-            rotations: What to apply.
-            limit: Largest number of live entries.
-            stop_at_limit: Whether to stop once `limit` is reached, although rotations that add no
-                live entry would still fit.
-
-        Returns:
-            How many were applied, and whether the limit was met.
+        With `stop_at_limit` it also stops at `limit` itself, where rotations that add no live entry
+        would still fit. Returns how many were applied, and whether the limit was met.
         """
         bits = self._bits
         counts = [column.bit_count() for column in bits]

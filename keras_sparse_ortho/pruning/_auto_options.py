@@ -56,12 +56,7 @@ class _Following:
 
 
 class AutoOptions:
-    """Chooses the options that are `"auto"` in the patterns of weights.
-
-    Args:
-        model: The Keras 3 model.
-        weights: The weights that are to be drawn.
-        patterns: By path what is to draw them.
+    """Chooses the options that are `"auto"` in the patterns of weights, by path.
 
     Raises:
         ValueError: Anything else than a Keras 3 model, if an option is `"auto"`.

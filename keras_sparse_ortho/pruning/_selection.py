@@ -12,13 +12,7 @@ _UNREGISTERED = ("warn", "dense", "guess")
 def weights_to_prune(
     model: Any, include: Selection, exclude: Selection, unregistered: str
 ) -> list[PrunableWeight]:
-    """The weights that are selected.
-
-    Args:
-        model: The model.
-        include: See `sparsify`.
-        exclude: See `sparsify`.
-        unregistered: See `sparsify`.
+    """The weights that `include`, `exclude` and `unregistered` select; see `sparsify`.
 
     Raises:
         NotPrunableError: A model that is not built.
