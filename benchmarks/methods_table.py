@@ -48,7 +48,6 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
     "eoi_center": lambda gain: ExactOrthogonal(gain=gain or 1.0, center_density="more_nonzeros"),
     "eoi_auto": lambda gain: ExactOrthogonal(gain="auto", taps="auto"),
     "eoi_shift": lambda gain: ExactOrthogonal(gain="auto", taps="shift"),
-    "eoi_equal": lambda gain: ExactOrthogonal(gain="auto", taps="auto", norms="equal"),
 }
 """What draws kernels and fixed masks, by name, for a gain:
 
@@ -57,7 +56,7 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
 - ai: a random mask, with values as orthogonal as possible (Lee et al.);
 - eoi_published: exactly orthogonal as published; eoi_erk: without dead outputs; eoi_center: with
   denser center taps (`more_nonzeros`); eoi_auto: gain and taps by what follows each layer;
-  eoi_shift: all on all taps; eoi_equal: as eoi_auto, all outputs of a kernel with the same norm.
+  eoi_shift: all on all taps.
 """
 
 

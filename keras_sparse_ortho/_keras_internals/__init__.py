@@ -16,12 +16,10 @@ from keras_sparse_ortho._keras_internals._compiling import (
     track_parameters_anew,
 )
 from keras_sparse_ortho._keras_internals._fit import (
-    add_to_logs,
     after_fit,
     before_save,
     in_fit,
     initial_epoch_is,
-    leave_logs,
     length_of_data,
 )
 from keras_sparse_ortho._keras_internals._graphs import (
@@ -90,7 +88,6 @@ __all__ = [
     "StandIns",
     "VariableOverrides",
     "WrapperBuiltByCalls",
-    "add_to_logs",
     "adopt_call_interface",
     "after_fit",
     "along_kernel",
@@ -121,7 +118,6 @@ __all__ = [
     "layout_entries",
     "layout_of",
     "leave_graphs",
-    "leave_logs",
     "length_of_data",
     "maps_one_tensor",
     "maybe_build",

@@ -106,8 +106,8 @@ def test_lifting_a_given_budget():
     assert lifted.lifted_from == {"wide/kernel": 20}
     assert lifted.counts == {"wide/kernel": 64, "head/kernel": 161}
     assert lifted.live == given_.for_weights(kso.prunable_weights(mlp())).live
-    equal = lift(mlp(), given_, ExactOrthogonal(norms="equal"))
-    assert equal.counts["wide/kernel"] == least_count((16, 64), norms="equal")
+    published = lift(mlp(), given_, ExactOrthogonal(start="published"))
+    assert published.counts["wide/kernel"] == 20
 
 
 def test_files_keep_what_was_lifted_from_where(tmp_path):
@@ -122,20 +122,14 @@ def test_files_keep_what_was_lifted_from_where(tmp_path):
     assert Budget.load(tmp_path / "older.csv").lifted_from == {"a": None}
 
 
-def test_equal_norms_and_strided_taps_need_more():
+def test_strided_taps_need_more():
     [weight] = kso.prunable_weights(
         keras.Sequential([keras.Input((8, 8, 8)), L.Conv2D(20, 3, strides=2, name="conv")])
     )
-    least = {
-        pattern: erk([weight], 0.05, orthogonal=pattern)
-        for pattern in (ExactOrthogonal(norms="equal"), ExactOrthogonal(taps="shift"))
-    }
-    assert all(budget.live == 72 for budget in least.values())
+    assert erk([weight], 0.05, orthogonal=ExactOrthogonal(taps="shift")).live == 72
     with pytest.raises(BudgetError, match=f"is {20 / 1440:.6g}.*Received"):
         erk([weight], 0.01, orthogonal=ExactOrthogonal(taps="shift"))
-    with pytest.raises(BudgetError, match=f"is {least_count((8, 20), norms='equal') / 1440:.6g}. "):
-        erk([weight], 0.01, orthogonal=ExactOrthogonal(norms="equal"))
-    with pytest.raises(ValueError, match='taps="auto" are chosen by'):
+    with pytest.raises(ValueError, match='taps="auto" need'):
         erk([weight], 0.1, orthogonal=ExactOrthogonal(taps="auto"))
 
 
