@@ -11,7 +11,6 @@ from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
 from keras_sparse_ortho.orthogonal import dead_outputs
-from keras_sparse_ortho.parametrizations import FixedMask
 
 
 def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) -> SparsityReport:
@@ -66,7 +65,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     known: list[Row] = []
     others: list[Row] = []
     for weight in weights:
-        wrapped = weight.parametrization is not None or weight.stored is not None
+        wrapped = weight.storage is not None
         listed = known if weight.registered or wrapped else others
         listed.append(_row(weight, orthogonality, wrapped))
     return SparsityReport(tuple(known), str(getattr(model, "name", "")), tuple(others))
@@ -99,22 +98,16 @@ def _orthogonality(weight: PrunableWeight, which: bool | str) -> float | None:
 
 def _drawn_by(weight: PrunableWeight) -> SparseInitializer | None:
     """The sparse initializer that drew a kernel and its mask, `None` for others."""
-    mask = weight.parametrization
-    if isinstance(mask, FixedMask):
-        return mask.drawn_by
-    own = weight.initializer if mask is None else None
+    own = weight.initializer if weight.storage is None else weight.storage.drawn_by
     return own if isinstance(own, SparseInitializer) else None
 
 
 def _is_as_drawn(weight: PrunableWeight) -> bool:
-    if weight.stored is not None and weight.parametrization is None:
-        return weight.stored.is_as_drawn()
     drawn_by = _drawn_by(weight)
     if drawn_by is None or drawn_by.isometry is None:
         return False
-    mask = weight.parametrization
-    if isinstance(mask, FixedMask):
-        return mask.is_as_drawn()
+    if weight.storage is not None:
+        return weight.storage.is_as_drawn()
     # To compare, it is drawn once more, which for an approximate one may take minutes.
     return drawn_by.isometry == "exact" and is_as_drawn(weight)
 

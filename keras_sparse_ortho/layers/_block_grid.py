@@ -1,15 +1,25 @@
-"""`BlockGrid`: which blocks of a kernel are live, and the kernel with them."""
+"""`BlockGrid`: which blocks of a kernel are live; what a layer computes with; sharding."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._keras_internals import (
+    Axes,
+    DeferredVariables,
+    axes_at,
+    mesh_size,
+    value_in_scope,
+)
 from keras_sparse_ortho.errors import DensityError, LayoutError
-from keras_sparse_ortho.orthogonal import check_regular, fan_step, regular_pattern
+from keras_sparse_ortho.orthogonal import check_regular, fan_step, regular_pattern, slots_of
+
+ops = keras.ops
 
 # A density is met as well as the grid allows, if that is not off by more than this part of it.
 _FURTHEST = 0.25
@@ -216,3 +226,100 @@ def _blocks(side: str, size: int, step: int) -> int:
             f"Received: {size} {side}"
         )
     return size // step
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockOperands:
+    """Blocks, and where they stand.
+
+    Args:
+        grid: Of these blocks.
+        blocks: `(J, k, *taps, r, c)`.
+        inputs_of: `(J, k)` integers.
+        slots_of: `(I, J k / I)` integers.
+    """
+
+    grid: BlockGrid
+    blocks: Any
+    inputs_of: Any
+    slots_of: Any
+
+
+class WholeKernel:
+    """The place of a kernel with all its blocks, which holds no array.
+
+    A scope that answers for `variable` makes the layer compute with a kernel in which every block
+    is live, so that the gradient of blocks that are not live is known. Without one it is `None`.
+    """
+
+    def __init__(self) -> None:
+        self._variable: Any = None
+
+    def variable(self, grid: BlockGrid, dtype: str) -> Any:
+        """The Keras variable, `(J, I, *taps, r, c)`, without a value."""
+        if self._variable is None:
+            with DeferredVariables().creating():
+                self._variable = keras.Variable(
+                    "zeros", shape=_whole(grid).blocks_shape, dtype=dtype, name="whole_kernel"
+                )
+        return self._variable
+
+    def operands(self, grid: BlockGrid, dtype: str) -> BlockOperands | None:
+        """All blocks, if the enclosing scope has them."""
+        given = None if self._variable is None else value_in_scope(self._variable)
+        if given is None:
+            return None
+        whole = _whole(grid)
+        pattern = np.tile(np.arange(grid.in_blocks, dtype=np.int32), (grid.out_blocks, 1))
+        places = (pattern, slots_of(pattern, grid.in_blocks))
+        return BlockOperands(whole, ops.cast(given, dtype), *map(ops.convert_to_tensor, places))
+
+
+def _whole(grid: BlockGrid) -> BlockGrid:
+    return dataclasses.replace(grid, fan_in=grid.in_blocks)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockAxes:
+    """The axes of a mesh along which blocks and their places are cut; `None` if nothing says so.
+
+    What a `keras.distribution.LayoutMap` has for the kernel of the layer whose place this one
+    takes, `"hidden/kernel"`, holds for its blocks: they are cut by output blocks, so that each
+    device has all live blocks of its outputs, along the axis along which the kernel is. An entry
+    for `"hidden/blocks"`, `(J, k, *taps, r, c)`, goes first.
+
+    Args:
+        blocks: For `(J, k, *taps, r, c)`.
+        inputs_of: For `(J, k)`.
+        slots_of: For `(I, J k / I)`, which every device has.
+    """
+
+    blocks: Axes | None = None
+    inputs_of: Axes | None = None
+    slots_of: Axes | None = None
+
+    @classmethod
+    def at(cls, path: str, grid: BlockGrid) -> "BlockAxes":
+        """Those of the layer at a path.
+
+        Raises:
+            LayoutError: More devices along the axis than divide the output blocks.
+        """
+        rank = len(grid.blocks_shape)
+        given = axes_at(f"{path}/blocks")
+        if given is None:
+            kernel = axes_at(f"{path}/kernel")
+            if kernel is None:
+                return cls()
+            used = [axis for axis in reversed(kernel) if axis is not None]
+            given = (used[0] if used else None,)
+        axis = given[0] if given else None
+        if axis is not None and grid.out_blocks % mesh_size(axis):
+            raise LayoutError(
+                f"The blocks of '{path}' are cut by output blocks, whose number the "
+                f"{mesh_size(axis)} devices along '{axis}' must divide. Give '{path}/blocks' an "
+                f"entry of its own in the LayoutMap, such as {(None,) * rank}, for blocks that "
+                f"every device holds. Received: {grid.out_blocks} output blocks"
+            )
+        whole = given + (None,) * (rank - len(given))
+        return cls(whole, (axis, None), (None, None))

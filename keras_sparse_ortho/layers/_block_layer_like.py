@@ -6,11 +6,12 @@ import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.layers._block_sparse_conv1d import BlockSparseConv1D
-from keras_sparse_ortho.layers._block_sparse_conv2d import BlockSparseConv2D
-from keras_sparse_ortho.layers._block_sparse_conv3d import BlockSparseConv3D
-from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense
-from keras_sparse_ortho.layers._block_sparse_einsum_dense import BlockSparseEinsumDense
+from keras_sparse_ortho.layers._block_sparse_conv import (
+    BlockSparseConv1D,
+    BlockSparseConv2D,
+    BlockSparseConv3D,
+)
+from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 _KINDS: dict[Any, type[BlockSparseLayer]] = {

@@ -1,4 +1,4 @@
-"""Data parallel on JAX: what workers add up is the gradient of live values, not of the kernel."""
+"""Data parallel on JAX: all-reduce the gradients of live values, not those of dense kernels."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import VariableOverrides, value_in_scope
-from keras_sparse_ortho.parametrizations import CompactMask, Parametrization
+from keras_sparse_ortho.parametrizations import Parametrization
 
 L = keras.layers
 # Each maps sample by sample, has samples first and keeps nothing between calls.
@@ -87,5 +87,5 @@ def _can_be_split(
         and isinstance(args[0], jax.core.Tracer)
         and args[0].shape[0] % devices == 0
         and not any(keras.ops.is_tensor(argument) for argument in kwargs.values())
-        and all(isinstance(p, CompactMask) and value_in_scope(p.kernel) is None for p in own)
+        and all(p.compact and value_in_scope(p.layer_variable) is None for p in own)
     )

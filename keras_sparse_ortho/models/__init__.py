@@ -4,6 +4,8 @@ from keras_sparse_ortho.models._at_density import model_gap as model_gap
 from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
 from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density
 from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
+from keras_sparse_ortho.models._conversion import blocks_where_possible as blocks_where_possible
+from keras_sparse_ortho.models._conversion import to_blocks, to_compact, to_masked
 from keras_sparse_ortho.models._copying import Copy as Copy
 from keras_sparse_ortho.models._copying import share_initializers as share_initializers
 from keras_sparse_ortho.models._facts import mask_facts as mask_facts
@@ -29,11 +31,7 @@ from keras_sparse_ortho.models._rewriter import Replacement as Replacement
 from keras_sparse_ortho.models._same_function import probe_of_copy as probe_of_copy
 from keras_sparse_ortho.models._stateless_loss import Objective as Objective
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss as StatelessLoss
-from keras_sparse_ortho.models._storage import to_compact as to_compact
-from keras_sparse_ortho.models._storage import to_masked as to_masked
 from keras_sparse_ortho.models._strip import strip as strip
-from keras_sparse_ortho.models._to_blocks import blocks_where_possible as blocks_where_possible
-from keras_sparse_ortho.models._to_blocks import to_blocks as to_blocks
 
 # Public; the other names above are for the other rooms.
 __all__ = [

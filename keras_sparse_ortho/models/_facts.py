@@ -54,7 +54,7 @@ def mask_facts(model: Any) -> dict[str, str]:
     """Which entries are live, and what decides it, for each kernel."""
     facts = {}
     for weight in prunable_weights(model):
-        own: Any = weight.parametrization or weight.stored
+        own = weight.storage
         if own is None:
             continue
         facts[weight.path] = digest_of(np.packbits(own.mask_value()))

@@ -1,24 +1,24 @@
 """`strip`: the plain Keras model, with the effective weights in its layers."""
 
-import functools
-import types
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 
+from keras_sparse_ortho._keras_internals import maps_one_tensor
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, ScannedStack
+from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
+from keras_sparse_ortho.layers import PrunableLayer, ScannedStack
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
 from keras_sparse_ortho.models._copying import Copy, copy_names, unbuilt_copy
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.models._same_function import SameFunction
-from keras_sparse_ortho.models._thin import thin_replacement
+from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
+
+L = keras.layers
 
 
 def strip(model: keras.Model) -> keras.Model:
@@ -36,8 +36,8 @@ def strip(model: keras.Model) -> keras.Model:
         model: A built Keras model, with or without wrapped layers.
 
     Returns:
-        A new, uncompiled model; a model written as a class is changed in place, and returned, and
-        is to be compiled again.
+        A new, uncompiled model; a subclassed model is changed in place, and returned, and is to be
+        compiled again.
 
     Raises:
         NotPrunableError: A model that is not built; a weight whose mask was never set, because
@@ -64,12 +64,10 @@ def strip(model: keras.Model) -> keras.Model:
     check_built(model)
     _refuse_unfinished(model)
     warn_unless_at_density(model)
-    if isinstance(model, PrunableLayer):
-        return _strip_layer(model)
-    if isinstance(model, BlockSparseLayer):
-        return model.to_dense_layer()
-    if isinstance(model, ScannedStack):
+    if _stack_in(model) is not None:
         return _unrolled(model)
+    if is_sparse_layer(model):
+        return _strip_layer(model)
     same = SameFunction(model)
 
     def complete(plain: Any) -> Any:
@@ -81,82 +79,64 @@ def strip(model: keras.Model) -> keras.Model:
 
 def _refuse_unfinished(model: Any) -> None:
     for layer, path in walk(model, ""):
-        made = layer.parametrizations if isinstance(layer, PrunableLayer) else {}
-        for key, parametrization in made.items():
-            if (reason := parametrization.unfinished()) is not None:
+        for key, storage in storages_of(layer).items():
+            if (reason := storage.unfinished()) is not None:
                 raise NotPrunableError(
                     f"The weight '{path}/{key}' cannot be stripped: {reason}. "
-                    f"Received: {type(parametrization).__name__}"
+                    f"Received: {type(storage).__name__}"
                 )
 
 
-def in_dense_form(layer: BlockSparseLayer) -> Replacement:
-    """The namesake of a layer of live blocks in its place, with its kernel."""
-    dense = layer.dense_layer()
-    return Replacement(dense, lambda: layer.fill_dense_layer(dense))
-
-
 def _unwrap(layer: Any, path: str, copy: Copy) -> Replacement | None:
-    if isinstance(layer, BlockSparseLayer):
-        return in_dense_form(layer)
-    if isinstance(layer.layer if isinstance(layer, PrunableLayer) else layer, ScannedStack):
+    if _stack_in(layer) is not None:
         return Replacement(_unrolled(layer), lambda: None)
-    if not isinstance(layer, PrunableLayer):
+    if not is_sparse_layer(layer):
         return None
-    plain = copy(layer.layer)
-    fill = functools.partial(_copy_effective, own=copy.own)
-    if plain is not layer.layer:
-        thin = thin_replacement(layer, plain, fill)
-        if thin is not None:
-            return thin
+    dense = dense_form(layer, copy)
+    thin = _thin(layer, dense.layer, copy)
+    if thin is not None:
+        return thin
 
     def finish() -> None:
-        if plain is layer.layer:
+        dense.finish()
+        _reset_initializers(dense.layer)
+
+    return Replacement(dense.layer, finish)
+
+
+def dense_form(layer: Any, copy: Copy) -> Replacement:
+    """The plain layer in place of a sparse one, with its effective weights."""
+    plain, inside = layer.dense_layer(copy), getattr(layer, "layer", None)
+
+    def finish() -> None:
+        if plain is inside:
             layer.release()
-            _reset_initializers(plain)
-        else:
-            copy_names(layer.layer, plain)
-            fill(layer, plain)
+            return
+        if inside is not None:
+            copy_names(inside, plain)
+        layer.fill_dense_layer(plain, own=copy.own)
 
     return Replacement(plain, finish)
 
 
-def _unrolled(layer: PrunableLayer | ScannedStack) -> Any:
+def _stack_in(layer: Any) -> ScannedStack | None:
+    """A stack, or the one that a layer wraps."""
+    inside = getattr(layer, "layer", None) if is_sparse_layer(layer) else layer
+    return inside if isinstance(inside, ScannedStack) else None
+
+
+def _unrolled(layer: Any) -> Any:
     """The plain layers of a stack, in a Sequential model of its name."""
-    if isinstance(layer, ScannedStack):
-        return strip(layer.unrolled())
-    held = layer.parametrizations.values()
-    return strip(layer.layer.unrolled((own.layer_variable, own.current()) for own in held))
+    stack = _stack_in(layer)
+    assert stack is not None
+    held = [] if layer is stack else layer.parametrizations.values()
+    return strip(stack.unrolled((own.layer_variable, own.current()) for own in held))
 
 
-def _strip_layer(wrapper: PrunableLayer) -> Any:
-    inner = wrapper.layer
-    if isinstance(inner, ScannedStack):
-        return _unrolled(wrapper)
-    plain = unbuilt_copy(inner, _without_own_initializers)
-    plain.build_from_config(inner.get_build_config())
-    _copy_effective(wrapper, plain)
+def _strip_layer(layer: Any) -> Any:
+    plain = layer.dense_layer(lambda inside: unbuilt_copy(inside, _without_own_initializers))
+    layer.fill_dense_layer(plain)
     return plain
-
-
-def _copy_effective(
-    wrapper: PrunableLayer,
-    plain: Any,
-    other: Mapping[int, Any] = types.MappingProxyType({}),
-    own: Callable[[list[Any]], list[Any]] = list,
-) -> None:
-    """Sets the weights of `plain` to those that the wrapped layer computes with.
-
-    Where `other` has a value, by `id` of the wrapped layer's variable, to that one. Of the weights
-    of both only those that `own` leaves.
-    """
-    effective = {id(p.layer_variable): p for p in wrapper.parametrizations.values()}
-    for old, new in zip(own(wrapper.layer_weights), own(plain.weights), strict=True):
-        if id(old) in other:
-            assign(new, other[id(old)])
-            continue
-        value = effective[id(old)].current() if id(old) in effective else old.value
-        assign(new, keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
 
 
 def _without_own_initializers(config: Any) -> Any:
@@ -178,3 +158,45 @@ def _reset_initializers(layer: Any) -> None:
         for name, value in list(vars(inner).items()):
             if isinstance(value, SparseInitializer):
                 setattr(inner, name, keras.initializers.GlorotUniform())
+
+
+def _thin(wrapper: Any, clone: Any, copy: Copy) -> Replacement | None:
+    """`Sequential([Dense(k), layer])` for a layer with the kernel `(m, k) @ (k, n)`.
+
+    For Dense, and for LSTM, GRU and SimpleRNN, whose kernel is the one on the inputs. `None` where
+    there is nothing to gain: the kernel has no factors, they are not smaller than their product, or
+    the layer is called with a mask or states, or returns states, which a Sequential model cannot
+    pass on.
+    """
+    layer: Any = getattr(wrapper, "layer", None)
+    if clone is layer:
+        return None
+    if type(layer) is L.Dense:
+        key = "kernel"
+    elif type(layer) in (L.LSTM, L.GRU, L.SimpleRNN):
+        if layer.return_state or layer.stateful:
+            return None
+        key = f"{layer.cell.name}/kernel"
+    else:
+        return None
+    low_rank = storages_of(wrapper).get(key)
+    if not isinstance(low_rank, LowRankSoftThreshold) or not maps_one_tensor(wrapper):
+        return None
+    left, right = low_rank.factors()
+    if not 0 < left.size + right.size < low_rank.weight.size:
+        return None
+    thin = L.Dense(
+        left.shape[1], use_bias=False, name=f"{layer.name}_thin", dtype=layer.dtype_policy
+    )
+    both = keras.Sequential([thin, clone], name=layer.name)
+
+    def finish() -> None:
+        kernel = getattr(clone, "cell", clone).kernel
+
+        def set_weight(variable: Any, value: Any) -> None:
+            assign(variable, right if variable is kernel else value)
+
+        assign(thin.kernel, left)
+        wrapper.fill_dense_layer(clone, set_weight, own=copy.own)
+
+    return Replacement(both, finish)

@@ -3,8 +3,8 @@
 from keras_sparse_ortho.parametrizations._channel_soft_threshold import (
     ChannelSoftThreshold as ChannelSoftThreshold,
 )
-from keras_sparse_ortho.parametrizations._compact_checks import refuse_compact as refuse_compact
 from keras_sparse_ortho.parametrizations._compact_mask import CompactMask as CompactMask
+from keras_sparse_ortho.parametrizations._compact_mask import refuse_compact as refuse_compact
 from keras_sparse_ortho.parametrizations._density_gap import DensityGap as DensityGap
 from keras_sparse_ortho.parametrizations._density_gap import density_gap as density_gap
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask as FixedMask

@@ -55,6 +55,10 @@ class Masked(Parametrization):
         """Which entries are live, as a NumPy bool array."""
         return to_numpy(self.mask)
 
+    def support(self) -> list[Any]:
+        """The mask."""
+        return [self.mask]
+
     def assign_mask(self, mask: Any) -> None:
         """Sets another mask, and the raw weight to zero where it is not live.
 
@@ -69,7 +73,6 @@ class Masked(Parametrization):
                 f"The mask of '{self.weight.path}' is a bool array of shape {self.weight.shape}. "
                 f"Received: dtype {dtype}, shape {shape}"
             )
-        # What was dead is zero for sure only after this: see `clear_dead`.
         mask = placed(mask, self.mask)
         # What was dead is zero for sure only after this: see `clear_dead`.
         self._clear(keras.ops.logical_and(mask, self.mask.value))

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._values import assign
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight, Storage
 
 
-class Parametrization(abc.ABC):
+class Parametrization(Storage):
     """Maps the raw value `w` of one weight to the effective weight `w_e` that its layer uses.
 
     A parametrization is small and belongs to one weight. `PrunableLayer` makes one for each weight
@@ -22,9 +22,6 @@ class Parametrization(abc.ABC):
     Subclasses implement `build`, `effective`, `mask_value` and `get_config`, and `for_density` if
     a budget can say how much of the weight is live.
     """
-
-    compact = False
-    """Whether the weight's own variable is given up for others, as `CompactMask` does."""
 
     @abc.abstractmethod
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
@@ -37,10 +34,6 @@ class Parametrization(abc.ABC):
     @abc.abstractmethod
     def effective(self, value: Any) -> Any:
         """The effective weight for the raw value, both tensors of one shape and dtype."""
-
-    @abc.abstractmethod
-    def mask_value(self) -> np.ndarray:
-        """Which entries are live now, as a NumPy bool array."""
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
@@ -70,6 +63,15 @@ class Parametrization(abc.ABC):
             f"out, or steer it by a callback. Received: density={density!r}"
         )
 
+    @property
+    def parametrization(self) -> "Parametrization":
+        """Itself."""
+        return self
+
+    def value(self) -> np.ndarray:
+        """The effective weight as a NumPy array (bfloat16 as float32)."""
+        return to_numpy(self.current())
+
     def current(self, after: Any = None) -> Any:
         """The effective weight as it is now, a tensor.
 
@@ -82,10 +84,10 @@ class Parametrization(abc.ABC):
         """Sets the raw weight."""
         assign(self.weight.variable, value)
 
-    def settle(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called once the raw weight has been set, after the wrapper was built with another."""
+    def mark_as_drawn(self, kernel: Any = None) -> None:  # most do not tell
+        """Notes that the raw weight is what a sparse initializer has drawn."""
 
-    def clear_dead(self) -> None:  # noqa: B027 (most have nothing to do)
+    def clear_dead(self) -> None:
         """Called before the raw weight is saved or ranked, where dead entries have no part.
 
         Their gradients are zero, and so are their updates, but for an optimizer that mixes the
@@ -97,15 +99,6 @@ class Parametrization(abc.ABC):
         """The magnitudes below which entries are dead, as a NumPy array; `None` without any."""
         return None
 
-    def unfinished(self) -> str | None:
-        """Why the weight must not be stripped yet, or `None`."""
-        return None
-
-    @property
-    @abc.abstractmethod
-    def weight(self) -> PrunableWeight:
-        """The weight it was built for."""
-
     @property
     def layer_variable(self) -> Any:
         """The variable that the layer reads, in whose place it gets the effective weight."""
@@ -115,5 +108,5 @@ class Parametrization(abc.ABC):
         """Sets the raw weight to the effective one."""
         self.assign_raw(self.current())
 
-    def release(self) -> None:  # noqa: B027 (most have nothing to do)
+    def release(self) -> None:
         """Called when the weight stays in its layer as it is, and the parametrization goes."""

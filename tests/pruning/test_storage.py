@@ -138,7 +138,7 @@ def test_conversion_in_mid_training_changes_nothing(storage, optimizer):
 def _dead_slots(model):
     """Of each slot the entries under a mask, with the value that they start from."""
     for weight in kso.prunable_weights(model):
-        if weight.stored is None:
+        if not weight.storage.compact:
             dead = ~weight.parametrization.mask_value()
             for slot, start in optimizer_slots(model.optimizer, weight.variable):
                 yield array(slot)[dead], start
