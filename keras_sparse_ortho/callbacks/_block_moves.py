@@ -11,7 +11,8 @@ from keras_sparse_ortho.layers import BlockSparseLayer
 
 def block_layer(weight: PrunableWeight) -> BlockSparseLayer | None:
     """The layer of a weight that is stored as its live blocks; `None` for other weights."""
-    return weight.owner if isinstance(weight.owner, BlockSparseLayer) else None
+    movable = weight.storage is not None and weight.storage.movable
+    return weight.owner if movable and weight.parametrization is None else None
 
 
 def places_shape(weight: PrunableWeight) -> tuple[int, ...]:
@@ -37,7 +38,7 @@ def moved_blocks(
         rng: Decides between equals.
 
     Returns:
-        `inputs_of`, `(J, k)`, each line in increasing order.
+        Which blocks are live then, `(I, J)`.
     """
     grid, pattern = layer.grid, to_numpy(layer.inputs_of)
     sums = block_sums(to_numpy(layer.blocks))
@@ -51,5 +52,4 @@ def moved_blocks(
     outputs = np.arange(grid.out_blocks)[:, None]
     live[pattern, outputs], magnitudes[pattern, outputs] = True, sums
     count = int(fraction * grid.live) // (grid.live // pattern.size)
-    after = move_regular(magnitudes[None], live[None], count, scores[None], rng)[0]
-    return np.nonzero(after.T)[1].reshape(pattern.shape)
+    return move_regular(magnitudes[None], live[None], count, scores[None], rng)[0]

@@ -18,8 +18,8 @@ from keras_sparse_ortho.parametrizations import FixedMask
 
 def fixed_mask(weight: PrunableWeight) -> FixedMask:
     """The FixedMask of a weight that has one."""
-    assert isinstance(weight.parametrization, FixedMask)
-    return weight.parametrization
+    mask: FixedMask = weight.parametrization
+    return mask
 
 
 def moves_on_device(weight: PrunableWeight) -> bool:
