@@ -12,26 +12,23 @@ from keras_sparse_ortho.models._facts import mask_facts as mask_facts
 from keras_sparse_ortho.models._facts import structure_facts as structure_facts
 from keras_sparse_ortho.models._facts import value_facts as value_facts
 from keras_sparse_ortho.models._flops import input_specs as input_specs
-from keras_sparse_ortho.models._flops import kernel_positions as kernel_positions
+from keras_sparse_ortho.models._flops import kernel_positions
 from keras_sparse_ortho.models._holders import places_to_wrap as places_to_wrap
 from keras_sparse_ortho.models._holders import uncovered_weights as uncovered_weights
 from keras_sparse_ortho.models._kinds import is_clonable as is_clonable
 from keras_sparse_ortho.models._kinds import is_graph_of_class as is_graph_of_class
-from keras_sparse_ortho.models._load_dense_weights import (
-    load_dense_weights as load_dense_weights,
-)
+from keras_sparse_ortho.models._load_dense_weights import load_dense_weights
 from keras_sparse_ortho.models._prunable_weights import check_built as check_built
 from keras_sparse_ortho.models._prunable_weights import never_called as never_called
-from keras_sparse_ortho.models._prunable_weights import prunable_weights as prunable_weights
+from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.models._prunable_weights import refuse_unfit as refuse_unfit
 from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
-from keras_sparse_ortho.models._remove_channels import remove_channels as remove_channels
+from keras_sparse_ortho.models._remove_channels import remove_channels
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._rewriter import Replacement as Replacement
 from keras_sparse_ortho.models._same_function import probe_of_copy as probe_of_copy
-from keras_sparse_ortho.models._stateless_loss import Objective as Objective
-from keras_sparse_ortho.models._stateless_loss import StatelessLoss as StatelessLoss
-from keras_sparse_ortho.models._strip import strip as strip
+from keras_sparse_ortho.models._stateless_loss import Objective, StatelessLoss
+from keras_sparse_ortho.models._strip import strip
 
 # Public; the other names above are for the other rooms.
 __all__ = [
