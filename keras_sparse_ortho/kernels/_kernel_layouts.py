@@ -44,10 +44,10 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     return {**found, **known_by_name(layer)}
 
 
-def are_kernels_told(layer: Any) -> bool:
-    """Whether it has been said which weights of a layer are kernels, so that no other one is."""
-    told = hasattr(layer, "get_prunable_weights") or hasattr(type(layer), "storages")
-    if told or hasattr(layer, "transparent_path") or _is_of_keras(type(layer)):
+def declares_kernels(layer: Any) -> bool:
+    """Whether a layer's kernels are declared, so that none of its other weights is one."""
+    declared = hasattr(layer, "get_prunable_weights") or hasattr(type(layer), "storages")
+    if declared or hasattr(layer, "transparent_path") or _is_of_keras(type(layer)):
         return True
     registered = [k for k in type(layer).__mro__ if k is not object and not _is_of_keras(k)]
     return any(kind in kernel_layouts.registry for kind in registered)
@@ -140,7 +140,7 @@ _FUSED_EXPERTS = {
 }
 
 # By package and class: matrices that are not called `kernel`, `*_kernel` or `embeddings`, or are
-# laid out otherwise.
+# have other axes.
 _KNOWN: dict[str, dict[str, dict[str, KernelLayout]]] = {
     "keras_hub": {
         "MixtralMoeExperts": {
@@ -152,7 +152,7 @@ _KNOWN: dict[str, dict[str, dict[str, KernelLayout]]] = {
         "Qwen3MoeExperts": _FUSED_EXPERTS,
         "Qwen3_5MoeExperts": _FUSED_EXPERTS,
         "Gemma4MoEBlock": dict.fromkeys(("gate_proj", "up_proj", "down_proj"), _EXPERTS),
-        # Gate and input of a GPT-OSS expert take turns, so that they are one matrix here.
+        # GPT-OSS interleaves gate and input, so that they count as one matrix.
         "GptOssExperts": {"gate_up_proj": _EXPERTS, "down_proj": _EXPERTS},
         "RelativeEmbedding": {"rel_embedding": _TABLE},
         "WindowAttention": {"relative_position_bias_table": _TABLE},
@@ -188,12 +188,12 @@ def known_by_name(layer: Any) -> dict[str, KernelLayout]:
 
 
 def are_experts(layer: Any) -> bool:
-    """Whether a layer applies the matrices of all experts to all tokens."""
+    """Whether a layer applies the matrices of all its experts to all tokens."""
     return any(p in _KNOWN and name in _EXPERT_LAYERS for p, name in _names(layer))
 
 
 def is_table(layer: Any) -> bool:
-    """Whether the matrices that a layer itself owns are looked up or added: no multiplications."""
+    """Whether a layer looks its own matrices up or adds them, without multiplications."""
     return any(p in _KNOWN and name in _TABLES for p, name in _names(layer))
 
 

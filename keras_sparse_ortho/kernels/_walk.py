@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_sparse_ortho._keras_internals import created_trainable, sublayers
 from keras_sparse_ortho.errors import UnknownWeightError
-from keras_sparse_ortho.kernels._kernel_layouts import are_kernels_told, kernel_layouts
+from keras_sparse_ortho.kernels._kernel_layouts import declares_kernels, kernel_layouts
 from keras_sparse_ortho.kernels._prunable_weight import PrunableWeight
 from keras_sparse_ortho.kernels._storage import storages_of
 from keras_sparse_ortho.orthogonal import KernelLayout
@@ -64,13 +64,12 @@ def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
 
 
 def own_unregistered(layer: Any, path: str) -> list[PrunableWeight]:
-    """The matrices that a layer itself owns and that are no kernels for all that is known.
+    """The matrices that a layer itself owns and that are not known to be kernels.
 
-    A matrix is a weight that was made to be trained, with two axes at least that are longer than 1,
-    and is not called `bias` or `*_bias`. Layers of Keras itself, registered ones and those of ours
-    have said what their kernels are.
+    A matrix is a weight created as trainable, with at least two axes longer than 1, and not called
+    `bias` or `*_bias`. Keras' own layers, registered ones and ours declare their kernels.
     """
-    if are_kernels_told(layer):
+    if declares_kernels(layer):
         return []
     known = kernel_layouts(layer)
     return [
@@ -97,7 +96,7 @@ def _is_matrix(variable: Any) -> bool:
 
 
 def find_kernels(layer: Any, path: str) -> list[PrunableWeight]:
-    """All kernels in a built layer, its sublayers included; what two of them share once."""
+    """All kernels in a built layer, its sublayers included; shared ones once."""
     found: dict[int, PrunableWeight] = {}
     for inner, here in walk(layer, path):
         for weight in own_kernels(inner, here):
@@ -108,7 +107,7 @@ def find_kernels(layer: Any, path: str) -> list[PrunableWeight]:
 def find_unregistered(
     layer: Any, path: str, known: Iterable[PrunableWeight]
 ) -> list[PrunableWeight]:
-    """All matrices in a built layer that are none of the known ones: see `own_unregistered`."""
+    """All matrices in a built layer but for the known weights; see `own_unregistered`."""
     found = {id(weight.variable): weight for weight in known}
     others: dict[int, PrunableWeight] = {}
     for inner, here in walk(layer, path):

@@ -142,7 +142,7 @@ class BlockGrid:
         return regular_pattern(self.in_blocks, self.out_blocks, self.fan_in, rng)
 
     def check_pattern(self, inputs_of: Any) -> np.ndarray:
-        """`inputs_of` as an int32 array, or the reason why it is none."""
+        """`inputs_of` as an int32 array; ValueError if it is not one for this grid."""
         pattern = np.asarray(inputs_of)
         if pattern.shape != (self.out_blocks, self.fan_in):
             raise ValueError(
@@ -233,7 +233,7 @@ class BlockOperands:
     """Blocks, and where they stand.
 
     Args:
-        grid: Of these blocks.
+        grid: The grid of these blocks.
         blocks: `(J, k, *taps, r, c)`.
         inputs_of: `(J, k)` integers.
         slots_of: `(I, J k / I)` integers.
@@ -246,10 +246,10 @@ class BlockOperands:
 
 
 class WholeKernel:
-    """The place of a kernel with all its blocks, which holds no array.
+    """A placeholder for the kernel with all its blocks, without an array.
 
-    A scope that answers for `variable` makes the layer compute with a kernel in which every block
-    is live, so that the gradient of blocks that are not live is known. Without one it is `None`.
+    Inside a scope that has a value for `variable`, the layer computes with a kernel whose blocks
+    are all live, which gives the gradient of dead blocks. Elsewhere there are no such operands.
     """
 
     def __init__(self) -> None:
@@ -281,17 +281,17 @@ def _whole(grid: BlockGrid) -> BlockGrid:
 
 @dataclasses.dataclass(frozen=True)
 class BlockAxes:
-    """The axes of a mesh along which blocks and their places are cut; `None` if nothing says so.
+    """The mesh axes along which blocks and their indices are sharded; `None` without a layout.
 
-    What a `keras.distribution.LayoutMap` has for the kernel of the layer whose place this one
-    takes, `"hidden/kernel"`, holds for its blocks: they are cut by output blocks, so that each
-    device has all live blocks of its outputs, along the axis along which the kernel is. An entry
-    for `"hidden/blocks"`, `(J, k, *taps, r, c)`, goes first.
+    A `keras.distribution.LayoutMap` entry for the kernel of the replaced layer, `"hidden/kernel"`,
+    also applies to its blocks: they are sharded by output blocks along the same mesh axis, so that
+    each device holds all live blocks of its outputs. An entry for `"hidden/blocks"`,
+    `(J, k, *taps, r, c)`, takes precedence.
 
     Args:
         blocks: For `(J, k, *taps, r, c)`.
         inputs_of: For `(J, k)`.
-        slots_of: For `(I, J k / I)`, which every device has.
+        slots_of: For `(I, J k / I)`, which is replicated.
     """
 
     blocks: Axes | None = None
@@ -316,10 +316,10 @@ class BlockAxes:
         axis = given[0] if given else None
         if axis is not None and grid.out_blocks % mesh_size(axis):
             raise LayoutError(
-                f"The blocks of '{path}' are cut by output blocks, whose number the "
-                f"{mesh_size(axis)} devices along '{axis}' must divide. Give '{path}/blocks' an "
-                f"entry of its own in the LayoutMap, such as {(None,) * rank}, for blocks that "
-                f"every device holds. Received: {grid.out_blocks} output blocks"
+                f"The blocks of '{path}' are sharded by output blocks, whose number must be "
+                f"a multiple of the {mesh_size(axis)} devices along '{axis}'. To replicate them, "
+                f"give '{path}/blocks' an entry in the LayoutMap, such as {(None,) * rank}. "
+                f"Received: {grid.out_blocks} output blocks"
             )
         whole = given + (None,) * (rank - len(given))
         return cls(whole, (axis, None), (None, None))

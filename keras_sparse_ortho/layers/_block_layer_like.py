@@ -24,7 +24,7 @@ _KINDS: dict[Any, type[BlockSparseLayer]] = {
         BlockSparseConv3D,
     )
 }
-# Of plain layers only; what they stand for is refused below.
+# In the configurations of plain layers only; LoRA and quantization are refused below.
 _NOT_TAKEN = ("lora_rank", "lora_alpha", "quantization_config", "gptq_unpacked_column_size")
 
 
@@ -43,7 +43,7 @@ def block_layer_like(
         layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras.
         density: Live fraction.
         block: `(r, c)`, or one integer for both.
-        seed: Of the places and values that are drawn.
+        seed: Seed of the places and values that are drawn.
 
     Raises:
         NotPrunableError: A layer of another type, one with groups, LoRA or quantization, an
@@ -65,7 +65,7 @@ def block_layer_like(
     config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
     own: dict[str, Any] = {"density": density, "block": block, "seed": seed}
     if isinstance(layer.kernel_initializer, _DRAWN_WHOLE):
-        # They draw whole kernels; what takes their place in blocks is that.
+        # They draw whole kernels; this draws the same kind of kernel in blocks.
         own["kernel_initializer"] = "exact_orthogonal"
         gain = getattr(layer.kernel_initializer, "gain", 1.0)
         own["gain"] = gain if isinstance(gain, float | int) else 1.0

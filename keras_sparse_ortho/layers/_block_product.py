@@ -13,9 +13,9 @@ from keras_sparse_ortho.layers._block_grid import BlockOperands
 
 ops = keras.ops
 
-# Of gathered inputs in one chunk: what a core's cache holds beside weights and results.
+# Gathered inputs in a chunk: they fit a core's cache beside weights and results.
 _CHUNK_BYTES = 3 * 2**19
-# The columns to reckon with where their number is not known before the data comes.
+# Columns assumed where their number is not known when the call is traced.
 _USUAL_COLUMNS = 128
 
 
@@ -47,7 +47,7 @@ def block_product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
 
 
 def _product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
-    # Turned chunk by chunk, so that there is no second copy of all blocks.
+    # Transposed chunk by chunk, so that there is no second copy of all blocks.
     return map_chunks(
         lambda w, found: ops.matmul(ops.transpose(_lines(w), (0, 2, 1)), _gathered(x, found)),
         [blocks, inputs_of],
@@ -92,7 +92,7 @@ def _gathered(x: Any, found: Any) -> Any:
 
 
 def _chunks(x: Any, found: Any) -> int:
-    """Into how many chunks the first axis of `found` is cut."""
+    """The number of chunks of the first axis of `found`."""
     rows, columns = x.shape[1], x.shape[2] or _USUAL_COLUMNS
     of_one = found.shape[1] * rows * columns * _item_bytes(x)
     # A batched product of a single matrix would be one product for all cores.
@@ -106,8 +106,8 @@ def spread_blocks(x: Any, inputs_of: Any, slots_of: Any, axis: int) -> Any:
 
         Y[.., s, ..] = X[.., inputs_of[s], ..],    dX[.., i, ..] = sum_s dY[.., s, ..]
 
-    over the slots `s = slots_of[i, .]`. For layers that apply something else than a product to the
-    gathered blocks.
+    over the slots `s = slots_of[i, .]`. For layers that do not multiply the gathered blocks by a
+    matrix, such as convolutions.
 
     Args:
         x: A tensor with `I` blocks along `axis`.
@@ -138,7 +138,7 @@ def _item_bytes(x: Any) -> int:
 # --- layers of a single product: features first, then bias and activation -------------------------
 
 _NOT_ELEMENTWISE = ("softmax", "log_softmax", "sparsemax", "glu")
-# Those of Keras that treat every entry alike, so that the axes may stand in any order.
+# Keras' own elementwise activations, for which the order of the axes does not matter.
 _ELEMENTWISE = {
     id(function)
     for name, function in vars(keras.activations).items()
@@ -149,7 +149,7 @@ _ELEMENTWISE = {
 
 
 def is_elementwise(activation: Any) -> bool:
-    """Whether it is known that an activation treats every entry alike."""
+    """Whether an activation is known to be elementwise."""
     return id(activation) in _ELEMENTWISE
 
 
@@ -167,5 +167,5 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
 
 
 def product_of(sizes: Sequence[Any]) -> Any:
-    """The product of sizes, of which some may be tensors; 1 for none."""
+    """The product of sizes, some of which may be tensors; 1 for none."""
     return functools.reduce(operator.mul, sizes, 1)

@@ -47,10 +47,10 @@ class BlockSparseConv(BlockSparseLayer):
         super().__init__(activation=activation, **kwargs)
         if groups != 1:
             raise NotPrunableError(
-                f"The layer '{self.name}' has its groups in the blocks: a live block is a "
-                "connection of channels to filters, and `density` says how many there are. Leave "
-                "`groups` out, or mask a grouped convolution with keras_sparse_ortho.PrunableLayer."
-                f" Received: groups={groups!r}"
+                f"The layer '{self.name}' takes no `groups`: its live blocks say which channels "
+                "are connected to which filters, and `density` how many. Leave `groups` out, or "
+                "mask a grouped convolution with keras_sparse_ortho.PrunableLayer. "
+                f"Received: groups={groups!r}"
             )
         self.filters = check_integer("filters", filters)
         # Not tracked; it checks the other arguments and knows the shapes.
@@ -132,7 +132,7 @@ class BlockSparseConv(BlockSparseLayer):
         return tuple(self._output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the layer anew."""
+        """All constructor arguments."""
         return {
             **super().get_config(),
             "filters": self.filters,
@@ -194,30 +194,7 @@ class BlockSparseConv2D(BlockSparseConv):
 
         y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
 
-    over the `k` live blocks of output block `j`, `r` channels by `c` filters, each live at all
-    taps. For each output block there is one small convolution over the channels that it reads. See
-    `BlockSparseDense` for how blocks are chosen and what is gained.
-
-    Args:
-        filters: Output channels, a multiple of `c`.
-        kernel_size: As for Conv2D.
-        strides: As for Conv2D.
-        padding: As for Conv2D.
-        data_format: As for Conv2D.
-        dilation_rate: As for Conv2D.
-        groups: Must be 1: blocks are connections of their own.
-        activation: As for Conv2D.
-        use_bias: As for Conv2D.
-        **kwargs: As for `BlockSparseDense`: `density`, `block`, `inputs_of`,
-            `kernel_initializer`, `gain`, `seed`, and what Conv2D takes. An exactly orthogonal
-            kernel stands at the center tap; the live entries at other taps begin with zeros.
-
-    Raises:
-        NotPrunableError: `groups` other than 1.
-        LayoutError, DensityError, ValueError: As for `BlockSparseDense`.
-
-    Limits: as for `BlockSparseDense`. The graph has a convolution for each output block, so that
-    many small blocks take long to compile.
+    Arguments, errors and limits are those of `BlockSparseConv1D`, for images.
 
     Example:
 
@@ -237,30 +214,7 @@ class BlockSparseConv3D(BlockSparseConv):
 
         y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
 
-    over the `k` live blocks of output block `j`, `r` channels by `c` filters, each live at all
-    taps. For each output block there is one small convolution over the channels that it reads. See
-    `BlockSparseDense` for how blocks are chosen and what is gained.
-
-    Args:
-        filters: Output channels, a multiple of `c`.
-        kernel_size: As for Conv3D.
-        strides: As for Conv3D.
-        padding: As for Conv3D.
-        data_format: As for Conv3D.
-        dilation_rate: As for Conv3D.
-        groups: Must be 1: blocks are connections of their own.
-        activation: As for Conv3D.
-        use_bias: As for Conv3D.
-        **kwargs: As for `BlockSparseDense`: `density`, `block`, `inputs_of`,
-            `kernel_initializer`, `gain`, `seed`, and what Conv3D takes. An exactly orthogonal
-            kernel stands at the center tap; the live entries at other taps begin with zeros.
-
-    Raises:
-        NotPrunableError: `groups` other than 1.
-        LayoutError, DensityError, ValueError: As for `BlockSparseDense`.
-
-    Limits: as for `BlockSparseDense`. The graph has a convolution for each output block, so that
-    many small blocks take long to compile.
+    Arguments, errors and limits are those of `BlockSparseConv1D`, for volumes.
 
     Example:
 

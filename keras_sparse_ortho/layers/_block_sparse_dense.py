@@ -44,14 +44,14 @@ class BlockSparseDense(BlockSparseLayer):
         kernel_initializer: `"exact_orthogonal"`: `K^T K = gain^2 I` (or `K K^T`). Or an
             initializer of Keras, the live inputs and outputs being its fans.
         bias_initializer: As for Dense.
-        kernel_regularizer: Of the live kernel as `(k r, units)`, a column an output.
+        kernel_regularizer: For the live kernel as `(k r, units)`, one column per output.
         bias_regularizer: As for Dense.
         activity_regularizer: As for Dense.
-        kernel_constraint: Of the same as `kernel_regularizer`.
+        kernel_constraint: For the same array.
         bias_constraint: As for Dense.
         gain: Scale of the exactly orthogonal kernel.
-        seed: Of the places and the exactly orthogonal values. The same integer gives the same
-            kernel on every backend.
+        seed: Seed of the places and the exactly orthogonal values. The same integer gives the
+            same kernel on every backend.
         **kwargs: As for `keras.layers.Layer`.
 
     Raises:
@@ -60,8 +60,8 @@ class BlockSparseDense(BlockSparseLayer):
         ValueError: `inputs_of` that is not regular both ways.
 
     Limits: no LoRA and no quantization; make it plain first (`to_dense_layer`,
-    `keras_sparse_ortho.strip`). An activation that Keras does not have, and softmax, costs a
-    transposition more. On JAX there are derivatives of any order, but none in forward mode.
+    `keras_sparse_ortho.strip`). An activation that Keras does not have, and softmax, cost one
+    more transposition. On JAX there are derivatives of any order, but none in forward mode.
 
     Example:
 
@@ -99,7 +99,7 @@ class BlockSparseDense(BlockSparseLayer):
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        """The product features first, and the epilogue before they are last again."""
+        """The product with features first; bias and activation before they are last again."""
         lead = ops.shape(inputs)[:-1]
         if len(lead) > 1:
             inputs = ops.reshape(inputs, (product_of(lead), self.grid.inputs))
@@ -118,7 +118,7 @@ class BlockSparseDense(BlockSparseLayer):
         return (*input_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the layer anew."""
+        """All constructor arguments."""
         return {**super().get_config(), "units": self.units, "use_bias": self.use_bias}
 
 
@@ -213,7 +213,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         return tuple(sizes[k] if k in self.bias_axes else 1 for k in output[first:])
 
     def call(self, inputs: Any) -> Any:
-        """The product features first, and the epilogue before the axes are in their order."""
+        """The product with features first; bias and activation before the axes are reordered."""
         data, kernel, output = self._axes(len(inputs.shape))
         summed = [letter for letter in kernel if letter in data]
         free = [letter for letter in data if letter not in summed]
@@ -242,7 +242,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         return tuple(plain.compute_output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the layer anew."""
+        """All constructor arguments."""
         return {
             **super().get_config(),
             "equation": self.equation,
@@ -252,7 +252,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
 
 
 def _letters(equation: str) -> tuple[str, str, str]:
-    """The axes of input, kernel and output, of an equation whose kernel is one matrix."""
+    """The axes of input, kernel and output of an equation whose kernel is one matrix."""
     dots = r"((?:\.\.\.)?[a-zA-Z]*(?:\.\.\.)?)"
     parts = re.fullmatch(rf"{dots},([a-zA-Z]+)->{dots}", equation.replace(" ", ""))
     reason = None

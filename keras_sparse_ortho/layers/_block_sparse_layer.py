@@ -9,15 +9,10 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_seed
 from keras_sparse_ortho._keras_internals import Axes, create_along
-from keras_sparse_ortho._optimizer_slots import move_slots, moved
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
-from keras_sparse_ortho.initializers import (
-    ExactOrthogonal,
-    are_weights_set_later,
-    numpy_dtype,
-)
-from keras_sparse_ortho.kernels import DenseGradient, KernelLayout, PrunableWeight, Storage
+from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
+from keras_sparse_ortho.kernels import KernelLayout, Storage
 from keras_sparse_ortho.layers._block_grid import (
     BlockAxes,
     BlockGrid,
@@ -26,6 +21,7 @@ from keras_sparse_ortho.layers._block_grid import (
     check_block,
     pattern_of,
 )
+from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.orthogonal import Block, regular_blocks, slots_of
 from keras_sparse_ortho.parametrizations import digest
 
@@ -46,7 +42,7 @@ class BlockSparseLayer(keras.layers.Layer):
     times. The layer has three variables for it: `blocks` `(J, k, *taps, r, c)`, which are trained,
     and `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand.
 
-    Subclasses name the Keras layer whose place they take (`namesake`), call `_add_kernel` in
+    Subclasses name the Keras layer that they replace (`namesake`), call `_add_kernel` in
     `build`, and implement `call`.
 
     Args:
@@ -57,10 +53,10 @@ class BlockSparseLayer(keras.layers.Layer):
         kernel_initializer: `"exact_orthogonal"`, or an initializer of Keras. `VarianceScaling` and
             its kin take the live inputs and outputs as fans.
         gain: Scale of the exactly orthogonal kernel.
-        seed: Of the blocks' places and of the exactly orthogonal values. `None` draws one from
+        seed: Seed of the blocks' places and of the exactly orthogonal values. `None` draws one from
             Python's `random`, as Keras does.
-        kernel_regularizer: Of the live kernel, as `(*taps, k r, outputs)`, a column an output.
-        kernel_constraint: Of the same.
+        kernel_regularizer: For the live kernel as `(*taps, k r, outputs)`, one column per output.
+        kernel_constraint: For the same array.
         **kwargs: As for the namesake.
     """
 
@@ -263,7 +259,7 @@ class BlockSparseLayer(keras.layers.Layer):
         """The kernel, by the name that it has in the namesake."""
         return {} if self._grid is None else {"kernel": LiveBlocks(self)}
 
-    # --- whether it is still orthogonal ----------------------------------------------------------
+    # --- whether it is still as drawn ------------------------------------------------------------
 
     def mark_as_drawn(self) -> None:
         """Notes that the live blocks are what an orthogonal initializer has drawn."""
@@ -356,7 +352,7 @@ class BlockSparseLayer(keras.layers.Layer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the layer anew."""
+        """All constructor arguments."""
         config = {
             **super().get_config(),
             "kernel_initializer": _serialized(self.kernel_initializer),
@@ -376,120 +372,15 @@ class BlockSparseLayer(keras.layers.Layer):
         return {**config, "activity_regularizer": regularizer}
 
 
-class LiveBlocks(Storage):
-    """The kernel of a `BlockSparseLayer`. Its places are the blocks, `(I, J)`.
-
-    Args:
-        layer: The layer, which is built.
-    """
-
-    compact = movable = True
-
-    def __init__(self, layer: BlockSparseLayer) -> None:
-        self._layer = layer
-        self.place_size = layer.grid.live // int(np.prod(layer.inputs_of.shape))
-        self._weight = PrunableWeight("kernel", layer.blocks, layer, layer._layout, storage=self)
-
-    @property
-    def weight(self) -> PrunableWeight:
-        """Its variable are the blocks."""
-        return self._weight
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the namesake's kernel."""
-        return self._layer._kernel_shape
-
-    @property
-    def live(self) -> int:
-        """Number of live entries."""
-        return self._layer.grid.live
-
-    def value(self) -> np.ndarray:
-        """The dense kernel."""
-        return self._layer.kernel_value()
-
-    def mask_value(self) -> np.ndarray:
-        """Which entries are live."""
-        return self._layer.mask_value()
-
-    def assign_raw(self, value: Any) -> None:
-        """Sets the live blocks to those of a dense kernel."""
-        assign(self._layer.blocks, self.slot_from_dense(to_numpy(value)))
-
-    def support(self) -> list[Any]:
-        """The two lists of where the blocks stand."""
-        return [self._layer.inputs_of, self._layer.slots_of]
-
-    @property
-    def drawn_by(self) -> ExactOrthogonal:
-        """The initializer that draws such blocks."""
-        layer = self._layer
-        structure = Block(*layer.block, regular=True)
-        return ExactOrthogonal(layer.density, layer.gain, seed=layer.seed, structure=structure)
-
-    def is_as_drawn(self) -> bool:
-        """Whether the live blocks are what an orthogonal initializer has drawn."""
-        return self._layer.is_as_drawn()
-
-    def live_places(self) -> np.ndarray:
-        """Which blocks are live, `(I, J)`."""
-        grid, pattern = self._layer.grid, to_numpy(self._layer.inputs_of)
-        live = np.zeros((grid.in_blocks, grid.out_blocks), dtype=bool)
-        live[pattern, np.arange(grid.out_blocks)[:, None]] = True
-        return live
-
-    def move(self, live: Any, optimizer: Any) -> None:
-        """Moves blocks, and the optimizer's slots of each."""
-        grid, layer = self._layer.grid, self._layer
-        pattern = np.nonzero(live.T)[1].reshape(grid.out_blocks, grid.fan_in)
-        slots, lines = np.full(live.T.shape, -1), np.arange(grid.out_blocks)[:, None]
-        slots[lines, to_numpy(layer.inputs_of)] = np.arange(pattern.size).reshape(pattern.shape)
-        source = slots[lines, pattern]
-        layer.set_blocks(moved(to_numpy(layer.blocks), source, 0.0), pattern)
-        move_slots(optimizer, layer.blocks, source)
-
-    def dense_gradient(self) -> DenseGradient:
-        """That of a kernel of all blocks in place of the live ones, and of what regularizes these.
-
-        It is `(J, I, *taps, r, c)`.
-        """
-        whole = self._layer._whole.variable(self._layer.grid, self._layer.variable_dtype)
-        return DenseGradient(
-            variables=[whole, self._layer.blocks],
-            values=self._values,
-            collect=lambda gradient, of_blocks: gradient + self._whole(of_blocks),
-        )
-
-    def _values(self) -> list[Any]:
-        blocks = to_numpy(self._layer.blocks)
-        return [self._whole(blocks), blocks]
-
-    def _whole(self, blocks: np.ndarray) -> np.ndarray:
-        return self._layer.grid.whole(blocks, to_numpy(self._layer.inputs_of))
-
-    def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
-        """A slot of the blocks in the kernel's shape, `start` where no block is live."""
-        layer = self._layer
-        kernel = layer._shaped(layer.grid.kernel(slot, to_numpy(layer.inputs_of)))
-        return np.where(self.mask_value(), kernel, np.asarray(start, kernel.dtype))
-
-    def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
-        """What an array of the kernel's shape holds at the live blocks."""
-        layer = self._layer
-        matrix = layer._layout.to_canonical(slot)[0, 0]
-        return layer.grid.blocks(matrix, to_numpy(layer.inputs_of))
-
-
 # --- initializers, regularizers, constraints and files --------------------------------------------
 
 
 def _restored(initializer: Any, places_given: bool) -> Any:
-    """`"exact_orthogonal"` as it is, or an initializer of Keras; refuses what fits no blocks."""
+    """`"exact_orthogonal"` as it is, or an initializer of Keras that fits live blocks."""
     if initializer == _EXACT_ORTHOGONAL:
         if places_given:
             raise ValueError(
-                "Exactly orthogonal values have places of their own: with `inputs_of` give another "
+                "Exactly orthogonal values come with their places: with `inputs_of` give another "
                 'initializer, such as "lecun_normal". '
                 f"Received: kernel_initializer={initializer!r}"
             )
@@ -501,7 +392,7 @@ def _restored(initializer: Any, places_given: bool) -> Any:
     if not callable(found) or unfit or not (fits or not isinstance(found, kinds.Initializer)):
         raise ValueError(
             'A kernel of live blocks starts from "exact_orthogonal", or from an initializer of '
-            "Keras that treats its entries alike. "
+            "Keras that draws all entries alike. "
             f"Received: kernel_initializer={initializer!r}"
         )
     return found
@@ -515,7 +406,7 @@ def _serialized(initializer: Any) -> Any:
 
 
 def _check_regularizer(regularizer: Any) -> None:
-    """Refuses a regularizer that compares whole outputs, whose live entries are not aligned."""
+    """Refuses a regularizer that compares outputs, whose live entries are not aligned."""
     if isinstance(regularizer, keras.regularizers.OrthogonalRegularizer):
         raise NotPrunableError(
             "The outputs of a layer of live blocks read different inputs, so that their kernels "
@@ -544,7 +435,7 @@ def _drawn(
 
 
 def _fan_correction(grid: BlockGrid, initializer: Any) -> float:
-    """What a draw with all outputs as fan-out is to be multiplied by, so that live ones count."""
+    """The factor by which the live fan-out changes a draw whose fan-out is all outputs."""
     mode = getattr(initializer, "mode", None)
     if mode not in ("fan_out", "fan_avg"):
         return 1.0

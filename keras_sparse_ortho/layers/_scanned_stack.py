@@ -32,7 +32,7 @@ _LONGEST = 100  # layers in a row, of a model that is unrolled
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class ScannedStack(keras.layers.Layer):
-    """So many layers of one kind in a row, each with weights of its own.
+    """`depth` layers of one kind in a row, each with its own weights.
 
         x_(k + 1) = layer(x_k; w_k)    for k = 0 ... depth - 1
 
@@ -45,7 +45,7 @@ class ScannedStack(keras.layers.Layer):
     holds its count over all of them. `strip` unrolls the stack.
 
     Args:
-        layer: The layer, not built: one tensor in, one of the same shape out. A layer of live
+        layer: The unbuilt layer: one tensor in, one of the same shape out. A layer of live
             blocks can be one, and a Sequential model of several. Layers start as it would, each
             with its own draw: integer seeds in its configuration are derived for each of them.
         depth: Number of layers.
@@ -56,8 +56,8 @@ class ScannedStack(keras.layers.Layer):
             shape than its input.
         NotPrunableError: A layer that holds a `PrunableLayer`: the stack is wrapped, not its layer.
 
-    Limits: masks of padded sequences are not handed on, and neither are initial states. On torch
-    the loop is one of Python, with nothing to gain. Live blocks in a stack stay where they are:
+    Limits: masks of padded sequences and initial states are not passed on. On torch the loop is a
+    Python loop, with nothing to gain. Live blocks in a stack stay where they are:
     `RigL` and `SET` do not move them.
 
     Example:
@@ -135,8 +135,8 @@ class ScannedStack(keras.layers.Layer):
     def unrolled(self, values: Iterable[tuple[Any, Any]] = ()) -> keras.Sequential:
         """The same function as a Sequential model of `depth` layers, built, with copies of weights.
 
-        Over 100 layers are Sequential models of 100 in one: Keras recurs from layer to layer where
-        it builds, clones or loads a model, and Python ends that at a thousand.
+        Over 100 layers are nested in Sequential models of 100: Keras recurses from layer to layer
+        where it builds, clones or loads a model, and Python allows a thousand calls.
 
         Args:
             values: Pairs of a weight of the stack and a value that it is to have instead of its
@@ -205,8 +205,8 @@ def _check_shapes(layer: Any, input_shape: tuple[int | None, ...]) -> None:
     output_shape = tuple(layer.compute_output_shape(input_shape))
     if output_shape != input_shape:
         raise ValueError(
-            f"The layers of a ScannedStack must return what they take; '{layer.name}' makes "
-            f"{output_shape} of it. Received: input of shape {input_shape}"
+            f"The layers of a ScannedStack must return the shape that they take; '{layer.name}' "
+            f"returns {output_shape}. Received: input of shape {input_shape}"
         )
 
 
@@ -329,11 +329,11 @@ def _names(layer: Any) -> dict[int, str]:
 
 
 def _name_steadily(layer: Any, other: Any) -> None:
-    """Names layers inside that have no name: Keras numbers these anew in every instance.
+    """Gives unnamed layers inside fixed names: Keras numbers them differently in each instance.
 
     Args:
         layer: The layer.
-        other: Another instance: what is called otherwise there has no name.
+        other: Another instance: layers with another name there are unnamed.
     """
     holders, others = ([inner for inner, _ in walk(one, "")] for one in (layer, other))
     for holder, its_twin in zip(holders, others, strict=False):
@@ -349,7 +349,7 @@ def _name_steadily(layer: Any, other: Any) -> None:
 
 
 def unbuilt_config(layer: Any) -> dict[str, Any]:
-    """What a layer without weights is made from, and Sequential models in it."""
+    """The configuration of a layer without its build state, also of Sequential models in it."""
     return _unbuilt(keras.saving.serialize_keras_object(layer))
 
 
@@ -369,7 +369,7 @@ def _unbuilt(config: Any) -> Any:
 
 
 def _reseeded(config: Any, k: int) -> Any:
-    """A configuration with seeds of its own, as Keras' initializers draw the same by the same."""
+    """A configuration with derived seeds, as equal seeds give equal weights."""
     if isinstance(config, dict):
         return {
             key: derived_seed(value, str(k))

@@ -8,9 +8,6 @@ from keras_sparse_ortho.models._conversion import blocks_where_possible as block
 from keras_sparse_ortho.models._conversion import to_blocks, to_compact, to_masked
 from keras_sparse_ortho.models._copying import Copy as Copy
 from keras_sparse_ortho.models._copying import share_initializers as share_initializers
-from keras_sparse_ortho.models._facts import mask_facts as mask_facts
-from keras_sparse_ortho.models._facts import structure_facts as structure_facts
-from keras_sparse_ortho.models._facts import value_facts as value_facts
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
 from keras_sparse_ortho.models._holders import places_to_wrap as places_to_wrap
@@ -29,6 +26,9 @@ from keras_sparse_ortho.models._rewriter import Replacement as Replacement
 from keras_sparse_ortho.models._same_function import probe_of_copy as probe_of_copy
 from keras_sparse_ortho.models._stateless_loss import Objective, StatelessLoss
 from keras_sparse_ortho.models._strip import strip
+from keras_sparse_ortho.models._worker_digests import mask_facts as mask_facts
+from keras_sparse_ortho.models._worker_digests import structure_facts as structure_facts
+from keras_sparse_ortho.models._worker_digests import value_facts as value_facts
 
 # Public; the other names above are for the other rooms.
 __all__ = [

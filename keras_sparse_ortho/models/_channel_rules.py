@@ -81,7 +81,7 @@ class ChannelRule(abc.ABC):
 
 
 class Barrier(ChannelRule):
-    """Of a layer that is not understood: it reads all, nothing it returns is known or can go."""
+    """For unknown layers: they need all of their inputs, and all of their outputs vary and stay."""
 
     @classmethod
     def fits(cls, layer: Any, inputs: Sequence[Shape], output: Shape) -> bool:
@@ -526,34 +526,13 @@ class Least(Merge):
 
 # --- which rule is that of which layer ------------------------------------------------------------
 
+_BY_RANK = (
+    *("SpatialDropout", "Cropping", "UpSampling"),
+    *("AveragePooling", "MaxPooling", "GlobalAveragePooling", "GlobalMaxPooling"),
+)
 _TIED = [
-    "ActivityRegularization",
-    "AlphaDropout",
-    "Dropout",
-    "GaussianDropout",
-    "GaussianNoise",
-    "Identity",
-    "SpatialDropout1D",
-    "SpatialDropout2D",
-    "SpatialDropout3D",
-    "AveragePooling1D",
-    "AveragePooling2D",
-    "AveragePooling3D",
-    "MaxPooling1D",
-    "MaxPooling2D",
-    "MaxPooling3D",
-    "GlobalAveragePooling1D",
-    "GlobalAveragePooling2D",
-    "GlobalAveragePooling3D",
-    "GlobalMaxPooling1D",
-    "GlobalMaxPooling2D",
-    "GlobalMaxPooling3D",
-    "Cropping1D",
-    "Cropping2D",
-    "Cropping3D",
-    "UpSampling1D",
-    "UpSampling2D",
-    "UpSampling3D",
+    *("ActivityRegularization", "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise"),
+    *("Identity", *(f"{name}{rank}D" for name in _BY_RANK for rank in (1, 2, 3))),
 ]
 
 _RULES: Mapping[type, type[ChannelRule]] = types.MappingProxyType(
@@ -596,8 +575,8 @@ def rule_for(call: GraphCall, calls: int) -> ChannelRule:
     rule = _RULES.get(type(layer), Barrier)
     changes = bool(getattr(layer, "weights", None)) or rule is Reshape
     # Such as `training=True`, with which BatchNormalization and Dropout are something else.
-    told = any(setting is not None and setting is not False for setting in call.settings)
+    configured = any(setting is not None and setting is not False for setting in call.settings)
     alone = len(call.outputs) == 1 and call.inputs and (calls == 1 or not changes)
-    if told or not alone or not rule.fits(layer, inputs, output):
+    if configured or not alone or not rule.fits(layer, inputs, output):
         rule = Barrier
     return rule(layer, inputs, output)

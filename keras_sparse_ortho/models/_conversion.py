@@ -43,7 +43,7 @@ def to_compact(model: keras.Model) -> keras.Model:
         ValueError: An optimizer that keeps anything else of a weight than arrays of its shape, as
             Adafactor does. Nothing has been changed then.
 
-    Limits: metrics, and states of random generators, start anew.
+    Limits: metrics and random generators are reset.
 
     Example:
 
@@ -89,7 +89,7 @@ def to_masked(model: keras.Model) -> keras.Model:
         NotPrunableError: A model that is not built or has no wrapped layers.
         ValueError: As for `to_compact`.
 
-    Limits: metrics, and states of random generators, start anew.
+    Limits: metrics and random generators are reset.
 
     Example:
 
@@ -131,8 +131,8 @@ def to_blocks(model: keras.Model, block: int | tuple[int, int] | None = None) ->
         ValueError: An optimizer that keeps anything else of a weight than arrays of its shape, as
             Adafactor does. Nothing has been changed then.
 
-    Limits: metrics, and states of random generators, start anew. Optimizers that treat whole
-    kernels in a way of their own (Muon) and constraints of single outputs see live entries only.
+    Limits: metrics and random generators are reset. Optimizers that treat whole kernels specially
+    (Muon) and constraints of single outputs see live entries only.
 
     Example:
 

@@ -51,13 +51,13 @@ def remove_channels(model: keras.Model) -> keras.Model:
 
     Returns:
         A new, uncompiled, plain Keras model. Its outputs in inference are those of `model`, but
-        for rounding; layers keep their names. A model of a class derived from these stays of this
-        class if that takes any layers; if its constructor makes them, of their full size, the
-        result is a functional or Sequential model of no class, which can be saved and loaded.
+        for rounding; layers keep their names. A model of a derived class keeps it if its
+        constructor takes any layers; if it makes them, in full size, the result is a plain
+        functional or Sequential model, which can be saved and loaded.
 
     Raises:
-        NotPrunableError: A model that is written as a class, one of a derived class with a `call`
-            of its own included, or not built.
+        NotPrunableError: A subclassed model, one derived from `Functional` or `Sequential` with its
+            own `call` included, or one that is not built.
 
     Limits: a convolution with padding adds zeros at the border, where a channel has its constant;
     so constants that are not 0 cannot go into its bias. One of the channels stays then, with a
@@ -96,7 +96,7 @@ def remove_channels(model: keras.Model) -> keras.Model:
         )
     plain = strip(model)
     if not is_clonable(plain) and not is_made_from_layers(plain):
-        plain = _of_no_class(plain)
+        plain = _as_plain_graph(plain)
     plan = _channel_plan(plain)
 
     def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
@@ -108,8 +108,8 @@ def remove_channels(model: keras.Model) -> keras.Model:
     return rewrite(plain, replace)
 
 
-def _of_no_class(model: keras.Model) -> keras.Model:
-    """The same layers in a model that is saved with them."""
+def _as_plain_graph(model: keras.Model) -> keras.Model:
+    """The same layers in a functional or Sequential model, which is saved with them."""
     inputs, outputs = graph_ends(model)
     if isinstance(model, keras.Sequential):
         return keras.Sequential([inputs, *model.layers], name=model.name)

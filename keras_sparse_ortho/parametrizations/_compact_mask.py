@@ -54,14 +54,13 @@ class CompactMask(FixedMask):
     Raises:
         NotPrunableError: When built: as `FixedMask`; a kernel of 2**31 entries and more, whose flat
             indices are no int32; one with a constraint other than `NonNeg`, which needs the whole
-            kernel after every update; a layer of a class of one's own that saves its variables in
-            a way of its own.
+            kernel after every update; a custom layer that overrides `save_own_variables`.
         DensityError: As `FixedMask`.
 
     Limits: a step costs about what the dense one does. A compiled step makes each dense kernel when
     its layer is called, and keeps it for the gradients: at their largest, temporaries hold one
-    dense kernel for each layer. Optimizers that treat matrices in a way of their own (Adafactor,
-    Muon) see a vector. Regularizers other than L1 and L2 are those of the effective kernel; with
+    dense kernel for each layer. Optimizers that treat matrices specially (Adafactor, Muon)
+    see a vector. Regularizers other than L1 and L2 are those of the effective kernel; with
     masks some move raw weights that are not live.
     What needs the dense raw weight is refused: learnt and scheduled masks, LoRA and `quantize`
     (convert with `keras_sparse_ortho.to_masked`, or strip).
@@ -147,7 +146,7 @@ class CompactMask(FixedMask):
 
     @property
     def layer_variable(self) -> Any:
-        """The kernel of the layer, which has no value of its own."""
+        """The kernel of the layer, which holds no value."""
         return self.kernel
 
     @property
@@ -323,8 +322,8 @@ def refuse_compact(weight: PrunableWeight) -> None:
         )
     elif saves_by_itself(weight.owner):
         reason = (
-            "the class of its layer saves variables in a way of its own, which would read the "
-            f"kernel; leave the weight masked. Received: {type(weight.owner).__name__}"
+            "the class of its layer overrides `save_own_variables`, which would read the kernel; "
+            f"leave the weight masked. Received: {type(weight.owner).__name__}"
         )
     if reason is not None:
         raise NotPrunableError(f"The weight '{weight.path}' cannot be stored compactly: {reason}")

@@ -27,7 +27,7 @@ class FixedMask(Masked):
     saved files and `quantize` are sparse as well. Where the mask comes from, in this order:
 
     1. `mask`, if given; an `initializer` beside it says what drew the mask;
-    2. `initializer`, if given: kernel and mask are drawn anew, with the true axes of the layer;
+    2. `initializer`, if given: kernel and mask are drawn again, with the true axes of the layer;
     3. the weight's own initializer, if it is one of ours (`ExactOrthogonal`, ...): its mask, with
        the true axes of the layer;
     4. `density`: the `round(density * size)` weights of largest magnitude, ties to the lower flat

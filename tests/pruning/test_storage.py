@@ -348,7 +348,7 @@ def test_what_needs_the_dense_weight_is_refused():
         kso.to_masked(dense)
     for layer, match in (
         (L.Dense(4, kernel_constraint="max_norm"), "constraint needs the dense kernel"),
-        (OwnSaving(4), r"a way of its own.*Received: OwnSaving"),
+        (OwnSaving(4), r"overrides `save_own_variables`.*Received: OwnSaving"),
     ):
         model = keras.Sequential([keras.Input((6,)), layer])
         with pytest.raises(kso.errors.NotPrunableError, match=match):
