@@ -25,10 +25,15 @@ import keras
 from keras.src.backend.common import dtypes
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
+from keras.src.models.functional import Functional as Functional
 
+from keras_sparse_ortho._keras_internals._become import become as become
+from keras_sparse_ortho._keras_internals._become import body_of as body_of
 from keras_sparse_ortho._keras_internals._building import (
     WrapperBuiltByCalls as WrapperBuiltByCalls,
 )
+from keras_sparse_ortho._keras_internals._building import is_built_in_calls as is_built_in_calls
+from keras_sparse_ortho._keras_internals._building import maybe_build as maybe_build
 from keras_sparse_ortho._keras_internals._compiling import compile_like as compile_like
 from keras_sparse_ortho._keras_internals._compiling import (
     track_parameters_anew as track_parameters_anew,
@@ -40,14 +45,6 @@ from keras_sparse_ortho._keras_internals._fit import in_fit as in_fit
 from keras_sparse_ortho._keras_internals._fit import initial_epoch_is as initial_epoch_is
 from keras_sparse_ortho._keras_internals._fit import leave_logs as leave_logs
 from keras_sparse_ortho._keras_internals._fit import length_of_data as length_of_data
-from keras_sparse_ortho._keras_internals._graph_classes import Functional as Functional
-from keras_sparse_ortho._keras_internals._graph_classes import instance_like as instance_like
-from keras_sparse_ortho._keras_internals._graph_classes import (
-    layers_in_attributes as layers_in_attributes,
-)
-from keras_sparse_ortho._keras_internals._graph_classes import (
-    tensors_in_attributes as tensors_in_attributes,
-)
 from keras_sparse_ortho._keras_internals._layouts import Axes as Axes
 from keras_sparse_ortho._keras_internals._layouts import along_kernel as along_kernel
 from keras_sparse_ortho._keras_internals._layouts import axes_at as axes_at
@@ -57,6 +54,7 @@ from keras_sparse_ortho._keras_internals._layouts import layout_entries as layou
 from keras_sparse_ortho._keras_internals._layouts import layout_of as layout_of
 from keras_sparse_ortho._keras_internals._layouts import mesh_size as mesh_size
 from keras_sparse_ortho._keras_internals._layouts import stand_in_name_scope as stand_in_name_scope
+from keras_sparse_ortho._keras_internals._object_copy import copy_objects as copy_objects
 from keras_sparse_ortho._keras_internals._optimizers import applied_batches as applied_batches
 from keras_sparse_ortho._keras_internals._optimizers import (
     counter_of_batches as counter_of_batches,
@@ -72,10 +70,9 @@ from keras_sparse_ortho._keras_internals._stand_ins import give_value as give_va
 from keras_sparse_ortho._keras_internals._stand_ins import saves_by_itself as saves_by_itself
 from keras_sparse_ortho._keras_internals._stand_ins import value_in_scope as value_in_scope
 from keras_sparse_ortho._keras_internals._stand_ins import value_source as value_source
-from keras_sparse_ortho._keras_internals._sublayers import copy_of_lambda as copy_of_lambda
 from keras_sparse_ortho._keras_internals._sublayers import created_trainable as created_trainable
+from keras_sparse_ortho._keras_internals._sublayers import held_layers as held_layers
 from keras_sparse_ortho._keras_internals._sublayers import own_variables as own_variables
-from keras_sparse_ortho._keras_internals._sublayers import replace_sublayers as replace_sublayers
 from keras_sparse_ortho._keras_internals._sublayers import sublayers as sublayers
 
 __all__ = [
@@ -96,11 +93,13 @@ __all__ = [
     "awaits_value",
     "axes_at",
     "axes_of",
+    "become",
     "before_save",
+    "body_of",
     "compile_like",
     "compiled_loss_waits",
     "computes_its_graph",
-    "copy_of_lambda",
+    "copy_objects",
     "counter_of_batches",
     "create_along",
     "created_trainable",
@@ -108,28 +107,28 @@ __all__ = [
     "give_value",
     "graph_calls",
     "graph_ends",
+    "held_layers",
     "in_fit",
     "in_stateless_scope",
     "initial_epoch_is",
-    "instance_like",
+    "is_built_in_calls",
     "is_graph",
     "is_overridden",
-    "layers_in_attributes",
     "layout_entries",
     "layout_of",
+    "leave_graphs",
     "leave_logs",
     "length_of_data",
     "maps_one_tensor",
+    "maybe_build",
     "mesh_size",
     "optimizer_slots",
     "own_variables",
     "refuse_other_slots",
-    "replace_sublayers",
     "saves_by_itself",
     "slot_pairs",
     "stand_in_name_scope",
     "sublayers",
-    "tensors_in_attributes",
     "track_parameters_anew",
     "value_in_scope",
     "value_source",
@@ -258,6 +257,12 @@ def graph_calls(model: keras.Model) -> list[GraphCall]:
         for depth in sorted(nodes, reverse=True)
         for node in nodes[depth]
     ]
+
+
+def leave_graphs(layer: keras.layers.Layer) -> None:
+    """Lets a layer forget where it has been called, so that it can stand in another model."""
+    layer._inbound_nodes.clear()
+    layer._outbound_nodes.clear()
 
 
 def maps_one_tensor(layer: keras.layers.Layer) -> bool:

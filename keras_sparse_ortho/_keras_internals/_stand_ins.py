@@ -47,7 +47,7 @@ class DeferredVariables:
         """Lets those of some variables that have no value wait for `give_value`."""
         for variable in variables:
             if variable._value is None:
-                variable._initializer = _Awaited()
+                await_value(variable)
 
     def initialize(self, but: list[Any]) -> None:
         """Gives all variables their values but some, at once or when the enclosing scope ends.
@@ -100,6 +100,11 @@ class _Constant:
 
 class _Awaited(keras.initializers.Zeros):
     """The initializer of a variable that is given its value later."""
+
+
+def await_value(variable: Any) -> None:
+    """Lets a variable that has no value wait for `give_value`."""
+    variable._initializer = _Awaited()
 
 
 def awaits_value(variable: Any) -> bool:
@@ -182,7 +187,7 @@ class StandIns:
         variable._value = None
         variable._initializer = self._placeholder
         vars(variable)["_direct_assign"] = self._refuse
-        _SavedByNumber.of(layer).checks[id(self)] = check
+        _SavedByNumber.of(layer).checks[variable.name] = check
 
     def take_away(self, value: Any) -> None:
         """Undoes `put`: the variable has a value again, and is one of the layer's."""
@@ -195,7 +200,7 @@ class StandIns:
         _exchange(layer, first, variable)
         for other in others:
             layer._untrack_variable(other)
-        _SavedByNumber.of(layer).remove(id(self))
+        _SavedByNumber.of(layer).remove(variable.name)
 
     def _placeholder(self, shape: Any, dtype: Any = None) -> Any:
         if in_symbolic_scope():
@@ -229,7 +234,7 @@ class _SavedByNumber:
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
-        self.checks: dict[int, Callable[[Callable[[Any], Any]], None]] = {}
+        self.checks: dict[str, Callable[[Callable[[Any], Any]], None]] = {}
 
     @classmethod
     def of(cls, layer: Any) -> "_SavedByNumber":
@@ -244,7 +249,7 @@ class _SavedByNumber:
             vars(layer)["load_own_variables"] = found
         return found
 
-    def remove(self, key: int) -> None:
+    def remove(self, key: str) -> None:
         """Removes a check; after the last the layer saves as its class does."""
         del self.checks[key]
         if not self.checks:

@@ -144,17 +144,14 @@ class SparseLayer(Protocol):
     def storages(self) -> dict[str, Storage]:
         """The storages by the names that the kernels have in the plain layer."""
 
-    def dense_layer(self, copy: Callable[[Any], Any]) -> Any:
-        """The plain layer, unbuilt; or the one inside, where `copy` returns what it is given."""
-
-    def fill_dense_layer(self, plain: Any, **how: Any) -> None:
-        """Gives the plain layer the effective weights."""
+    def to_dense_layer(self) -> Any:
+        """The plain layer, built, with the effective weights; a wrapper gives up the one inside."""
 
 
 def is_sparse_layer(layer: Any) -> bool:
     """Whether a layer is a `SparseLayer`, built or not."""
     # By the class: instances of wrappers also have the attributes of what they wrap.
-    return hasattr(type(layer), "dense_layer")
+    return hasattr(type(layer), "to_dense_layer")
 
 
 def storages_of(layer: Any) -> dict[str, Storage]:

@@ -301,16 +301,14 @@ class BlockSparseLayer(keras.layers.Layer):
 
     # --- the namesake ----------------------------------------------------------------------------
 
-    def dense_layer(self, copy: Any = None) -> keras.layers.Layer:
+    def dense_layer(self) -> keras.layers.Layer:
         """The namesake with the same settings, not built; `fill_dense_layer` gives it weights."""
         config = {key: value for key, value in self.get_config().items() if key not in _OWN}
         if self.kernel_initializer == _EXACT_ORTHOGONAL:
             del config["kernel_initializer"]
         return self.namesake.from_config(config)
 
-    def fill_dense_layer(
-        self, plain: Any, assign: Callable[[Any, Any], None] = assign, **how: Any
-    ) -> None:
+    def fill_dense_layer(self, plain: keras.layers.Layer) -> None:
         """Sets the weights of a layer from `dense_layer`, which is built if need be."""
         if not plain.built:
             plain.build(self.get_build_config()["input_shape"])

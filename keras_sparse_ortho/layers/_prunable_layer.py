@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -16,10 +16,9 @@ from keras_sparse_ortho._keras_internals import (
     create_along,
     stand_in_name_scope,
 )
-from keras_sparse_ortho._values import assign
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, is_sparse_layer, select
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import recorded_draws
 from keras_sparse_ortho.layers._refusals import refuse_unwrappable
@@ -277,38 +276,10 @@ class PrunableLayer(WrapperBuiltByCalls):
         """The parametrizations."""
         return self.parametrizations
 
-    def dense_layer(self, copy: Callable[[Any], Any]) -> Any:
-        """The layer inside, or what `copy` makes of it."""
-        return copy(self.layer)
-
-    def fill_dense_layer(
-        self,
-        plain: Any,
-        assign: Callable[[Any, Any], None] = assign,
-        own: Callable[[list[Any]], list[Any]] = list,
-    ) -> None:
-        """Sets the weights of a copy of the layer, in a wrapper or not, to the effective ones.
-
-        Args:
-            plain: The copy, or a `PrunableLayer` around it.
-            assign: Sets a variable.
-            own: Which of the weights of both are set.
-        """
-        effective = {id(p.layer_variable): p for p in self._state.parametrized.values()}
-        if not plain.built:
-            plain.build_from_config(self.layer.get_build_config())
-        target = plain.layer_weights if is_sparse_layer(plain) else plain.weights
-        for old, new in zip(own(self.layer_weights), own(target), strict=True):
-            value = effective[id(old)].current() if id(old) in effective else old.value
-            assign(new, keras.ops.copy(value))  # on JAX `fit` frees the arrays of its model
-
-    def assign_weight(self, variable: Any, value: Any) -> None:
-        """Sets one of `layer_weights`, in whichever storage it is held."""
-        held = {id(p.layer_variable): p for p in self._state.parametrized.values()}
-        if id(variable) in held:
-            held[id(variable)].assign_raw(value)
-        else:
-            assign(variable, value)
+    def to_dense_layer(self) -> Any:
+        """Releases the layer inside, which has the effective weights from then on."""
+        self.release()
+        return self.layer
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the settings of its parametrizations, weight by weight once built."""

@@ -12,10 +12,8 @@ from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, block_layer_like
-from keras_sparse_ortho.models._copying import Copy, share_initializers
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
-from keras_sparse_ortho.models._rewrite import rewrite
-from keras_sparse_ortho.models._rewriter import Replace, Replacement
+from keras_sparse_ortho.models._rewrite import Replace, rewrite
 from keras_sparse_ortho.models._same_function import SameFunction
 from keras_sparse_ortho.orthogonal import Block
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, refuse_compact
@@ -178,40 +176,28 @@ def _masks_as(kind: type[FixedMask], model: Any, changing: list[PrunableWeight])
     """The model with fixed masks of one class where `changing` weights are."""
     ids = {id(weight.variable) for weight in changing}
 
-    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
-        own = storages_of(layer).values()
-        changes = any(id(storage.weight.variable) in ids for storage in own)
-        return masked_form(layer, kind, copy) if changes else None
+    def replace(layer: Any, path: str, own: Any) -> Any:
+        held = storages_of(layer).values()
+        changes = any(id(storage.weight.variable) in ids for storage in held)
+        return masked_form(own, kind) if changes else None
 
     return _convert(model, replace, changing)
 
 
-def masked_form(layer: Any, kind: type[FixedMask], copy: Copy) -> Replacement:
-    """The wrapped layer with fixed masks of a class, in place of one in any storage."""
+def masked_form(layer: Any, kind: type[FixedMask]) -> PrunableLayer:
+    """The wrapped layer with fixed masks of a class for one in any storage, which is used up."""
     held = {key: own for key, own in storages_of(layer).items() if own.movable}
     masks = {key: kind(mask=h.mask_value(), initializer=h.drawn_by) for key, h in held.items()}
     as_drawn = {key for key, own in held.items() if own.is_as_drawn()}
-    plain, inside = layer.dense_layer(copy), getattr(layer, "layer", None)
-    wrapper = PrunableLayer(plain, masks, name=layer.name, trainable=layer.trainable)
-    if inside is not None:
-        wrapper.name_layers_like(inside)
-
-    def finish() -> None:
-        if plain is inside:
-            layer.release()
-            wrapper.build()
-        else:
-            if not wrapper.built:
-                wrapper.build(layer.get_build_config()["input_shape"])
-            layer.fill_dense_layer(wrapper, wrapper.assign_weight, own=copy.own)
-            if inside is not None:
-                share_initializers(inside, plain)
-        for key, own in wrapper.parametrizations.items():
-            own.settle()
-            if key in as_drawn:
-                own.mark_as_drawn()
-
-    return Replacement(wrapper, finish)
+    wrapper = PrunableLayer(
+        layer.to_dense_layer(), masks, name=layer.name, trainable=layer.trainable
+    )
+    wrapper.build()
+    for key, own in wrapper.parametrizations.items():
+        own.settle()
+        if key in as_drawn:
+            own.mark_as_drawn()
+    return wrapper
 
 
 # --- live blocks ---------------------------------------------------------------------------------
@@ -231,9 +217,11 @@ def _plans(model: Any, block: Any) -> tuple[dict[int, BlockSparseLayer], list[st
 
 
 def _to_blocks(model: Any, plans: dict[int, BlockSparseLayer]) -> Any:
-    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
+    def replace(layer: Any, path: str, own: Any) -> Any:
         new = plans.get(id(layer))
-        return None if new is None else Replacement(new, lambda: fill_block_form(new, layer))
+        if new is not None:
+            fill_block_form(new, own)
+        return new
 
     planned = [layer for layer, _ in walk(model, "") if id(layer) in plans]
     variables = {id(storages_of(layer)["kernel"].weight.variable) for layer in planned}

@@ -8,8 +8,7 @@ from keras_sparse_ortho._keras_internals import Functional, is_graph
 
 
 def is_clonable(model: Any) -> bool:
-    """Whether Keras knows the structure of a model: Sequential and functional ones."""
-    # A subclass has a constructor of its own, which a clone would not call.
+    """Whether a model is a functional or Sequential one of no class of its own."""
     return type(model) in (Functional, keras.Sequential)
 
 
@@ -30,7 +29,14 @@ def is_made_from_layers(model: Any) -> bool:
     return {"layers", "input_layers", "output_layers"} <= set(config)
 
 
-def class_of(model: Any) -> type:
-    """The class of a model as it was written, not one derived from it to save the model."""
-    kind: type = getattr(type(model), "rebuilt_from", type(model))
+def lists_its_layers(layer: Any) -> bool:
+    """Whether the configuration of a layer or model has those of the layers inside it."""
+    if isinstance(layer, keras.layers.Wrapper | keras.layers.RNN):
+        return True
+    return is_clonable(layer) or (is_graph_of_class(layer) and is_made_from_layers(layer))
+
+
+def class_of(layer: Any) -> type:
+    """The class of a layer or model as it was written, not one derived from it to save it."""
+    kind: type = getattr(type(layer), "saved_as", type(layer))
     return kind

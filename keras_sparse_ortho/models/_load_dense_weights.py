@@ -6,15 +6,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import track_parameters_anew
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, is_sparse_layer, walk
-from keras_sparse_ortho.models._copying import Copy
+from keras_sparse_ortho.kernels import PrunableWeight, is_sparse_layer
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
-from keras_sparse_ortho.models._rewriter import Replacement, Rewriter
+from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._same_function import beside_kernels
-from keras_sparse_ortho.models._strip import dense_form
 
 
 def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str, int]:
@@ -68,21 +65,15 @@ def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str
 
 def _read(model: Any, path: Any, paths: set[str]) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
     """The kernels of the file by path, and the other weights; the model stays as it is."""
-    rewriter = Rewriter(model, _dense, lambda config: config)
-    try:
-        plain = rewriter.model(model, "")
-        rewriter.finish()
-        plain.load_weights(path)
-        kernels = [w for w in prunable_weights(plain, unregistered=True) if w.path in paths]
-        values = {weight.path: weight.value() for weight in kernels}
-        return values, [to_numpy(variable) for variable in _others(plain, kernels)]
-    finally:
-        rewriter.undo()
-        track_parameters_anew([layer for layer, _ in walk(model, "")])
+    plain = rewrite(model, _dense, in_copy=True)
+    plain.load_weights(path)
+    kernels = [w for w in prunable_weights(plain, unregistered=True) if w.path in paths]
+    values = {weight.path: weight.value() for weight in kernels}
+    return values, [to_numpy(variable) for variable in _others(plain, kernels)]
 
 
-def _dense(layer: Any, path: str, copy: Copy) -> Replacement | None:
-    return dense_form(layer, copy) if is_sparse_layer(layer) else None
+def _dense(layer: Any, path: str, own: Any) -> Any:
+    return own.to_dense_layer() if is_sparse_layer(own) else None
 
 
 def _others(model: Any, kernels: list[PrunableWeight]) -> list[Any]:

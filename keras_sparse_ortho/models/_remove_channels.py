@@ -7,7 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
+from keras_sparse_ortho._keras_internals import (
+    computes_its_graph,
+    graph_calls,
+    graph_ends,
+    leave_graphs,
+)
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models._channel_rules import (
     Barrier,
@@ -18,11 +23,8 @@ from keras_sparse_ortho.models._channel_rules import (
     channels,
     rule_for,
 )
-from keras_sparse_ortho.models._copying import Copy
 from keras_sparse_ortho.models._kinds import is_clonable, is_made_from_layers
 from keras_sparse_ortho.models._prunable_weights import check_built
-from keras_sparse_ortho.models._rewrite import rewrite
-from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.models._strip import strip
 
 
@@ -97,15 +99,25 @@ def remove_channels(model: keras.Model) -> keras.Model:
     plain = strip(model)
     if not is_clonable(plain) and not is_made_from_layers(plain):
         plain = _as_plain_graph(plain)
-    plan = _channel_plan(plain)
+    return _with_small_layers(plain, _channel_plan(plain))
 
-    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
-        if id(layer) not in plan:
-            return None
-        small = type(layer).from_config(plan[id(layer)].config)
-        return Replacement(small, lambda: small.set_weights(plan[id(layer)].weights))
 
-    return rewrite(plain, replace)
+def _with_small_layers(model: Any, plan: dict[int, Shrunk]) -> Any:
+    """The model on smaller layers, and on the given ones where these stay as they are."""
+
+    def layer_for(layer: Any) -> Any:
+        if id(layer) in plan:
+            return type(layer).from_config(plan[id(layer)].config)
+        if isinstance(layer, keras.Model):
+            return _with_small_layers(layer, plan)
+        leave_graphs(layer)
+        return layer
+
+    small = keras.models.clone_model(model, clone_function=layer_for)
+    for old, new in zip(model.layers, small.layers, strict=True):
+        if id(old) in plan:
+            new.set_weights(plan[id(old)].weights)
+    return small
 
 
 def _as_plain_graph(model: keras.Model) -> keras.Model:

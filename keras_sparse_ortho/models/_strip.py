@@ -1,20 +1,20 @@
 """`strip`: the plain Keras model, with the effective weights in its layers."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import maps_one_tensor
+from keras_sparse_ortho._keras_internals import copy_objects, maps_one_tensor
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
-from keras_sparse_ortho.layers import PrunableLayer, ScannedStack
+from keras_sparse_ortho.layers import ScannedStack
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
-from keras_sparse_ortho.models._copying import Copy, copy_names, unbuilt_copy
+from keras_sparse_ortho.models._kinds import lists_its_layers
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
-from keras_sparse_ortho.models._rewriter import Replacement
 from keras_sparse_ortho.models._same_function import SameFunction
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 
@@ -64,17 +64,48 @@ def strip(model: keras.Model) -> keras.Model:
     check_built(model)
     _refuse_unfinished(model)
     warn_unless_at_density(model)
-    if _stack_in(model) is not None:
-        return _unrolled(model)
-    if is_sparse_layer(model):
-        return _strip_layer(model)
+    if is_sparse_layer(model) or isinstance(model, ScannedStack):
+        return _plain(copy_objects(model)[0])
     same = SameFunction(model)
+    in_graphs = {id(layer) for layer in _layers_of_graphs(model)}
+    wrapped = {id(_inside(layer)) for layer, _ in walk(model, "")}
+
+    def unwrap(layer: Any, path: str, own: Any) -> Any:
+        if id(layer) in wrapped:
+            return None  # its wrapper has its weights
+        thin = _thin_layers(own) if id(layer) in in_graphs else None
+        return _plain(own) if thin is None else thin
 
     def complete(plain: Any) -> Any:
         same.check(plain)
         return plain
 
-    return rewrite(model, _unwrap, _without_own_initializers, complete)
+    return rewrite(model, unwrap, complete)
+
+
+def _plain(layer: Any) -> Any:
+    """What takes the place of a layer, which is used up; `None` for a plain one."""
+    inside = _inside(layer)
+    stack = layer if inside is None else inside
+    if isinstance(stack, ScannedStack):
+        held = () if stack is layer else layer.parametrizations.values()
+        return strip(stack.unrolled((own.layer_variable, own.current()) for own in held))
+    plain = layer.to_dense_layer() if is_sparse_layer(layer) else layer
+    _reset_initializers(plain)
+    return None if plain is layer else plain
+
+
+def _inside(layer: Any) -> Any:
+    """The layer that a sparse layer wraps, if it wraps one."""
+    return getattr(layer, "layer", None) if is_sparse_layer(layer) else None
+
+
+def _layers_of_graphs(model: Any) -> Iterator[Any]:
+    """The layers that functional and Sequential models hold, whose classes do not make them."""
+    for layer in model.layers if lists_its_layers(model) else []:
+        yield layer
+        if isinstance(layer, keras.Model):
+            yield from _layers_of_graphs(layer)
 
 
 def _refuse_unfinished(model: Any) -> None:
@@ -87,90 +118,25 @@ def _refuse_unfinished(model: Any) -> None:
                 )
 
 
-def _unwrap(layer: Any, path: str, copy: Copy) -> Replacement | None:
-    if _stack_in(layer) is not None:
-        return Replacement(_unrolled(layer), lambda: None)
-    if not is_sparse_layer(layer):
-        return None
-    dense = dense_form(layer, copy)
-    thin = _thin(layer, dense.layer, copy)
-    if thin is not None:
-        return thin
-
-    def finish() -> None:
-        dense.finish()
-        _reset_initializers(dense.layer)
-
-    return Replacement(dense.layer, finish)
-
-
-def dense_form(layer: Any, copy: Copy) -> Replacement:
-    """The plain layer in place of a sparse one, with its effective weights."""
-    plain, inside = layer.dense_layer(copy), getattr(layer, "layer", None)
-
-    def finish() -> None:
-        if plain is inside:
-            layer.release()
-            return
-        if inside is not None:
-            copy_names(inside, plain)
-        layer.fill_dense_layer(plain, own=copy.own)
-
-    return Replacement(plain, finish)
-
-
-def _stack_in(layer: Any) -> ScannedStack | None:
-    """A stack, or the one that a layer wraps."""
-    inside = getattr(layer, "layer", None) if is_sparse_layer(layer) else layer
-    return inside if isinstance(inside, ScannedStack) else None
-
-
-def _unrolled(layer: Any) -> Any:
-    """The plain layers of a stack, in a Sequential model of its name."""
-    stack = _stack_in(layer)
-    assert stack is not None
-    held = [] if layer is stack else layer.parametrizations.values()
-    return strip(stack.unrolled((own.layer_variable, own.current()) for own in held))
-
-
-def _strip_layer(layer: Any) -> Any:
-    plain = layer.dense_layer(lambda inside: unbuilt_copy(inside, _without_own_initializers))
-    layer.fill_dense_layer(plain)
-    return plain
-
-
-def _without_own_initializers(config: Any) -> Any:
-    """Puts Keras' default in the place of our initializers, everywhere in a configuration."""
-    if isinstance(config, dict):
-        known = keras.saving.get_registered_object(config.get("registered_name"))
-        if isinstance(known, type) and issubclass(known, SparseInitializer):
-            return keras.initializers.serialize(keras.initializers.GlorotUniform())
-        if known is PrunableLayer:  # inside a block; it is unwrapped, and reset, in place
-            return config
-        return {key: _without_own_initializers(value) for key, value in config.items()}
-    if isinstance(config, list | tuple):
-        return type(config)(_without_own_initializers(value) for value in config)
-    return config
-
-
 def _reset_initializers(layer: Any) -> None:
-    for inner, _ in walk(layer, ""):
-        for name, value in list(vars(inner).items()):
-            if isinstance(value, SparseInitializer):
-                setattr(inner, name, keras.initializers.GlorotUniform())
+    """Puts Keras' default in the place of our initializers, which have done their work."""
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, SparseInitializer):
+            setattr(layer, name, keras.initializers.GlorotUniform())
 
 
-def _thin(wrapper: Any, clone: Any, copy: Copy) -> Replacement | None:
-    """`Sequential([Dense(k), layer])` for a layer with the kernel `(m, k) @ (k, n)`.
+def _thin_layers(wrapper: Any) -> Any:
+    """`Sequential([Dense(k), layer])`, built, for a layer with the kernel `(m, k) @ (k, n)`.
 
-    For Dense, and for LSTM, GRU and SimpleRNN, whose kernel is the one on the inputs. `None` where
-    there is nothing to gain: the kernel has no factors, they are not smaller than their product, or
-    the layer is called with a mask or states, or returns states, which a Sequential model cannot
-    pass on.
+    For Dense, and for LSTM, GRU and SimpleRNN, whose kernel is the one on the inputs. The layer is
+    a copy of the wrapped one.
+
+    Returns:
+        `None` where there is nothing to gain: the kernel has no factors, they are not smaller than
+        their product, or the layer is called with a mask or states, or returns states, which a
+        Sequential model cannot pass on.
     """
     layer: Any = getattr(wrapper, "layer", None)
-    if clone is layer:
-        return None
     if type(layer) is L.Dense:
         key = "kernel"
     elif type(layer) in (L.LSTM, L.GRU, L.SimpleRNN):
@@ -188,15 +154,14 @@ def _thin(wrapper: Any, clone: Any, copy: Copy) -> Replacement | None:
     thin = L.Dense(
         left.shape[1], use_bias=False, name=f"{layer.name}_thin", dtype=layer.dtype_policy
     )
-    both = keras.Sequential([thin, clone], name=layer.name)
-
-    def finish() -> None:
-        kernel = getattr(clone, "cell", clone).kernel
-
-        def set_weight(variable: Any, value: Any) -> None:
-            assign(variable, right if variable is kernel else value)
-
-        assign(thin.kernel, left)
-        wrapper.fill_dense_layer(clone, set_weight, own=copy.own)
-
-    return Replacement(both, finish)
+    second = type(layer).from_config(layer.get_config())
+    shape = layer.get_build_config()["input_shape"]
+    both = keras.Sequential([thin, second], name=layer.name)
+    both.build(shape)
+    assign(thin.kernel, left)
+    effective = {id(p.layer_variable): p.current() for p in wrapper.parametrizations.values()}
+    effective[id(low_rank.weight.variable)] = right
+    for old, new in zip(wrapper.layer_weights, second.weights, strict=True):
+        # A copy: on JAX `fit` frees the arrays of its model.
+        assign(new, keras.ops.copy(effective.get(id(old), old.value)))
+    return both

@@ -5,8 +5,7 @@ from typing import Any
 
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, BlockDraw
-from keras_sparse_ortho.layers import block_layer_like
-from keras_sparse_ortho.models import Replacement
+from keras_sparse_ortho.layers import BlockSparseLayer, block_layer_like
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, Parametrization
 
 STORAGES = {"masked": FixedMask, "compact": CompactMask, "auto": CompactMask}
@@ -47,8 +46,8 @@ def in_storage(parametrization: Parametrization, storage: str) -> Parametrizatio
 
 def on_live_blocks(
     layer: Any, weights: Mapping[str, str], draws: Mapping[str, AnyDraw]
-) -> Replacement | None:
-    """The replacement, or `None` where the layer or its draw has no such form.
+) -> BlockSparseLayer | None:
+    """The new layer, built, or `None` where the layer or its draw has no such form.
 
     Neither the dense kernel nor its mask is ever made.
 
@@ -70,9 +69,7 @@ def on_live_blocks(
         return None
     new.trainable = layer.trainable
 
-    def fill() -> None:
-        new.build_like(layer)
-        new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
-        new.mark_as_drawn()
-
-    return Replacement(new, fill)
+    new.build_like(layer)
+    new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
+    new.mark_as_drawn()
+    return new

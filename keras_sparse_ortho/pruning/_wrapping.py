@@ -4,24 +4,18 @@ import warnings
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
-import keras
-
-from keras_sparse_ortho._values import assign
+from keras_sparse_ortho._keras_internals import body_of
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import (
-    Copy,
-    Replacement,
     blocks_where_possible,
     never_called,
     places_to_wrap,
     probe_of_copy,
     prunable_weights,
     rewrite,
-    share_initializers,
-    uncovered_weights,
 )
 from keras_sparse_ortho.parametrizations import Parametrization, refuse_compact
 from keras_sparse_ortho.pruning._storage import mask_class, on_live_blocks
@@ -66,9 +60,7 @@ def wrap(
     *,
     on_blocks: bool = False,
 ) -> Any:
-    """Wraps every outermost layer that holds some of the weights alone.
-
-    A layer that others hold as well is wrapped itself, and they all get the wrapped one.
+    """Wraps every layer that owns some of the weights: see `places_to_wrap`.
 
     Args:
         model: The model.
@@ -89,35 +81,18 @@ def wrap(
     before = sorted(weight.path for weight in prunable_weights(model, unregistered=True))
     _warn_of_never_called(model)
 
-    def replace(layer: Any, path: str, copy: Copy) -> Replacement | None:
+    def replace(layer: Any, path: str, own: Any) -> Any:
         keys = places.get(id(layer))
         if keys is None:
             return None
-        if on_blocks and (new := on_live_blocks(layer, keys, draws)) is not None:
+        if on_blocks and (new := on_live_blocks(own, keys, draws)) is not None:
             return new
-        inner = copy(layer)
-        given = list(layer.weights)
-        wrapper = PrunableLayer(
-            inner, {key: parametrization_of(full) for key, full in keys.items()}
-        )
-        wrapper.name_layers_like(layer)
-        if inner is not layer:
-            wrapper.values_follow(
-                key for key, full in keys.items() if full in draws and draws[full].sets_values
-            )
-
-        def finish() -> None:
-            if not wrapper.built:
-                wrapper.build()  # around a layer of a class-written model, which is built
-            drawn = {key: draws.pop(full, None) for key, full in keys.items()}
-            parametrizations = wrapper.parametrizations
-            if inner is not layer:
-                _copy_weights(given, wrapper, drawn, copy)
-                share_initializers(layer, inner)
-            for key, parametrization in parametrizations.items():
-                _finish(parametrization, drawn.pop(key))
-
-        return Replacement(wrapper, finish)
+        table = {key: parametrization_of(full) for key, full in keys.items()}
+        wrapper = PrunableLayer(body_of(own), table)
+        wrapper.build()
+        for key, parametrization in wrapper.parametrizations.items():
+            _finish(parametrization, draws.pop(keys[key], None))
+        return wrapper
 
     def complete(rewritten: Any) -> Any:
         _check(rewritten, weights, before, live)
@@ -125,8 +100,9 @@ def wrap(
             probe_of_copy(model, rewritten).check(rewritten)
         return blocks_where_possible(rewritten) if on_blocks else rewritten
 
+    drawn = [w.variable for w in weights if w.path in draws and draws[w.path].sets_values]
     with weights_set_later():
-        return rewrite(model, replace, complete=complete)
+        return rewrite(model, replace, complete, without_values=drawn)
 
 
 def _warn_of_never_called(model: Any) -> None:
@@ -139,27 +115,6 @@ def _warn_of_never_called(model: Any) -> None:
         )
 
 
-def _copy_weights(
-    given: list[Any], wrapper: PrunableLayer, drawn: Mapping[str, AnyDraw | None], copy: Copy
-) -> None:
-    """Copies the weights of a layer, but for kernels that are drawn, to its wrapped clone."""
-    own = wrapper.parametrizations
-    replaced = {
-        id(own[key].layer_variable)
-        for key, draw in drawn.items()
-        if draw is not None and draw.sets_values
-    }
-    stored = {id(p.layer_variable): p for p in own.values() if p.compact}
-    for old, new in zip(copy.own(given), copy.own(wrapper.layer_weights), strict=True):
-        if id(new) in replaced:
-            continue
-        if id(new) in stored:
-            stored[id(new)].assign_raw(old)
-        else:
-            # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
-            assign(new, keras.ops.copy(old))
-
-
 def _check(
     model: Any, weights: list[PrunableWeight], before: list[str], live: Mapping[str, int]
 ) -> None:
@@ -168,7 +123,6 @@ def _check(
     wrapped = {w.path: w for w in found if w.storage is not None}
     paths = sorted(weight.path for weight in found)
     uncovered = [weight.path for weight in weights if weight.path not in wrapped]
-    uncovered += uncovered_weights(model)
     if paths != before or uncovered:
         raise NotPrunableError(
             "The new model would not have the kernels of the given one, each with its mask where "

@@ -198,7 +198,7 @@ LATE = {
     "to_compact: settling": (kso.to_compact, kso.CompactMask, "settle"),
     "to_masked: the optimizer": (kso.to_masked, _conversion, "copy_slots"),
     "to_masked: settling": (kso.to_masked, kso.FixedMask, "settle"),
-    "to_masked: marking": (kso.to_masked, _rewrite.Rewriter, "finish"),
+    "to_masked: marking": (kso.to_masked, _rewrite, "save_with_layers"),
 }
 
 

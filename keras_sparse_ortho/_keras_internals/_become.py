@@ -1,0 +1,66 @@
+"""A layer that becomes another one: the same object, wherever it stands."""
+
+import types
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho._keras_internals._object_copy import contents
+
+# A layer's place in graphs of calls.
+_PLACE = ("_inbound_nodes", "_outbound_nodes")
+
+
+def body_of(layer: keras.layers.Layer) -> Any:
+    """The layer in another object, which can stand inside the layer that the first one becomes.
+
+    Both share variables, layers and all else, so that only one of them is to be used: the second
+    once the first has become another layer.
+    """
+    body = object.__new__(type(layer))
+    vars(body).update(vars(layer))
+    vars(body).update({name: [] for name in _PLACE})
+    _rebind(body, layer)
+    return body
+
+
+def become(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
+    """Gives a layer the class and the state of another one, which is not to be used any more.
+
+    Graphs, lists, attributes and functions that hold the layer hold the new one then, without
+    knowing. Its place in graphs stays. To undo it, give it class and attributes back.
+    """
+    place = {name: vars(layer)[name] for name in _PLACE if name in vars(layer)}
+    layer.__class__ = type(other)
+    # Not by setattr, with which Keras and its backends look at what is set.
+    vars(layer).clear()
+    vars(layer).update({**vars(other), **place})
+    _rebind(layer, other)
+
+
+def _rebind(layer: Any, old: Any) -> None:
+    """Binds what Keras puts into every layer, such as its `build`, to another object."""
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, types.FunctionType) and value.__closure__:
+            vars(layer)[name] = _rebound(value, layer, old)
+
+
+def _rebound(function: Any, layer: Any, old: Any) -> Any:
+    def bound(value: Any) -> Any:
+        if value is old:
+            return layer
+        if isinstance(value, types.MethodType) and value.__self__ is old:
+            return types.MethodType(value.__func__, layer)
+        return value
+
+    cells = [types.CellType(*map(bound, contents(cell))) for cell in function.__closure__]
+    new = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells),
+    )
+    new.__kwdefaults__ = function.__kwdefaults__
+    new.__dict__.update(vars(function))
+    return new

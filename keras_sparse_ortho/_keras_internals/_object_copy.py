@@ -1,0 +1,322 @@
+"""Copies of models by their objects: no configuration is read, no constructor called."""
+
+import collections
+import functools
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.ops.function import make_node_key
+from keras.src.ops.node import Node
+from keras.src.ops.operation import Operation
+from keras.src.utils.tracking import Tracker
+
+from keras_sparse_ortho._keras_internals._stand_ins import await_value
+from keras_sparse_ortho.errors import NotPrunableError
+
+# What a model is made of; whatever leads to one of these is copied, and everything else shared.
+_PARTS = (Operation, Tracker, Node, keras.KerasTensor, keras.Variable)
+_ATOMS = (
+    *(type(None), bool, int, float, complex, str, bytes, type, np.dtype, np.generic),
+    *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
+)
+_PACKAGE = __name__.partition(".")[0]
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def copy_objects(model: Any, without_values: Iterable[Any] = ()) -> tuple[Any, dict[int, Any]]:
+    """Copies a model or layer with all that it leads to: layers, variables, the graph of calls.
+
+    Layers, containers and functions that lead to a variable, a layer or a symbolic tensor are
+    copied; everything else (constants, initializers, preprocessors) is shared. The copy is not
+    compiled. It computes what the model computes and shares no variable with it, whatever the
+    configurations of its layers say.
+
+    Args:
+        model: A model or layer.
+        without_values: Variables whose copies get no value: to be set by `give_value`.
+
+    Returns:
+        The copy, and by `id` of each object that was copied the one in its place.
+
+    Raises:
+        NotPrunableError: An object of an unknown kind that holds a layer or variable.
+    """
+    copier = _Copier(without_values)
+    new = copier.copy(model)
+    copier.fill()
+    return new, copier.copies
+
+
+class _Copier:
+    """Makes empty objects first and fills them from a list, so that depth does not matter."""
+
+    def __init__(self, without_values: Iterable[Any]) -> None:
+        self.copies: dict[int, Any] = {}
+        self._originals: list[Any] = []  # kept, so that no other object gets their `id`
+        self._waiting: collections.deque[Callable[[], None]] = collections.deque()
+        self._hashed: list[Callable[[], None]] = []  # their items must be whole to be hashed
+        self._empty = {id(variable) for variable in without_values}
+        self._plain: set[int] = set()  # objects that are known to lead nowhere
+
+    def copy(self, value: Any) -> Any:
+        """The copy of an object, perhaps still empty; the object itself where it is shared."""
+        if isinstance(value, _ATOMS):
+            return value
+        if id(value) in self.copies:
+            return self.copies[id(value)]
+        if self._leads_to_parts(value):
+            return self._made(value)
+        if isinstance(value, _CONTAINERS):
+            return self._container(value)
+        return self._object(value) if _is_ours(value) else value
+
+    def fill(self) -> None:
+        """Fills all objects that were made."""
+        while self._waiting or self._hashed:
+            (self._waiting.popleft() if self._waiting else self._hashed.pop(0))()
+        for new in self.copies.values():
+            if isinstance(new, Tracker):
+                new.stored_ids = {
+                    name: {id(item) for item in store} for name, (_, store) in new.config.items()
+                }
+            elif isinstance(new, Node):
+                for tensor in new.input_tensors:
+                    if tensor._keras_history.operation is not None:
+                        tensor._keras_history.operation._outbound_nodes.append(new)
+            elif isinstance(new, Operation) and hasattr(new, "_nodes_by_depth"):
+                calls = [node for nodes in new._nodes_by_depth.values() for node in nodes]
+                new._nodes = {
+                    make_node_key(node.operation, _index(node.operation._inbound_nodes, node))
+                    for node in calls
+                }
+
+    def _note(self, value: Any, new: Any) -> Any:
+        self.copies[id(value)] = new
+        self._originals.append(value)
+        return new
+
+    def _made(self, value: Any) -> Any:
+        if isinstance(value, keras.Variable):
+            return self._variable(value)
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, types.MethodType):
+            return types.MethodType(self.copy(value.__func__), self.copy(value.__self__))
+        if isinstance(value, functools.partial):
+            given = [self.copy(item) for item in value.args]
+            named = {key: self.copy(item) for key, item in value.keywords.items()}
+            return self._note(value, functools.partial(self.copy(value.func), *given, **named))
+        if isinstance(value, _CONTAINERS):
+            return self._container(value)
+        if _is_torch_tensor(value):
+            return self._note(value, _torch_copy(value))
+        if hasattr(value, "__wrapped__") or not (hasattr(value, "__dict__") or _slots(value)):
+            raise NotPrunableError(
+                "A model holds an object of a kind that cannot be copied, and that leads to a "
+                "layer or variable of it. Keep the layer in an attribute, list or dict of its "
+                f"model instead. Received: an object of type {type(value).__qualname__}"
+            )
+        return self._object(value)
+
+    def _object(self, value: Any) -> Any:
+        new = self._note(value, object.__new__(type(value)))
+        self._waiting.append(lambda: self._fill_object(value, new))
+        return new
+
+    def _fill_object(self, value: Any, new: Any) -> None:
+        for name, item in _slots(value).items():
+            object.__setattr__(new, name, self.copy(item))
+        attributes = dict(getattr(value, "__dict__", {}))
+        if isinstance(value, keras.Model):
+            attributes = uncompiled(attributes)
+        if "_torch_params" in (modules := attributes.get("_modules", {})):
+            # Made anew by Keras from the variables, when it is asked for.
+            attributes["_modules"] = {k: v for k, v in modules.items() if k != "_torch_params"}
+        if isinstance(value, Operation):
+            attributes.pop("_outbound_nodes", None)
+        for name, item in attributes.items():
+            # Not by setattr, with which Keras and its backends look at what is set.
+            vars(new)[name] = self.copy(item)
+        if isinstance(value, Operation):
+            vars(new)["_outbound_nodes"] = []  # filled in the end: other models may read it
+
+    def _variable(self, value: Any) -> Any:
+        new = self._note(value, object.__new__(type(value)))
+
+        def fill() -> None:
+            for name, item in vars(value).items():
+                if name != "_value":
+                    vars(new)[name] = self.copy(item)
+            vars(new)["_value"] = None
+            if value._value is None:
+                return
+            if id(value) in self._empty:
+                await_value(new)
+            elif _is_torch_tensor(value._value):
+                new._initialize(self.copy(value._value))
+            else:
+                new._initialize(keras.ops.copy(value.value))
+
+        self._waiting.append(fill)
+        return new
+
+    def _container(self, value: Any) -> Any:
+        if isinstance(value, dict) and not issubclass(type(value), dict):
+            proxy: Any = value  # TensorFlow's own modules keep dicts so
+            return self.copy(proxy.__wrapped__)
+        kind: Any = type(value)
+        if isinstance(value, tuple):
+            items = [self.copy(item) for item in value]
+            if all(new is old for new, old in zip(items, value, strict=True)):
+                return value
+            return self._note(value, kind._make(items) if hasattr(kind, "_make") else kind(items))
+        if isinstance(value, frozenset):
+            return self._note(value, kind(self.copy(item) for item in value))
+        new = self._note(value, kind.__new__(kind))
+        if hasattr(value, "__dict__"):
+            vars(new).update({name: self.copy(item) for name, item in vars(value).items()})
+        if isinstance(value, list):
+            self._waiting.append(lambda: list.extend(new, [self.copy(i) for i in list(value)]))
+        elif isinstance(value, set):
+            self._hashed.append(lambda: set.update(new, {self.copy(item) for item in value}))
+        else:
+            plain = all(isinstance(key, str | int) for key in dict.keys(value))
+            (self._waiting if plain else self._hashed).append(lambda: self._fill_dict(value, new))
+        return new
+
+    def _fill_dict(self, value: dict[Any, Any], new: Any) -> None:
+        ordered = isinstance(value, collections.OrderedDict)
+        kind: Any = collections.OrderedDict if ordered else dict
+        if isinstance(value, collections.defaultdict):
+            new.default_factory = self.copy(value.default_factory)
+        for key, item in list(dict.items(value)):
+            kind.__setitem__(new, self.copy(key), self.copy(item))
+
+    def _function(self, value: Any) -> Any:
+        cells = tuple(types.CellType() for _ in value.__closure__ or ())
+        new = types.FunctionType(
+            value.__code__, value.__globals__, value.__name__, value.__defaults__, cells
+        )
+        self._note(value, new)
+
+        def fill() -> None:
+            new.__defaults__ = self.copy(value.__defaults__)
+            new.__kwdefaults__ = self.copy(value.__kwdefaults__)
+            for name in ("__qualname__", "__module__", "__doc__"):
+                setattr(new, name, getattr(value, name))
+            new.__dict__.update({key: self.copy(item) for key, item in vars(value).items()})
+            for old, cell in zip(value.__closure__ or (), cells, strict=True):
+                for item in contents(old):
+                    cell.cell_contents = self.copy(item)
+
+        self._waiting.append(fill)
+        return new
+
+    def _leads_to_parts(self, value: Any) -> bool:
+        """Whether something can be reached from an object that every model has its own of."""
+        seen: dict[int, Any] = {}
+        waiting = [value]
+        while waiting:
+            here = waiting.pop()
+            if isinstance(here, _ATOMS) or id(here) in seen or id(here) in self._plain:
+                continue
+            if isinstance(here, _PARTS) or _is_torch_tensor(here):
+                return True
+            seen[id(here)] = here
+            waiting.extend(children(here))
+        self._originals.extend(seen.values())
+        self._plain.update(seen)
+        return False
+
+
+def children(value: Any) -> list[Any]:
+    """The objects that one object holds."""
+    if isinstance(value, dict):
+        value = value if issubclass(type(value), dict) else value.__wrapped__
+        return [*dict.keys(value), *dict.values(value)]
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    if isinstance(value, types.FunctionType):
+        cells = [item for cell in value.__closure__ or () for item in contents(cell)]
+        return [value.__defaults__, value.__kwdefaults__, vars(value), *cells]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    return [*getattr(value, "__dict__", {}).values(), *_slots(value).values()]
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    """The attributes of an object that are in slots, as TensorFlow's references to layers are."""
+    kinds = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
+    names = [name for slots in kinds for name in ([slots] if isinstance(slots, str) else slots)]
+    names = [name for name in names if name not in ("__dict__", "__weakref__")]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def contents(cell: Any) -> list[Any]:
+    """What a closure's cell holds: nothing, as long as its variable has not been set."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
+
+
+def uncompiled(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a model as they would be if it had not been compiled or trained."""
+    fresh, compiled = _attributes_of_keras()
+    kept = {}
+    for name, value in attributes.items():
+        if name in fresh and name in compiled:
+            kept[name] = fresh[name]
+        elif name.endswith("_function") and callable(value):
+            kept[name] = None  # made by the model from its layers, as `train_function`
+        elif name not in compiled:
+            kept[name] = value
+    return kept
+
+
+@functools.cache
+def _attributes_of_keras() -> tuple[dict[str, Any], frozenset[str]]:
+    """The attributes of a new model, and the names of those that compiling and training set."""
+    inputs = keras.Input((1,), name="input")
+    model = keras.Model(inputs, inputs, name="plain")
+    fresh = dict(vars(model))
+    model.compile(optimizer=keras.optimizers.SGD(name="sgd"), loss="mse", jit_compile=False)
+    changed = {
+        name for name, value in vars(model).items() if name not in fresh or fresh[name] is not value
+    }
+    return fresh, frozenset(changed | _SET_BY_TRAINING)
+
+
+_SET_BY_TRAINING = {
+    *("history", "stop_training", "_eval_epoch_iterator", "_jax_state"),
+    # By `_fit.py`.
+    *("_get_metrics_result_or_logs", "_flatten_metrics_in_order", "_entries_of_logs"),
+    "save_own_variables",
+}
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether an object is of a class of this package: its state belongs to one layer."""
+    return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
+
+
+def _index(nodes: list[Any], node: Any) -> int:
+    return next(number for number, other in enumerate(nodes) if other is node)
+
+
+def _is_torch_tensor(value: Any) -> bool:
+    return keras.backend.backend() == "torch" and keras.ops.is_tensor(value)
+
+
+def _torch_copy(value: Any) -> Any:
+    import torch
+
+    copied = value.detach().clone()
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(copied, requires_grad=value.requires_grad)
+    return copied

@@ -1,0 +1,217 @@
+"""Layers of ours inside classes whose configuration does not have them: how they are saved."""
+
+import contextvars
+import functools
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho._keras_internals import (
+    become,
+    body_of,
+    held_layers,
+    is_built_in_calls,
+    maybe_build,
+    sublayers,
+)
+from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.models._kinds import class_of, is_graph_of_class, lists_its_layers
+
+_making_plain: contextvars.ContextVar[bool] = contextvars.ContextVar("making_plain", default=False)
+"""Whether layers are being made as their classes make them, whatever stood in them."""
+
+
+def save_with_layers(layer: Any) -> None:
+    """Lets a model or layer be saved with the layers of ours in it, if its class does not do so.
+
+    Its class becomes one that is derived from its own; and its own again, when no such layer is
+    left.
+    """
+    for inner, _ in walk(layer, ""):
+        if isinstance(inner, SavedWithLayers) and not _holds_ours(inner):
+            inner.__class__ = class_of(inner)
+    _mark(layer)
+
+
+def _mark(layer: Any) -> None:
+    if not _holds_ours(layer):
+        return
+    try:
+        listed = lists_its_layers(layer)
+    except NotImplementedError:
+        return  # it could not be saved before
+    if listed or _is_ours(layer):
+        for inner in sublayers(layer):
+            _mark(inner)
+    else:
+        how = SavedWithLayers if is_graph_of_class(layer) else SavedWithLateLayers
+        layer.__class__ = _derived_class(class_of(layer), how)
+
+
+def _is_ours(layer: Any) -> bool:
+    return isinstance(layer, PrunableLayer | BlockSparseLayer)
+
+
+def _holds_ours(layer: Any) -> bool:
+    return any(_is_ours(inner) for inner, _ in walk(layer, "") if inner is not layer)
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rebuilt")
+class SavedWithLayers:
+    """A layer or model in which layers stand that its constructor does not make.
+
+    The classes of such layers are derived from this one and from their own: they have the methods
+    and attributes of their own, and are saved with the layers inside.
+    """
+
+    def plain_config(self) -> dict[str, Any]:
+        """The configuration of the class as it was written."""
+        return super().get_config()  # type: ignore[misc]
+
+    def get_config(self) -> dict[str, Any]:
+        """The layer as its constructor makes it, and the layers that stand in it instead."""
+        kind = class_of(self)
+        layers = _named(self)
+        return {
+            "model": {
+                "module": kind.__module__,
+                "class_name": kind.__name__,
+                "config": self.plain_config(),
+                "registered_name": keras.saving.get_registered_name(kind),
+            },
+            "build_config": self.get_build_config(),  # type: ignore[attr-defined]
+            "names": [layer.name for layer, _ in layers],
+            "layers": {path: _described(layer) for layer, path in layers if _is_ours(layer)},
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """The reverse of `get_config`."""
+        inside = _making_plain.set(True)
+        try:
+            layer = keras.saving.deserialize_keras_object(
+                config["model"], custom_objects=custom_objects
+            )
+        finally:
+            _making_plain.reset(inside)
+        return cls._restored(layer, config, custom_objects)
+
+    @classmethod
+    def _restored(cls, layer: Any, config: dict[str, Any], custom_objects: Any) -> Any:
+        """The layer with the layers inside that its constructor does not make."""
+        if not layer.built and config.get("build_config"):
+            layer.build_from_config(config["build_config"])  # Sequential without an Input
+        return _with_layers(layer, config, custom_objects)
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rewrapped")
+class SavedWithLateLayers(SavedWithLayers):
+    """A subclassed layer or model: the layers inside are there when it is built, or called."""
+
+    @classmethod
+    def _restored(cls, layer: Any, config: dict[str, Any], custom_objects: Any) -> Any:
+        if not _making_plain.get():
+            layer.__class__ = _derived_class(class_of(layer), SavedWithLateLayers)
+            vars(layer)["_layers_to_come"] = config, custom_objects  # not for Keras to track
+        return layer
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """That of the class, where shapes are enough to build it."""
+        if not isinstance(self, keras.Model) and is_built_in_calls(self):
+            return None
+        return super().get_build_config()  # type: ignore[misc]
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds the layer as its class does, then puts the layers in."""
+        super().build_from_config(config)  # type: ignore[misc]
+        if isinstance(self, keras.Model) or all(layer.built for layer, _ in walk(self, "")):
+            self._put_layers()
+
+    def _maybe_build(self, call_spec: Any) -> None:
+        if "_layers_to_come" in vars(self):
+            kept = vars(self).pop("_layers_to_come")
+            maybe_build(self, call_spec)
+            vars(self)["_layers_to_come"] = kept
+            self._put_layers()
+        super()._maybe_build(call_spec)  # type: ignore[misc]
+
+    def _put_layers(self) -> None:
+        if (kept := vars(self).pop("_layers_to_come", None)) is not None:
+            _with_layers(self, *kept)
+
+
+def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
+    """A layer or model whose inner layers get names, and become those of a configuration."""
+    names = config["names"]
+    found = _named(top)
+    kinds = (found, _named_before(top))
+    layers = next((layers for layers in kinds if len(layers) == len(names)), None)
+    if layers is None:
+        raise ValueError(
+            f"The layers that the class of '{top.name}' makes differ from those in the file. Make "
+            "the model, call it, make it sparse as before, and call `model.load_weights(path)`. "
+            f"The file has: {names}. Received: {[layer.name for layer, _ in found]}"
+        )
+    for (layer, _), name in zip(layers, names, strict=True):
+        layer.name = name
+    if _making_plain.get():
+        return top
+    # Inner layers first. Some may be ours: in the configuration of the class, which takes them.
+    for layer, path in reversed(_named(top)):
+        described = config["layers"].get(path)
+        if described is None or _is_ours(layer):
+            continue
+        if "class_name" in described:
+            new = keras.saving.deserialize_keras_object(described, custom_objects=custom_objects)
+        else:
+            given = {**described, "layer": body_of(layer)}
+            new = PrunableLayer.from_config(given, custom_objects)
+        if layer.built and not new.built:
+            new.build()
+        become(layer, new)
+    save_with_layers(top)
+    return top
+
+
+def _described(layer: Any) -> dict[str, Any]:
+    """A layer of ours; a wrapper without the layer inside, which the constructor makes."""
+    if isinstance(layer, PrunableLayer):
+        return layer.wrapper_config()
+    described: dict[str, Any] = keras.saving.serialize_keras_object(layer)
+    return described
+
+
+@functools.cache
+def _derived_class(kind: type, how: type[SavedWithLayers]) -> type:
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    made = type(kind.__name__, (how, kind), {**names, "saved_as": kind})
+    registered = {SavedWithLayers: "Rebuilt", SavedWithLateLayers: "Rewrapped"}[how]
+    keras.saving.register_keras_serializable("keras_sparse_ortho", name=registered)(made)
+    return made
+
+
+def _named(top: Any) -> list[tuple[Any, str]]:
+    """The layers inside a layer or model with their paths, a wrapper for the one that it wraps."""
+    found = [pair for pair in walk(top, "") if pair[0] is not top]
+    wrapped = {id(layer.layer) for layer, _ in found if isinstance(layer, PrunableLayer)}
+    return [
+        (layer, path)
+        for layer, path in found
+        # The copy of a graph may have other inputs.
+        if id(layer) not in wrapped and not isinstance(layer, keras.layers.InputLayer)
+    ]
+
+
+def _named_before(model: Any, prefix: str = "") -> list[tuple[Any, str]]:
+    """The layers whose names are in older files: those that models hold, none inside a layer."""
+    layers = {id(layer): layer for layer in getattr(model, "layers", [])}
+    if is_graph_of_class(model):
+        layers |= {id(layer): layer for layer in held_layers(model) if layer.weights}
+    found = []
+    for layer in layers.values():
+        if not isinstance(layer, keras.layers.InputLayer):
+            found.append((layer, f"{prefix}{layer.name}"))
+            if isinstance(layer, keras.Model):
+                found += _named_before(layer, f"{prefix}{layer.name}/")
+    return found
