@@ -20,7 +20,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def shrink(value: Any, threshold: Any) -> Any:
-    """`sign(w) * relu(|w| - t)`: `parametrizations._shrink` for TensorFlow alone."""
+    """`sign(w) * relu(|w| - t)`, as `SoftThreshold` computes it on Keras 3."""
     axes = [k for k, size in enumerate(threshold.shape) if size != value.shape[k]]
 
     @tf.custom_gradient
