@@ -23,7 +23,7 @@ from typing import Any
 
 import keras
 from keras.src.backend.common import dtypes
-from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell
 from keras.src.models.functional import Functional as Functional
 
@@ -110,7 +110,6 @@ __all__ = [
     "initial_epoch_is",
     "is_built_in_calls",
     "is_graph",
-    "is_overridden",
     "layout_entries",
     "layout_of",
     "leave_graphs",
@@ -188,16 +187,6 @@ class VariableOverrides(keras.StatelessScope):
             self.losses.append(loss)
         else:
             self.parent.add_loss(loss)
-
-
-def is_overridden(variable: Any) -> bool:
-    """Whether `VariableOverrides` answer for a variable now."""
-    scope: Any = get_stateless_scope()
-    while isinstance(scope, VariableOverrides):
-        if id(variable) in scope._overrides:
-            return True
-        scope = scope.parent
-    return False
 
 
 def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer) -> None:

@@ -9,15 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 from keras.src.ops.function import make_node_key
-from keras.src.ops.node import Node
-from keras.src.ops.operation import Operation
 from keras.src.utils.tracking import Tracker
 
 from keras_sparse_ortho._keras_internals._stand_ins import await_value
 from keras_sparse_ortho.errors import NotPrunableError
 
 # What a model is made of; whatever leads to one of these is copied, and everything else shared.
-_PARTS = (Operation, Tracker, Node, keras.KerasTensor, keras.Variable)
+_PARTS = (keras.Operation, Tracker, keras.KerasTensor, keras.Variable)
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, type, np.dtype, np.generic),
     *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
@@ -82,11 +80,7 @@ class _Copier:
                 new.stored_ids = {
                     name: {id(item) for item in store} for name, (_, store) in new.config.items()
                 }
-            elif isinstance(new, Node):
-                for tensor in new.input_tensors:
-                    if tensor._keras_history.operation is not None:
-                        tensor._keras_history.operation._outbound_nodes.append(new)
-            elif isinstance(new, Operation) and hasattr(new, "_nodes_by_depth"):
+            elif isinstance(new, keras.Operation) and hasattr(new, "_nodes_by_depth"):
                 calls = [node for nodes in new._nodes_by_depth.values() for node in nodes]
                 new._nodes = {
                     make_node_key(node.operation, _index(node.operation._inbound_nodes, node))
@@ -135,13 +129,11 @@ class _Copier:
         if "_torch_params" in (modules := attributes.get("_modules", {})):
             # Made anew by Keras from the variables, when it is asked for.
             attributes["_modules"] = {k: v for k, v in modules.items() if k != "_torch_params"}
-        if isinstance(value, Operation):
-            attributes.pop("_outbound_nodes", None)
+        if isinstance(value, keras.Operation):
+            attributes["_outbound_nodes"] = []  # calls in other models as well; nobody reads it
         for name, item in attributes.items():
             # Not by setattr, with which Keras and its backends look at what is set.
             vars(new)[name] = self.copy(item)
-        if isinstance(value, Operation):
-            vars(new)["_outbound_nodes"] = []  # filled in the end: other models may read it
 
     def _variable(self, value: Any) -> Any:
         new = self._note(value, object.__new__(type(value)))

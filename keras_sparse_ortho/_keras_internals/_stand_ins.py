@@ -43,12 +43,6 @@ class DeferredVariables:
             else:
                 self._updates.append((variable, value))
 
-    def leave_empty(self, variables: list[Any]) -> None:
-        """Lets those of some variables that have no value wait for `give_value`."""
-        for variable in variables:
-            if variable._value is None:
-                await_value(variable)
-
     def initialize(self, but: list[Any]) -> None:
         """Gives all variables their values but some, at once or when the enclosing scope ends.
 

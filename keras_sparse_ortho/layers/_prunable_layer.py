@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._keras_internals import (
+    DeferredVariables,
     VariableOverrides,
     WrapperBuiltByCalls,
     adopt_call_interface,
@@ -18,14 +19,66 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, select, walk
 from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
-from keras_sparse_ortho.layers._recorded_draws import recorded_draws
-from keras_sparse_ortho.layers._refusals import refuse_unwrappable
+from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._shown_layer import shown
-from keras_sparse_ortho.layers._wrappable_weights import wrappable_weights
-from keras_sparse_ortho.layers._wrapper_state import WrapperState, checked, names_in, restored
-from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
+from keras_sparse_ortho.layers._wrappable import refuse_unwrappable, wrappable_weights
+from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
+
+
+class _State:
+    """What a wrapper knows of its weights, kept from Keras, which would save every kernel twice."""
+
+    def __init__(self, template: Any, selection: Selection) -> None:
+        self.template = template
+        self.selection = selection
+        self.parametrized: dict[str, Parametrization] = {}
+        self.shared: dict[str, Any] = {}
+        self.draws: RecordedDraws | None = None
+        self.deferred = DeferredVariables()
+        self.layer_weights: list[Any] = []
+        self.names: list[str] = []
+
+    def creating(self, layer: Any) -> contextlib.AbstractContextManager[None]:
+        """Inside, a layer creates its variables without values, if some are to get none.
+
+        A kernel that is not stored is not to be allocated or drawn before.
+        """
+        given = self.template.values() if isinstance(self.template, dict) else [self.template]
+        defers = any(parametrization.compact for parametrization in given) and not layer.built
+        return self.deferred.creating() if defers else contextlib.nullcontext()
+
+    def initialize(
+        self, weights: list[PrunableWeight], parametrizations: Mapping[str, Parametrization]
+    ) -> None:
+        """Gives the variables of the layer values, but for weights that get none here.
+
+        Raises:
+            NotPrunableError: A weight that cannot be stored compactly.
+        """
+        compact = [weight for weight in weights if parametrizations[weight.path].compact]
+        for weight in compact:
+            refuse_compact(weight)
+        self.deferred.initialize(but=[weight.variable for weight in compact])
+
+    def drop_given(self) -> None:
+        """Lets templates drop arrays: masks that were given are in variables now."""
+        if isinstance(self.template, dict):
+            self.template = {key: own.without_given() for key, own in self.template.items()}
+
+    def detach(self) -> None:
+        """Takes the parametrizations from their weights."""
+        for parametrization in self.parametrized.values():
+            parametrization.release()
+        self.parametrized.clear()
+
+    def rename(self, layer: Any) -> None:
+        """Gives a layer and those inside it their known names, once all of them are there."""
+        layers = [inner for inner, _ in walk(layer, "")]
+        if len(layers) == len(self.names):
+            for inner, name in zip(layers, self.names, strict=True):
+                inner.name = name
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -101,7 +154,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 "`weights` says for which weights one parametrization is used; a dict of "
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
-        self._state = WrapperState(checked(parametrization), weights)
+        self._state = _State(_checked(parametrization), weights)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -142,12 +195,11 @@ class PrunableLayer(WrapperBuiltByCalls):
                 self._parametrize(weight, own[weight.path].clone())
         except Exception:
             # The layer is the user's: it gets back what has been taken out of it.
-            self._state.let_go()
+            self._state.detach()
             self._state.deferred.initialize(but=[])
             raise
         self._state.draws = None
-        self._state.forget_given()
-        self._state.cover(self.layer, self._effective_weights)
+        self._state.drop_given()
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
         prefix = weight.path.replace("/", "_")
@@ -208,20 +260,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         layer = self.layer
         return shown(getattr(layer, name), layer, effective, self._effective_weights)
 
-    def values_follow(self, names: Iterable[str]) -> None:
-        """Lets `build` leave weights without values and memory: the caller sets them afterwards."""
-        if keras.backend.backend() != "torch":  # whose modules hold parameters from `build` on
-            self._state.follow = frozenset(names)
-
-    def name_layers_like(self, layer: Any) -> None:
-        """Gives the layers inside the one that is wrapped the names that they have in another.
-
-        Those that a layer makes without names are numbered anew in every instance, but weights are
-        named by their paths. Layers that are made later get their names then.
-        """
-        self._state.names = names_in(layer)
-        self._state.rename(self.layer)
-
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """That of the layer."""
         return self.layer.compute_output_spec(*args, **kwargs)
@@ -238,6 +276,13 @@ class PrunableLayer(WrapperBuiltByCalls):
     def parametrizations(self) -> dict[str, Parametrization]:
         """The parametrizations by weight name below the layer; empty before it is built."""
         return dict(self._state.parametrized)
+
+    @property
+    def weights(self) -> list[Any]:
+        """The weights of the layer as it has them, then masks, thresholds and their kin."""
+        inside = self.layer.weights
+        held = {id(variable) for variable in inside}
+        return [*inside, *(own for own in super().weights if id(own) not in held)]
 
     @property
     def layer_weights(self) -> list[Any]:
@@ -257,7 +302,8 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     def save_own_variables(self, store: Any) -> None:
         """As every layer does; dead entries of the raw weights are zero in the file."""
-        self._state.clear_dead()
+        for parametrization in self._state.parametrized.values():
+            parametrization.clear_dead()
         super().save_own_variables(store)
 
     def materialize(self) -> None:
@@ -268,7 +314,7 @@ class PrunableLayer(WrapperBuiltByCalls):
     def release(self) -> None:
         """Leaves the layer its effective weights, as variables of its own; the wrapper may go."""
         self.materialize()
-        self._state.let_go()
+        self._state.detach()
 
     # --- `kernels.SparseLayer` -------------------------------------------------------------------
 
@@ -297,7 +343,9 @@ class PrunableLayer(WrapperBuiltByCalls):
             config["parametrization"] = serialize(table)
             selection = self._state.selection
             config["weights"] = serialize(selection) if callable(selection) else selection
-        config["layer_names"] = names_in(self.layer) if self.built else self._state.names
+        config["layer_names"] = (
+            [inner.name for inner, _ in walk(self.layer, "")] if self.built else self._state.names
+        )
         return config
 
     @classmethod
@@ -305,7 +353,52 @@ class PrunableLayer(WrapperBuiltByCalls):
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "PrunableLayer":
         """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
-        given, names = restored(config, custom_objects)
+        given, names = _restored(config, custom_objects)
         wrapper = cls(**given)
         wrapper._state.names = names
         return wrapper
+
+
+def _restored(
+    config: dict[str, Any], custom_objects: dict[str, Any] | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of a wrapper from its configuration, and the names in its layer.
+
+    Raises:
+        ValueError: Not the configuration of a wrapper.
+    """
+
+    def restore(value: Any) -> Any:
+        return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+
+    given = dict(config)
+    names = given.pop("layer_names", [])
+    found = given.get("parametrization")
+    named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if "layer" not in given or not isinstance(found, dict) or not named:
+        raise ValueError(
+            "The configuration of a PrunableLayer holds its `layer`, its `parametrization`, which "
+            "is a dict, and perhaps `weights` and a list of `layer_names`: the file was written by "
+            f"something else, or is damaged. Received: { {k: type(v) for k, v in config.items()} }"
+        )
+    single = "class_name" in found
+    given["parametrization"] = restore(found) if single else {k: restore(found[k]) for k in found}
+    for key in ("layer", "weights"):
+        if isinstance(given.get(key), dict):
+            given[key] = restore(given[key])
+    return given, names
+
+
+def _checked(parametrization: Any) -> Any:
+    """A parametrization or dict of them, as given to a wrapper."""
+    if isinstance(parametrization, Mapping):
+        if parametrization and all(
+            isinstance(value, Parametrization) for value in parametrization.values()
+        ):
+            return dict(parametrization)
+    elif isinstance(parametrization, Parametrization):
+        return parametrization
+    raise ValueError(
+        "`parametrization` must be a Parametrization, or a dict from weight name to one. "
+        f"Received: parametrization={parametrization!r}"
+    )

@@ -77,6 +77,7 @@ def wrap(
     """
     draws = {} if draws is None else draws
     live = {path: draw.live for path, draw in draws.items()}
+    given = {weight.path: weight for weight in weights}
     places = places_to_wrap(model, weights)
     before = sorted(weight.path for weight in prunable_weights(model, unregistered=True))
     _warn_of_never_called(model)
@@ -91,6 +92,8 @@ def wrap(
         wrapper = PrunableLayer(body_of(own), table)
         wrapper.build()
         for key, parametrization in wrapper.parametrizations.items():
+            if own is not layer and parametrization.compact:  # whose dense copy has no value
+                parametrization.assign_raw(given[keys[key]].variable.value)
             _finish(parametrization, draws.pop(keys[key], None))
         return wrapper
 
@@ -100,9 +103,13 @@ def wrap(
             probe_of_copy(model, rewritten).check(rewritten)
         return blocks_where_possible(rewritten) if on_blocks else rewritten
 
-    drawn = [w.variable for w in weights if w.path in draws and draws[w.path].sets_values]
+    later = [
+        weight.variable
+        for path, weight in given.items()
+        if (path in draws and draws[path].sets_values) or parametrization_of(path).compact
+    ]
     with weights_set_later():
-        return rewrite(model, replace, complete, without_values=drawn)
+        return rewrite(model, replace, complete, without_values=later)
 
 
 def _warn_of_never_called(model: Any) -> None:

@@ -153,7 +153,7 @@ def test_methods_attributes_and_nesting():
     assert task.preprocessor is encode
     text = array(task.predict_text("once upon a time"))
     np.testing.assert_array_equal(text, array(task(encode("once upon a time"))))
-    assert task.head.layer.embedding is task.backbone.embedding
+    assert task.head.embedding is task.backbone.embedding
     inputs = keras.Input((6,), dtype="int32", name="ids")
     outer = keras.Model(inputs, L.Dense(2, name="out")(Backbone(name="bone")({"ids": inputs})))
     sparse = kso.sparsify(outer, 0.4, seed=0)

@@ -1,11 +1,17 @@
-"""Layers that cannot be wrapped, each with its reason."""
+"""What can be wrapped: layers, or the reason why not, and their weights."""
 
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import is_sparse_layer, walk
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    find_kernels,
+    find_unregistered,
+    is_sparse_layer,
+    walk,
+)
 
 
 def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
@@ -39,3 +45,22 @@ def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
                 f"The layer '{path}' cannot be wrapped: {reason}. "
                 f"Received: layer={inner.__class__.__name__}"
             )
+
+
+def wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]:
+    """The kernels in a layer but for those that wrappers inside it hold.
+
+    Args:
+        layer: The built layer.
+        unregistered: Whether matrices that are not registered count as well.
+    """
+    held = {
+        id(weight.variable)
+        for wrapper, _ in walk(layer, "")
+        if hasattr(wrapper, "transparent_path")
+        for weight in wrapper.prunable_weights
+    }
+    found = find_kernels(layer, "")
+    if unregistered:
+        found += find_unregistered(layer, "", found)
+    return [weight for weight in found if id(weight.variable) not in held]
