@@ -13,6 +13,7 @@ from keras_sparse_ortho._keras_internals import (
     track_parameters_anew,
 )
 from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._saved_layers import save_with_layers
 
 Replace = Callable[[Any, str, Any], Any]
@@ -38,9 +39,10 @@ def rewrite(
 
     Args:
         model: A built model.
-        replace: Asked for every layer that is no model, inner layers first: given the layer of
-            `model`, its path, and the layer in its place in the model that is changed (the same one
-            where that is `model`), returns a built layer to put there, or `None`.
+        replace: Asked for every layer that is neither a model nor wrapped, inner layers first:
+            given the layer of `model`, its path, and the layer in its place in the model that is
+            changed (the same one where that is `model`), returns a built layer to put there, or
+            `None`.
         complete: See `Complete`.
         without_values: Variables whose copies get no value, as their layers are replaced by ones
             that are given other values. In models that are not copied they keep theirs.
@@ -54,8 +56,12 @@ def rewrite(
     before = None if copied else Snapshot(model)
     target, copies = copy_objects(model, without_values) if copied else (model, {})
     try:
-        for layer, path in reversed(list(walk(model, ""))):
+        layers = list(walk(model, ""))
+        wrapped = {id(layer.layer) for layer, _ in layers if isinstance(layer, PrunableLayer)}
+        for layer, path in reversed(layers):
             own = copies.get(id(layer), layer)
+            if id(layer) in wrapped:
+                continue
             if isinstance(layer, keras.Model):
                 _forget_compiled(own)
             elif (new := replace(layer, path, own)) is not None:

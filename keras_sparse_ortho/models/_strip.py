@@ -68,11 +68,8 @@ def strip(model: keras.Model) -> keras.Model:
         return _plain(copy_objects(model)[0])
     same = SameFunction(model)
     in_graphs = {id(layer) for layer in _layers_of_graphs(model)}
-    wrapped = {id(_inside(layer)) for layer, _ in walk(model, "")}
 
     def unwrap(layer: Any, path: str, own: Any) -> Any:
-        if id(layer) in wrapped:
-            return None  # its wrapper has its weights
         thin = _thin_layers(own) if id(layer) in in_graphs else None
         return _plain(own) if thin is None else thin
 
@@ -85,19 +82,14 @@ def strip(model: keras.Model) -> keras.Model:
 
 def _plain(layer: Any) -> Any:
     """What takes the place of a layer, which is used up; `None` for a plain one."""
-    inside = _inside(layer)
-    stack = layer if inside is None else inside
+    wraps = is_sparse_layer(layer) and hasattr(layer, "layer")
+    stack = layer.layer if wraps else layer
     if isinstance(stack, ScannedStack):
-        held = () if stack is layer else layer.parametrizations.values()
+        held = layer.parametrizations.values() if wraps else ()
         return strip(stack.unrolled((own.layer_variable, own.current()) for own in held))
     plain = layer.to_dense_layer() if is_sparse_layer(layer) else layer
     _reset_initializers(plain)
     return None if plain is layer else plain
-
-
-def _inside(layer: Any) -> Any:
-    """The layer that a sparse layer wraps, if it wraps one."""
-    return getattr(layer, "layer", None) if is_sparse_layer(layer) else None
 
 
 def _layers_of_graphs(model: Any) -> Iterator[Any]:

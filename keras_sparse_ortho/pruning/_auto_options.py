@@ -51,7 +51,7 @@ class AutoOptions:
 
         All taps, by `"shift"`, where the padding is circular: an exact isometry. Else the center
         tap, which is one under zero padding, and trains better where normalization follows: the
-        small CNN of benchmarks/results/tuned.md loses up to a point with all taps.
+        small CNN of benchmarks/results/methods.md loses up to a point with all taps.
         """
         if not isinstance(pattern, ExactOrthogonal) or pattern.taps != "auto":
             return pattern

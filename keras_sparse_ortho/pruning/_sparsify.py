@@ -57,7 +57,7 @@ def sparsify(
             gain is 1 and the entries of convolutions lie at their center tap. What
             `ExactOrthogonal(gain="auto", taps="auto")` chooses for each kernel by what follows its
             layer trained no better where each start had a learning rate of its own
-            (benchmarks/results/tuned.md).
+            (benchmarks/results/methods.md).
         structure: `Block`, `NByM` or `ConstantFan` for every selected kernel.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras
             does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name
