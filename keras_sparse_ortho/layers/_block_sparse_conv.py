@@ -8,9 +8,8 @@ import keras
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
-from keras_sparse_ortho.layers._block_grid import BlockOperands
-from keras_sparse_ortho.layers._block_product import spread_blocks
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._blocks import BlockOperands, spread_blocks
 
 ops = keras.ops
 

@@ -9,12 +9,12 @@ import keras
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
-from keras_sparse_ortho.layers._block_product import (
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._blocks import (
     is_elementwise,
     product_features_first,
     product_of,
 )
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 ops = keras.ops
 

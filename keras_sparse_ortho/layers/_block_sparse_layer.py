@@ -13,7 +13,7 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
 from keras_sparse_ortho.kernels import KernelLayout, Storage
-from keras_sparse_ortho.layers._block_grid import (
+from keras_sparse_ortho.layers._blocks import (
     BlockAxes,
     BlockGrid,
     BlockOperands,
