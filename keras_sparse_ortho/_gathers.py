@@ -78,19 +78,18 @@ def _jax_rule(function: Callable[..., Any], gradient: Gradient, count: int) -> A
 
 
 def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int, like: Any) -> Any:
-    """`function(*arrays)`, computed for so many equal runs of their first axis, one by one.
+    """`function(*arrays)`, computed in chunks of their first axis, one after the other.
 
-    `function` treats the entries of the first axis apart, and gives one tensor with that axis. On
-    a processor what it needs in between stays in the cache then, and is not taken anew from the
-    operating system in every step, page by page, which costs as much as the products. On
-    accelerators, and for one chunk, it is called once.
+    `function` maps the entries of the first axis independently, to one tensor with that axis. On
+    CPUs its temporaries then stay in the cache, and are not allocated page by page in every step,
+    which costs as much as the products. On accelerators, and for one chunk, it is called once.
 
     Args:
         function: Tensors to a tensor.
         arrays: Tensors whose first axis `chunks` divides.
         chunks: How many.
-        like: A tensor of the result's dtype, best the last that is there of those which `function`
-            takes: the memory of the result is then not held before.
+        like: A tensor of the result's dtype, best the one of `arrays` that is computed last: the
+            result's memory is then not held before.
     """
     if chunks == 1:
         return function(*arrays)
@@ -123,9 +122,8 @@ def _map_on_jax(function: Callable[..., Any], chunks: int, like: Any, *arrays: A
     jax = _jax()
     parts = [a.reshape(chunks, a.shape[0] // chunks, *a.shape[1:]) for a in arrays]
     one = jax.eval_shape(lambda: function(*(part[0] for part in parts)))
-    # Not lax.map: it begins with zeros, which XLA makes once, keeps for all loops of the program,
-    # and copies for each. What a step holds is taken anew from the operating system every time,
-    # page by page, so that it costs time, too.
+    # Not lax.map: it starts from zeros, which XLA makes once, keeps for all loops of the program,
+    # and copies for each. A step allocates its memory page by page, which costs time, too.
     begun = jax.numpy.broadcast_to(like.ravel()[0], (chunks, *one.shape))
 
     def write(index: Any, found: Any) -> Any:

@@ -25,10 +25,11 @@ ORDER = (
         "_backend",
         "_ranking",
         "_gathers",
+        "_optimizer_slots",
         "orthogonal",
         "kernels",
     ),
-    *("initializers", "schedules", "parametrizations", "_optimizer_slots", "layers", "models"),
+    *("initializers", "schedules", "parametrizations", "layers", "models"),
     *("_data", "budgets", "saliency", "pruning", "callbacks", "analysis", "export", "cli", "tfmot"),
 )
 

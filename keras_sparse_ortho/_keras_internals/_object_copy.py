@@ -228,7 +228,7 @@ class _Copier:
 def children(value: Any) -> list[Any]:
     """The objects that one object holds."""
     if isinstance(value, dict):
-        value = value if issubclass(type(value), dict) else value.__wrapped__
+        value = value if issubclass(type(value), dict) else getattr(value, "__wrapped__", {})
         return [*dict.keys(value), *dict.values(value)]
     if isinstance(value, list | tuple | set | frozenset):
         return list(value)
@@ -297,7 +297,7 @@ def _is_ours(value: Any) -> bool:
 
 
 @functools.cache
-def tracker_class() -> type:
+def tracker_class() -> Any:
     """The class of what tells a layer which attributes are variables and layers."""
     return type(keras.layers.Layer(name="plain")._tracker)
 

@@ -20,7 +20,6 @@ from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
 from keras_sparse_ortho.orthogonal import dead_outputs
-from keras_sparse_ortho.parametrizations import FixedMask
 
 _TOTALS = (
     *("name", "size", "live", "density", "sparse_density", "whole_density"),
@@ -256,7 +255,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     known: list[Row] = []
     others: list[Row] = []
     for weight in weights:
-        wrapped = weight.parametrization is not None or weight.stored is not None
+        wrapped = weight.storage is not None
         listed = known if weight.registered or wrapped else others
         listed.append(_row(weight, orthogonality, wrapped))
     return SparsityReport(tuple(known), str(getattr(model, "name", "")), tuple(others))
@@ -288,22 +287,16 @@ def _orthogonality(weight: PrunableWeight, which: bool | str) -> float | None:
 
 def _drawn_by(weight: PrunableWeight) -> SparseInitializer | None:
     """The sparse initializer that drew a kernel and its mask, if one did."""
-    mask = weight.parametrization
-    if isinstance(mask, FixedMask):
-        return mask.drawn_by
-    own = weight.initializer if mask is None else None
+    own = weight.initializer if weight.storage is None else weight.storage.drawn_by
     return own if isinstance(own, SparseInitializer) else None
 
 
 def _is_as_drawn(weight: PrunableWeight) -> bool:
-    if weight.stored is not None and weight.parametrization is None:
-        return weight.stored.is_as_drawn()
     drawn_by = _drawn_by(weight)
     if drawn_by is None or drawn_by.isometry is None:
         return False
-    mask = weight.parametrization
-    if isinstance(mask, FixedMask):
-        return mask.is_as_drawn()
+    if weight.storage is not None:
+        return weight.storage.is_as_drawn()
     # The comparison draws the kernel again; for approximate isometry that may take minutes.
     return drawn_by.isometry == "exact" and is_as_drawn(weight)
 

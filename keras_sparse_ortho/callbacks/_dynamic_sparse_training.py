@@ -11,14 +11,12 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho._keras_internals import applied_batches
-from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
 from keras_sparse_ortho._ranking import (
     drop_and_grow_on_device,
     number_of,
     random_order,
     random_order_on_device,
 )
-from keras_sparse_ortho._values import placed
 from keras_sparse_ortho.callbacks._mask_moves import (
     all_finite,
     block_layer,
@@ -32,7 +30,6 @@ from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, derived_seed
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.parametrizations import FixedMask
 
 # The RigL paper stops at three quarters of the training.
 _DEFAULT_END = 0.75
@@ -164,24 +161,12 @@ class DynamicSparseTraining(StepCallback):
         rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
         layer = block_layer(weight)
         if layer is not None:
-            pattern = moved_blocks(layer, self.drop_fraction(step), scores, rng)
-            source = layer.move_blocks(pattern)
-            move_slots(self._watched.optimizer, layer.blocks, source)
-            return int(np.count_nonzero(source < 0)) * (layer.grid.live // source.size)
+            return self._move(weight, moved_blocks(layer, self.drop_fraction(step), scores, rng))
         if moves_on_device(weight):
             return self._update_on_device(weight, scores, step, rng)
-        parametrization = fixed_mask(weight)
-        before = parametrization.mask_value()
+        before = fixed_mask(weight).mask_value()
         count = math.floor(self.drop_fraction(step) * np.count_nonzero(before))
-        mask = moved_entries(weight, before, count, scores, rng)
-        changed = before ^ mask
-        if not changed.any():
-            return 0
-        if parametrization.compact:
-            self._move(weight, before, mask)
-        else:
-            self._mask(weight, mask)
-        return int(np.count_nonzero(mask & changed))
+        return self._move(weight, moved_entries(weight, before, count, scores, rng))
 
     def _update_on_device(
         self, weight: PrunableWeight, scores: Any, step: int, rng: np.random.Generator
@@ -195,31 +180,22 @@ class DynamicSparseTraining(StepCallback):
             weight.finite_raw_value()  # raises
         grown = number_of(keras.ops.logical_and(mask, keras.ops.logical_not(before)))
         if grown:
-            self._mask(weight, mask)
+            own.move(mask, self._watched.optimizer)
         return grown
 
-    def _mask(self, weight: PrunableWeight, mask: Any) -> None:
-        """Changes a mask; grown entries start from zero."""
-        own = fixed_mask(weight)
-        mask = placed(mask, own.mask)
-        changed = keras.ops.logical_xor(mask, own.mask.value)
-        own.assign_mask(mask)
-        zero_slots(self._watched.optimizer, weight.variable, changed)
-
-    def _move(self, weight: PrunableWeight, before: np.ndarray, mask: np.ndarray) -> None:
-        """Moves live values and their optimizer slots; grown ones start from zero."""
-        old, new = np.flatnonzero(before), np.flatnonzero(mask)
-        source = np.searchsorted(old, new)
-        source[~before.reshape(-1)[new]] = -1
-        fixed_mask(weight).assign_mask(mask)
-        move_slots(self._watched.optimizer, weight.variable, source)
+    def _move(self, weight: PrunableWeight, live: np.ndarray) -> int:
+        """Makes these places of a weight live; how many entries have grown."""
+        assert weight.storage is not None
+        grown = int(np.count_nonzero(live & ~weight.storage.live_places()))
+        weight.storage.move(live, self._watched.optimizer)
+        return grown * weight.storage.place_size
 
     def _find(self, model: Any) -> list[PrunableWeight]:
         known = prunable_weights(model)
         sparse = [w for w in known if w.parametrization is not None or block_layer(w) is not None]
         rule = f"{type(self).__name__} trains weights with a `FixedMask` or live blocks: "
         for weight in sparse:
-            if block_layer(weight) is None and not isinstance(weight.parametrization, FixedMask):
+            if weight.storage is None or not weight.storage.movable:
                 raise NotPrunableError(
                     f"{rule}other parametrizations choose their own live entries. "
                     f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"

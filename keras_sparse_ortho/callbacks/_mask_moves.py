@@ -17,8 +17,8 @@ from keras_sparse_ortho.parametrizations import FixedMask
 
 def fixed_mask(weight: PrunableWeight) -> FixedMask:
     """The FixedMask of a weight that has one."""
-    assert isinstance(weight.parametrization, FixedMask)
-    return weight.parametrization
+    mask: FixedMask = weight.parametrization
+    return mask
 
 
 def moves_on_device(weight: PrunableWeight) -> bool:
@@ -70,7 +70,8 @@ def moved_entries(
 
 def block_layer(weight: PrunableWeight) -> BlockSparseLayer | None:
     """The layer of a weight that is stored as its live blocks; `None` for other weights."""
-    return weight.owner if isinstance(weight.owner, BlockSparseLayer) else None
+    movable = weight.storage is not None and weight.storage.movable
+    return weight.owner if movable and weight.parametrization is None else None
 
 
 def places_shape(weight: PrunableWeight) -> tuple[int, ...]:
@@ -87,7 +88,7 @@ def block_sums(blocks: np.ndarray) -> np.ndarray:
 def moved_blocks(
     layer: BlockSparseLayer, fraction: float, scores: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """`inputs_of`, `(J, k)`, after a fraction of the live blocks has moved; see `move_regular`.
+    """Which blocks are live, `(I, J)`, after a fraction of them has moved; see `move_regular`.
 
     Args:
         layer: It is not changed.
@@ -107,5 +108,4 @@ def moved_blocks(
     outputs = np.arange(grid.out_blocks)[:, None]
     live[pattern, outputs], magnitudes[pattern, outputs] = True, sums
     count = int(fraction * grid.live) // (grid.live // pattern.size)
-    after = move_regular(magnitudes[None], live[None], count, scores[None], rng)[0]
-    return np.nonzero(after.T)[1].reshape(pattern.shape)
+    return move_regular(magnitudes[None], live[None], count, scores[None], rng)[0]

@@ -1,10 +1,8 @@
 """`RigL`: grow where the gradient is largest."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from keras_sparse_ortho._data import Batch, BatchSource, samples
 from keras_sparse_ortho._values import to_numpy
@@ -13,13 +11,10 @@ from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseT
 from keras_sparse_ortho.callbacks._mask_moves import (
     block_layer,
     block_sums,
-    fixed_mask,
     moves_on_device,
 )
-from keras_sparse_ortho.kernels import PrunableWeight, Selection
-from keras_sparse_ortho.layers import BlockSparseLayer
+from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss
-from keras_sparse_ortho.parametrizations import CompactMask
 
 
 class RigL(DynamicSparseTraining):
@@ -143,7 +138,8 @@ class DenseGradients:
     """
 
     def __init__(self, model: Any, weights: Sequence[PrunableWeight]) -> None:
-        self._kernels = [_kernel(weight) for weight in weights]
+        self._kernels = [_dense_gradient(weight) for weight in weights]
+        self._stay = [moves_on_device(weight) for weight in weights]
         self._loss = StatelessLoss(
             model,
             [variable for kernel in self._kernels for variable in kernel.variables],
@@ -162,85 +158,19 @@ class DenseGradients:
             values = [value for kernel in self._kernels for value in kernel.values()]
             found = self._loss.gradient_tensors(values, *shared)
             stay = [
-                not workers.averages and kernel.stays()
-                for kernel in self._kernels
+                not workers.averages and stays
+                for kernel, stays in zip(self._kernels, self._stay, strict=True)
                 for _ in kernel.variables
             ]
             pairs = zip(found, stay, strict=True)
             return [gradient if here else to_numpy(gradient) for gradient, here in pairs]
 
         found = iter(workers.mean(workers.together(gradients), samples(batch)))
-        return [kernel.gradient(found) for kernel in self._kernels]
+        return [
+            kernel.collect(*(next(found) for _ in kernel.variables)) for kernel in self._kernels
+        ]
 
 
-class _Masked:
-    """A kernel with a mask."""
-
-    def __init__(self, weight: PrunableWeight) -> None:
-        mask = fixed_mask(weight)
-        self._weight = weight
-        self._mask = mask
-        self.variables = [mask.layer_variable]
-        self.held = [(mask.mask, np.broadcast_to(True, tuple(mask.mask.shape)))]
-
-    def stays(self) -> bool:
-        return moves_on_device(self._weight)
-
-    def values(self) -> list[Any]:
-        return [self._mask.effective(self._mask.weight.variable.value)]
-
-    def gradient(self, found: Iterator[Any]) -> Any:
-        return next(found)
-
-
-class _Compact:
-    """A kernel stored as live values and their indices."""
-
-    def __init__(self, mask: CompactMask) -> None:
-        self._mask = mask
-        self.variables = [mask.layer_variable, mask.values]
-        self.held: list[tuple[Any, Any]] = []
-
-    def stays(self) -> bool:
-        return False
-
-    def values(self) -> list[Any]:
-        # As arrays, so that the kernel is not a function of the values to the gradient.
-        return [self._mask.value(), to_numpy(self._mask.values)]
-
-    def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
-        gradient, of_values = next(found).copy(), next(found)
-        gradient.reshape(-1)[to_numpy(self._mask.indices)] += of_values
-        return gradient
-
-
-class _Blocks:
-    """A kernel stored as live blocks and their positions."""
-
-    def __init__(self, layer: BlockSparseLayer) -> None:
-        self._layer = layer
-        self.variables = [layer.whole_kernel, layer.blocks]
-        self.held: list[tuple[Any, Any]] = []
-
-    def stays(self) -> bool:
-        return False
-
-    def values(self) -> list[Any]:
-        blocks = to_numpy(self._layer.blocks)
-        return [self._whole(blocks), blocks]
-
-    def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
-        gradient, of_blocks = next(found), next(found)
-        return gradient + self._whole(of_blocks)
-
-    def _whole(self, blocks: np.ndarray) -> np.ndarray:
-        pattern = to_numpy(self._layer.inputs_of)
-        return self._layer.grid.whole(blocks, pattern)
-
-
-def _kernel(weight: PrunableWeight) -> _Masked | _Compact | _Blocks:
-    layer = block_layer(weight)
-    if layer is not None:
-        return _Blocks(layer)
-    mask = fixed_mask(weight)
-    return _Compact(mask) if isinstance(mask, CompactMask) else _Masked(weight)
+def _dense_gradient(weight: PrunableWeight) -> DenseGradient:
+    assert weight.storage is not None
+    return weight.storage.dense_gradient()

@@ -1,54 +1,17 @@
-"""`PrunableWeight`: what is known of a weight that can be pruned."""
+"""`PrunableWeight`: a weight that can be pruned, and the seeds derived from its path."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels._storage import Storage
 from keras_sparse_ortho.orthogonal import KernelLayout
-
-
-class EffectiveWeight(Protocol):
-    """What a weight asks of its parametrization (a class of the room below)."""
-
-    def effective(self, value: Any) -> Any:
-        """The effective weight for the raw value."""
-
-    def mask_value(self) -> np.ndarray:
-        """Which entries are live now."""
-
-
-class StoredKernel(Protocol):
-    """A kernel whose variable does not have its dense form, such as that of live blocks."""
-
-    @property
-    def variable(self) -> Any:
-        """The Keras variable that is trained."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the dense kernel."""
-
-    @property
-    def layout(self) -> KernelLayout | None:
-        """Meaning of the dense kernel's axes, `None` for `(*spatial, in, out)`."""
-
-    @property
-    def live(self) -> int:
-        """Number of live entries."""
-
-    def value(self) -> np.ndarray:
-        """The dense kernel (bfloat16 as float32)."""
-
-    def mask_value(self) -> np.ndarray:
-        """Which entries of the dense kernel are live."""
-
-    def is_as_drawn(self) -> bool:
-        """Whether the kernel is still what an orthogonal initializer has drawn."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,13 +25,12 @@ class PrunableWeight:
         variable: The Keras variable of the raw weight.
         owner: The layer that created the variable.
         layout: Meaning of the axes, `None` for `(*spatial, in, out)`.
-        parametrization: How the effective weight comes about, `None` in plain layers.
+        storage: How the live entries are held, `None` in plain layers. Shape, count and values are
+            those of the dense kernel, whatever form `variable` has.
         flops: Multiply-adds that the dense weight costs for one sample, counted once each as in
             the tables of the STR and RigL papers; `None` where it is not known.
         drawn_mask: Gives the mask that the weight's initializer drew together with its value,
             while the wrapper of its layer is built; `None` where it was not kept.
-        stored: The kernel, where `variable` holds it in another form than the dense one; shape,
-            count and values are then those of the dense kernel.
         registered: Whether `kernel_layouts` knows the weight; else its layout is guessed.
     """
 
@@ -76,16 +38,20 @@ class PrunableWeight:
     variable: Any
     owner: Any
     layout: KernelLayout | None = None
-    parametrization: EffectiveWeight | None = None
+    storage: Storage | None = None
     flops: int | None = None
     drawn_mask: Callable[[], np.ndarray] | None = None
-    stored: StoredKernel | None = None
     registered: bool = True
+
+    @property
+    def parametrization(self) -> Any:
+        """How the effective weight comes about; `None` in plain layers and those of live blocks."""
+        return None if self.storage is None else self.storage.parametrization
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the weight."""
-        return tuple(self.variable.shape) if self.stored is None else self.stored.shape
+        return tuple(self.variable.shape) if self.storage is None else self.storage.shape
 
     @property
     def size(self) -> int:
@@ -95,11 +61,7 @@ class PrunableWeight:
     @property
     def live(self) -> int:
         """Number of live entries: of the mask, or of nonzeros in a plain layer."""
-        if self.stored is not None:
-            return self.stored.live
-        if self.parametrization is not None:
-            return int(np.count_nonzero(self.parametrization.mask_value()))
-        return int(np.count_nonzero(self.value()))
+        return int(np.count_nonzero(self.value())) if self.storage is None else self.storage.live
 
     @property
     def density(self) -> float:
@@ -114,8 +76,8 @@ class PrunableWeight:
     @property
     def initializer(self) -> Any:
         """The initializer that the owner has for the weight, `None` if it has none."""
-        # A variable in another form has another name, too.
-        name = self.variable.name if self.stored is None else self.path.rpartition("/")[2]
+        # The variable of another storage has another name.
+        name = self.variable.name if self.storage is None else self.path.rpartition("/")[2]
         attribute = initializer_attribute(self.owner, name)
         return None if attribute is None else getattr(self.owner, attribute)
 
@@ -133,8 +95,8 @@ class PrunableWeight:
         Args:
             copy: `False` where the array is only read, and not kept: it may be the weight's memory.
         """
-        if self.stored is not None:
-            return self.stored.value()
+        if self.storage is not None:
+            return self.storage.raw_value(copy=copy)
         return to_numpy(keras.ops.convert_to_tensor(self.variable), copy=copy)
 
     def finite_raw_value(self) -> np.ndarray:
@@ -150,10 +112,7 @@ class PrunableWeight:
 
     def value(self) -> np.ndarray:
         """The effective weight as a NumPy array (bfloat16 as float32)."""
-        if self.parametrization is None or self.stored is not None:
-            return self.raw_value()
-        raw = keras.ops.convert_to_tensor(self.variable)
-        return to_numpy(self.parametrization.effective(raw))
+        return self.raw_value() if self.storage is None else self.storage.value()
 
     def __repr__(self) -> str:
         flops = "" if self.flops is None else f", flops={self.flops}"
@@ -167,3 +126,9 @@ def initializer_attribute(layer: Any, weight_name: str) -> str | None:
         if hasattr(layer, f"{stem}_initializer"):
             return f"{stem}_initializer"
     return None
+
+
+def derived_seed(seed: int, path: str) -> int:
+    """A seed for the weight at `path`: the same on every machine, another for every path."""
+    digest = hashlib.blake2b(f"{seed}/{path}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1  # 31 bits: some backends take no more

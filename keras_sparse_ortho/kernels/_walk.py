@@ -1,12 +1,19 @@
-"""The layers of a model with their paths, and the kernels that they own."""
+"""The layers of a model with their paths, the kernels that they own, and choosing among these."""
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from keras_sparse_ortho._keras_internals import sublayers
-from keras_sparse_ortho.kernels._kernel_layouts import kernel_layouts
+from keras_sparse_ortho._keras_internals import created_trainable, sublayers
+from keras_sparse_ortho.errors import UnknownWeightError
+from keras_sparse_ortho.kernels._kernel_layouts import declares_kernels, kernel_layouts
 from keras_sparse_ortho.kernels._prunable_weight import PrunableWeight
-from keras_sparse_ortho.kernels._unregistered import own_unregistered
+from keras_sparse_ortho.kernels._storage import storages_of
+from keras_sparse_ortho.orthogonal import KernelLayout
+
+Selection = str | Sequence[str] | Callable[[PrunableWeight], bool] | None
+"""Weight paths, layer paths or regular expressions (one or a list), or a predicate."""
 
 
 def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
@@ -37,30 +44,59 @@ def _join_name(path: str, name: str) -> str:
 def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
     """The kernels that a built layer itself owns, without those of its sublayers.
 
-    A layer whose variables do not have the dense form of its kernels says what they are: it has a
-    method `stored_kernels()`, which gives a dict from name to `StoredKernel`, or `None` if they
-    have it after all.
+    Those that the layer holds in a storage come first, with it.
     """
-    stored = layer.stored_kernels() if hasattr(layer, "stored_kernels") else None
-    if stored is not None:
-        return [
-            PrunableWeight(_join_name(path, name), kept.variable, layer, kept.layout, stored=kept)
-            for name, kept in stored.items()
-        ]
-    inherited = {id(v) for child in sublayers(layer) for v in child.weights}
+    found = [
+        dataclasses.replace(storage.weight, path=_join_name(path, name), storage=storage)
+        for name, storage in storages_of(layer).items()
+    ]
+    held = {id(weight.variable) for weight in found}
+    held |= {id(v) for child in sublayers(layer) for v in child.weights}
     if hasattr(layer, "get_prunable_weights"):  # the duck type of TFMOT
         layouts = dict.fromkeys((v.name for v in layer.get_prunable_weights()), None)
     else:
         layouts = kernel_layouts(layer)
-    return [
+    return found + [
         PrunableWeight(_join(path, v), v, layer, layouts[v.name])
         for v in layer.weights
-        if v.name in layouts and id(v) not in inherited
+        if v.name in layouts and id(v) not in held
     ]
 
 
+def own_unregistered(layer: Any, path: str) -> list[PrunableWeight]:
+    """The matrices that a layer itself owns and that are not known to be kernels.
+
+    A matrix is a weight created as trainable, with at least two axes longer than 1, and not called
+    `bias` or `*_bias`. Keras' own layers, registered ones and ours declare their kernels.
+    """
+    if declares_kernels(layer):
+        return []
+    known = kernel_layouts(layer)
+    return [
+        PrunableWeight(
+            f"{path}/{variable.name}" if path else variable.name,
+            variable,
+            layer,
+            guessed_layout(len(variable.shape)),
+            registered=False,
+        )
+        for variable in created_trainable(layer)
+        if variable.name not in known and _is_matrix(variable)
+    ]
+
+
+def guessed_layout(rank: int) -> KernelLayout:
+    """The likeliest meaning of the axes of a matrix: `(*batch, in, out)`."""
+    return KernelLayout(inputs=(rank - 2,), outputs=(rank - 1,), batch=tuple(range(rank - 2)))
+
+
+def _is_matrix(variable: Any) -> bool:
+    bias = variable.name == "bias" or variable.name.endswith("_bias")
+    return not bias and sum(size > 1 for size in variable.shape) >= 2
+
+
 def find_kernels(layer: Any, path: str) -> list[PrunableWeight]:
-    """All kernels in a built layer, its sublayers included; what two of them share once."""
+    """All kernels in a built layer, its sublayers included; shared ones once."""
     found: dict[int, PrunableWeight] = {}
     for inner, here in walk(layer, path):
         for weight in own_kernels(inner, here):
@@ -71,7 +107,7 @@ def find_kernels(layer: Any, path: str) -> list[PrunableWeight]:
 def find_unregistered(
     layer: Any, path: str, known: Iterable[PrunableWeight]
 ) -> list[PrunableWeight]:
-    """All matrices in a built layer that are none of the known ones: see `own_unregistered`."""
+    """All matrices in a built layer but for the known weights; see `own_unregistered`."""
     found = {id(weight.variable): weight for weight in known}
     others: dict[int, PrunableWeight] = {}
     for inner, here in walk(layer, path):
@@ -79,3 +115,88 @@ def find_unregistered(
             if id(weight.variable) not in found:
                 others.setdefault(id(weight.variable), weight)
     return list(others.values())
+
+
+def select(
+    weights: Sequence[PrunableWeight],
+    selection: Selection,
+    argument: str,
+    unregistered: Sequence[PrunableWeight] = (),
+) -> list[PrunableWeight]:
+    """The weights that a selection names; `None` selects all.
+
+    A string names a weight by its path, all weights of a layer by the layer's path, or all whose
+    path it matches as a regular expression: the whole path (`re.fullmatch`), or, where it is
+    anchored by `^` or `$`, a part of it (`re.search`).
+
+    Args:
+        weights: What there is to choose from.
+        selection: What to choose.
+        argument: Name of the argument that the selection was given as, for errors.
+        unregistered: Matrices that are not to be chosen from, for errors.
+
+    Raises:
+        UnknownWeightError: A string that names nothing.
+    """
+    if selection is None:
+        return list(weights)
+    if callable(selection):
+        return [weight for weight in weights if selection(weight)]
+    names = [selection] if isinstance(selection, str) else list(selection)
+    chosen: set[str] = set()
+    for name in names:
+        found = {weight.path for weight in weights if _names(name, weight.path)}
+        if not found:
+            known = ", ".join(weight.path for weight in weights) or "none"
+            parts = [weight.path for weight in weights if _matches(re.search, name, weight.path)]
+            hint = (
+                f" A regular expression must match the whole path: r'.*{name}.*' names {parts[0]!r}"
+                f"{' and others' if len(parts) > 1 else ''}."
+                if parts
+                else ""
+            )
+            if any(_names(name, weight.path) for weight in unregistered):
+                hint += (
+                    ' It names a matrix that is not registered; unregistered="guess" takes it in.'
+                )
+            raise UnknownWeightError(
+                f"`{argument}` names no prunable weight. There are: {known}.{hint} "
+                f"Received: {argument}={name!r}"
+            )
+        chosen |= found
+    return [weight for weight in weights if weight.path in chosen]
+
+
+def _names(name: str, path: str) -> bool:
+    if path == name or path.startswith(f"{name}/"):
+        return True
+    anchored = name.startswith("^") or name.endswith("$")
+    return _matches(re.search if anchored else re.fullmatch, name, path)
+
+
+def _matches(how: Callable[[str, str], object], name: str, path: str) -> bool:
+    try:
+        return how(name, path) is not None
+    except re.error:
+        return False
+
+
+def choose(
+    weights: Sequence[PrunableWeight],
+    include: Selection,
+    exclude: Selection,
+    others: Sequence[PrunableWeight] = (),
+) -> list[PrunableWeight]:
+    """The weights that `include` selects, without those that `exclude` does.
+
+    Args:
+        weights: What there is to choose from.
+        include: What to choose.
+        exclude: What not.
+        others: Matrices that are not registered, which `exclude` may name as well.
+    """
+    chosen = select(weights, include, "include", others)
+    if exclude is None:
+        return chosen
+    left_out = {weight.path for weight in select([*weights, *others], exclude, "exclude")}
+    return [weight for weight in chosen if weight.path not in left_out]

@@ -6,11 +6,12 @@ import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.layers._block_sparse_conv1d import BlockSparseConv1D
-from keras_sparse_ortho.layers._block_sparse_conv2d import BlockSparseConv2D
-from keras_sparse_ortho.layers._block_sparse_conv3d import BlockSparseConv3D
-from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense
-from keras_sparse_ortho.layers._block_sparse_einsum_dense import BlockSparseEinsumDense
+from keras_sparse_ortho.layers._block_sparse_conv import (
+    BlockSparseConv1D,
+    BlockSparseConv2D,
+    BlockSparseConv3D,
+)
+from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 _KINDS: dict[Any, type[BlockSparseLayer]] = {
@@ -23,7 +24,7 @@ _KINDS: dict[Any, type[BlockSparseLayer]] = {
         BlockSparseConv3D,
     )
 }
-# Of plain layers only; what they stand for is refused below.
+# In the configurations of plain layers only; LoRA and quantization are refused below.
 _NOT_TAKEN = ("lora_rank", "lora_alpha", "quantization_config", "gptq_unpacked_column_size")
 
 
@@ -42,7 +43,7 @@ def block_layer_like(
         layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras.
         density: Live fraction.
         block: `(r, c)`, or one integer for both.
-        seed: Of the places and values that are drawn.
+        seed: Seed of the places and values that are drawn.
 
     Raises:
         NotPrunableError: A layer of another type, one with groups, LoRA or quantization, an
@@ -64,7 +65,7 @@ def block_layer_like(
     config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
     own: dict[str, Any] = {"density": density, "block": block, "seed": seed}
     if isinstance(layer.kernel_initializer, _DRAWN_WHOLE):
-        # They draw whole kernels; what takes their place in blocks is that.
+        # They draw whole kernels; this draws the same kind of kernel in blocks.
         own["kernel_initializer"] = "exact_orthogonal"
         gain = getattr(layer.kernel_initializer, "gain", 1.0)
         own["gain"] = gain if isinstance(gain, float | int) else 1.0

@@ -1,4 +1,4 @@
-"""`BlockSparseConv`: what the convolutions with live blocks of channels have in common."""
+"""`BlockSparseConv1D`, `2D` and `3D`: convolutions with live blocks of channels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +8,8 @@ import keras
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
-from keras_sparse_ortho.layers._block_operands import BlockOperands
-from keras_sparse_ortho.layers._block_product import spread_blocks
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._blocks import BlockOperands, spread_blocks
 
 ops = keras.ops
 
@@ -47,10 +46,10 @@ class BlockSparseConv(BlockSparseLayer):
         super().__init__(activation=activation, **kwargs)
         if groups != 1:
             raise NotPrunableError(
-                f"The layer '{self.name}' has its groups in the blocks: a live block is a "
-                "connection of channels to filters, and `density` says how many there are. Leave "
-                "`groups` out, or mask a grouped convolution with keras_sparse_ortho.PrunableLayer."
-                f" Received: groups={groups!r}"
+                f"The layer '{self.name}' takes no `groups`: its live blocks say which channels "
+                "are connected to which filters, and `density` how many. Leave `groups` out, or "
+                "mask a grouped convolution with keras_sparse_ortho.PrunableLayer. "
+                f"Received: groups={groups!r}"
             )
         self.filters = check_integer("filters", filters)
         # Not tracked; it checks the other arguments and knows the shapes.
@@ -132,7 +131,7 @@ class BlockSparseConv(BlockSparseLayer):
         return tuple(self._output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the layer anew."""
+        """All constructor arguments."""
         return {
             **super().get_config(),
             "filters": self.filters,
@@ -143,3 +142,86 @@ class BlockSparseConv(BlockSparseLayer):
             "dilation_rate": self.dilation_rate,
             "use_bias": self.use_bias,
         }
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class BlockSparseConv1D(BlockSparseConv):
+    """A `keras.layers.Conv1D` that connects blocks of channels with blocks of filters.
+
+        y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
+
+    over the `k` live blocks of output block `j`, `r` channels by `c` filters, each live at all
+    taps. For each output block there is one small convolution over the channels that it reads. See
+    `BlockSparseDense` for how blocks are chosen and what is gained.
+
+    Args:
+        filters: Output channels, a multiple of `c`.
+        kernel_size: As for Conv1D.
+        strides: As for Conv1D.
+        padding: As for Conv1D.
+        data_format: As for Conv1D.
+        dilation_rate: As for Conv1D.
+        groups: Must be 1: blocks are connections of their own.
+        activation: As for Conv1D.
+        use_bias: As for Conv1D.
+        **kwargs: As for `BlockSparseDense`: `density`, `block`, `inputs_of`,
+            `kernel_initializer`, `gain`, `seed`, and what Conv1D takes. An exactly orthogonal
+            kernel stands at the center tap; the live entries at other taps begin with zeros.
+
+    Raises:
+        NotPrunableError: `groups` other than 1.
+        LayoutError, DensityError, ValueError: As for `BlockSparseDense`.
+
+    Limits: as for `BlockSparseDense`. The graph has a convolution for each output block, so that
+    many small blocks take long to compile.
+
+    Example:
+
+    >>> import keras
+    >>> layer = BlockSparseConv1D(64, 3, padding="same", density=0.5, block=16, seed=0)
+    >>> model = keras.Sequential([keras.Input((20, 64)), layer])
+    >>> tuple(layer.blocks.shape), layer.density
+    ((4, 2, 3, 16, 16), 0.5)
+    """
+
+    namesake = keras.layers.Conv1D
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class BlockSparseConv2D(BlockSparseConv):
+    """A `keras.layers.Conv2D` that connects blocks of channels with blocks of filters.
+
+        y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
+
+    Arguments, errors and limits are those of `BlockSparseConv1D`, for images.
+
+    Example:
+
+    >>> import keras
+    >>> layer = BlockSparseConv2D(64, 3, padding="same", density=0.5, block=16, seed=0)
+    >>> model = keras.Sequential([keras.Input((8, 8, 64)), layer])
+    >>> tuple(layer.blocks.shape), layer.density
+    ((4, 2, 3, 3, 16, 16), 0.5)
+    """
+
+    namesake = keras.layers.Conv2D
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class BlockSparseConv3D(BlockSparseConv):
+    """A `keras.layers.Conv3D` that connects blocks of channels with blocks of filters.
+
+        y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
+
+    Arguments, errors and limits are those of `BlockSparseConv1D`, for volumes.
+
+    Example:
+
+    >>> import keras
+    >>> layer = BlockSparseConv3D(64, 3, padding="same", density=0.5, block=16, seed=0)
+    >>> model = keras.Sequential([keras.Input((4, 4, 4, 64)), layer])
+    >>> tuple(layer.blocks.shape), layer.density
+    ((4, 2, 3, 3, 3, 16, 16), 0.5)
+    """
+
+    namesake = keras.layers.Conv3D

@@ -1,4 +1,4 @@
-"""Data parallel on JAX: what workers add up is the gradient of live values, not of the kernel."""
+"""Data parallel on JAX: all-reduce the gradients of live values, not those of dense kernels."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import VariableOverrides, value_in_scope
-from keras_sparse_ortho.parametrizations import CompactMask, Parametrization
+from keras_sparse_ortho.parametrizations import Parametrization
 
 L = keras.layers
-# Each maps sample by sample, has samples first and keeps nothing between calls.
+# Stateless layers that map sample by sample, with samples first.
 _BY_SAMPLE = (
     *(L.Dense, L.Embedding, L.DepthwiseConv1D, L.DepthwiseConv2D),
     *(L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D),
@@ -24,14 +24,14 @@ def call_by_shard(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """`call(*args, **kwargs)`, on JAX' data parallel devices for each one's samples by itself.
+    """`call(*args, **kwargs)`, under data parallelism on JAX by `shard_map` over the samples.
 
-    XLA adds up the gradient of a kernel over devices as soon as it is there, at its dense size,
-    although only live values are taken from it. Where every device calls the layer by itself, the
-    sum is that of the gradients of what goes into the call: of the values.
+    XLA all-reduces the gradient of a kernel as soon as it is computed, at its dense size, although
+    only live values take part of it. Inside `shard_map` it all-reduces the gradients of the call's
+    inputs instead, which are those of live values.
 
-    It is done within compiled functions, for layers of Keras that map sample by sample and whose
-    kernels are all in compact storage, under `keras.distribution.DataParallel`.
+    Only in compiled functions, for layers of Keras that map sample by sample and whose kernels are
+    all in compact storage, under `keras.distribution.DataParallel`.
 
     Args:
         wrapper: The layer around the one that is called, with all variables.
@@ -87,5 +87,5 @@ def _can_be_split(
         and isinstance(args[0], jax.core.Tracer)
         and args[0].shape[0] % devices == 0
         and not any(keras.ops.is_tensor(argument) for argument in kwargs.values())
-        and all(isinstance(p, CompactMask) and value_in_scope(p.kernel) is None for p in own)
+        and all(p.compact and value_in_scope(p.layer_variable) is None for p in own)
     )

@@ -81,11 +81,11 @@ class CircularPadding(keras.layers.Layer):
         return tuple(shape)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """Of the input's type."""
+        """In the dtype of the input."""
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), inputs.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the layer anew."""
+        """All constructor arguments."""
         return {**super().get_config(), "padding": self.padding, "data_format": self.data_format}
 
     def _ends(self, shape: tuple[int | None, ...]) -> list[tuple[int, int, int]]:

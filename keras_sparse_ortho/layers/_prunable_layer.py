@@ -296,7 +296,7 @@ class PrunableLayer(WrapperBuiltByCalls):
     def prunable_weights(self) -> list[PrunableWeight]:
         """The parametrized weights, with their densities."""
         return [
-            dataclasses.replace(parametrization.weight, parametrization=parametrization)
+            dataclasses.replace(parametrization.weight, storage=parametrization)
             for parametrization in self._state.parametrized.values()
         ]
 
@@ -315,6 +315,17 @@ class PrunableLayer(WrapperBuiltByCalls):
         """Leaves the layer its effective weights, as variables of its own; the wrapper may go."""
         self.materialize()
         self._state.detach()
+
+    # --- `kernels.SparseLayer` -------------------------------------------------------------------
+
+    def storages(self) -> dict[str, Parametrization]:
+        """The parametrizations."""
+        return self.parametrizations
+
+    def to_dense_layer(self) -> Any:
+        """Releases the layer inside, which has the effective weights from then on."""
+        self.release()
+        return self.layer
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the settings of its parametrizations, weight by weight once built."""

@@ -1,24 +1,30 @@
 """`ScannedStack`: many equal layers one after the other, of which one is traced."""
 
-from collections.abc import Iterable
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._backend import scan
 from keras_sparse_ortho._checks import is_integer
-from keras_sparse_ortho._values import assign
+from keras_sparse_ortho._keras_internals import sublayers
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import (
     KernelLayout,
-    StoredKernel,
+    PrunableWeight,
+    Storage,
+    derived_seed,
     find_kernels,
     kernel_layouts,
+    walk,
 )
-from keras_sparse_ortho.layers._block_functions import constant
-from keras_sparse_ortho.layers._layers_in_stack import LayersInStack, unbuilt_config
-from keras_sparse_ortho.layers._stacked_kernel import StackedKernel, stacked_layout
+from keras_sparse_ortho.layers._block_sparse_layer import constant
 
 ops = keras.ops
 _LONGEST = 100  # layers in a row, of a model that is unrolled
@@ -26,7 +32,7 @@ _LONGEST = 100  # layers in a row, of a model that is unrolled
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class ScannedStack(keras.layers.Layer):
-    """So many layers of one kind in a row, each with weights of its own.
+    """`depth` layers of one kind in a row, each with its own weights.
 
         x_(k + 1) = layer(x_k; w_k)    for k = 0 ... depth - 1
 
@@ -39,7 +45,7 @@ class ScannedStack(keras.layers.Layer):
     holds its count over all of them. `strip` unrolls the stack.
 
     Args:
-        layer: The layer, not built: one tensor in, one of the same shape out. A layer of live
+        layer: The unbuilt layer: one tensor in, one of the same shape out. A layer of live
             blocks can be one, and a Sequential model of several. Layers start as it would, each
             with its own draw: integer seeds in its configuration are derived for each of them.
         depth: Number of layers.
@@ -50,8 +56,8 @@ class ScannedStack(keras.layers.Layer):
             shape than its input.
         NotPrunableError: A layer that holds a `PrunableLayer`: the stack is wrapped, not its layer.
 
-    Limits: masks of padded sequences are not handed on, and neither are initial states. On torch
-    the loop is one of Python, with nothing to gain. Live blocks in a stack stay where they are:
+    Limits: masks of padded sequences and initial states are not passed on. On torch the loop is a
+    Python loop, with nothing to gain. Live blocks in a stack stay where they are:
     `RigL` and `SET` do not move them.
 
     Example:
@@ -129,8 +135,8 @@ class ScannedStack(keras.layers.Layer):
     def unrolled(self, values: Iterable[tuple[Any, Any]] = ()) -> keras.Sequential:
         """The same function as a Sequential model of `depth` layers, built, with copies of weights.
 
-        Over 100 layers are Sequential models of 100 in one: Keras recurs from layer to layer where
-        it builds, clones or loads a model, and Python ends that at a thousand.
+        Over 100 layers are nested in Sequential models of 100: Keras recurses from layer to layer
+        where it builds, clones or loads a model, and Python allows a thousand calls.
 
         Args:
             values: Pairs of a weight of the stack and a value that it is to have instead of its
@@ -146,12 +152,13 @@ class ScannedStack(keras.layers.Layer):
             ]
         return keras.Sequential([inputs, *layers], name=self.name)
 
-    def stored_kernels(self) -> dict[str, StoredKernel] | None:
-        """What `prunable_weights` lists where kernels in the layer are no variables themselves."""
-        kept = [weight for weight in find_kernels(self.layer, "") if weight.stored is not None]
-        if not kept:
-            return None
-        return {w.path.replace("/", "_"): StackedKernel(self._inside, w) for w in kept}
+    def storages(self) -> dict[str, Storage]:
+        """The kernels that the layer holds in storages of its own, such as live blocks."""
+        return {
+            weight.path.replace("/", "_"): StackedKernel(self, self._inside, weight)
+            for weight in find_kernels(self.layer, "")
+            if weight.storage is not None
+        }
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the depth."""
@@ -198,6 +205,242 @@ def _check_shapes(layer: Any, input_shape: tuple[int | None, ...]) -> None:
     output_shape = tuple(layer.compute_output_shape(input_shape))
     if output_shape != input_shape:
         raise ValueError(
-            f"The layers of a ScannedStack must return what they take; '{layer.name}' makes "
-            f"{output_shape} of it. Received: input of shape {input_shape}"
+            f"The layers of a ScannedStack must return the shape that they take; '{layer.name}' "
+            f"returns {output_shape}. Received: input of shape {input_shape}"
+        )
+
+
+class LayersInStack:
+    """One layer that stands for all, and the variables that hold the weights of all.
+
+    Hides the layer from Keras' tracking: its variables are places that a call fills with the
+    weights of one layer after the other.
+
+    Args:
+        layer: The layer.
+        depth: How many there are.
+    """
+
+    def __init__(self, layer: Any, depth: int) -> None:
+        self.layer = layer
+        self.depth = depth
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def add(self, variable: Any, stacked: Any) -> None:
+        """Notes which variable of the stack holds a variable of all layers."""
+        self._pairs.append((variable, stacked))
+
+    def stacked(self) -> tuple[list[Any], list[Any]]:
+        """The stack's variables that are trained, and those that a call may change."""
+        trained, others = self._split()
+        return [stacked for _, stacked in trained], [stacked for _, stacked in others]
+
+    def _split(self) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        own = {id(variable) for variable in self.layer.trainable_variables}
+        trained = [pair for pair in self._pairs if id(pair[0]) in own]
+        return trained, [pair for pair in self._pairs if id(pair[0]) not in own]
+
+    def call(
+        self, inputs: Any, weights: list[Any], states: list[Any]
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """Output, new states and losses of the layer that has these weights and states."""
+        trained, others = self._split()
+        places = [variable for variable, _ in (*trained, *others)]
+        mapping = list(zip(places, (*weights, *states), strict=True))
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            outputs = self.layer(inputs)
+            regularized = [v for v, _ in trained if v.regularizer is not None]
+            losses = [*scope.losses, *(v.regularizer(v) for v in regularized)]
+            states = [scope.get_current_value(variable) for variable, _ in others]
+        return outputs, states, losses
+
+    # --- one layer of them -----------------------------------------------------------------------
+
+    def copy(self, k: int) -> Any:
+        """Layer `k`, not built."""
+        config = _reseeded(unbuilt_config(self.layer)["config"], k)
+        return type(self.layer).from_config({**config, "name": f"{self.layer.name}_{k}"})
+
+    def variables(
+        self, input_shape: tuple[int | None, ...], draws: bool
+    ) -> Iterator[tuple[str, Any, np.ndarray]]:
+        """Builds the layer; its variables, with names and initial values for all layers, or 0."""
+        self.layer.build(input_shape)
+        first = self._built(0, input_shape)
+        _name_steadily(self.layer, first)
+        names = _names(self.layer)
+        layers = (self._built(k, input_shape) if k else first for k in range(self.depth))
+        drawn = [[to_numpy(v) for v in _variables(layer)] for layer in layers] if draws else []
+        for k, variable in enumerate(_variables(self.layer)):
+            zeros = np.zeros((self.depth, *variable.shape), "float32")
+            initial = np.stack([values[k] for values in drawn]) if draws else zeros
+            name = names.get(id(variable), variable.name)
+            yield name.replace("/", "_"), variable, initial
+
+    def _built(self, k: int, input_shape: tuple[int | None, ...]) -> Any:
+        layer = self.copy(k)
+        layer.build(input_shape)
+        return layer
+
+    def unrolled(self, input_shape: Any, values: dict[int, Any]) -> list[Any]:
+        """All layers, built, with copies of their weights, or with other `values` by `id`."""
+        rows = [to_numpy(values.get(id(stacked), stacked)) for _, stacked in self._pairs]
+        layers = []
+        for k in range(self.depth):
+            layer = self._built(k, input_shape)
+            for variable, row in zip(_variables(layer), rows, strict=True):
+                assign(variable, row[k])
+            layers.append(layer)
+        return layers
+
+    def at_each(self, read: Callable[[], Any]) -> list[Any]:
+        """What `read` finds in the layer with the weights of each in turn."""
+        rows = [(variable, to_numpy(stacked)) for variable, stacked in self._pairs]
+        found = []
+        for k in range(self.depth):
+            for variable, row in rows:
+                assign(variable, row[k])
+            found.append(read())
+        return found
+
+    def constraint(self, variable: Any) -> Any:
+        """The constraint of a variable, for each layer by itself."""
+        own = variable.constraint
+        return None if own is None else lambda stacked: ops.vectorized_map(own, stacked)
+
+    def stacked_like(self, variable: Any) -> Any:
+        """The variable of the stack that holds one of the layer."""
+        return next(stacked for own, stacked in self._pairs if own is variable)
+
+
+def _variables(layer: Any) -> list[Any]:
+    """Weights and states of random generators."""
+    return [*layer.trainable_variables, *layer.non_trainable_variables]
+
+
+def _names(layer: Any) -> dict[int, str]:
+    """By `id` the names of all variables: where they are in the layer."""
+    return {
+        id(variable): f"{path}/{variable.name}" if path else variable.name
+        for inner, path in walk(layer, "")
+        for variable in _variables(inner)
+        if not any(variable is other for child in sublayers(inner) for other in _variables(child))
+    }
+
+
+def _name_steadily(layer: Any, other: Any) -> None:
+    """Gives unnamed layers inside fixed names: Keras numbers them differently in each instance.
+
+    Args:
+        layer: The layer.
+        other: Another instance: layers with another name there are unnamed.
+    """
+    holders, others = ([inner for inner, _ in walk(one, "")] for one in (layer, other))
+    for holder, its_twin in zip(holders, others, strict=False):
+        pairs = [*zip(sublayers(holder), sublayers(its_twin), strict=False)]
+        taken = {inner.name for inner, twin in pairs if inner.name == twin.name}
+        for inner, twin in pairs:
+            if inner.name == twin.name:
+                continue
+            usual = re.sub(r"_\d+$", "", inner.name)
+            numbered = (f"{usual}_{k}" for k in itertools.count(1))
+            inner.name = next(n for n in itertools.chain([usual], numbered) if n not in taken)
+            taken.add(inner.name)
+
+
+def unbuilt_config(layer: Any) -> dict[str, Any]:
+    """The configuration of a layer without its build state, also of Sequential models in it."""
+    return _unbuilt(keras.saving.serialize_keras_object(layer))
+
+
+def _unbuilt(config: Any) -> Any:
+    if isinstance(config, list | tuple):
+        return type(config)(map(_unbuilt, config))
+    if not isinstance(config, dict):
+        return config
+    rest = {k: _unbuilt(v) for k, v in config.items() if k != "build_config"}
+    if rest.get("class_name") == "Sequential" and isinstance(rest.get("config"), dict):
+        # Its input layer was added when it was built.
+        own = dict(rest["config"])
+        own.pop("build_input_shape", None)
+        own["layers"] = [at for at in own["layers"] if at["class_name"] != "InputLayer"]
+        rest["config"] = own
+    return rest
+
+
+def _reseeded(config: Any, k: int) -> Any:
+    """A configuration with derived seeds, as equal seeds give equal weights."""
+    if isinstance(config, dict):
+        return {
+            key: derived_seed(value, str(k))
+            if key == "seed" and is_integer(value)
+            else _reseeded(value, k)
+            for key, value in config.items()
+        }
+    if isinstance(config, list | tuple):
+        return type(config)(_reseeded(value, k) for value in config)
+    return config
+
+
+def stacked_layout(layout: KernelLayout | None, rank: int) -> KernelLayout:
+    """The layout of kernels of one layout and rank that are stacked along a new first axis."""
+    layout = KernelLayout.convolution() if layout is None else layout
+    inputs, outputs, batch = (
+        tuple(axis % rank + 1 for axis in axes)
+        for axes in (layout.inputs, layout.outputs, layout.batch)
+    )
+    return dataclasses.replace(layout, inputs=inputs, outputs=outputs, batch=(0, *batch))
+
+
+class StackedKernel(Storage):
+    """The kernels that a stack of layers holds in another storage, along a new first axis.
+
+    Args:
+        stack: The stack.
+        inside: Its layers.
+        weight: The kernel of the layer that stands for all.
+    """
+
+    compact = True
+
+    def __init__(self, stack: ScannedStack, inside: LayersInStack, weight: PrunableWeight) -> None:
+        assert weight.storage is not None
+        self._one: Storage = weight.storage
+        self._inside = inside
+        self._weight = dataclasses.replace(
+            weight,
+            variable=inside.stacked_like(weight.variable),
+            owner=stack,
+            layout=stacked_layout(weight.layout, len(weight.shape)),
+            storage=self,
+        )
+
+    @property
+    def weight(self) -> PrunableWeight:
+        """Its variable is that of all layers."""
+        return self._weight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dense kernels."""
+        return (self._inside.depth, *self._one.shape)
+
+    @property
+    def live(self) -> int:
+        """Number of live entries of all."""
+        return self._inside.depth * self._one.live
+
+    def value(self) -> np.ndarray:
+        """The dense kernels (bfloat16 as float32)."""
+        return np.stack(self._inside.at_each(self._one.value))
+
+    def mask_value(self) -> np.ndarray:
+        """Which of their entries are live."""
+        return np.stack(self._inside.at_each(self._one.mask_value))
+
+    def assign_raw(self, value: Any) -> None:
+        """Refused: no dense model has weights that are stacked so."""
+        raise NotPrunableError(
+            f"The kernel '{self.weight.path}' of a ScannedStack is held as live blocks and takes "
+            f"no dense values. Received: values of shape {tuple(value.shape)}"
         )

@@ -5,8 +5,13 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, find_unregistered, walk
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    find_kernels,
+    find_unregistered,
+    is_sparse_layer,
+    walk,
+)
 
 
 def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
@@ -22,7 +27,7 @@ def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
             if around_others and inner is not layer:
                 continue
             reason = "it is wrapped already"
-        elif isinstance(inner, BlockSparseLayer):
+        elif is_sparse_layer(inner):
             reason = "it holds its live blocks only. Strip it first, then wrap the plain layer"
         elif isinstance(inner, keras.layers.SpectralNormalization):
             reason = (

@@ -4,32 +4,27 @@ from keras_sparse_ortho.models._at_density import model_gap as model_gap
 from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
 from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density
 from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
-from keras_sparse_ortho.models._facts import mask_facts as mask_facts
-from keras_sparse_ortho.models._facts import structure_facts as structure_facts
-from keras_sparse_ortho.models._facts import value_facts as value_facts
+from keras_sparse_ortho.models._conversion import blocks_where_possible as blocks_where_possible
+from keras_sparse_ortho.models._conversion import to_blocks, to_compact, to_masked
 from keras_sparse_ortho.models._flops import input_specs as input_specs
-from keras_sparse_ortho.models._flops import kernel_positions as kernel_positions
+from keras_sparse_ortho.models._flops import kernel_positions
 from keras_sparse_ortho.models._kinds import is_clonable as is_clonable
 from keras_sparse_ortho.models._kinds import is_graph_of_class as is_graph_of_class
-from keras_sparse_ortho.models._load_dense_weights import (
-    load_dense_weights as load_dense_weights,
-)
+from keras_sparse_ortho.models._load_dense_weights import load_dense_weights
 from keras_sparse_ortho.models._places import places_to_wrap as places_to_wrap
 from keras_sparse_ortho.models._prunable_weights import check_built as check_built
 from keras_sparse_ortho.models._prunable_weights import never_called as never_called
-from keras_sparse_ortho.models._prunable_weights import prunable_weights as prunable_weights
+from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.models._prunable_weights import refuse_unfit as refuse_unfit
 from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
-from keras_sparse_ortho.models._remove_channels import remove_channels as remove_channels
+from keras_sparse_ortho.models._remove_channels import remove_channels
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._same_function import probe_of_copy as probe_of_copy
-from keras_sparse_ortho.models._stateless_loss import Objective as Objective
-from keras_sparse_ortho.models._stateless_loss import StatelessLoss as StatelessLoss
-from keras_sparse_ortho.models._storage import to_compact as to_compact
-from keras_sparse_ortho.models._storage import to_masked as to_masked
-from keras_sparse_ortho.models._strip import strip as strip
-from keras_sparse_ortho.models._to_blocks import blocks_where_possible as blocks_where_possible
-from keras_sparse_ortho.models._to_blocks import to_blocks as to_blocks
+from keras_sparse_ortho.models._stateless_loss import Objective, StatelessLoss
+from keras_sparse_ortho.models._strip import strip
+from keras_sparse_ortho.models._worker_digests import mask_facts as mask_facts
+from keras_sparse_ortho.models._worker_digests import structure_facts as structure_facts
+from keras_sparse_ortho.models._worker_digests import value_facts as value_facts
 
 # Public; the other names above are for the other rooms.
 __all__ = [

@@ -33,7 +33,7 @@ def count_flops(
     """Multiply-adds for one sample by `id(variable)`, summed over all calls of shared layers.
 
     The model is traced once with a batch of one, without computing anything. A kernel of `size`
-    entries that is applied at so many positions (pixels, timesteps) costs `size * positions`.
+    entries, applied at `positions` pixels or timesteps, costs `size * positions`.
     Weights of layers without a rule (`kernel_positions`) are left out, and all of them if the
     model has dimensions besides the batch that are not fixed, unless a `sample`, a batch of its
     inputs, fixes them.

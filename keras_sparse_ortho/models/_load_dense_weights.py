@@ -8,8 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, walk
-from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.kernels import PrunableWeight, is_sparse_layer
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._same_function import beside_kernels
@@ -52,7 +51,7 @@ def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str
     """
     check_built(model)
     weights = prunable_weights(model, unregistered=True)
-    sparse = [w for w in weights if w.parametrization is not None or w.stored is not None]
+    sparse = [weight for weight in weights if weight.storage is not None]
     if not sparse:
         raise NotPrunableError(
             "The model has no masks that the weights could be loaded under; call its own "
@@ -61,13 +60,7 @@ def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str
     kernels, others = _read(model, path, {weight.path for weight in sparse})
     for variable, value in zip(_others(model, sparse), others, strict=True):
         assign(variable, value)
-    blocks = {
-        id(kept): layer
-        for layer, _ in walk(model, "")
-        if isinstance(layer, BlockSparseLayer)
-        for kept in [layer.blocks]
-    }
-    return {w.path: _set(w, kernels[w.path], blocks.get(id(w.variable))) for w in sparse}
+    return {weight.path: _set(weight, kernels[weight.path]) for weight in sparse}
 
 
 def _read(model: Any, path: Any, paths: set[str]) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
@@ -80,12 +73,7 @@ def _read(model: Any, path: Any, paths: set[str]) -> tuple[dict[str, np.ndarray]
 
 
 def _dense(layer: Any, path: str, own: Any) -> Any:
-    if isinstance(own, BlockSparseLayer):
-        return own.to_dense_layer()
-    if not isinstance(own, PrunableLayer):
-        return None
-    own.release()
-    return own.layer
+    return own.to_dense_layer() if is_sparse_layer(own) else None
 
 
 def _others(model: Any, kernels: list[PrunableWeight]) -> list[Any]:
@@ -94,14 +82,9 @@ def _others(model: Any, kernels: list[PrunableWeight]) -> list[Any]:
     return [variable for variable in model.weights if id(variable) not in left_out]
 
 
-def _set(weight: PrunableWeight, value: np.ndarray, blocks: BlockSparseLayer | None) -> int:
+def _set(weight: PrunableWeight, value: np.ndarray) -> int:
     """Gives a sparse weight the values of a dense one; how many of them are dead."""
-    own: Any = weight.parametrization
-    if blocks is not None:
-        mask = blocks.mask_value()
-        blocks.set_kernel(np.where(mask, value, 0.0), mask)
-    else:
-        own.assign_raw(value)
-        own.settle()
-        mask = own.mask_value()
-    return int(np.count_nonzero(value[~mask]))
+    assert weight.storage is not None
+    weight.storage.assign_raw(value)
+    weight.storage.settle()
+    return int(np.count_nonzero(value[~weight.storage.mask_value()]))

@@ -14,7 +14,6 @@ from keras_sparse_ortho.kernels import (
     own_kernels,
     walk,
 )
-from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._flops import count_flops
 
 
@@ -59,15 +58,9 @@ def prunable_weights(
     found: list[PrunableWeight] = []
     listed: set[int] = set()  # wrapped, or shared by layers
     for layer, path in walk(model, ""):
-        if isinstance(layer, PrunableLayer):
-            for weight in layer.prunable_weights:
-                below = weight.path.removeprefix(layer.layer.name).lstrip("/")
-                found.append(dataclasses.replace(weight, path=f"{path}/{below}".lstrip("/")))
-                listed.add(id(weight.variable))
-        else:
-            own = [w for w in own_kernels(layer, path) if id(w.variable) not in listed]
-            listed |= {id(w.variable) for w in own}
-            found += own
+        own = [w for w in own_kernels(layer, path) if id(w.variable) not in listed]
+        listed |= {id(w.variable) for w in own}
+        found += own
     if unregistered:
         found += find_unregistered(model, "", found)
     if not flops:
@@ -127,7 +120,7 @@ def refuse_unfit(model: Any, weights: list[PrunableWeight], lack: str) -> None:
             "These weights are wrapped already; strip the model first, or `exclude` them. "
             f"Received: {wrapped}"
         )
-    stored = [weight.path for weight in weights if weight.stored is not None]
+    stored = [weight.path for weight in weights if weight.storage is not None]
     if stored:
         raise NotPrunableError(
             "These weights hold their live entries only; strip the model first, or `exclude` them. "

@@ -1,12 +1,28 @@
 """`remove_channels`: a plain Keras model without the channels that do nothing."""
 
+import collections
+import dataclasses
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_sparse_ortho._keras_internals import computes_its_graph, graph_ends, leave_graphs
+from keras_sparse_ortho._keras_internals import (
+    computes_its_graph,
+    graph_calls,
+    graph_ends,
+    leave_graphs,
+)
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models._channels import channel_plan
+from keras_sparse_ortho.models._channel_rules import (
+    Barrier,
+    ChannelRule,
+    Constants,
+    Mask,
+    Shrunk,
+    channels,
+    rule_for,
+)
 from keras_sparse_ortho.models._kinds import is_clonable, is_made_from_layers
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._strip import strip
@@ -37,13 +53,13 @@ def remove_channels(model: keras.Model) -> keras.Model:
 
     Returns:
         A new, uncompiled, plain Keras model. Its outputs in inference are those of `model`, but
-        for rounding; layers keep their names. A model of a class derived from these stays of this
-        class if that takes any layers; if its constructor makes them, of their full size, the
-        result is a functional or Sequential model of no class, which can be saved and loaded.
+        for rounding; layers keep their names. A model of a derived class keeps it if its
+        constructor takes any layers; if it makes them, in full size, the result is a plain
+        functional or Sequential model, which can be saved and loaded.
 
     Raises:
-        NotPrunableError: A model that is written as a class, one of a derived class with a `call`
-            of its own included, or not built.
+        NotPrunableError: A subclassed model, one derived from `Functional` or `Sequential` with its
+            own `call` included, or one that is not built.
 
     Limits: a convolution with padding adds zeros at the border, where a channel has its constant;
     so constants that are not 0 cannot go into its bias. One of the channels stays then, with a
@@ -82,13 +98,11 @@ def remove_channels(model: keras.Model) -> keras.Model:
         )
     plain = strip(model)
     if not is_clonable(plain) and not is_made_from_layers(plain):
-        plain = _of_no_class(plain)
-    plan = channel_plan(plain)
-
-    return _with_small_layers(plain, plan)
+        plain = _as_plain_graph(plain)
+    return _with_small_layers(plain, _channel_plan(plain))
 
 
-def _with_small_layers(model: Any, plan: Any) -> Any:
+def _with_small_layers(model: Any, plan: dict[int, Shrunk]) -> Any:
     """The model on smaller layers, and on the given ones where these stay as they are."""
 
     def layer_for(layer: Any) -> Any:
@@ -106,9 +120,96 @@ def _with_small_layers(model: Any, plan: Any) -> Any:
     return small
 
 
-def _of_no_class(model: keras.Model) -> keras.Model:
-    """The same layers in a model that is saved with them."""
+def _as_plain_graph(model: keras.Model) -> keras.Model:
+    """The same layers in a functional or Sequential model, which is saved with them."""
     inputs, outputs = graph_ends(model)
     if isinstance(model, keras.Sequential):
         return keras.Sequential([inputs, *model.layers], name=model.name)
     return keras.Model(inputs, outputs, name=model.name)
+
+
+# --- from the calls of a model to the layers that can be smaller ----------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of a layer: keys of its tensors, and what it does to their channels."""
+
+    layer: Any
+    rule: ChannelRule
+    inputs: list[int]
+    outputs: list[int]
+
+
+def _channel_plan(model: Any) -> dict[int, Shrunk]:
+    """What layers of a functional or Sequential model can shrink to, by `id(layer)`.
+
+    Forward, a channel is constant if nothing that it is computed from varies. Backward, one is
+    needed if the model returns it, or if something needed reads it and it is not a constant that
+    the reader can put into its bias. What is not needed goes. At least one channel of every
+    tensor stays, as Keras has no layers of size 0.
+    """
+    calls, sizes = _calls(model)
+    constants = _constants(calls, sizes)
+    ends = {id(tensor) for tensor in (*model.inputs, *model.outputs)}
+    kept = {key: np.full(size, key in ends) for key, size in sizes.items()}
+    while _spread(calls, constants, kept) or _fill(kept):
+        pass
+    plan = {}
+    for call in calls:
+        whole = [kept[key].all() for key in (*call.inputs, *call.outputs)]
+        if all(whole) or isinstance(call.rule, Barrier):
+            continue
+        read = [kept[key] for key in call.inputs]
+        known = [constants[key] for key in call.inputs]
+        shrunk = call.rule.shrunk(known, read, kept[call.outputs[0]])
+        if shrunk is not None:
+            plan[id(call.layer)] = shrunk
+    return plan
+
+
+def _calls(model: Any) -> tuple[list[_Call], dict[int, int]]:
+    """The calls in order, and the number of channels of every tensor."""
+    found = graph_calls(model)
+    times = collections.Counter(id(call.operation) for call in found)
+    calls: list[_Call] = []
+    sizes: dict[int, int] = {}
+    for call in found:
+        layer = call.operation
+        inputs, outputs = [id(t) for t in call.inputs], [id(t) for t in call.outputs]
+        calls.append(_Call(layer, rule_for(call, times[id(layer)]), inputs, outputs))
+        sizes |= {id(t): channels(tuple(t.shape)) for t in (*call.inputs, *call.outputs)}
+    return calls, sizes
+
+
+def _constants(calls: list[_Call], sizes: dict[int, int]) -> dict[int, Constants]:
+    known = {key: np.full(size, np.nan) for key, size in sizes.items()}
+    for call in calls:
+        if not isinstance(call.rule, Barrier):
+            known[call.outputs[0]] = call.rule.constants([known[key] for key in call.inputs])
+    return known
+
+
+def _spread(calls: list[_Call], constants: dict[int, Constants], kept: dict[int, Mask]) -> bool:
+    """Propagates what calls need, from the last to the first; returns whether anything changed."""
+    before = sum(int(mask.sum()) for mask in kept.values())
+    for call in reversed(calls):
+        if isinstance(call.rule, Barrier):  # of any number of outputs
+            for key in (*call.inputs, *call.outputs):
+                kept[key] = np.ones_like(kept[key])
+            continue
+        known = [constants[key] for key in call.inputs]
+        read = [kept[key] for key in call.inputs]
+        read, kept[call.outputs[0]] = call.rule.needed(known, read, kept[call.outputs[0]])
+        for key, mask in zip(call.inputs, read, strict=True):
+            kept[key] = kept[key] | mask  # one tensor may be several inputs
+    return sum(int(mask.sum()) for mask in kept.values()) > before
+
+
+def _fill(kept: dict[int, Mask]) -> bool:
+    """Keeps a channel of the first tensor that would have none; whether there was one."""
+    for mask in kept.values():
+        if mask.size and not mask.any():
+            mask[0] = True
+            return True
+    return False

@@ -11,10 +11,10 @@ import numpy as np
 from keras_sparse_ortho._keras_internals import VariableOverrides, own_variables
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, ScannedStack
+from keras_sparse_ortho.kernels import storages_of, walk
+from keras_sparse_ortho.layers import ScannedStack
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
-from keras_sparse_ortho.parametrizations import CompactMask, LowRankSoftThreshold
+from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 
 # What a dimension that is left open is in a probe.
 _OPEN = 8
@@ -137,14 +137,8 @@ def beside_kernels(model: Any) -> set[int]:
 
 
 def _added(layer: Any) -> list[Any]:
-    if isinstance(layer, BlockSparseLayer):
-        return [layer.inputs_of, layer.slots_of]
-    if not isinstance(layer, PrunableLayer):
-        return []
-    indices = [
-        own.indices for own in layer.parametrizations.values() if isinstance(own, CompactMask)
-    ]
-    return [*own_variables(layer), *indices]
+    support = [v for storage in storages_of(layer).values() for v in storage.support()]
+    return [*support, *(own_variables(layer) if hasattr(layer, "transparent_path") else [])]
 
 
 def _products(model: Any) -> list[str]:
@@ -152,8 +146,7 @@ def _products(model: Any) -> list[str]:
     return [
         f"{path}/"
         for layer, path in walk(model, "")
-        if isinstance(layer, PrunableLayer)
-        and any(isinstance(own, LowRankSoftThreshold) for own in layer.parametrizations.values())
+        if any(isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values())
     ]
 
 

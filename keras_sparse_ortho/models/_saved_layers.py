@@ -14,8 +14,8 @@ from keras_sparse_ortho._keras_internals import (
     maybe_build,
     sublayers,
 )
-from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.kernels import is_sparse_layer, walk
+from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._kinds import class_of, is_graph_of_class, lists_its_layers
 
 _making_plain: contextvars.ContextVar[bool] = contextvars.ContextVar("making_plain", default=False)
@@ -41,7 +41,7 @@ def _mark(layer: Any) -> None:
         listed = lists_its_layers(layer)
     except NotImplementedError:
         return  # it could not be saved before
-    if listed or _is_ours(layer):
+    if listed or is_sparse_layer(layer):
         for inner in sublayers(layer):
             _mark(inner)
     else:
@@ -49,12 +49,8 @@ def _mark(layer: Any) -> None:
         layer.__class__ = _derived_class(class_of(layer), how)
 
 
-def _is_ours(layer: Any) -> bool:
-    return isinstance(layer, PrunableLayer | BlockSparseLayer)
-
-
 def _holds_ours(layer: Any) -> bool:
-    return any(_is_ours(inner) for inner, _ in walk(layer, "") if inner is not layer)
+    return any(is_sparse_layer(inner) for inner, _ in walk(layer, "") if inner is not layer)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rebuilt")
@@ -82,7 +78,7 @@ class SavedWithLayers:
             },
             "build_config": self.get_build_config(),  # type: ignore[attr-defined]
             "names": [layer.name for layer, _ in layers],
-            "layers": {path: _described(layer) for layer, path in layers if _is_ours(layer)},
+            "layers": {path: _described(layer) for layer, path in layers if is_sparse_layer(layer)},
         }
 
     @classmethod
@@ -160,7 +156,7 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
     # Inner layers first. Some may be ours: in the configuration of the class, which takes them.
     for layer, path in reversed(_named(top)):
         described = config["layers"].get(path)
-        if described is None or _is_ours(layer):
+        if described is None or is_sparse_layer(layer):
             continue
         if "class_name" in described:
             new = keras.saving.deserialize_keras_object(described, custom_objects=custom_objects)

@@ -53,7 +53,7 @@ class StatelessLoss:
         NotPrunableError: A model that is not built.
         ValueError: A model that was not compiled, where there is no `objective`.
 
-    Limits: a `train_step` of one's own is not called: give its loss as `objective`. On JAX an
+    Limits: a custom `train_step` is not called: give its loss as `objective`. On JAX an
     objective may read variables of the model only; others would be constants. In a callback on
     JAX call `model.jax_state_sync()` first.
 

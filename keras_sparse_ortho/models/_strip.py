@@ -5,17 +5,20 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import copy_objects
+from keras_sparse_ortho._keras_internals import copy_objects, maps_one_tensor
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, ScannedStack
+from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
+from keras_sparse_ortho.layers import ScannedStack
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
 from keras_sparse_ortho.models._kinds import lists_its_layers
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._same_function import SameFunction
-from keras_sparse_ortho.models._thin import thin_layers
+from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
+
+L = keras.layers
 
 
 def strip(model: keras.Model) -> keras.Model:
@@ -33,8 +36,8 @@ def strip(model: keras.Model) -> keras.Model:
         model: A built Keras model, with or without wrapped layers.
 
     Returns:
-        A new, uncompiled model; a model written as a class is changed in place, and returned, and
-        is to be compiled again.
+        A new, uncompiled model; a subclassed model is changed in place, and returned, and is to be
+        compiled again.
 
     Raises:
         NotPrunableError: A model that is not built; a weight whose mask was never set, because
@@ -61,34 +64,32 @@ def strip(model: keras.Model) -> keras.Model:
     check_built(model)
     _refuse_unfinished(model)
     warn_unless_at_density(model)
-    if isinstance(model, PrunableLayer):
-        return _strip_layer(model)
-    if isinstance(model, BlockSparseLayer):
-        return model.to_dense_layer()
-    if isinstance(model, ScannedStack):
-        return _unrolled(model)
+    if is_sparse_layer(model) or isinstance(model, ScannedStack):
+        return _plain(copy_objects(model)[0])
     same = SameFunction(model)
     in_graphs = {id(layer) for layer in _layers_of_graphs(model)}
 
     def unwrap(layer: Any, path: str, own: Any) -> Any:
-        if isinstance(own, BlockSparseLayer):
-            return own.to_dense_layer()
-        inner = own.layer if isinstance(own, PrunableLayer) else own
-        if isinstance(inner, ScannedStack):
-            return _unrolled(own)
-        if not isinstance(own, PrunableLayer):
-            _reset_initializers(own)
-            return None
-        thin = thin_layers(own) if id(layer) in in_graphs else None
-        own.release()
-        _reset_initializers(inner)
-        return inner if thin is None else thin
+        thin = _thin_layers(own) if id(layer) in in_graphs else None
+        return _plain(own) if thin is None else thin
 
     def complete(plain: Any) -> Any:
         same.check(plain)
         return plain
 
     return rewrite(model, unwrap, complete)
+
+
+def _plain(layer: Any) -> Any:
+    """What takes the place of a layer, which is used up; `None` for a plain one."""
+    wraps = is_sparse_layer(layer) and hasattr(layer, "layer")
+    stack = layer.layer if wraps else layer
+    if isinstance(stack, ScannedStack):
+        held = layer.parametrizations.values() if wraps else ()
+        return strip(stack.unrolled((own.layer_variable, own.current()) for own in held))
+    plain = layer.to_dense_layer() if is_sparse_layer(layer) else layer
+    _reset_initializers(plain)
+    return None if plain is layer else plain
 
 
 def _layers_of_graphs(model: Any) -> Iterator[Any]:
@@ -101,30 +102,12 @@ def _layers_of_graphs(model: Any) -> Iterator[Any]:
 
 def _refuse_unfinished(model: Any) -> None:
     for layer, path in walk(model, ""):
-        made = layer.parametrizations if isinstance(layer, PrunableLayer) else {}
-        for key, parametrization in made.items():
-            if (reason := parametrization.unfinished()) is not None:
+        for key, storage in storages_of(layer).items():
+            if (reason := storage.unfinished()) is not None:
                 raise NotPrunableError(
                     f"The weight '{path}/{key}' cannot be stripped: {reason}. "
-                    f"Received: {type(parametrization).__name__}"
+                    f"Received: {type(storage).__name__}"
                 )
-
-
-def _unrolled(layer: PrunableLayer | ScannedStack) -> Any:
-    """The plain layers of a stack, in a Sequential model of its name."""
-    if isinstance(layer, ScannedStack):
-        return strip(layer.unrolled())
-    held = layer.parametrizations.values()
-    return strip(layer.layer.unrolled((own.layer_variable, own.current()) for own in held))
-
-
-def _strip_layer(wrapper: PrunableLayer) -> Any:
-    own, _ = copy_objects(wrapper)
-    if isinstance(own.layer, ScannedStack):
-        return _unrolled(own)
-    own.release()
-    _reset_initializers(own.layer)
-    return own.layer
 
 
 def _reset_initializers(layer: Any) -> None:
@@ -132,3 +115,45 @@ def _reset_initializers(layer: Any) -> None:
     for name, value in list(vars(layer).items()):
         if isinstance(value, SparseInitializer):
             setattr(layer, name, keras.initializers.GlorotUniform())
+
+
+def _thin_layers(wrapper: Any) -> Any:
+    """`Sequential([Dense(k), layer])`, built, for a layer with the kernel `(m, k) @ (k, n)`.
+
+    For Dense, and for LSTM, GRU and SimpleRNN, whose kernel is the one on the inputs. The layer is
+    a copy of the wrapped one.
+
+    Returns:
+        `None` where there is nothing to gain: the kernel has no factors, they are not smaller than
+        their product, or the layer is called with a mask or states, or returns states, which a
+        Sequential model cannot pass on.
+    """
+    layer: Any = getattr(wrapper, "layer", None)
+    if type(layer) is L.Dense:
+        key = "kernel"
+    elif type(layer) in (L.LSTM, L.GRU, L.SimpleRNN):
+        if layer.return_state or layer.stateful:
+            return None
+        key = f"{layer.cell.name}/kernel"
+    else:
+        return None
+    low_rank = storages_of(wrapper).get(key)
+    if not isinstance(low_rank, LowRankSoftThreshold) or not maps_one_tensor(wrapper):
+        return None
+    left, right = low_rank.factors()
+    if not 0 < left.size + right.size < low_rank.weight.size:
+        return None
+    thin = L.Dense(
+        left.shape[1], use_bias=False, name=f"{layer.name}_thin", dtype=layer.dtype_policy
+    )
+    second = type(layer).from_config(layer.get_config())
+    shape = layer.get_build_config()["input_shape"]
+    both = keras.Sequential([thin, second], name=layer.name)
+    both.build(shape)
+    assign(thin.kernel, left)
+    effective = {id(p.layer_variable): p.current() for p in wrapper.parametrizations.values()}
+    effective[id(low_rank.weight.variable)] = right
+    for old, new in zip(wrapper.layer_weights, second.weights, strict=True):
+        # A copy: on JAX `fit` frees the arrays of its model.
+        assign(new, keras.ops.copy(effective.get(id(old), old.value)))
+    return both

@@ -12,16 +12,20 @@ from keras_sparse_ortho._backend import scatter_sorted
 from keras_sparse_ortho._keras_internals import (
     StandIns,
     in_stateless_scope,
+    saves_by_itself,
     value_in_scope,
     value_source,
 )
+from keras_sparse_ortho._optimizer_slots import move_slots
 from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
-from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
-from keras_sparse_ortho.parametrizations._compact_checks import check_stored, refuse_compact
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
 from keras_sparse_ortho.parametrizations._regularization import of_values
+
+_LARGEST = 2**31 - 1
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -50,14 +54,13 @@ class CompactMask(FixedMask):
     Raises:
         NotPrunableError: When built: as `FixedMask`; a kernel of 2**31 entries and more, whose flat
             indices are no int32; one with a constraint other than `NonNeg`, which needs the whole
-            kernel after every update; a layer of a class of one's own that saves its variables in
-            a way of its own.
+            kernel after every update; a custom layer that overrides `save_own_variables`.
         DensityError: As `FixedMask`.
 
     Limits: a step costs about what the dense one does. A compiled step makes each dense kernel when
     its layer is called, and keeps it for the gradients: at their largest, temporaries hold one
-    dense kernel for each layer. Optimizers that treat matrices in a way of their own (Adafactor,
-    Muon) see a vector. Regularizers other than L1 and L2 are those of the effective kernel; with
+    dense kernel for each layer. Optimizers that treat matrices specially (Adafactor, Muon)
+    see a vector. Regularizers other than L1 and L2 are those of the effective kernel; with
     masks some move raw weights that are not live.
     What needs the dense raw weight is refused: learnt and scheduled masks, LoRA and `quantize`
     (convert with `keras_sparse_ortho.to_masked`, or strip).
@@ -99,7 +102,7 @@ class CompactMask(FixedMask):
         refuse_compact(weight)
         variable = self.kernel = weight.variable
         self._source, self._has_value = value_source(variable)
-        self._weight = dataclasses.replace(weight, stored=self)
+        self._weight = dataclasses.replace(weight, storage=self)
         live = self._count()
         stand_ins = StandIns(
             weight.owner,
@@ -143,25 +146,13 @@ class CompactMask(FixedMask):
 
     @property
     def layer_variable(self) -> Any:
-        """The kernel of the layer, which has no value of its own."""
+        """The kernel of the layer, which holds no value."""
         return self.kernel
-
-    # What `kernels.StoredKernel` asks for.
-
-    @property
-    def variable(self) -> Any:
-        """The live values."""
-        return self.values
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense kernel."""
         return tuple(self.kernel.shape)
-
-    @property
-    def layout(self) -> KernelLayout | None:
-        """Meaning of the kernel's axes."""
-        return self.weight.layout
 
     @property
     def live(self) -> int:
@@ -180,6 +171,10 @@ class CompactMask(FixedMask):
         flat[to_numpy(self.indices)] = True
         return flat.reshape(self.weight.shape)
 
+    def support(self) -> list[Any]:
+        """The indices."""
+        return [self.indices]
+
     def assign_mask(self, mask: np.ndarray) -> None:
         """Moves live entries: those that stay keep their values, new ones are zero.
 
@@ -197,6 +192,39 @@ class CompactMask(FixedMask):
         indices, raw = np.flatnonzero(mask), self.value().reshape(-1)
         assign(self.indices, indices.astype(np.int32))
         assign(self.values, raw[indices])
+
+    def move(self, live: Any, optimizer: Any) -> None:
+        """Moves live values, and what the optimizer has for each."""
+        before, after = to_numpy(self.indices), np.flatnonzero(live)
+        source = np.searchsorted(before, after)
+        source[~np.isin(after, before)] = -1
+        self.assign_mask(live)
+        move_slots(optimizer, self.values, source)
+
+    def dense_gradient(self) -> DenseGradient:
+        """That of a dense kernel in place of the values, and of what regularizes the values."""
+
+        def collect(gradient: np.ndarray, of_values: np.ndarray) -> np.ndarray:
+            gradient = gradient.copy()
+            gradient.reshape(-1)[to_numpy(self.indices)] += of_values
+            return gradient
+
+        # As arrays: tensors of which one is computed from the other are not independent.
+        return DenseGradient(
+            variables=[self.kernel, self.values],
+            values=lambda: [self.value(), to_numpy(self.values)],
+            collect=collect,
+        )
+
+    def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
+        """The entries of live values in the kernel's shape, `start` elsewhere."""
+        dense = np.full(self.shape, start, dtype=slot.dtype)
+        dense.reshape(-1)[to_numpy(self.indices)] = slot
+        return dense
+
+    def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
+        """The entries of live values."""
+        return slot.reshape(-1)[to_numpy(self.indices)]
 
     def assign_raw(self, value: Any) -> None:
         """Sets the live values to those of a dense kernel."""
@@ -220,7 +248,7 @@ class CompactMask(FixedMask):
         """Gives the layer its dense variable back."""
         assert self._stand_ins is not None
         self._stand_ins.take_away(self.value())
-        self._weight = dataclasses.replace(self.weight, variable=self.kernel, stored=None)
+        self._weight = dataclasses.replace(self.weight, variable=self.kernel, storage=None)
 
     # What is stored at first.
 
@@ -279,3 +307,50 @@ class CompactMask(FixedMask):
     def _check_loaded(self, stored: Callable[[Any], np.ndarray]) -> None:
         weight = self.weight
         check_stored(weight.path, weight.size, self.live, stored(self.indices), stored(self.values))
+
+
+def refuse_compact(weight: PrunableWeight) -> None:
+    """Raises for a weight that cannot be stored compactly, with the reason."""
+    reason = None
+    constraint = weight.variable.constraint
+    if weight.size > _LARGEST:
+        reason = f"its flat indices are no int32. Received: {weight.size} entries"
+    elif constraint is not None and type(constraint) is not keras.constraints.NonNeg:
+        reason = (
+            "its constraint needs the dense kernel after every update; leave the weight masked. "
+            f"Received: constraint={constraint!r}"
+        )
+    elif saves_by_itself(weight.owner):
+        reason = (
+            "the class of its layer overrides `save_own_variables`, which would read the kernel; "
+            f"leave the weight masked. Received: {type(weight.owner).__name__}"
+        )
+    if reason is not None:
+        raise NotPrunableError(f"The weight '{weight.path}' cannot be stored compactly: {reason}")
+
+
+def check_stored(path: str, size: int, live: int, indices: np.ndarray, values: np.ndarray) -> None:
+    """Raises unless indices and values of a file are those of a kernel.
+
+    Args:
+        path: Path of the weight, for the error.
+        size: Number of its entries.
+        live: Number of its live entries.
+        indices: The indices, which must be strictly increasing.
+        values: The values.
+    """
+    wrong = None
+    if indices.shape != (live,) or values.shape != (live,):
+        wrong = f"indices of shape {indices.shape}, values of shape {values.shape}"
+    elif not np.issubdtype(indices.dtype, np.integer):
+        wrong = f"indices of dtype {indices.dtype}"
+    elif indices.min() < 0 or indices.max() >= size:
+        wrong = f"indices from {indices.min()} to {indices.max()}"
+    elif (steps := np.diff(indices.astype(np.int64)) <= 0).any():
+        at = int(np.flatnonzero(steps)[0])
+        wrong = f"{indices[at]} and then {indices[at + 1]}, at {at}"
+    if wrong is not None:
+        raise ValueError(
+            f"The stored indices of '{path}' must be {live} integers in [0, {size}), strictly "
+            f"increasing; the file is damaged, or of another model. Received: {wrong}"
+        )

@@ -7,10 +7,11 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, explains_density
-from keras_sparse_ortho._values import assign
+from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._values import assign, placed
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._parametrization import Masked
 
@@ -26,7 +27,7 @@ class FixedMask(Masked):
     saved files and `quantize` are sparse as well. Where the mask comes from, in this order:
 
     1. `mask`, if given; an `initializer` beside it says what drew the mask;
-    2. `initializer`, if given: kernel and mask are drawn anew, with the true axes of the layer;
+    2. `initializer`, if given: kernel and mask are drawn again, with the true axes of the layer;
     3. the weight's own initializer, if it is one of ours (`ExactOrthogonal`, ...): its mask, with
        the true axes of the layer;
     4. `density`: the `round(density * size)` weights of largest magnitude, ties to the lower flat
@@ -55,6 +56,8 @@ class FixedMask(Masked):
     >>> int(layer.parametrizations["kernel"].mask_value().sum())
     32
     """
+
+    movable = True
 
     @explains_density
     def __init__(
@@ -136,9 +139,21 @@ class FixedMask(Masked):
         drawn = self._drawn_digest
         return drawn is not None and drawn == digest(self.weight.raw_value(copy=False))
 
-    def keep_origin_of(self, other: "FixedMask") -> None:
-        """Takes over from another mask whether the weight is still as it was drawn."""
-        self._drawn_digest = other._drawn_digest
+    def move(self, live: Any, optimizer: Any) -> None:
+        """Sets another mask; grown entries start from zero, whatever was written under the mask."""
+        live = placed(live, self.mask)
+        changed = keras.ops.logical_xor(live, self.mask.value)
+        self.assign_mask(live)
+        zero_slots(optimizer, self.weight.variable, changed)
+
+    def dense_gradient(self) -> DenseGradient:
+        """With a mask of all live entries the gradient of the raw weight is the dense one."""
+        return DenseGradient(
+            variables=[self.weight.variable],
+            values=lambda: [self.effective(self.weight.variable.value)],
+            collect=lambda gradient: gradient,
+            held=((self.mask, np.broadcast_to(True, self.shape)),),
+        )
 
     @property
     def drawn_by(self) -> SparseInitializer | None:

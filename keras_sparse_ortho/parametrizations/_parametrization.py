@@ -12,10 +12,10 @@ from keras_sparse_ortho._keras_internals import in_stateless_scope
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight, Storage
 
 
-class Parametrization(abc.ABC):
+class Parametrization(Storage):
     """Maps the raw value `w` of one weight to the effective weight `w_e` that its layer uses.
 
     A parametrization belongs to one weight. `PrunableLayer` makes one for each weight from a
@@ -26,9 +26,6 @@ class Parametrization(abc.ABC):
     Subclasses implement `build`, `effective`, `mask_value` and `get_config`, and `for_density` if
     a budget can set the density of the weight.
     """
-
-    compact = False
-    """Whether other variables replace that of the weight, as in `CompactMask`."""
 
     @abc.abstractmethod
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
@@ -41,10 +38,6 @@ class Parametrization(abc.ABC):
     @abc.abstractmethod
     def effective(self, value: Any) -> Any:
         """The effective weight for the raw value, both tensors of one shape and dtype."""
-
-    @abc.abstractmethod
-    def mask_value(self) -> np.ndarray:
-        """Which entries are live now, as a NumPy bool array."""
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
@@ -74,6 +67,15 @@ class Parametrization(abc.ABC):
             f"callbacks.TargetDensity. Received: density={density!r}"
         )
 
+    @property
+    def parametrization(self) -> "Parametrization":
+        """Itself."""
+        return self
+
+    def value(self) -> np.ndarray:
+        """The effective weight as a NumPy array (bfloat16 as float32)."""
+        return to_numpy(self.current())
+
     def current(self, after: Any = None) -> Any:
         """The effective weight as it is now, a tensor.
 
@@ -86,10 +88,10 @@ class Parametrization(abc.ABC):
         """Sets the raw weight."""
         assign(self.weight.variable, value)
 
-    def settle(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called after the raw weight was set from outside."""
+    def mark_as_drawn(self, kernel: Any = None) -> None:
+        """Notes that the raw weight is what a sparse initializer has drawn; `FixedMask` does."""
 
-    def clear_dead(self) -> None:  # noqa: B027 (most have nothing to do)
+    def clear_dead(self) -> None:
         """Called before the raw weight is saved or ranked: sets dead raw entries to zero.
 
         Their gradients are zero, but optimizers that mix the entries of a matrix, such as Muon,
@@ -100,15 +102,6 @@ class Parametrization(abc.ABC):
         """The magnitudes below which entries are dead, as a NumPy array; `None` without any."""
         return None
 
-    def unfinished(self) -> str | None:
-        """Why the weight must not be stripped yet, or `None`."""
-        return None
-
-    @property
-    @abc.abstractmethod
-    def weight(self) -> PrunableWeight:
-        """The weight it was built for."""
-
     @property
     def layer_variable(self) -> Any:
         """The variable of the layer that the effective weight replaces."""
@@ -118,7 +111,7 @@ class Parametrization(abc.ABC):
         """Sets the raw weight to the effective one."""
         self.assign_raw(self.current())
 
-    def release(self) -> None:  # noqa: B027 (most have nothing to do)
+    def release(self) -> None:
         """Called when the parametrization is removed and the weight stays in its layer."""
 
 
@@ -161,6 +154,10 @@ class Masked(Parametrization):
     def mask_value(self) -> np.ndarray:
         """Which entries are live, as a NumPy bool array."""
         return to_numpy(self.mask)
+
+    def support(self) -> list[Any]:
+        """The mask."""
+        return [self.mask]
 
     def assign_mask(self, mask: Any) -> None:
         """Sets another mask, and the raw weight to zero where it is not live.

@@ -7,7 +7,7 @@ import keras
 from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
-from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
+from keras_sparse_ortho.parametrizations import Parametrization
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import in_storage
@@ -91,7 +91,7 @@ def parametrize(
         plan = plan_for(density, budget or "erk", weights, orthogonal=False)
         table = {path: parametrization.for_density(share) for path, share in plan.items()}
     # Masks that are fixed are found here, for the weights as they are given.
-    fixed = {path: own for path, own in table.items() if isinstance(own, FixedMask)}
+    fixed: dict[str, Any] = {path: own for path, own in table.items() if own.movable}
     if fixed:
         draws = {w.path: fixed[w.path].resolve(w) for w in weights}
         return hold(model, weights, draws, "compact" if parametrization.compact else "masked")

@@ -17,9 +17,8 @@ from keras_sparse_ortho.models import (
     prunable_weights,
     rewrite,
 )
-from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
-from keras_sparse_ortho.pruning._live_blocks import on_live_blocks
-from keras_sparse_ortho.pruning._storage import mask_class
+from keras_sparse_ortho.parametrizations import Parametrization, refuse_compact
+from keras_sparse_ortho.pruning._storage import mask_class, on_live_blocks
 
 
 def hold(
@@ -128,7 +127,7 @@ def _check(
 ) -> None:
     """Raises unless a new model has the kernels of the old one, and the masks that were planned."""
     found = prunable_weights(model, unregistered=True)
-    wrapped = {w.path: w for w in found if w.parametrization is not None or w.stored is not None}
+    wrapped = {w.path: w for w in found if w.storage is not None}
     paths = sorted(weight.path for weight in found)
     uncovered = [weight.path for weight in weights if weight.path not in wrapped]
     if paths != before or uncovered:
@@ -151,7 +150,7 @@ def _finish(parametrization: Parametrization, drawn: AnyDraw | None) -> None:
     kernel = drawn.kernel if drawn is not None and drawn.sets_values else None
     if kernel is not None:
         parametrization.assign_raw(kernel)
-    if kernel is None or not isinstance(parametrization, FixedMask):
+    if kernel is None or not parametrization.movable:
         parametrization.settle()  # what is drawn is zero where its mask is not live
-    if drawn is not None and drawn.fresh and isinstance(parametrization, FixedMask):
+    if drawn is not None and drawn.fresh:
         parametrization.mark_as_drawn(kernel)

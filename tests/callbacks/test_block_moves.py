@@ -36,7 +36,7 @@ def compiled(model, **kwargs):
 
 
 def blocks_of(model):
-    return {w.path: (array(w.owner.inputs_of), w) for w in kso.prunable_weights(model) if w.stored}
+    return {w.path: (array(w.owner.inputs_of), w) for w in kso.prunable_weights(model) if w.storage}
 
 
 @slow_on_jax
@@ -56,7 +56,7 @@ def test_rigl_moves_the_blocks_that_it_moves_in_a_mask():
     pairs = zip(*(kso.prunable_weights(model)[:3] for model in models), strict=True)
     for (theirs, ours), old in zip(pairs, before, strict=True):
         assert isinstance(ours.owner, BlockSparseLayer)
-        mask = ours.stored.mask_value()
+        mask = ours.storage.mask_value()
         np.testing.assert_array_equal(mask, theirs.parametrization.mask_value(), ours.path)
         assert (mask != old).any()
         np.testing.assert_allclose(ours.value(), theirs.value(), atol=2e-5)
@@ -82,7 +82,7 @@ def test_set_keeps_fans_and_values_and_starts_new_blocks_from_zero():
         np.testing.assert_array_equal(places, grid.check_pattern(places))
         assert (np.diff(places) > 0).all()
         was, value = old[path]
-        live, entries = weight.stored.mask_value(), grid.live // places.size
+        live, entries = weight.storage.mask_value(), grid.live // places.size
         assert np.count_nonzero(live) == weight.live == grid.live
         blocks = array(weight.variable)
         found = optimizer_slots(model.optimizer, weight.variable)

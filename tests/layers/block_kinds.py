@@ -90,7 +90,7 @@ def block_layers(model):
     found = {}
     for layer in model.layers:
         inner = layer.layer if isinstance(layer, L.TimeDistributed) else layer
-        if hasattr(inner, "stored_kernels"):
+        if hasattr(inner, "storages"):
             found[inner.name] = inner
     return found
 

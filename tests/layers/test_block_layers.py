@@ -113,8 +113,8 @@ def test_prunable_weights_and_report():
         assert weight.shape == plain[path].shape
         assert weight.flops == plain[path].flops, path
         np.testing.assert_array_equal(weight.value(), plain[path].value())
-        if weight.stored is not None:
-            assert weight.live == weight.stored.mask_value().sum()
+        if weight.storage is not None:
+            assert weight.live == weight.storage.mask_value().sum()
             assert weight.density in (0.25, 0.5)
             assert weight.layout == plain[path].layout
     summary = kso.report(model)

@@ -177,7 +177,7 @@ def test_layers_that_are_built_or_change_shapes_are_refused():
     built.build((None, 8))
     with pytest.raises(ValueError, match="must not be built yet"):
         ScannedStack(built, 2)
-    with pytest.raises(ValueError, match=r"must return what they take.*\(None, 9\)"):
+    with pytest.raises(ValueError, match=r"must return the shape that they take.*\(None, 9\)"):
         ScannedStack(L.Dense(8), 2).build((None, 9))
 
 

@@ -43,8 +43,8 @@ def test_values_are_taken_under_the_mask(name, tmp_path):
     keras.utils.clear_session(free_memory=False)  # the same names once more
     sparse = kso.sparsify(make(), 0.5, seed=0, **options)
     masks = {w.path: np.ones(w.shape, bool) for w in kso.prunable_weights(sparse)}
-    wrapped = [w for w in kso.prunable_weights(sparse) if w.stored or w.parametrization]
-    masks |= {w.path: (w.stored or w.parametrization).mask_value() for w in wrapped}
+    wrapped = [w for w in kso.prunable_weights(sparse) if w.storage]
+    masks |= {w.path: w.storage.mask_value() for w in wrapped}
     held = [id(variable) for variable in sparse.weights]
     dead = kso.load_dense_weights(sparse, tmp_path / "dense.weights.h5")
     assert [id(variable) for variable in sparse.weights] == held

@@ -138,7 +138,7 @@ def test_conversion_in_mid_training_changes_nothing(storage, optimizer):
 def _dead_slots(model):
     """Of each slot the entries under a mask, with the value that they start from."""
     for weight in kso.prunable_weights(model):
-        if weight.stored is None:
+        if not weight.storage.compact:
             dead = ~weight.parametrization.mask_value()
             for slot, start in optimizer_slots(model.optimizer, weight.variable):
                 yield array(slot)[dead], start
@@ -341,7 +341,7 @@ def test_what_needs_the_dense_weight_is_refused():
         kso.to_masked(dense)
     for layer, match in (
         (L.Dense(4, kernel_constraint="max_norm"), "constraint needs the dense kernel"),
-        (OwnSaving(4), r"a way of its own.*Received: OwnSaving"),
+        (OwnSaving(4), r"overrides `save_own_variables`.*Received: OwnSaving"),
     ):
         model = keras.Sequential([keras.Input((6,)), layer])
         with pytest.raises(kso.errors.NotPrunableError, match=match):

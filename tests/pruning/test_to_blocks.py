@@ -161,7 +161,7 @@ def test_masks_that_do_not_tell_their_blocks():
     with pytest.raises(NotPrunableError, match="blocks that are live in part"):
         kso.to_blocks(model, block=8)
     blocks = kso.to_blocks(model, block=(4, 2))
-    np.testing.assert_array_equal(kso.prunable_weights(blocks)[0].stored.mask_value(), mask)
+    np.testing.assert_array_equal(kso.prunable_weights(blocks)[0].storage.mask_value(), mask)
 
 
 def test_what_cannot_be_converted():

@@ -1,4 +1,4 @@
-"""What workers that train one model must have in common."""
+"""Digests of what workers that train one model must have in common."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def value_facts(model: Any) -> dict[str, str]:
     """Masks and trained values of a model, by name.
 
     On JAX, where one program runs on all workers, all other values as well, such as the states of
-    seed generators. Elsewhere each worker may have moving averages and dropout of its own.
+    seed generators. Elsewhere each worker may have its own moving averages and dropout.
     """
     on_jax = keras.backend.backend() == "jax"
     facts = {
@@ -54,7 +54,7 @@ def mask_facts(model: Any) -> dict[str, str]:
     """Which entries are live, and what decides it, for each kernel."""
     facts = {}
     for weight in prunable_weights(model):
-        own: Any = weight.parametrization or weight.stored
+        own = weight.storage
         if own is None:
             continue
         facts[weight.path] = digest_of(np.packbits(own.mask_value()))

@@ -1,0 +1,117 @@
+"""`LiveBlocks`: the storage of a kernel of which only live blocks are held."""
+
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho._optimizer_slots import move_slots, moved
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.initializers import ExactOrthogonal
+from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Storage
+from keras_sparse_ortho.orthogonal import Block
+
+
+class LiveBlocks(Storage):
+    """The kernel of a `BlockSparseLayer`. Its places are the blocks, `(I, J)`.
+
+    Args:
+        layer: The layer, which is built.
+    """
+
+    compact = movable = True
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self.place_size = layer.grid.live // int(np.prod(layer.inputs_of.shape))
+        self._weight = PrunableWeight("kernel", layer.blocks, layer, layer._layout, storage=self)
+
+    @property
+    def weight(self) -> PrunableWeight:
+        """Its variable are the blocks."""
+        return self._weight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the namesake's kernel."""
+        shape: tuple[int, ...] = self._layer._kernel_shape
+        return shape
+
+    @property
+    def live(self) -> int:
+        """Number of live entries."""
+        return int(self._layer.grid.live)
+
+    def value(self) -> np.ndarray:
+        """The dense kernel."""
+        return self._layer.kernel_value()
+
+    def mask_value(self) -> np.ndarray:
+        """Which entries are live."""
+        return self._layer.mask_value()
+
+    def assign_raw(self, value: Any) -> None:
+        """Sets the live blocks to those of a dense kernel."""
+        assign(self._layer.blocks, self.slot_from_dense(to_numpy(value)))
+
+    def support(self) -> list[Any]:
+        """The two lists of where the blocks stand."""
+        return [self._layer.inputs_of, self._layer.slots_of]
+
+    @property
+    def drawn_by(self) -> ExactOrthogonal:
+        """The initializer that draws such blocks."""
+        layer = self._layer
+        structure = Block(*layer.block, regular=True)
+        return ExactOrthogonal(layer.density, layer.gain, seed=layer.seed, structure=structure)
+
+    def is_as_drawn(self) -> bool:
+        """Whether the live blocks are what an orthogonal initializer has drawn."""
+        return self._layer.is_as_drawn()
+
+    def live_places(self) -> np.ndarray:
+        """Which blocks are live, `(I, J)`."""
+        grid, pattern = self._layer.grid, to_numpy(self._layer.inputs_of)
+        live = np.zeros((grid.in_blocks, grid.out_blocks), dtype=bool)
+        live[pattern, np.arange(grid.out_blocks)[:, None]] = True
+        return live
+
+    def move(self, live: Any, optimizer: Any) -> None:
+        """Moves blocks, and the optimizer's slots of each."""
+        grid, layer = self._layer.grid, self._layer
+        pattern = np.nonzero(live.T)[1].reshape(grid.out_blocks, grid.fan_in)
+        slots, lines = np.full(live.T.shape, -1), np.arange(grid.out_blocks)[:, None]
+        slots[lines, to_numpy(layer.inputs_of)] = np.arange(pattern.size).reshape(pattern.shape)
+        source = slots[lines, pattern]
+        layer.set_blocks(moved(to_numpy(layer.blocks), source, 0.0), pattern)
+        move_slots(optimizer, layer.blocks, source)
+
+    def dense_gradient(self) -> DenseGradient:
+        """That of a kernel of all blocks in place of the live ones, and of what regularizes these.
+
+        It is `(J, I, *taps, r, c)`.
+        """
+        whole = self._layer._whole.variable(self._layer.grid, self._layer.variable_dtype)
+        return DenseGradient(
+            variables=[whole, self._layer.blocks],
+            values=self._values,
+            collect=lambda gradient, of_blocks: gradient + self._whole(of_blocks),
+        )
+
+    def _values(self) -> list[Any]:
+        blocks = to_numpy(self._layer.blocks)
+        return [self._whole(blocks), blocks]
+
+    def _whole(self, blocks: np.ndarray) -> np.ndarray:
+        return self._layer.grid.whole(blocks, to_numpy(self._layer.inputs_of))
+
+    def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
+        """A slot of the blocks in the kernel's shape, `start` where no block is live."""
+        layer = self._layer
+        kernel = layer._shaped(layer.grid.kernel(slot, to_numpy(layer.inputs_of)))
+        return np.where(self.mask_value(), kernel, np.asarray(start, kernel.dtype))
+
+    def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
+        """What an array of the kernel's shape holds at the live blocks."""
+        layer = self._layer
+        matrix = layer._layout.to_canonical(slot)[0, 0]
+        return layer.grid.blocks(matrix, to_numpy(layer.inputs_of))
