@@ -9,8 +9,7 @@ Two networks are trained at 10% density with kernels that are exactly orthogonal
 - an MLP on Fashion-MNIST;
 - a keyword spotter on synthetic spectrograms, see `spectrograms`.
 
-Each is exported by every route, verified and timed on this machine, and drawn; the fastest file
-is kept. The export uses TensorFlow in another process, whatever the backend is.
+Each is exported by every route, verified and timed on this machine; the fastest file is kept. The export uses TensorFlow in another process, whatever the backend is.
 """
 
 from __future__ import annotations
@@ -131,10 +130,8 @@ def ship(model: keras.Model, data: Dataset, folder: Path) -> dict:
             mode="fast",
             sample=data.x_test[:200],
             representative_data=data.x_train[:200],
-            sidecar="zstd",
         )
     console.print(report)
-    report.plot(folder / f"{model.name}.png")
     (folder / f"{model.name}.json").write_text(report.to_json())
     opened = load_litert(path)
     rows = min(1000, len(data.x_test))

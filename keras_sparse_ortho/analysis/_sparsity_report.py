@@ -12,7 +12,7 @@ import rich.console
 import rich.measure
 import rich.table
 
-from keras_sparse_ortho._files import written_aside
+from keras_sparse_ortho._files import atomic_write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ class SparsityReport:
         """Writes one line for each kernel, and then for each matrix that is not registered."""
         figures = self.to_dict()
         rows = [*figures["weights"], *figures["unregistered"]]
-        with written_aside(path) as stream:
+        with atomic_write(path) as stream:
             writer = csv.DictWriter(stream, [*(f.name for f in dataclasses.fields(Row)), "density"])
             writer.writeheader()
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)

@@ -1,19 +1,17 @@
-"""The routes from a SavedModel to a LiteRT file: dense ones, sparse ones, and all by name.
+"""The routes from a SavedModel to a LiteRT file, and which of them a mode tries.
 
-The seam for further encodings: a new route is a small subclass of `Route`, listed in `ROUTES`.
-Everything else (static shapes, the worker processes, the comparison, the zero count, the report)
-is the same for all routes.
+A new route is a small subclass of `Route`, listed in `ROUTES`. Everything else (static shapes, the
+worker processes, the comparison, the check of zeros, the report) is the same for all routes.
 """
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho.export._errors import ExportRouteError
-from keras_sparse_ortho.export._plain_model import all_layers
+from keras_sparse_ortho.export._model import all_layers
 from keras_sparse_ortho.export._sparse_encoding import (
     BLOCK_1X4,
     BLOCK_1X16,
@@ -25,24 +23,39 @@ from keras_sparse_ortho.export._sparse_encoding import (
 
 Batches = Callable[[], Iterator[dict[str, np.ndarray]]]
 
+MODES = ("small", "fast", "sparse", "auto")
+
+
+class ExportRouteError(ValueError):
+    """A route that cannot work on this model, or on any, with the reason and the alternative."""
+
 
 class Route(abc.ABC):
-    """How a SavedModel becomes the bytes of a LiteRT file, and how exact the file must be."""
+    """How a SavedModel becomes the bytes of a LiteRT file, and how exact the file must be.
+
+    Attributes:
+        name: Storage and encoding, such as "dynamic_int8+1x16".
+        quantization: The storage, as the argument of `export_litert`.
+        encoding: "dense", or the sparse encoding.
+        needs_representative_data: Whether activations are calibrated.
+        measure: Measure of the error, see `compare`.
+        tolerance: The largest error that passes by default.
+    """
 
     name: str
     quantization: str | None
     encoding: str = "dense"
     needs_representative_data: bool = False
-    measure: str
+    measure: str = "rms"
     tolerance: float
 
     @property
     def converted_as(self) -> "Route":
-        """The route whose conversion `finish` starts from: itself, unless it rewrites another's."""
+        """The route whose converted file `finish` takes; most routes have their own."""
         return self
 
     def finish(self, content: bytes) -> Encoded:
-        """What is done to the converted file; routes that the converter writes do nothing.
+        """Rewrite the converted file; most routes leave it unchanged.
 
         Raises:
             ExportRouteError: if the file has no weight that this route is for.
@@ -50,10 +63,10 @@ class Route(abc.ABC):
         return Encoded(content, (), {})
 
     def check(self, model: keras.Model) -> None:  # noqa: B027 - most routes take every model
-        """Refuse a model this route is known to fail on, before any time is spent.
+        """Refuse a model that this route is known to fail on, before any time is spent.
 
         Raises:
-            ValueError: with the reason and the way out.
+            ValueError: with the reason and the alternative.
         """
 
     def convert(self, saved_model: str, batches: Batches | None) -> bytes:
@@ -86,16 +99,24 @@ class Float32(Route):
         """Leave the converter's defaults, which are float32."""
 
 
-class _Optimized(Route):
-    measure = "rms"
+class DynamicInt8(Route):
+    """Weights of 1024 and more entries as int8, activations quantized on the fly.
+
+    Measured errors: up to 0.014.
+    """
+
+    name = "dynamic_int8"
+    quantization = "dynamic_int8"
+    tolerance = 0.1
 
     def configure(self, converter: Any, batches: Batches | None) -> None:
+        """Turn on the converter's default optimization."""
         import tensorflow as tf
 
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
 
 
-class Float16(_Optimized):
+class Float16(DynamicInt8):
     """Weights stored as float16 and widened at load. Measured errors: up to 6e-4."""
 
     name = "float16"
@@ -110,18 +131,7 @@ class Float16(_Optimized):
         converter.target_spec.supported_types = [tf.float16]
 
 
-class DynamicInt8(_Optimized):
-    """Weights of 1024 and more entries as int8, activations quantized on the fly.
-
-    Measured errors: up to 0.014.
-    """
-
-    name = "dynamic_int8"
-    quantization = "dynamic_int8"
-    tolerance = 0.1
-
-
-class Int8(_Optimized):
+class Int8(DynamicInt8):
     """Weights and activations as int8, float32 at the file's inputs and outputs.
 
     Measured errors: 0.005 to 0.05, and 0.12 for a two-block transformer.
@@ -152,61 +162,31 @@ class Int8(_Optimized):
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
 
 
-class _Derived(Route):
-    """A route with the storage, measure and tolerance of another."""
-
-    def __init__(self, base: Route, encoding: str) -> None:
-        self.base = base
-        self.name = f"{base.name}+{encoding}"
-        self.quantization = base.quantization
-        self.encoding = encoding
-        self.needs_representative_data = base.needs_representative_data
-        self.measure = base.measure
-        self.tolerance = base.tolerance
-
-    def check(self, model: keras.Model) -> None:
-        self.base.check(model)
-
-    def configure(self, converter: Any, batches: Batches | None) -> None:
-        self.base.configure(converter, batches)
-
-
-class ConverterSparsity(_Derived):
-    """What the converter's own `EXPERIMENTAL_SPARSITY` makes of the weights.
-
-    Rank 2 and 4, more than 30% zeros: elementwise behind a DENSIFY operation, which restores the
-    dense weight at load; or, where the zeros come in blocks, 1x4 (float) and 1x16 (int8). Known
-    to go wrong: float16 where a Dense turns out 1x4 (crash), dynamic int8 with XNNPACK (refused
-    or crash), 1x4 where the inputs are not divisible by 4 (wrong answers). All of it is found by
-    running the file.
-    """
-
-    def __init__(self, base: Route) -> None:
-        super().__init__(base, "sp")
-
-    def configure(self, converter: Any, batches: Batches | None) -> None:
-        """Add the converter's option to those of the storage."""
-        import tensorflow as tf
-
-        super().configure(converter, batches)
-        options = list(converter.optimizations or [])
-        converter.optimizations = [*options, tf.lite.Optimize.EXPERIMENTAL_SPARSITY]
-
-
-class SparseFullyConnected(_Derived):
-    """Dense layers' weights given sparsely to FULLY_CONNECTED, by our own rewriting.
+class SparseFullyConnected(Route):
+    """A dense route whose file is rewritten: FULLY_CONNECTED gets sparse weights.
 
     Only the weights of matrix products are encoded: LiteRT has no kernel for sparse convolutions.
     """
 
     def __init__(self, base: Route, layout: Encoding) -> None:
-        super().__init__(base, layout.name)
-        self.layout = layout
+        self.base, self.layout = base, layout
+        self.name = f"{base.name}+{layout.name}"
+        self.quantization, self.encoding = base.quantization, layout.name
+        self.needs_representative_data = base.needs_representative_data
+        self.measure, self.tolerance = base.measure, base.tolerance
 
     @property
     def converted_as(self) -> Route:
         """The dense route of the same storage."""
         return self.base
+
+    def check(self, model: keras.Model) -> None:
+        """As the dense route."""
+        self.base.check(model)
+
+    def configure(self, converter: Any, batches: Batches | None) -> None:
+        """As the dense route."""
+        self.base.configure(converter, batches)
 
     def finish(self, content: bytes) -> Encoded:
         """Encode the weights that gain by it."""
@@ -215,7 +195,7 @@ class SparseFullyConnected(_Derived):
             reasons = [f"'{name}': {why}" for name, why in list(encoded.kept.items())[:5]]
             raise ExportRouteError(
                 f"Route '{self.name}' needs a weight of a Dense layer that can be stored as "
-                f"{self.layout.name}; take the dense route '{self.base.name}'. "
+                f"{self.layout.name}; use the dense route '{self.base.name}'. "
                 f"Received: {'; '.join(reasons) or 'no FULLY_CONNECTED operation in the file'}"
             )
         return encoded
@@ -225,7 +205,6 @@ _F32, _F16, _DYNAMIC, _INT8 = DENSE_ROUTES = (Float32(), Float16(), DynamicInt8(
 
 ROUTES: Final[tuple[Route, ...]] = (
     *DENSE_ROUTES,
-    *(ConverterSparsity(route) for route in DENSE_ROUTES),
     SparseFullyConnected(_F32, CSR),
     SparseFullyConnected(_F32, BLOCK_1X4),
     SparseFullyConnected(_DYNAMIC, BLOCK_1X16),
@@ -233,21 +212,20 @@ ROUTES: Final[tuple[Route, ...]] = (
 )
 
 _FLOAT16 = (
-    "LiteRT widens float16 weights by a DEQUANTIZE operation, so that no kernel sees the sparse "
-    "ones, and the converter's 1x4 blocks of float16 crash the interpreter; take 'float16+sp', "
-    "'float32+csr' or 'float32+1x4'"
+    "LiteRT widens float16 weights by a DEQUANTIZE operation, so that no kernel gets the sparse "
+    "ones; use 'float32+csr' or 'float32+1x4'"
 )
 _DYNAMIC_INT8 = (
-    "the kernel takes every sparse int8 weight for blocks of 1x16 and answers wrongly; take "
+    "the kernel reads every sparse int8 weight as blocks of 1x16 and answers wrongly; use "
     "'dynamic_int8+1x16'"
 )
-_STATIC_INT8 = "the kernel refuses int8 weights in any blocks but 1x16; take 'int8+1x16'"
+_STATIC_INT8 = "the kernel refuses int8 weights in any blocks but 1x16; use 'int8+1x16'"
 
-TRAPS: Final[dict[str, str]] = {
+UNSUPPORTED: Final[dict[str, str]] = {
     "float16+csr": _FLOAT16,
     "float16+1x4": _FLOAT16,
     "float16+1x16": _FLOAT16,
-    "float32+1x16": "the kernel takes float32 blocks of 1x4 only; take 'float32+1x4'",
+    "float32+1x16": "the kernel takes float32 blocks of 1x4 only; use 'float32+1x4'",
     "dynamic_int8+csr": _DYNAMIC_INT8,
     "dynamic_int8+1x4": _DYNAMIC_INT8,
     "int8+csr": _STATIC_INT8,
@@ -256,7 +234,7 @@ TRAPS: Final[dict[str, str]] = {
 
 
 def route_for(quantization: str | None) -> Route:
-    """The dense route that a value of `quantization` asks for.
+    """The dense route of a storage.
 
     Raises:
         ValueError: if there is none.
@@ -271,7 +249,7 @@ def route_for(quantization: str | None) -> Route:
 
 
 def route_named(name: str) -> Route:
-    """The route of a name, such as `"dynamic_int8+1x16"`.
+    """The route with a name, such as `"dynamic_int8+1x16"`.
 
     Raises:
         ExportRouteError: if it is one that cannot work, with the reason.
@@ -280,8 +258,71 @@ def route_named(name: str) -> Route:
     for route in ROUTES:
         if route.name == name:
             return route
-    if name in TRAPS:
-        raise ExportRouteError(f"Route '{name}' cannot work: {TRAPS[name]}. Received: {name!r}")
+    if name in UNSUPPORTED:
+        reason = UNSUPPORTED[name]
+        raise ExportRouteError(f"Route '{name}' cannot work: {reason}. Received: {name!r}")
     raise ValueError(
         f"A route must be one of {[route.name for route in ROUTES]}. Received: {name!r}"
     )
+
+
+def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
+    """The routes that a mode tries; the name of a route is a mode with one.
+
+    Args:
+        mode: One of `MODES`, the name of a route, or None: the dense one of the storage.
+        quantization: Only routes of this storage; None: all, but for "sparse", where it means
+            float32.
+        has_data: Whether there is representative data, without which static int8 is left out.
+
+    Raises:
+        ExportRouteError: for a route that cannot work, with the reason.
+        ValueError: if there is no such mode, route or storage.
+    """
+    if mode is None:
+        return [route_for(quantization)]
+    if mode not in MODES:
+        if mode.split("+")[0] not in {route.name for route in ROUTES}:
+            raise ValueError(
+                f"`mode` must be one of {list(MODES)} or the name of a route, one of "
+                f"{[route.name for route in ROUTES]}. Received: mode={mode!r}"
+            )
+        named = route_named(mode)
+        if quantization is not None and route_for(quantization).quantization != named.quantization:
+            raise ValueError(
+                f"`mode` names a route of quantization={named.quantization!r}; leave "
+                f"`quantization` out. Received: mode={mode!r}, quantization={quantization!r}"
+            )
+        return [named]
+    routes = list(ROUTES)
+    if quantization is not None or mode == "sparse":
+        storage = route_for(quantization).quantization
+        routes = [route for route in routes if route.quantization == storage]
+    elif not has_data:
+        routes = [route for route in routes if not route.needs_representative_data]
+    if mode == "sparse":
+        routes = [route for route in routes if route.encoding != "dense"]
+    if not routes:
+        raise ExportRouteError(
+            f"There is no sparse encoding of quantization={quantization!r}: "
+            f"{UNSUPPORTED[f'{quantization}+csr']}. Received: mode={mode!r}"
+        )
+    return routes
+
+
+def accepted(routes: Sequence[Route], model: keras.Model) -> list[Route]:
+    """The routes that are not known to fail on the model.
+
+    Raises:
+        ValueError: if all are, with the reason of the first.
+    """
+    passed = []
+    for route in routes:
+        try:
+            route.check(model)
+        except ValueError:
+            continue
+        passed.append(route)
+    if not passed:
+        routes[0].check(model)
+    return passed
