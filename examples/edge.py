@@ -9,7 +9,8 @@ Two networks are trained at 10% density with kernels that are exactly orthogonal
 - an MLP on Fashion-MNIST;
 - a keyword spotter on synthetic spectrograms, see `spectrograms`.
 
-Each is exported by every route, verified and timed on this machine; the fastest file is kept. The export uses TensorFlow in another process, whatever the backend is.
+Each is exported by every route, verified and timed on this machine; the fastest file is kept. The
+export uses TensorFlow in another process, whatever the backend is.
 """
 
 from __future__ import annotations
