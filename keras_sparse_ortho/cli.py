@@ -1,7 +1,6 @@
 """The command line: `kso report`, `kso export`, `kso bench`."""
 
 import argparse
-import dataclasses
 import json
 import os
 import warnings
@@ -185,18 +184,6 @@ def _export(options: argparse.Namespace, console: Console) -> None:
         Console().print(report)
 
 
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """The median time of one call of a file."""
-
-    file: str
-    route: str | None
-    xnnpack: bool
-    threads: int
-    batch_size: int
-    latency_ms: float
-
-
 def _bench(options: argparse.Namespace, console: Console) -> None:
     if min(options.threads) < 1 or not options.seconds > 0:
         raise ValueError(
@@ -206,25 +193,27 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
     with console.status("Opening and checking the files") as status:
         timings = _timings(options, status)
     if options.json:
-        print(json.dumps([dataclasses.asdict(one) for one in timings], indent=2))
+        print(json.dumps(timings, indent=2))
         return
     table = Table("file", "route", "XNNPACK")
     for column in ("threads", "batch", "ms a call"):
         table.add_column(column, justify="right")
     for one in timings:
-        setting = "on" if one.xnnpack else "off"
-        figures = (str(one.threads), str(one.batch_size), f"{one.latency_ms:.3g}")
-        table.add_row(one.file, one.route or "unknown", setting, *figures)
+        setting = "on" if one["xnnpack"] else "off"
+        figures = (str(one["threads"]), str(one["batch_size"]), f"{one['latency_ms']:.3g}")
+        table.add_row(one["file"], one["route"] or "unknown", setting, *figures)
     Console().print(table)
 
 
-def _timings(options: argparse.Namespace, status: Any) -> list[Timing]:
+def _timings(options: argparse.Namespace, status: Any) -> list[dict[str, Any]]:
+    """File, settings and median time of one call, for each file and number of threads."""
     import numpy as np
 
     from keras_sparse_ortho.export import BenchmarkCase, LiteRTFileError, latencies, load_litert
 
     rng = np.random.default_rng(0)
-    cases, timings = [], []
+    cases: list[BenchmarkCase] = []
+    timings: list[dict[str, Any]] = []
     for name in options.files:
         try:
             opened = load_litert(name)
@@ -240,14 +229,11 @@ def _timings(options: argparse.Namespace, status: Any) -> list[Timing]:
         }
         for threads in options.threads:
             cases.append(BenchmarkCase(Path(name), inputs, opened.xnnpack, threads))
-            timings.append(
-                Timing(name, opened.route, opened.xnnpack, threads, opened.batch_size, 0.0)
-            )
+            timing = {"file": name, "route": opened.route, "xnnpack": opened.xnnpack}
+            timings.append(timing | {"threads": threads, "batch_size": opened.batch_size})
     status.update("Timing")
     measured = latencies(cases, rounds=200, seconds=options.seconds)
-    return [
-        dataclasses.replace(one, latency_ms=ms) for one, ms in zip(timings, measured, strict=True)
-    ]
+    return [one | {"latency_ms": ms} for one, ms in zip(timings, measured, strict=True)]
 
 
 # --- the input files ------------------------------------------------------------------------------

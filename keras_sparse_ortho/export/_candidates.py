@@ -130,10 +130,7 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
     """Write the model of a task as an unverified LiteRT file by each route.
 
     One process does all routes. If the converter crashes, that route fails and a new process goes
-    on with the rest.
-
-    Returns:
-        The file in the staging folder, or what went wrong, by the name of the route.
+    on with the rest. The result has a file or an error for each route.
 
     Raises:
         ExportConversionError: if the model cannot be rebuilt in the worker.
@@ -247,11 +244,7 @@ def _exists(module: str) -> bool:
 def litert_outputs(
     worker: Worker, file: Path, task: Task, xnnpack: bool
 ) -> tuple[list[np.ndarray], int | None]:
-    """The outputs of a LiteRT file on the sample, run by ai-edge-litert in a worker.
-
-    Returns:
-        The outputs, and the bytes by which loading the file raised the peak of the worker's
-        memory: meaningful in a fresh worker only; None where the system does not tell.
+    """The outputs of a LiteRT file on the sample, and the memory of loading it, see `run`.
 
     Raises:
         ExportVerificationError: if the interpreter refuses the file or crashes.

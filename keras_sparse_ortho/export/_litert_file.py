@@ -224,13 +224,7 @@ def _indices(schema: Any, sparsity: Any) -> tuple[int, tuple[np.ndarray, np.ndar
 
 @dataclasses.dataclass(frozen=True)
 class KernelsInFile:
-    """Result of `find_kernels`.
-
-    Attributes:
-        lost: A message about a kernel some of whose zeros are not zero in the tensor that holds
-            it; None if there is no such kernel.
-        absent: Paths of the kernels that no tensor holds.
-    """
+    """A message about a kernel that lost zeros, or None; the kernels that no tensor holds."""
 
     lost: str | None
     absent: tuple[str, ...]
@@ -259,12 +253,8 @@ def find_kernels(
     rows along some axis are rows of K: a slice, or rows at constant indices. Then every zero of
     the kernel, or of the part, must be a zero of the tensor.
 
-    A kernel that no tensor holds was computed with other constants to something else, such as a
-    table of positions to which a bias is added.
-
-    Args:
-        kernels: Path and value of each kernel (rank 2 or more) of the plain Keras model.
-        weights: What `stored_weights` gives for the file.
+    A kernel that no tensor holds was combined with other constants, such as a table of positions
+    to which a bias is added.
     """
     missing = [(path, value) for path, value in kernels if not value.all()]
     if not missing:

@@ -53,11 +53,7 @@ class Signature:
         return self.batch_size * math.ceil(_SAMPLE_ROWS / self.batch_size)
 
     def flatten(self, data: Any, argument: str) -> list[np.ndarray]:
-        """Check the user's arrays against the inputs and list them in the order of `inputs`.
-
-        Args:
-            data: Nested like the model's inputs, or a dict by input name; any number of rows.
-            argument: Name of the user's argument, for the error messages.
+        """The user's arrays, nested like the inputs or a dict by name, in the order of `inputs`.
 
         Raises:
             ValueError: if the nesting, a shape, a dtype or the number of rows does not fit.
@@ -92,11 +88,7 @@ class Signature:
         return arrays
 
     def random_sample(self, seed: int) -> list[np.ndarray]:
-        """Standard normal rows for each input.
-
-        Raises:
-            ValueError: if an input is not of a floating dtype.
-        """
+        """Standard normal rows for each input; raises if an input is not floating."""
         rng = np.random.default_rng(seed)
         arrays = []
         for spec in self.inputs:
@@ -147,11 +139,7 @@ def make_task(
     seed: int,
     timeout: float,
 ) -> Task:
-    """Check the model and its data, strip the model and compute its outputs.
-
-    Raises:
-        ValueError: if an argument does not fit.
-    """
+    """Check the model and its data, strip the model and compute its outputs."""
     if tolerance is not None and not tolerance >= 0:  # `not` refuses NaN as well
         raise ValueError(f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}")
     signature = signature_of(model, batch_size, sample)
@@ -465,15 +453,7 @@ def write_saved_model(
     output_names: list[str],
     folder: str,
 ) -> None:
-    """Trace `model` for inference, with static shapes; needs the TensorFlow backend.
-
-    Args:
-        model: A plain, built Keras model.
-        inputs: Name, shape (batch first) and dtype of each input.
-        nesting: The nesting of the inputs.
-        output_names: A name for each output.
-        folder: Where to write the SavedModel.
-    """
+    """Trace a plain model for inference, with static shapes; needs the TensorFlow backend."""
     import tensorflow as tf
 
     def serve(*flat: Any) -> dict[str, Any]:

@@ -70,12 +70,7 @@ class Route(abc.ABC):
         """
 
     def convert(self, saved_model: str, batches: Batches | None) -> bytes:
-        """Convert a SavedModel; runs in the worker process, on the TensorFlow backend.
-
-        Args:
-            saved_model: Folder of the SavedModel, with static shapes.
-            batches: Gives the representative data, one call of the model at a time, by name.
-        """
+        """Convert a SavedModel (in the worker); `batches` gives the representative data."""
         import tensorflow as tf
 
         converter = tf.lite.TFLiteConverter.from_saved_model(saved_model)
@@ -211,34 +206,19 @@ ROUTES: Final[tuple[Route, ...]] = (
     SparseFullyConnected(_INT8, BLOCK_1X16),
 )
 
-_FLOAT16 = (
-    "LiteRT widens float16 weights by a DEQUANTIZE operation, so that no kernel gets the sparse "
-    "ones; use 'float32+csr' or 'float32+1x4'"
-)
-_DYNAMIC_INT8 = (
-    "the kernel reads every sparse int8 weight as blocks of 1x16 and answers wrongly; use "
-    "'dynamic_int8+1x16'"
-)
-_STATIC_INT8 = "the kernel refuses int8 weights in any blocks but 1x16; use 'int8+1x16'"
-
-UNSUPPORTED: Final[dict[str, str]] = {
-    "float16+csr": _FLOAT16,
-    "float16+1x4": _FLOAT16,
-    "float16+1x16": _FLOAT16,
-    "float32+1x16": "the kernel takes float32 blocks of 1x4 only; use 'float32+1x4'",
-    "dynamic_int8+csr": _DYNAMIC_INT8,
-    "dynamic_int8+1x4": _DYNAMIC_INT8,
-    "int8+csr": _STATIC_INT8,
-    "int8+1x4": _STATIC_INT8,
+# Why the other sparse encodings of a storage cannot work.
+_UNSUPPORTED: Final[dict[str, str]] = {
+    "float32": "the kernel takes float32 blocks of 1x4 only; use 'float32+1x4'",
+    "float16": "LiteRT widens float16 weights by a DEQUANTIZE operation, so that no kernel gets "
+    "the sparse ones; use 'float32+csr' or 'float32+1x4'",
+    "dynamic_int8": "the kernel reads every sparse int8 weight as blocks of 1x16 and answers "
+    "wrongly; use 'dynamic_int8+1x16'",
+    "int8": "the kernel refuses int8 weights in any blocks but 1x16; use 'int8+1x16'",
 }
 
 
 def route_for(quantization: str | None) -> Route:
-    """The dense route of a storage.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The dense route of a storage; `ValueError` if there is none."""
     for route in DENSE_ROUTES:
         if quantization in (route.quantization, route.name):
             return route
@@ -249,17 +229,13 @@ def route_for(quantization: str | None) -> Route:
 
 
 def route_named(name: str) -> Route:
-    """The route with a name, such as `"dynamic_int8+1x16"`.
-
-    Raises:
-        ExportRouteError: if it is one that cannot work, with the reason.
-        ValueError: if there is none.
-    """
+    """The route with a name; `ExportRouteError` or `ValueError` if there is none."""
     for route in ROUTES:
         if route.name == name:
             return route
-    if name in UNSUPPORTED:
-        reason = UNSUPPORTED[name]
+    storage, _, encoding = name.partition("+")
+    if storage in _UNSUPPORTED and encoding in ("csr", "1x4", "1x16"):
+        reason = _UNSUPPORTED[storage]
         raise ExportRouteError(f"Route '{name}' cannot work: {reason}. Received: {name!r}")
     raise ValueError(
         f"A route must be one of {[route.name for route in ROUTES]}. Received: {name!r}"
@@ -267,13 +243,7 @@ def route_named(name: str) -> Route:
 
 
 def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
-    """The routes that a mode tries; the name of a route is a mode with one.
-
-    Args:
-        mode: One of `MODES`, the name of a route, or None: the dense one of the storage.
-        quantization: Only routes of this storage; None: all, but for "sparse", where it means
-            float32.
-        has_data: Whether there is representative data, without which static int8 is left out.
+    """The routes that a mode tries, see `export_litert`; without data no static int8.
 
     Raises:
         ExportRouteError: for a route that cannot work, with the reason.
@@ -305,17 +275,13 @@ def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> lis
     if not routes:
         raise ExportRouteError(
             f"There is no sparse encoding of quantization={quantization!r}: "
-            f"{UNSUPPORTED[f'{quantization}+csr']}. Received: mode={mode!r}"
+            f"{_UNSUPPORTED[str(quantization)]}. Received: mode={mode!r}"
         )
     return routes
 
 
 def accepted(routes: Sequence[Route], model: keras.Model) -> list[Route]:
-    """The routes that are not known to fail on the model.
-
-    Raises:
-        ValueError: if all are, with the reason of the first.
-    """
+    """The routes that are not known to fail on the model; raises if all are."""
     passed = []
     for route in routes:
         try:
