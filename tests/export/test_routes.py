@@ -293,7 +293,8 @@ def test_fast_takes_the_least_latency_that_it_measured(converted, tmp_path):
     )
     times = {one.route: one.latency_ms for one in report.routes}
     assert set(times) == {"dynamic_int8", "dynamic_int8+1x16"}
-    assert report.route == min(times, key=times.get)
+    near = [one for one in report.routes if one.latency_ms <= 1.05 * min(times.values())]
+    assert report.route == min(near, key=lambda one: one.bytes).route
     assert all(value > 0 for value in times.values())
     assert report.load_bytes > 0
     assert f"{times[report.route]:.3g} ms" in str(report)
