@@ -40,7 +40,7 @@ _NEAR = {"fast": 1.05, "auto": 1.1}
 
 
 class ExportFallbackWarning(UserWarning):
-    """The dense route was taken instead of the one asked for, with the reason."""
+    """The dense route was taken instead of the one asked for, or the file needs XNNPACK off."""
 
 
 def export_litert(
@@ -69,8 +69,10 @@ def export_litert(
 
     A route is a storage (float32, float16, dynamic_int8, int8), either dense or with one of these
     sparse encodings: `+csr` and `+1x4` (float32) or `+1x16` (both int8) give the sparse weights of
-    Dense layers to LiteRT's sparse kernel, where they save time. A block of 1x16 is `Block(16, 1)`
-    of a Keras kernel `(in, out)`.
+    Dense layers to LiteRT's sparse kernel, where they save time. `+sp` (all storages) is the
+    converter's own EXPERIMENTAL_SPARSITY, which makes the file smaller, for convolutions and
+    unstructured masks as well, but mostly saves no time. A block of 1x16 is `Block(16, 1)` of a
+    Keras kernel `(in, out)`.
 
     Conversion and run happen in subprocesses, on the CPU, because both are known to crash. The
     conversion rebuilds the model on the TensorFlow backend, whatever backend is in use.
@@ -122,7 +124,8 @@ def export_litert(
             lacks) or crashes.
         ExportVerificationError: if the dense file crashes, disagrees, or lost zeros. If the file
             of a sparse route does, the dense route of the same storage is taken, with an
-            `ExportFallbackWarning` that gives the reason.
+            `ExportFallbackWarning` that gives the reason. The same warning says if the file taken
+            runs without XNNPACK only.
         OSError: if the file cannot be written, or the disk is full.
 
     Limits: The whole model must run on LiteRT's built-in operations; there is no fallback to
@@ -192,6 +195,14 @@ def export_litert(
                 f"Route '{taken.route.name}' was taken in place of '{routes[0].name}'"
                 f"{'' if single else f' (mode={mode!r})'}, whose file did not pass. "
                 f"Received: {reason}",
+                ExportFallbackWarning,
+                stacklevel=2,
+            )
+        elif not taken.outcome.xnnpack:
+            warnings.warn(
+                f"The file of route '{taken.route.name}' runs without XNNPACK only, and a default "
+                "interpreter crashes on it. Open it with `load_litert`, which reads the setting "
+                "from the file.",
                 ExportFallbackWarning,
                 stacklevel=2,
             )
@@ -274,8 +285,13 @@ def export_routes(
 
 
 def choose(mode: str | None, tried: Sequence[Candidate]) -> Candidate:
-    """The candidate that a mode takes; at least one must be verified."""
+    """The candidate that a mode takes; at least one must be verified.
+
+    A file that runs without XNNPACK only, so that a default interpreter would crash on it, is taken
+    if there is no other.
+    """
     good = [c for c in tried if c.file is not None]
+    good = [c for c in good if c.outcome.xnnpack] or good
     if mode in _NEAR:
         times = [c.outcome.latency_ms or float("inf") for c in good]
         limit = _NEAR[mode] * min(times)
@@ -297,7 +313,8 @@ def _timed(task: Task, tried: Sequence[Candidate], threads: int) -> list[Candida
         (c.route.name, BenchmarkCase(c.file, inputs, xnnpack, threads))
         for c in tried
         if c.file is not None
-        for xnnpack in ((True, False) if c.outcome.without_xnnpack else (True,))
+        for xnnpack, verified in ((True, c.outcome.xnnpack), (False, c.outcome.without_xnnpack))
+        if verified
     ]
     measured = latencies([case for _, case in cases], timeout=task.timeout) if cases else []
     times: dict[str, dict[bool, float]] = {}
@@ -308,13 +325,13 @@ def _timed(task: Task, tried: Sequence[Candidate], threads: int) -> list[Candida
         if candidate.file is not None:
             ms_of = times[candidate.route.name]
             xnnpack = min(ms_of, key=lambda key: ms_of[key] * (1.0 if key else 1.05))
-            if not xnnpack:
+            if xnnpack != candidate.outcome.uses_xnnpack:
                 candidate.file.write_bytes(seal(candidate.file.read_bytes(), xnnpack))
             outcome = dataclasses.replace(
                 candidate.outcome,
                 uses_xnnpack=xnnpack,
                 latency_ms=ms_of[xnnpack],
-                default_ms=ms_of[True],
+                default_ms=ms_of.get(True),
                 threads=threads,
             )
             candidate = dataclasses.replace(candidate, outcome=outcome)
@@ -352,6 +369,7 @@ def _report_on(
         versions=installed_versions(),
         route=taken.route.name,
         mode=mode,
+        xnnpack=outcome.xnnpack,
         uses_xnnpack=outcome.uses_xnnpack,
         load_bytes=outcome.load_bytes,
         fallback_reason=fallback_reason,

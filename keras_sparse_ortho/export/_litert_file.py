@@ -54,7 +54,8 @@ class WeightZeros:
         dtype: How an entry is stored: "float32", "float16", "int8"...
         size: Number of entries.
         zeros: Entries whose value is exactly 0.0; in quantized tensors, those at the zero point.
-        encoding: "dense", or the sparse encoding: "csr", "1x4" or "1x16".
+        encoding: "dense", or the sparse encoding: "csr", "1x4" or "1x16"; with "densify " before
+            it if a DENSIFY operation restores the dense weight at load.
         bytes: Size of values and indices in the file.
     """
 
@@ -73,17 +74,17 @@ class StoredWeight:
 
     Attributes:
         about: Its figures.
-        stored: The values as stored, in the shape of the tensor; blocks if `indices` are given.
+        stored: The values as stored, in the shape of the tensor; in one row if sparse.
         zero: The integer of 0.0, as one number or along a dimension.
         scale: An entry is `(stored - zero) * scale`; likewise.
-        indices: Of a sparse encoding: rows and block columns of the stored blocks.
+        sparsity: The schema's `SparsityParametersT` of a sparse encoding.
     """
 
     about: WeightZeros
     stored: np.ndarray
     zero: Any = 0
     scale: Any = 1.0
-    indices: tuple[np.ndarray, np.ndarray] | None = None
+    sparsity: Any = None
 
     @functools.cached_property
     def values(self) -> np.ndarray:
@@ -91,11 +92,10 @@ class StoredWeight:
         values = self.stored.astype("float32", copy=False)
         if self.stored.dtype.kind in "iu":
             values = values - np.float32(self.zero)
-        if self.indices is not None:
-            rows, columns = self.about.shape
-            dense = np.zeros((rows, columns // values.shape[1], values.shape[1]), "float32")
-            dense[self.indices] = values
-            values = dense.reshape(rows, columns)
+        if self.sparsity is not None:
+            dense = np.zeros(self.about.shape, "float32")
+            dense[_places(self.sparsity, dense.ndim)] = values
+            values = dense
         return values * np.float32(self.scale) if self.stored.dtype.kind in "iu" else values
 
     @property
@@ -156,6 +156,7 @@ def stored_weights(content: bytes) -> Iterator[StoredWeight]:
     seen = set()
     for g in range(model.SubgraphsLength()):
         graph = model.Subgraphs(g)
+        densified = _densified(schema, model, graph)
         for t in range(graph.TensorsLength()):
             tensor = graph.Tensors(t)
             buffer = model.Buffers(tensor.Buffer())
@@ -170,17 +171,17 @@ def stored_weights(content: bytes) -> Iterator[StoredWeight]:
             stored = np.empty(0, dtype) if empty else buffer.DataAsNumpy().view(dtype)
             shape = tuple(int(size) for size in tensor.ShapeAsNumpy())
             quantized = _quantization(tensor) if stored.dtype.kind in "iu" else (0, 1.0)
-            if quantized is None:
+            # The zero points of channels fit no row of values; those of kernels are all 0.
+            if quantized is None or (sparsity is not None and np.size(quantized[0]) > 1):
                 continue
             if not empty:
                 seen.add(tensor.Buffer())
-            encoding, indices, size_of_indices = "dense", None, 0
+            encoding, size_of_indices = "dense", 0
             if sparsity is None:
                 stored = stored.reshape(shape)
             else:
-                block, indices, size_of_indices = _indices(schema, sparsity)
-                stored = stored.reshape(-1, block)
-                encoding = "csr" if block == 1 else f"1x{block}"
+                sparsity = schema.SparsityParametersT.InitFromObj(sparsity)
+                encoding, size_of_indices = _encoding(sparsity)
             size = math.prod(shape)
             about = WeightZeros(
                 name=tensor.Name().decode(),
@@ -188,10 +189,10 @@ def stored_weights(content: bytes) -> Iterator[StoredWeight]:
                 dtype=stored.dtype.name,
                 size=size,
                 zeros=size - int(np.count_nonzero(stored != quantized[0])),
-                encoding=encoding,
+                encoding=f"densify {encoding}" if t in densified else encoding,
                 bytes=stored.nbytes + size_of_indices,
             )
-            yield StoredWeight(about, stored, quantized[0], quantized[1], indices)
+            yield StoredWeight(about, stored, quantized[0], quantized[1], sparsity)
 
 
 def _quantization(tensor: Any) -> tuple[Any, Any] | None:
@@ -209,14 +210,50 @@ def _quantization(tensor: Any) -> tuple[Any, Any] | None:
     return zero, np.asarray(quantization.ScaleAsNumpy()).reshape(shape)
 
 
-def _indices(schema: Any, sparsity: Any) -> tuple[int, tuple[np.ndarray, np.ndarray], int]:
-    """The length of the blocks of a sparse weight, where they are, and the size of the indices."""
-    dimensions = schema.SparsityParametersT.InitFromObj(sparsity).dimMetadata
-    segments = np.asarray(dimensions[1].arraySegments.values)
-    columns = np.asarray(dimensions[1].arrayIndices.values)
-    rows = np.repeat(np.arange(len(segments) - 1), np.diff(segments.astype("int64")))
-    block = int(dimensions[2].denseSize) if len(dimensions) > 2 else 1
-    return block, (rows, columns.astype("int64")), segments.nbytes + columns.nbytes
+def _densified(schema: Any, model: Any, graph: Any) -> set[int]:
+    """Positions of the tensors that a DENSIFY operation restores."""
+    operators = [graph.Operators(k) for k in range(graph.OperatorsLength())]
+    return {
+        int(one.Inputs(0))
+        for one in operators
+        if model.OperatorCodes(one.OpcodeIndex()).BuiltinCode() == schema.BuiltinOperator.DENSIFY
+    }
+
+
+def _encoding(sparsity: Any) -> tuple[str, int]:
+    """The name of a sparse encoding, and the bytes of its indices."""
+    levels = sparsity.dimMetadata
+    vectors = [v for level in levels for v in (level.arraySegments, level.arrayIndices) if v]
+    size = sum(np.asarray(vector.values).nbytes for vector in vectors)
+    blocked = 0 if sparsity.blockMap is None else len(sparsity.blockMap)
+    block = [str(level.denseSize) for level in levels[len(levels) - blocked :]]
+    return "x".join(["1"] * (2 - blocked) + block) if blocked else "csr", size
+
+
+def _places(sparsity: Any, rank: int) -> tuple[np.ndarray, ...]:
+    """Where in the dense tensor each stored value belongs: its index along each dimension.
+
+    The encoding is a tree with a level for each dimension, then for each dimension within a block,
+    in the order of traversal. A node of a dense level has all children, of a sparse level those
+    listed.
+    """
+    blocked = [] if sparsity.blockMap is None else [int(d) for d in sparsity.blockMap]
+    nodes, sizes = 1, {}
+    places = dict.fromkeys(range(rank + len(blocked)), np.zeros(1, np.int64))
+    for dimension, level in zip(sparsity.traversalOrder, sparsity.dimMetadata, strict=True):
+        if level.arraySegments is None:
+            parents = np.repeat(np.arange(nodes), level.denseSize)
+            children = np.tile(np.arange(level.denseSize), nodes)
+        else:
+            segments = np.asarray(level.arraySegments.values, np.int64)
+            parents = np.repeat(np.arange(nodes), np.diff(segments))
+            children = np.asarray(level.arrayIndices.values, np.int64)
+        places = {known: place[parents] for known, place in places.items()}
+        places[int(dimension)], nodes = children, len(children)
+        sizes[int(dimension)] = level.denseSize
+    for inner, dimension in enumerate(blocked, start=rank):
+        places[dimension] = places[dimension] * sizes[inner] + places[inner]
+    return tuple(places[dimension] for dimension in range(rank))
 
 
 # --- the zeros of kernels -------------------------------------------------------------------------

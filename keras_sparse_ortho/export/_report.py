@@ -29,7 +29,8 @@ class RouteOutcome:
         tolerance: The largest `error` that was allowed.
         max_abs_diff: Largest difference from Keras.
         mean_abs_diff: Mean difference.
-        without_xnnpack: Whether the file also verified without XNNPACK, the interpreter's default.
+        xnnpack: Whether the file verified with XNNPACK, the interpreter's default.
+        without_xnnpack: Whether it verified without.
         uses_xnnpack: Whether `load_litert` runs the file with XNNPACK, as its record says: the
             faster of the two settings if both verified and were timed.
         load_bytes: By how much loading the file raised the peak of the process' memory.
@@ -51,6 +52,7 @@ class RouteOutcome:
     tolerance: float | None = None
     max_abs_diff: float | None = None
     mean_abs_diff: float | None = None
+    xnnpack: bool = False
     without_xnnpack: bool = False
     uses_xnnpack: bool = True
     load_bytes: int | None = None
@@ -92,6 +94,7 @@ class ExportReport:
         versions: Versions of Keras, TensorFlow and ai-edge-litert.
         route: Name of the route that was taken, such as "dynamic_int8+1x16".
         mode: As asked for.
+        xnnpack: Whether the file runs with XNNPACK, as a default interpreter would run it.
         uses_xnnpack: Whether `load_litert` runs it with XNNPACK, as its record says: the faster
             of the two settings if both verified and were timed.
         load_bytes: By how much loading the file raised the peak of the process' memory.
@@ -118,6 +121,7 @@ class ExportReport:
     versions: dict[str, str]
     route: str = "float32"
     mode: str | None = None
+    xnnpack: bool = True
     uses_xnnpack: bool = True
     load_bytes: int | None = None
     fallback_reason: str | None = None
@@ -184,7 +188,7 @@ class ExportReport:
     def _figures(self) -> dict[str, str]:
         zstd = self.zstd_bytes
         figures = {
-            "route": self.route,
+            "route": self.route + ("" if self.xnnpack else " (without XNNPACK only)"),
             "file": f"{self.bytes:,} bytes",
             "gzip": f"{self.gzip_bytes:,} bytes",
             "zstd": "zstandard is not installed" if zstd is None else f"{zstd:,} bytes",
@@ -227,7 +231,9 @@ def _routes_table(routes: Sequence[RouteOutcome]) -> Group:
         name = one.route if one.verified else f"{one.route}: no file"
         table.add_row(name, *(cells[k] for cells in columns.values()))
         note = one.reason
-        if not one.uses_xnnpack and one.default_ms is not None:
+        if one.verified and not one.xnnpack:
+            note = "runs without XNNPACK only"
+        elif not one.uses_xnnpack and one.default_ms is not None:
             note = f"XNNPACK off; with it {one.default_ms:.3g} ms"
         if note is not None:
             notes.append(Text(f"{one.route}: {note}"))

@@ -4,8 +4,8 @@ The built-in kernel of FULLY_CONNECTED takes sparse weights directly, in an oper
 8**: XNNPACK leaves that to the kernel, so the file is right and fast in every interpreter, with
 and without XNNPACK (measured with ai-edge-litert 2.3: with versions 9 to 14 XNNPACK reads the
 sparse data as dense, and crashes or answers wrongly). The converter's own option
-(`EXPERIMENTAL_SPARSITY`) is not used: it restores most weights at load by a `DENSIFY` operation,
-and writes blocks in ways that crash XNNPACK.
+(`EXPERIMENTAL_SPARSITY`, the routes `+sp`) restores most sparse weights at load by a `DENSIFY`
+operation, and writes blocks in ways that crash XNNPACK.
 """
 
 import copy
