@@ -134,10 +134,11 @@ def part(
                 routes is None and structure != "elements"
             ):  # what is dense does not depend on where the zeros are
                 routes = {
-                    4: ["float32+1x4"],
+                    4: ["float32+1x4", "float32+sp"],
                     16: [
                         "dynamic_int8+1x16",
                         "int8+1x16",
+                        "dynamic_int8+sp",
                         "float32+1x4",
                         "dynamic_int8",
                         "int8",
@@ -170,9 +171,10 @@ def part(
                     "error": result.error,
                     "measure": result.measure,
                     "max_abs_diff": result.max_abs_diff,
+                    "xnnpack": result.xnnpack,
                 }
                 (outcome,) = result.routes
-                settings = [True] + [False] * outcome.without_xnnpack
+                settings = [True] * outcome.xnnpack + [False] * outcome.without_xnnpack
                 for threads in THREADS:
                     rows.append(row | {"threads": threads, "settings": settings})
                     path = folder / f"{route}.tflite"
@@ -256,7 +258,7 @@ def _latency_table(mine: list[dict]) -> str:
         first = these[0]
         line = [
             structure,
-            f"`{route}`",
+            f"`{route}`" + ("" if first["xnnpack"] else " (crashes with XNNPACK)"),
             f"{first['bytes'] / 1e6:.2f}",
             "" if first["zstd_bytes"] is None else f"{first['zstd_bytes'] / 1e6:.2f}",
             "" if first["load_bytes"] is None else f"{first['load_bytes'] / 1e6:.1f}",

@@ -104,7 +104,7 @@ def test_bench_measures_milliseconds(tmp_path, capsys):
         (["bench", "none.tflite"], 3, "Received: path="),
         (["bench", "text.keras", "--threads", "0"], 2, "--threads"),
         (["export", "MODEL", "out.tflite", "--mode", "quick"], 2, "mode='quick'"),
-        (["export", "MODEL", "out.tflite", "--mode", "float16+csr"], 2, "use 'float32+csr'"),
+        (["export", "MODEL", "out.tflite", "--mode", "float16+csr"], 2, "use 'float16+sp'"),
         (["export", "MODEL", "out.tflite", "--sample", "text.keras"], 3, "Pass rows as"),
         (["export", "MODEL", "none/out.tflite"], 2, "folder that exists"),
     ],
@@ -148,7 +148,7 @@ def test_fast_with_data_and_a_compressed_file(tmp_path, capsys):
     more = ["--data", tmp_path / "x.npy", "--threads", "2", "--json"]
     assert main([str(a) for a in (*arguments, *more)]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert len(report["routes"]) == 8
+    assert len(report["routes"]) == 12
     packed = tmp_path / "m.tflite.gz"
     packed.write_bytes(gzip.compress(out.read_bytes()))
     assert load_litert(packed, model=model).route == report["route"]
