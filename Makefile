@@ -1,5 +1,5 @@
-# Everything sets itself up: with Python 3.11 (or newer) and make, `make demo` and `make test` just work.
-# An environment is made or brought up to date only when pyproject.toml or this file has changed.
+# `make demo` and `make test` need only Python 3.11 (or newer) and make. An environment is made or
+# updated only when pyproject.toml or this file has changed.
 
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(if $(shell \
 	$(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
@@ -17,10 +17,10 @@ COMPAT_STAMP := $(COMPAT)/.installed
 # Installed first and by this exact version: it is the one with a CPU build where this project is
 # developed. A looser requirement, or one that another package brings in, fetches gigabytes of CUDA.
 TORCH := torch==2.13.0
-# Python compiles what is imported; to compile all that is installed takes longer than the rest.
+# Python compiles modules when they are imported; compiling everything installed takes too long.
 PIP := -m pip --disable-pip-version-check install -qq --no-compile
-# Where the surroundings forbid Python to keep what it compiles, each of a hundred processes compiles
-# TensorFlow again: six seconds.
+# If the environment forbids Python to cache bytecode, each of a hundred processes compiles TensorFlow
+# again: six seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help

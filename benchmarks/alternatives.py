@@ -1,21 +1,21 @@
-"""This package beside what one would take instead: TFMOT, a mask by hand, torch's own pruning.
+"""This package against the alternatives: TFMOT, a mask by hand, torch's own pruning.
 
     python benchmarks/alternatives.py                                   # about an hour of 2 cores
     python benchmarks/alternatives.py --methods tfmot gmp --seeds 0
-    python benchmarks/alternatives.py --summary                         # the table of what is there
+    python benchmarks/alternatives.py --summary                         # the table of finished runs
 
-One network (784-512-256-10), one data set (Fashion-MNIST), one optimizer (Adam, batch 128), so many
-epochs, one global density. Every run has a process of its own, and is a line of
-`results/alternatives.jsonl`; runs that are there are not repeated. The table is
+One network (784-512-256-10), one data set (Fashion-MNIST), one optimizer (Adam, batch 128), one
+number of epochs, one global density. Every run has its own process and is a line of
+`results/alternatives.jsonl`; finished runs are not repeated. The table is
 `results/alternatives.md`:
 
-- density reached: nonzero entries of the kernels in the end, by the stripped model's own arrays;
+- density reached: nonzero entries of the stripped model's kernels;
 - density while training: the mean over the ends of the epochs;
 - accuracy on the test set; seconds of an epoch, the median of all but the first, and their ratio to
-  the dense network of the same library; no XLA, which TFMOT's default has not, either;
+  the dense network of the same library; no XLA, as is TFMOT's default;
 - memory: the largest resident set, less that after the imports and the data;
 - file: the stripped model as the library saves it, under gzip;
-- lines: what one writes to make the network sparse and plain again (alternatives_used.py), without
+- lines: user code that makes the network sparse and plain again (alternatives_used.py), without
   imports.
 """
 
@@ -80,7 +80,7 @@ def train_keras(
             ends.append((seconds, density_of(kernels)))
 
     def kernels_of(model: Any) -> list:
-        # Of wrapped layers what is computed with: masks and thresholds applied.
+        # Wrapped layers: the effective weights, with masks and thresholds applied.
         if library.__name__ == "keras":
             import keras_sparse_ortho as kso
 
@@ -193,7 +193,7 @@ def one(method: str, seed: int, given: argparse.Namespace) -> dict:
 
 
 def key_of(method: str, seed: int, given: argparse.Namespace) -> dict:
-    """What tells runs apart."""
+    """The key of a run."""
     names = ("dataset", "samples", "epochs", "density")
     return {"method": method, "seed": seed} | {name: getattr(given, name) for name in names}
 

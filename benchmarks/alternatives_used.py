@@ -1,4 +1,4 @@
-"""What one writes to make a network sparse, with this package and with others: alternatives.py."""
+"""User code that makes a network sparse, with this package and with others: alternatives.py."""
 
 import inspect
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-# `start` makes a dense model sparse, and gives the callbacks; `end` makes it plain again. Their
-# bodies are the lines that the table counts.
+# `start` makes a dense model sparse, and returns the callbacks; `end` makes it plain again. The
+# table counts the lines of their bodies.
 
 
 def nothing(model: Any, density: float, steps: int) -> tuple[Any, list]:
@@ -103,7 +103,7 @@ def ours_end(model: Any) -> Any:
 
 
 def torch_start(model: Any, density: float, steps: int) -> tuple[Any, list]:
-    # Half of the run dense, then all layers at once by magnitude, and on: its masks stay.
+    # Dense for half of the run, then all layers at once by magnitude, with fixed masks.
     import torch
     from torch.nn.utils import prune
 
@@ -138,11 +138,11 @@ USED: dict[str, tuple[str, Callable, Callable, str]] = {
     "dense_torch": ("torch", nothing, as_it_is, "the network itself"),
     "torch_prune": ("torch", torch_start, torch_end, "torch.nn.utils.prune, at half the run"),
 }
-"""Library, what one writes before and after training, and what it is."""
+"""Library, user code before and after training, and a description."""
 
 
 def lines_of(*functions: Callable) -> int:
-    """Lines of the bodies, without imports, comments, empty lines and what is only handed back."""
+    """Lines of the bodies, without imports, comments, empty lines and returns."""
     count = 0
     for function in functions:
         if function in (nothing, as_it_is):

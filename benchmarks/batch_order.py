@@ -1,4 +1,4 @@
-"""What it costs that Keras on TensorFlow repeats the order of batches once a seed is set.
+"""Accuracy lost because Keras on TensorFlow repeats the order of batches once a seed is set.
 
     python benchmarks/batch_order.py
 
@@ -32,7 +32,7 @@ def fed(data: Dataset, how: str, seed: int) -> dict:
 
 
 def orders(how: str, epochs: int = 3) -> int:
-    """Different first batches of so many epochs, as a model that does not learn sees them."""
+    """Number of different first batches over some epochs, seen by a model that does not learn."""
     seen: list[float] = []
 
     class First(keras.callbacks.Callback):

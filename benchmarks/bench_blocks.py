@@ -6,15 +6,14 @@ r"""Time of a training step on live blocks against the dense model and the maske
     KERAS_BACKEND=torch      python benchmarks/bench_blocks.py --models mlp1024
 
 Appends a line for each rival to `results/blocks.jsonl` and writes `results/blocks.md` from all of
-them: of each kind the last, or the median of several processes of one day. Rivals are the dense
+them: the last of each kind, or the median over several processes of one day. Rivals are the dense
 model, a second dense model, whose ratio to the first is the noise of the measurement, the model
 with fixed masks of the same density in masked and in compact storage, and the model on blocks of
-each size; for convolutions also plain ones, each of a part of the channels. All are in one process
-and train in turn, with Adam; medians, by the clock and by the time that the cores have worked.
-`fit` trains on JAX and torch; on TensorFlow the train function of `fit`, as repeated short calls of
-`fit` wait there now and then.
+each size; for convolutions also plain ones over a part of the channels each. All train in turn in
+one process, with Adam; medians of wall-clock and CPU time. JAX and torch train with `fit`,
+TensorFlow with the train function of `fit`, because repeated short calls of `fit` sometimes wait.
 
-The machine must be quiet for the times by the clock.
+Wall-clock times need an idle machine.
 """
 
 import argparse
@@ -85,7 +84,7 @@ def transformer(rival, density):
 def in_parts(channels, parts, name, **options):
     """Plain convolutions of parts of the channels, with as many entries as live blocks have.
 
-    Nothing is gathered: what the backend's own convolutions of so few channels take.
+    Without gathers: the time of the backend's own convolutions of so few channels.
     """
     width = channels // parts
     layers = [L.Conv2D(width, 3, **options, name=f"{name}_{k}") for k in range(parts)]
@@ -127,7 +126,7 @@ MODELS = {
 
 
 def stepper(model, xla, batch, steps):
-    """A function that trains so many steps on data that is made already."""
+    """A function that trains some steps on prepared data."""
     model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=xla)
     rng = np.random.default_rng(0)
     x, y = (
@@ -156,7 +155,7 @@ def live(model):
 
 
 def state_mib(model):
-    """What is kept from step to step: weights, masks, places, and the optimizer's moments."""
+    """The training state: weights, masks, indices, and the optimizer's moments."""
     # By their shapes: on JAX `fit` holds the values.
     variables = [*model.variables, *model.optimizer.variables]
     sizes = [np.prod(v.shape, dtype=np.int64) * BYTES[v.dtype] for v in variables]

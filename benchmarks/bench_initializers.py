@@ -5,8 +5,8 @@
     python benchmarks/bench_initializers.py --quick               # small widths
 
 Writes `results/initializers.md`. The reference's loop is a copy in NumPy, float32, with its
-gradient written out: SGD or Adam at a rate of 0.1 on `||W W^T - I||_F`, as published. It is given
-`STEPS` steps; then ours has to reach the least error that it had, from the same start and mask.
+gradient written out: SGD or Adam at a rate of 0.1 on `||W W^T - I||_F`, as published. It gets
+`STEPS` steps; then ours must reach its smallest error, from the same start and mask.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import os
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# BLAS threads that wait for each other on a shared machine would be what is measured.
+# Otherwise BLAS threads that wait for each other on a shared machine dominate the time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras

@@ -5,8 +5,8 @@
     KERAS_BACKEND=tensorflow python benchmarks/bench_litert.py --table         # only the table
 
 One part is one model, density and batch size. Its figures go to `results/litert.json` when it is
-done, and parts that stand there are left out of the next run (`--again` measures them anew), so
-that a run may be stopped. The table is `results/litert.md`.
+done, and finished parts are not repeated (except with `--again`), so a run may be stopped.
+The table is `results/litert.md`.
 
 The networks are an MLP 1024-2048-2048-1024-1000 and a MobileNet-like CNN whose pointwise and
 output kernels are sparse: element by element, in blocks of 4x1 and of 16x1 (in x out). They are
@@ -78,7 +78,7 @@ MODELS = {
 def block_sparse(shape: tuple[int, int], rows: int, density: float, seed: int) -> np.ndarray:
     """A kernel whose live entries come in blocks of `rows` x 1, with columns of one length.
 
-    An exactly orthogonal kernel has such a mask; which values stand there, latency does not see.
+    An exactly orthogonal kernel has such a mask; latency does not depend on the values.
     """
     rng = np.random.default_rng(seed)
     inputs, outputs = shape
@@ -93,7 +93,7 @@ def block_sparse(shape: tuple[int, int], rows: int, density: float, seed: int) -
 
 
 def network(name: str, structure: str, density: float) -> keras.Model:
-    """The network with its larger kernels at the density; the stem and the depthwise stay dense."""
+    """The network with its larger kernels sparse; stem and depthwise kernels stay dense."""
     keras.utils.set_random_seed(0)
     model = MODELS[name]()
     rng = np.random.default_rng(0)

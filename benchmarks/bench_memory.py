@@ -1,4 +1,4 @@
-"""Memory that training takes: weights, optimizer, file and process, in every storage.
+"""Memory of training: weights, optimizer, file and process, in every storage.
 
     KERAS_BACKEND=jax        python benchmarks/bench_memory.py
     KERAS_BACKEND=tensorflow python benchmarks/bench_memory.py --width 2048
@@ -7,7 +7,7 @@ Appends a line for each form to `results/memory.jsonl` and writes `results/memor
 them, the last of each kind. An MLP of four layers of 4096 units is built, trained three steps by
 Adam, and saved, in a fresh process for each form. Sparse forms have density 0.1. "Peak" is the
 largest resident set of the process, less what it has after its imports. "Blocks" are made by the
-layers themselves; "sparsify" makes the same from a dense model, which is let go before training.
+layers themselves; "sparsify" makes the same from a dense model, which is freed before training.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
 
 
 def in_fresh_process(form: str, arguments: argparse.Namespace) -> dict[str, float | str]:
-    """`measure` in a new process, which knows nothing of the others' memory."""
+    """`measure` in a new process, with its own memory."""
     command = [sys.executable, __file__, "--form", form]
     for name in ("width", "batch", "density"):
         command += [f"--{name}", str(getattr(arguments, name))]

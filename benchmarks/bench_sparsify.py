@@ -1,4 +1,4 @@
-"""What making a model sparse takes, beside what Keras needs to clone it.
+"""Time and memory of making a model sparse, against those of cloning it.
 
     KERAS_BACKEND=tensorflow python benchmarks/bench_sparsify.py
     KERAS_BACKEND=jax        python benchmarks/bench_sparsify.py --rounds 5
@@ -6,10 +6,10 @@
 Appends a line for each model to `results/sparsify.jsonl` and writes `results/sparsify.md` from all
 of them, the last of each kind. Every model has a process of its own, in which
 `keras.models.clone_model(model)`, `sparsify(model, 0.1)`, the drawing of the kernels alone, and
-`strip` of the sparse model run in turn; medians. Seconds of the processor (`process_time`, all
-cores) stand beside those of the clock, which other work on the machine disturbs. Another process
-measures the largest resident set during one `sparsify`, less what it was before: the new model's
-weights and masks are in it.
+`strip` of the sparse model run in turn; medians. CPU time (`process_time`, all cores) is given
+beside wall-clock time, which other work on the machine disturbs. Another process measures the
+largest resident set during one `sparsify`, minus that before; it includes the new model's weights
+and masks.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def model_of(name: str) -> object:
 
 
 def measure(name: str, rounds: int) -> dict[str, object]:
-    """Seconds of each step, by the clock and of the processor."""
+    """Wall-clock and CPU seconds of each step."""
     import keras
 
     import keras_sparse_ortho as kso
@@ -91,13 +91,13 @@ def peak() -> float:
 
 
 def resident() -> float:
-    """What is resident now, in MiB."""
+    """Resident memory now, in MiB."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
 
 def memory(name: str) -> dict[str, float]:
-    """The largest resident set in one `sparsify`, less that before it, in MiB."""
+    """The largest resident set during one `sparsify`, minus that before it, in MiB."""
     import keras_sparse_ortho as kso
 
     small = kso.sparsify(model_small(), 0.5, seed=0)  # what is loaded and compiled once

@@ -6,13 +6,13 @@ r"""Time of a training step of every parametrization against the dense model, in
 Writes `results/step_<backend>.md`. Rivals are the dense model, the same model with fixed masks of
 density 0.1, the same in compact storage, with soft thresholds, with scheduled masks and with
 straight-through top-k, and a second dense model, whose ratio to the first is the noise of the
-measurement. Masks on a schedule are renewed every 100 steps; the time of a renewal is measured
-apart and spread over them. The time of the selects, one for each kernel forward and one backward,
-is measured apart as well: it is what a mask adds to the work of a step.
+measurement. Scheduled masks are updated every 100 steps; the time of an update is measured
+separately and spread over them. The time of the selects, one for each kernel forward and one
+backward, is measured separately, too: it is the work that a mask adds to a step.
 
-On JAX glibc gives XLA's temporary memory back and takes it anew, page by page, in some processes in
-most steps and in others hardly ever, by luck; then a fixed mask costs the MLP up to 1.15 instead of
-1.03. Told to keep memory, it does:
+On JAX glibc returns XLA's temporary memory and faults it in again, in some processes at most steps
+and in others hardly ever; then a fixed mask costs the MLP up to 1.15 instead of 1.03. This setting
+makes it keep memory:
 
     GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=4294967296:\
     glibc.malloc.trim_threshold=8589934592
@@ -32,7 +32,7 @@ import keras_sparse_ortho as kso
 
 L = keras.layers
 STEPS = 10  # training steps in one sample
-PERIOD = 100  # steps between two renewals of a mask
+PERIOD = 100  # steps between two mask updates
 
 
 def mlp(width: int) -> keras.Model:
@@ -79,7 +79,7 @@ def stepper(model: keras.Model, jit: bool, batch: int):
 
 
 def renewal(model: keras.Model, rounds: int) -> float:
-    """Seconds that `UpdateMasks` takes to renew all masks, once in every `PERIOD` steps."""
+    """Seconds of `UpdateMasks` for all masks, once every `PERIOD` steps."""
     model.compile(keras.optimizers.Adam(1e-4), "mse")
     model.optimizer.build(model.trainable_variables)  # its slots are reset with the masks
     callback = kso.callbacks.UpdateMasks()
@@ -150,7 +150,7 @@ def main() -> None:
         for jit in settings:
             dense = build()
             rivals = {"dense": dense, **parametrized(dense)}
-            # What is measured outside of training comes first: on JAX `fit` holds the variables.
+            # Measurements outside of training come first: on JAX `fit` holds the variables.
             renewals = {key: renewal(rivals[key], 5) for key in list(rivals)[-2:]}
             masking = selects(rivals["fixed mask"], 11) if backend != "torch" else float("nan")
             rivals["dense again"] = keras.models.clone_model(dense)

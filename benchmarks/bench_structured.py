@@ -1,12 +1,12 @@
-"""What structured STR leaves of networks: parameters, multiply-adds, latency, outputs.
+"""Networks after structured STR: parameters, multiply-adds, latency, outputs.
 
     KERAS_BACKEND=tensorflow python benchmarks/bench_structured.py
 
 Trains briefly on a part of Fashion-MNIST: `ChannelSoftThreshold` under `TargetDensity` on the CNN
 and the ResNet-20 of networks.py, which `remove_channels` then makes small, and
-`LowRankSoftThreshold` on an MLP and an LSTM, of which `strip` makes thin layers.
-Writes `results/structured.md`. "dense" is the same network without any wrapper, trained alike; its
-times are those of before.
+`LowRankSoftThreshold` on an MLP and an LSTM, which `strip` turns into thin layers. Writes
+`results/structured.md`. "dense" is the same network without any wrapper, trained the same way; its
+times are those of the original network.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def lines(
 
 
 def compare(name, make, template, options, data, rows, epochs, *callbacks):
-    """Dense and parametrized network, trained alike, and what the second one becomes."""
+    """Dense and parametrized network, trained the same way, and the latter after conversion."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     dense = make()

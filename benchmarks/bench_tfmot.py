@@ -5,8 +5,8 @@
 Writes `results/tfmot.md`. Rivals are the dense model, the same model in TFMOT's wrapper (between
 updates of its masks, and in a step that updates them), in `PruneWithMask` and in
 `PruneWithSoftThreshold`, and a second dense model, whose ratio to the first is the noise of the
-measurement. What a graph holds is looked up as well: TFMOT finds its thresholds by sorting, in a
-branch that every step carries.
+measurement. Also lists the operations of the graph: TFMOT finds its thresholds by sorting, in a
+branch of every step.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Stepper:
         update.on_train_begin()  # without it TFMOT's wrapper refuses to train
 
     def steps(self, count: int) -> None:
-        """Trains so many steps, and waits for them."""
+        """Trains some steps, and waits for them."""
         for _ in range(count):
             logs = self._train(self._batches)
         float(logs["loss"])

@@ -1,15 +1,15 @@
-"""Time and traffic of one update of masks or thresholds, ranked by NumPy and where the weights are.
+"""Time and traffic of one update of masks or thresholds, ranked by NumPy and on the device.
 
     KERAS_BACKEND=jax python benchmarks/bench_updates.py
     KERAS_BACKEND=jax python benchmarks/bench_updates.py --millions 1 --rounds 7
 
 Writes `results/updates.jsonl` and `results/updates.md`. An MLP of four square layers, Adam, density
 0.1. Every rival begins with the same weights, masks and moments; the runs of all rivals are
-interleaved in one process, and medians are shown. "host" is what happens on CPUs, "device" what
-happens on accelerators, here made to run on a CPU, where it is the slower one. "sorted" is
-TargetDensity's freeze as it was first: a stable sort of all critical offsets, and NumPy throughout.
-"to host" and "to device" are the bytes of arrays that pass between NumPy and the backend; on a CPU
-they are views or copies, on an accelerator they cross its bus.
+interleaved in one process, and medians are shown. "host" is the way of CPUs, "device" that of
+accelerators, which is slower on a CPU. "sorted" is the first implementation of TargetDensity's
+freeze: a stable sort of all critical offsets in NumPy. "to host" and "to device" are the bytes of
+arrays that pass between NumPy and the backend; on a CPU they are views or copies, on an accelerator
+they cross its bus.
 """
 
 import argparse
@@ -37,7 +37,7 @@ _moved = {"to host": 0, "to device": 0}
 
 
 def count_bytes() -> None:
-    """Counts arrays that go to NumPy and come from it, from now on."""
+    """Counts arrays that are converted to and from NumPy, from now on."""
     to_numpy, to_tensor = keras.ops.convert_to_numpy, keras.ops.convert_to_tensor
 
     def counted_to_numpy(x):
@@ -110,7 +110,7 @@ def updates(kind: str, model: keras.Model, width: int):
 
 
 def sorted_freeze(model: keras.Model) -> None:
-    """The freeze as it was first, in NumPy, with a sort."""
+    """The first implementation of the freeze, in NumPy, with a sort."""
     thresholds = [weight.parametrization for weight in kso.prunable_weights(model, flops=False)]
     critical = [threshold.critical_offsets() for threshold in thresholds]
     everything = np.concatenate([np.ravel(c) for c in critical])
@@ -146,7 +146,7 @@ def wait(model: keras.Model) -> None:
 
 
 def measure(name, arm, call, model, places, rounds):
-    """Median seconds by the clock and of all cores, and bytes, for each place."""
+    """Median wall-clock and CPU seconds, and bytes, for each place."""
     kept = [keras.ops.copy(variable.value) for variable in state(model)]
     found = {place: [] for place in places}
     for _ in range(rounds + 1):  # the first compiles

@@ -1,13 +1,13 @@
-"""Accuracy of block-sparse against unstructured and dense training: the price of structure.
+"""Accuracy of block-sparse against unstructured and dense training.
 
     KERAS_BACKEND=tensorflow python benchmarks/block_accuracy.py             # about 10 minutes
     KERAS_BACKEND=tensorflow python benchmarks/block_accuracy.py --seeds 1 --epochs 1
 
 Fashion-MNIST, an MLP 784-1024-1024-512-10, Adam with cosine decay; the three hidden kernels are
-dense orthogonal, unstructured EOI at 10%, or exactly orthogonal in blocks of 16 inputs at 10%
-(`examples/blocks.py`), with fixed masks; the head is dense. Each run goes to
-`results/block_accuracy.jsonl` when it is done, and is left out of the next call; the table, mean
-and deviation over the seeds, is `results/block_accuracy.md`.
+dense orthogonal, unstructured EOI at density 0.1, or exactly orthogonal in blocks of 16 inputs at
+density 0.1 (`examples/blocks.py`), with fixed masks; the head is dense. Finished runs are lines of
+`results/block_accuracy.jsonl` and not repeated; the table, mean and deviation over the seeds, is
+`results/block_accuracy.md`.
 """
 
 import argparse
@@ -121,7 +121,9 @@ def main() -> None:
         few = slice(options.samples)
         data = dataclasses.replace(data, x_train=data.x_train[few], y_train=data.y_train[few])
     mine = []
-    for seed in range(options.seeds):  # the kinds in turn, so that a stopped run compares them
+    for seed in range(
+        options.seeds
+    ):  # the kinds alternate, so that an interrupted run compares them
         for kind in KINDS:
             key = _key(kind, options, seed)
             row = next((r for r in there if is_run_of(r, key)), None)

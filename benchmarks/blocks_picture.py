@@ -1,16 +1,17 @@
-"""Draws step time and memory over density from what bench_blocks.py has measured.
+"""Draws step time and memory over density from the results of bench_blocks.py.
 
     python benchmarks/blocks_picture.py                                    # docs/faster.png
     python benchmarks/blocks_picture.py --setting "tensorflow XLA" --model mlp2048 --out other.png
 
-Takes what stands in `results/blocks.md` for one backend, model and batch.
+Uses the results of one backend, model and batch.
 """
 
 import argparse
 from pathlib import Path
 
+from cells import digest
 from matplotlib.figure import Figure
-from record import RESULTS, digest, finished, parsed
+from record import RESULTS, finished, parsed
 from timing import middle_of_processes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -38,7 +39,7 @@ def draw(lines, title):
     densities = sorted({density for _, density in lines})
     for rival, (label, color, dash) in STYLES.items():
         found = [lines[rival, d] for d in densities if (rival, d) in lines]
-        # Blocks are drawn at the density that they have.
+        # Blocks are plotted at their actual density.
         x = [line["density"] if rival == "dense" else line["live"] for line in found]
         dense = [lines["dense", line["density"]]["state_mib"] for line in found]
         parts = [line["state_mib"] / base for line, base in zip(found, dense, strict=True)]
@@ -68,7 +69,7 @@ def main():
         parser.error(f"bench_blocks.py has not measured {args.setting}, {args.model}, {args.batch}")
     places = {line["machine"] for line in lines.values()}
     about = f"{args.setting}, {args.model}, batch {args.batch}, {'; '.join(sorted(places))}"
-    marks = {"Sources": digest(["blocks.jsonl"]), "Software": ""}
+    marks = {"Sources": digest(["blocks.jsonl"], RESULTS), "Software": ""}
     draw(lines, about).savefig(args.out, dpi=150, metadata=marks)
 
 

@@ -1,14 +1,16 @@
-"""Cells of the tables in `results/`: what pages and pictures take their figures from."""
+"""Cells of the tables in `results/`, the source of all figures of pages and pictures."""
 
 import decimal
+import hashlib
 import pathlib
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
 
 class FigureError(ValueError):
-    """A figure that cannot be found, or not at the place where it should be."""
+    """A figure is missing, or not where it should be."""
 
 
 def tables(text: str) -> list[dict[str, Any]]:
@@ -38,8 +40,8 @@ def tables(text: str) -> list[dict[str, Any]]:
 def cells(source: str, results: pathlib.Path) -> list[str]:
     """The cells that `"page#section | column=value; other column | column"` names.
 
-    Of a section the beginning of its title is enough, unless another has just that title. A
-    condition without a value asks for tables that have this column.
+    A section is named by the beginning of its title, unless another has exactly that title. A
+    condition without a value selects tables that have this column.
     """
     place, where, column = (part.strip() for part in source.split("|"))
     page, _, section = place.partition("#")
@@ -71,7 +73,7 @@ def one_cell(source: str, results: pathlib.Path) -> str:
 
 
 def number(text: str) -> Decimal:
-    """The first number of a cell, with the digits that stand there."""
+    """The first number of a cell, with all its digits."""
     found = re.search(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text)
     if found is None:
         raise FigureError(f"A cell must hold a number. Received: {text!r}")
@@ -79,6 +81,14 @@ def number(text: str) -> Decimal:
 
 
 def rounded(value: Decimal, form: str) -> str:
-    """A number as text; halves are rounded up, as one does by hand."""
+    """A number as text; halves are rounded up."""
     with decimal.localcontext(decimal.Context(rounding=decimal.ROUND_HALF_UP)):
         return format(value.normalize() if form == "g" else value, "f" if form == "g" else form)
+
+
+def digest(names: Iterable[str], results: pathlib.Path) -> str:
+    """The mark of a picture that is drawn from these files of results."""
+    found = hashlib.sha256()
+    for name in names:
+        found.update((results / name).read_bytes())
+    return found.hexdigest()[:16]

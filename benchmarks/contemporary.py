@@ -4,13 +4,12 @@
     python benchmarks/contemporary.py --net vit --densities 0.1
     KERAS_BACKEND=jax python benchmarks/contemporary.py --net cifar10_resnet32    # with a GPU
     python benchmarks/contemporary.py --net vit --methods blocks_8 --densities 0.0625
-    python benchmarks/contemporary.py --summary                    # the table of what is there
+    python benchmarks/contemporary.py --summary                    # the table of finished runs
 
-Settings stand in `contemporary.toml`, the methods are those of methods.py, each at the learning
-rate that it chooses on a validation split. Every finished run is a line of
-`results/contemporary.jsonl`; runs that are there are not repeated, so the script can be killed, and
-run in parts. The table goes to `results/contemporary.md`. Networks on CIFAR-10 are not trained by
-default: 200 epochs each.
+Settings are in `contemporary.toml`, the methods in methods.py, each at its best learning rate on a
+validation split. Every run is a line of `results/contemporary.jsonl`; finished runs are not
+repeated, so the script can be killed, and run in parts. The table goes to
+`results/contemporary.md`. Networks on CIFAR-10 are not trained by default: 200 epochs each.
 """
 
 from methods import command_line

@@ -1,4 +1,4 @@
-"""VGG-16, MobileNetV1 and a vision transformer for small images, as networks.py has the others."""
+"""VGG-16, MobileNetV1 and a vision transformer for small images; the others are in networks.py."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ L = keras.layers
 
 
 def vgg16(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
-    """Simonyan and Zisserman (2015), D, with batch normalization and one dense layer for a head.
+    """Simonyan and Zisserman (2015), D, with batch normalization and one dense layer as head.
 
     `filters` are those of the five stages of two and three 3x3 convolutions.
     """
@@ -25,7 +25,7 @@ def vgg16(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> kera
 
 
 def mobilenet(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
-    """Howard et al. (2017), its width times `alpha`, with strides for small images: the first is 1.
+    """Howard et al. (2017), its width times `alpha`, with a first stride of 1, for small images.
 
     Depthwise 3x3 and pointwise convolutions in turn, each normalized.
     """

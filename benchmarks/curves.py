@@ -1,4 +1,4 @@
-"""How accuracy goes over a run: after each epoch, or from step to step."""
+"""Accuracy over a run: after each epoch, or over windows of steps."""
 
 import time
 
@@ -32,8 +32,8 @@ class Curve(keras.callbacks.Callback):
 class Progress(keras.callbacks.Callback):
     """Training accuracy in windows of steps: `(last step, accuracy within the window)`.
 
-    Within the first epoch every image is new to the network when it is counted, so that this is an
-    accuracy on unseen images, and costs nothing.
+    In the first epoch every image is new to the network when it is counted, so this is an accuracy
+    on unseen images, at no cost.
 
     Args:
         window: Steps that are averaged.
@@ -51,7 +51,7 @@ class Progress(keras.callbacks.Callback):
         self._steps, self._before = 0, 0.0
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Takes the running mean of the epoch apart."""
+        """Recovers the windows from the running mean of the epoch."""
         assert logs is not None
         self._steps += 1
         if self._steps % self.window == 0:

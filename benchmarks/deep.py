@@ -2,11 +2,11 @@
 
     python benchmarks/deep.py                              # all networks, methods and densities
     python benchmarks/deep.py --net deep_mlp --methods base_scaled eoi_auto --densities 0.125
-    python benchmarks/deep.py --summary                    # the table of what is there
+    python benchmarks/deep.py --summary                    # the table of finished runs
 
-Settings stand in `deep.toml`, the methods are those of methods.py, each at the learning rate that
-it chooses on a validation split (`--no-tune`: all at one). Every finished run is a line of
-`results/deep.jsonl`; runs that are there are not repeated. The table goes to `results/deep.md`.
+Settings are in `deep.toml`, the methods in methods.py, each at its best learning rate on a
+validation split (`--no-tune`: all at one). Every run is a line of `results/deep.jsonl`; finished
+runs are not repeated. The table goes to `results/deep.md`.
 """
 
 from methods import command_line

@@ -1,4 +1,4 @@
-"""Time of compiling and of a training step over depth: in a `ScannedStack`, and in a row.
+"""Compile time and step time over depth: in a `ScannedStack`, and layer by layer.
 
     KERAS_BACKEND=jax        python benchmarks/depth.py
     KERAS_BACKEND=tensorflow python benchmarks/depth.py --depths 10 100
@@ -7,10 +7,10 @@
 
 The network of `thousand_mlp` in deep.toml: layers of 128 units, tanh, density 0.125, fixed masks,
 SGD with momentum, batch 128, by `fit`; or that of `circular_cnn`, a stack of convolutions, without
-XLA where its settings say so. Compiling is what the first call of `fit` takes longer than
-the median one: tracing, lowering, XLA. The same layers one by one are compiled up to `--in-a-row`
-of them. Each network is built and compiled by itself; after that all train in turns. A line for
-each goes to `results/depth.jsonl`; `results/depth.md` shows the last of each kind.
+XLA where its settings say so. Compile time is the difference between the first call of `fit` and
+the median one: tracing, lowering, XLA. Layer by layer goes up to `--in-a-row` layers. Each network
+is built and compiled alone; after that all train in turn. A line for each goes to
+`results/depth.jsonl`; `results/depth.md` shows the last of each kind.
 """
 
 import argparse

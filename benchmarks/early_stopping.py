@@ -1,12 +1,12 @@
-"""Early stopping and the density asked for, for every method.
+"""Final density with early stopping, for every method.
 
     python benchmarks/early_stopping.py [--density 0.05] [--epochs 20]
 
-A multilayer perceptron (784-300-100-10) on 20,000 pictures of Fashion-MNIST, 5,000 more for the
-validation, by each method, at most `epochs` epochs. Twice: with
-`EarlyStopping(patience=2, restore_best_weights=True)` as it is, and with `BestAtDensity` around
-it. Writes `results/early_stopping.md`; fails unless every run with `BestAtDensity` ends at the
-density asked for, and every other one either does or has warned.
+An MLP 784-300-100-10 on 20,000 images of Fashion-MNIST and 5,000 more for validation, with each
+method, for at most `epochs` epochs: once with
+`EarlyStopping(patience=2, restore_best_weights=True)` alone, once inside `BestAtDensity`. Writes
+`results/early_stopping.md`; fails unless every run with `BestAtDensity` ends at the target density,
+and every other run does or warns.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def network(method: str, density: float, x, y) -> tuple:
     if method == "STR":
         return kso.parametrize(dense, kso.SoftThreshold), [kso.callbacks.TargetDensity(density)]
     model = kso.parametrize(dense, kso.ChannelSoftThreshold, exclude="head")
-    # Of whole channels fewer can go: half of them.
+    # Fewer whole channels can be removed: half of them.
     return model, [kso.callbacks.TargetDensity(0.5)]
 
 

@@ -2,13 +2,13 @@
 
     KERAS_BACKEND=jax python benchmarks/faster.py                  # about two hours of two cores
     KERAS_BACKEND=jax python benchmarks/faster.py --net wide_mlp --densities 0.1
-    python benchmarks/faster.py --summary                          # the table of what is there
+    python benchmarks/faster.py --summary                          # the table of finished runs
 
 A wide MLP and a wide CNN (`faster.toml`): dense; with single live entries in masks (`eoi_auto`); on
-live blocks of 16, 32 and 64; RigL on blocks of 32. Each method at the learning rate that it chooses
-on a validation split. Every finished run is a line of `results/faster.jsonl`, and is not repeated.
-The tables go to `results/faster.md`. Seconds are those of training alone, from the median epoch but
-the first, which compiles; the machine should be quiet for them.
+live blocks of 16, 32 and 64; RigL on blocks of 32. Each method uses its best learning rate on a
+validation split. Every run is a line of `results/faster.jsonl`; finished runs are not repeated. The
+tables go to `results/faster.md`. Seconds are those of training alone: the median over the epochs
+after the first, which compiles. They need an idle machine.
 """
 
 import itertools
@@ -28,7 +28,7 @@ GOAL = 0.88
 
 
 def epochs_to_goal(run: dict[str, Any]) -> int | None:
-    """After how many epochs the test accuracy has reached `GOAL`; `None` for never."""
+    """The epoch after which the test accuracy reaches `GOAL`; `None` for never."""
     accuracies = [accuracy for _, accuracy in run["curve"]]
     return next((k + 1 for k, accuracy in enumerate(accuracies) if accuracy >= GOAL), None)
 

@@ -3,15 +3,15 @@
     python benchmarks/methods.py                                  # the small CNN, the whole grid
     python benchmarks/methods.py --net resnet20 --methods dense eoi_erk rigl
     python benchmarks/methods.py --no-tune --out other.jsonl      # all at one learning rate
-    python benchmarks/methods.py --summary                        # the table of what is there
+    python benchmarks/methods.py --summary                        # the table of finished runs
 
-Settings stand in `methods.toml`. Every finished run is a line of `results/methods.jsonl`; runs that
-are there are not repeated, so the script can be killed, started again, and run in parts. The table
-goes to `results/methods.md`, with the time ratios that `methods_time.py` has measured.
+Settings are in `methods.toml`. Every run is a line of `results/methods.jsonl`; finished runs are
+not repeated, so the script can be killed, restarted, and run in parts. The table goes to
+`results/methods.md`, with the time ratios of `methods_time.py`.
 
 Each method first trains at each density with all `learning_rates`, with the first seed and without
-the last tenth of the training set; the one of the highest accuracy there is that of its runs, which
-train on the whole set. The test set is looked at by these alone.
+the last tenth of the training set, the validation split. The best rate there is used for its runs,
+which train on the whole set. Only these use the test set.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import tomllib
 from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# AI's many small products: with two threads that wait for each other they take 100 times as long.
+# Two threads that wait for each other make AI's many small products 100 times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
@@ -46,7 +46,7 @@ OPTIMIZERS = {
     "sgd": functools.partial(keras.optimizers.SGD, momentum=0.9),
 }
 OVERRIDES = ("dataset", "samples", "depth")
-"""Settings that the command line can change; a run notes those that it has changed."""
+"""Settings that the command line can change; a run records those that it has changed."""
 QUICK = {"samples": 2048, "epochs": 1, "densities": [0.1], "seeds": [0], "tune": False}
 SMALL = {"methods": ["dense", "base_erk", "eoi_auto", "str"]}
 
@@ -102,7 +102,7 @@ def fit(model: keras.Model, callbacks: list, data: Dataset, options: dict, seed:
 
 
 def live_channels(model: keras.Model, images: np.ndarray) -> list[list[int]]:
-    """Of each ReLU layer, how many channels differ between some images or places, and of all."""
+    """For each ReLU layer, how many channels differ between images or places, and the total."""
     layers = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
     if not layers:
         return []
@@ -158,7 +158,7 @@ def train(
 
 
 def without_tenth(data: Dataset) -> Dataset:
-    """The training set without its last tenth, which is there in place of the test set."""
+    """The training set without its last tenth, which replaces the test set."""
     kept = len(data.x_train) * 9 // 10
     return dataclasses.replace(
         data,
@@ -172,7 +172,7 @@ def without_tenth(data: Dataset) -> Dataset:
 def chosen_rate(
     lines: pathlib.Path, net: str, method: str, density: float, data: Dataset, options: dict
 ) -> float:
-    """The learning rate of the highest validation accuracy; trains what is not there yet.
+    """The learning rate of the highest validation accuracy; trains what is missing.
 
     A rate at which a layer loses all of its live entries cannot be chosen.
     """
@@ -204,7 +204,7 @@ def chosen_rate(
 
 
 def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, options: dict) -> None:
-    """Trains what is asked for and not there yet, `str` before what takes its budget."""
+    """Trains what is missing, `str` before the methods that use its budget."""
     there = {identity(run) for run in finished(lines) if "accuracy" in run}
     order = sorted(grid["methods"], key=list(METHODS).index)
     for seed, density, method in itertools.product(grid["seeds"], grid["densities"], order):
@@ -217,7 +217,7 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
             if options["tune"]:
                 rate = chosen_rate(lines, net, method, density, data, options)
             run = train(net, method, density, seed, data, options, rate)
-        except BudgetError as error:  # a mask that leaves a layer nothing: no run, and no line
+        except BudgetError as error:  # a mask that empties a layer: no run, and no line
             print(f"{net} {method} density {density} seed {seed}: {error}", flush=True)
             continue
         there.add(identity(run))
@@ -232,7 +232,7 @@ def command_line(
     summary: Callable[[pathlib.Path], str] | None = None,
     quick: dict | None = None,
 ) -> None:
-    """Runs what is asked for, and writes the table.
+    """Runs what the command line asks for, and writes the table.
 
     Args:
         arguments: Of the command line.

@@ -10,7 +10,7 @@ Run = dict
 
 
 def identity(run: Run) -> tuple:
-    """What tells runs apart; a dense network has no density."""
+    """The key of a run; a dense network has no density."""
     density = None if run["method"] in DENSE else run["density"]
     return run["net"], run["epochs"], run["method"], density, run["seed"], changed(run)
 
@@ -21,7 +21,7 @@ def changed(run: Run) -> str:
 
 
 def keep(lines: pathlib.Path, run: Run) -> None:
-    """Writes a finished run, and says so."""
+    """Writes and prints a finished run."""
     append(lines, run)
     kind = "validation" if "validation" in run else "accuracy"
     rate = "" if run["learning_rate"] is None else f" learning rate {run['learning_rate']}"

@@ -18,7 +18,7 @@ RIVAL = "base_erk"
 
 
 def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
-    """As text; of one value itself."""
+    """Mean and deviation as text; a single value by itself."""
     mean = scale * statistics.mean(values)
     if len(values) == 1:
         return f"{mean:.2f}"
@@ -26,7 +26,7 @@ def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
 
 
 def beside(mine: list[float], others: list[float]) -> list[str]:
-    """Points ahead of others, and whether that wins: Student's test over the seeds, at 5%."""
+    """Points ahead of others, and whether that wins: Student's t-test over the seeds, 5%."""
     ahead = 100 * (statistics.mean(mine) - statistics.mean(others))
     if min(len(mine), len(others)) < 2:
         return [f"{ahead:+.2f}", "-"]
@@ -43,7 +43,7 @@ def table(runs: list[Run], ratios: dict[str, float]) -> str:
     densities = {run["density"] for run in runs if run["method"] not in DENSE}
     densities = sorted(densities, reverse=True)
     rows = []
-    # Not made any more: from the published start, which leaves outputs dead, or renewed rarely.
+    # No longer run: from EOI as published, which leaves outputs dead, or with rare updates.
     former = sorted({run["method"] for run in runs}.difference(METHODS))
     for density, method in itertools.product([None, *densities], [*METHODS, *former]):
         mine = [run for run in runs if identity(run)[2:4] == (method, density)]
@@ -79,7 +79,7 @@ def table(runs: list[Run], ratios: dict[str, float]) -> str:
 
 
 def _channels(runs: list[list[list[int]]]) -> str:
-    """Mean numbers of live channels, one by one for few layers, else in all."""
+    """Mean numbers of live channels: of each layer if there are few, else the total."""
     if not all(runs):
         return "-"
     live, most = np.mean(runs, axis=0).T

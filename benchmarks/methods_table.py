@@ -2,8 +2,8 @@
 
 `plan` holds density, seed, steps of the whole run, data, batch_size, budget_file;
 `frequency` of SET's and RigL's updates; `renewals`, the same for GMP, STR and DNW (`None`: their
-defaults); `gain`: what the activation of a network without normalization asks for, `None` in
-others. There orthogonal kernels have the gain 1, and the others their usual scale.
+defaults); `gain`: the critical gain of the activation in networks without normalization, else
+`None`: then orthogonal kernels have gain 1, and the others their usual scale.
 """
 
 import warnings
@@ -48,16 +48,15 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
     "eoi_center": lambda gain: ExactOrthogonal(gain=gain or 1.0, center_density="more_nonzeros"),
     "eoi_auto": lambda gain: ExactOrthogonal(gain="auto", taps="auto"),
     "eoi_shift": lambda gain: ExactOrthogonal(gain="auto", taps="shift"),
-    "eoi_equal": lambda gain: ExactOrthogonal(gain="auto", taps="auto", norms="equal"),
 }
 """What draws kernels and fixed masks, by name, for a gain:
 
 - base_erk: the usual initializer times a random mask; base_scaled: scaled to the live fan-in;
   base_orthogonal: a dense orthogonal kernel times a random mask, the baseline of the EOI paper;
-- ai: a random mask, made as orthogonal as it can be (Lee et al.);
+- ai: a random mask, with values as orthogonal as possible (Lee et al.);
 - eoi_published: exactly orthogonal as published; eoi_erk: without dead outputs; eoi_center: with
   denser center taps (`more_nonzeros`); eoi_auto: gain and taps by what follows each layer;
-  eoi_shift: all on all taps; eoi_equal: as eoi_auto, all outputs of a kernel with the same norm.
+  eoi_shift: all on all taps.
 """
 
 
@@ -65,7 +64,7 @@ def sparse(name: str, model: Any, plan: dict[str, Any], budget: str | kso.Budget
     """The model with kernels of an entry of `INITIALIZERS`."""
     pattern = INITIALIZERS[name](plan.get("gain"))
     with warnings.catch_warnings():
-        # Their number stands in the table.
+        # The table shows their number.
         warnings.filterwarnings("ignore", "These kernels have outputs", UserWarning)
         return kso.sparsify(
             model,
@@ -172,7 +171,7 @@ def dense(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 
 def learnt_thresholds(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """STR with the density asked for."""
+    """STR with a target density."""
     template = kso.parametrizations.SoftThreshold()
     model = kso.parametrize(model, template, include=plan.get("include"))
     return model, [kso.callbacks.TargetDensity(plan["density"], frequency=plan["renewals"])]
@@ -243,7 +242,7 @@ METHODS: dict[str, Method] = {
     **{f"blocks_{size}": blocks_of(size) for size in (8, 16, 32, 64)},
     "rigl_blocks_32": blocks_of(32, moved=True),
 }
-"""By name, in the order in which they are run: `str` before what takes its budget."""
+"""By name, in running order: `str` before the methods that use its budget."""
 
 DENSE = ("dense", "dense_orthogonal")
 """Those without a density."""

@@ -3,10 +3,10 @@
     python benchmarks/methods_time.py --net cnn
     python benchmarks/methods_time.py --net resnet20 --rounds 3
 
-Every method trains in its turn for as many steps as lie between two renewals, so that what else
-the machine does meets all alike. Renewals of masks, thresholds and extra gradients come as often as
-in a run; compilation and the setting up of an epoch are left out. The ratios of the medians go
-to `results/methods_time.json`, where the table of `methods.py --summary` takes them from.
+The methods train in turn, for as many steps as between two mask updates, so that other load on the
+machine affects all of them. Updates of masks, thresholds and extra gradients are as frequent as in
+a run; compilation and the setup of an epoch are excluded. The ratios of the medians go to
+`results/methods_time.json`, for the table of `methods.py --summary`.
 `eoi_str` needs the budget of a finished run of `str`.
 """
 
@@ -35,14 +35,14 @@ WARM_UP = 2  # turns: the second compiles what only comes once masks have moved
 
 
 class Turn(keras.callbacks.Callback):
-    """Ends a training after one epoch, and notes its seconds."""
+    """Ends training after one epoch, and records its seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        """Starts the clock: what sets up an epoch waits for half a second now and then."""
+        """Starts the clock: the setup of an epoch sometimes waits for half a second."""
         if batch == 0:
             self._start = time.perf_counter()
 
@@ -53,7 +53,7 @@ class Turn(keras.callbacks.Callback):
 
 
 class Case:
-    """A training that goes on by one turn at a time."""
+    """A training run that continues one turn at a time."""
 
     def __init__(self, net: str, method: str, density: float, data: Dataset, options: dict) -> None:
         seed = options["seeds"][0]
@@ -89,7 +89,7 @@ def measure(
     for name in (*(METHODS if methods is None else methods), "dense again"):
         try:
             cases[name] = Case(net, name.removesuffix(" again"), density, data, options)
-        except BudgetError as error:  # a mask that leaves a layer nothing
+        except BudgetError as error:  # a mask that empties a layer
             print(f"{name}: {error}")
     for _ in range(WARM_UP + rounds):
         for case in cases.values():

@@ -1,4 +1,4 @@
-"""What several networks of the benchmarks are made of."""
+"""Parts that several networks of the benchmarks share."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ L = keras.layers
 
 
 def convolution(filters: int, kernel: int, strides: int, name: str) -> Any:
-    """Without a bias, as a normalization follows."""
+    """Without a bias, because a normalization follows."""
     return L.Conv2D(filters, kernel, strides, padding="same", use_bias=False, name=name)
 
 

@@ -48,7 +48,7 @@ def resnet(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> ker
 
 
 def deep_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
-    """A projection, `depth` square layers of `width` units, a head; nothing normalizes."""
+    """A projection, `depth` square layers of `width` units, a head; no normalization."""
     bias = keras.initializers.RandomNormal(stddev=options["bias_std"])
     x = inputs = keras.Input(shape)
     x = L.Flatten()(x)
@@ -60,7 +60,7 @@ def deep_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> k
 
 
 def stacked_mlp(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
-    """As `deep_mlp`, its square layers in one stack, of which one is traced."""
+    """As `deep_mlp`, with its square layers in one stack, which is traced once."""
     bias = keras.initializers.RandomNormal(stddev=options["bias_std"])
     how = {"activation": options["activation"], "bias_initializer": bias}
     x = inputs = keras.Input(shape)
@@ -90,7 +90,7 @@ def deep_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> k
 
 
 def stacked_cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
-    """As `deep_cnn`, its convolutions but the first two in one stack, of which one is traced."""
+    """As `deep_cnn`, with all convolutions but the first two in one stack, which is traced once."""
     bias = keras.initializers.RandomNormal(stddev=options["bias_std"])
     how = {"padding": "valid", "bias_initializer": bias, "activation": options["activation"]}
 

@@ -1,11 +1,11 @@
-"""Draws the pictures of docs/: what one gains, and what the methods do.
+"""Draws the pictures of docs/: gains of the package, and illustrations of the methods.
 
     python benchmarks/pictures.py                    # all, into docs/
     python benchmarks/pictures.py --only thresholds
 
-`gain` and `very_deep` are drawn from `results/`, and are marked with what they were drawn from, so
-that `tools/figures.py --check` can tell when they are old. The others show the package at work:
-masks, densities and thresholds that its own functions give.
+`gain` and `very_deep` are drawn from `results/` and marked with a digest of them, so that
+`tools/figures.py --check` can tell when they are old. The others show masks, densities and
+thresholds computed by the package.
 """
 
 import argparse
@@ -17,10 +17,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from cells import number, one_cell, rounded
+from cells import digest, number, one_cell, rounded
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from record import RESULTS, digest, finished, parsed
+from record import RESULTS, finished, parsed
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.orthogonal import exact_orthogonal, expected_density
@@ -39,7 +39,7 @@ def value(source: str) -> Decimal:
 
 
 def bars(panel: Axes, rows: list[tuple[str, str, Decimal]], title: str, form: str) -> None:
-    """Horizontal bars with their numbers, from above."""
+    """Horizontal bars with their numbers, from top to bottom."""
     labels, colors, exact = zip(*rows, strict=True)
     values = [float(one) for one in exact]
     places = range(len(rows))
@@ -250,7 +250,7 @@ def main() -> None:
     drawn_quickly = [name for name in PICTURES if name not in SOURCES]
     given = parsed(parser, {"folder": RESULTS, "only": drawn_quickly})
     for name in given.only or PICTURES:
-        marks = {"Sources": digest(SOURCES[name])} if name in SOURCES else {}
+        marks = {"Sources": digest(SOURCES[name], RESULTS)} if name in SOURCES else {}
         marks |= {"Software": "", "Title": name}
         PICTURES[name]().savefig(given.folder / f"{name}.png", dpi=130, metadata=marks)
         print(given.folder / f"{name}.png")

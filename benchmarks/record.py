@@ -1,14 +1,13 @@
-"""Where results go, and what is noted with them: machine, versions, commit, command, seeds.
+"""Writes results with machine, versions, commit, command and seeds.
 
-A script of this folder writes `results/<name>.md` for people and `results/<name>.tables.json` for
-programs, by `write`; runs that take long are lines of `results/<name>.jsonl`, by `append`, each
-with where it was made. With `--quick`, or where the environment variable KSO_RESULTS names another
-folder, all of it goes there: small settings never stand beside the real ones.
+`write` writes `results/<name>.md` for people and `results/<name>.tables.json` for programs;
+`append` adds a long run as a line of `results/<name>.jsonl`, with machine and versions. With
+`--quick`, or if the environment variable KSO_RESULTS names another folder, everything goes
+there: results of small settings are never mixed with the real ones.
 """
 
 import argparse
 import datetime
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -38,7 +37,7 @@ _SETTINGS = ("KERAS_BACKEND", "XLA_FLAGS", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABL
 def parsed(
     parser: argparse.ArgumentParser, quick: dict[str, Any], arguments: list[str] | None = None
 ) -> argparse.Namespace:
-    """The command line, with `--quick`: other defaults, and another folder for the results."""
+    """The command line; `--quick` changes the defaults and the folder of the results."""
     parser.add_argument("--quick", action="store_true", help="a small setting, into out/quick")
     if "--quick" in (sys.argv[1:] if arguments is None else arguments):
         parser.set_defaults(**quick)
@@ -61,7 +60,7 @@ def machine() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that could be at work here."""
+    """Versions of the packages that may be used here."""
     found = {}
     for name in _PACKAGES:
         try:
@@ -72,7 +71,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Of the repository, with a plus where the code has been changed since; or "unknown"."""
+    """The commit of the repository, with a plus if the code has changed since; or "unknown"."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
@@ -88,7 +87,7 @@ def commit() -> str:
 
 
 def about(seeds: Iterable[int] = (0,)) -> dict[str, Any]:
-    """All that is noted with a page."""
+    """Everything recorded with a page."""
     return {
         "command": " ".join(
             ["python", f"benchmarks/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]]
@@ -104,7 +103,7 @@ def about(seeds: Iterable[int] = (0,)) -> dict[str, Any]:
 
 
 def append(lines: pathlib.Path, row: dict[str, Any]) -> None:
-    """Writes one finished run as a line of JSON, with where it was made."""
+    """Writes one finished run as a line of JSON, with machine and versions."""
     known = versions()
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     made = {"commit": commit(), "date": datetime.date.today().isoformat(), "machine": machine()}
@@ -115,7 +114,7 @@ def append(lines: pathlib.Path, row: dict[str, Any]) -> None:
 
 
 def finished(lines: pathlib.Path) -> list[dict[str, Any]]:
-    """The runs in a file of JSON lines; a line that was cut off by a kill is not one."""
+    """The runs in a file of JSON lines, without lines that a kill cut off."""
     runs = []
     for line in lines.read_text().splitlines() if lines.exists() else []:
         try:
@@ -148,11 +147,3 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def digest(names: Iterable[str]) -> str:
-    """What a picture that is drawn from these files of results is marked with."""
-    found = hashlib.sha256()
-    for name in names:
-        found.update((RESULTS / name).read_bytes())
-    return found.hexdigest()[:16]

@@ -7,24 +7,24 @@ import numpy as np
 
 
 def whole_batches(x: np.ndarray, y: np.ndarray, size: int) -> dict[str, Any]:
-    """What `fit` takes to train on arrays without what remains after the last whole batch."""
+    """Arguments of `fit` that train on arrays, without the rest after the last whole batch."""
     kept = len(x) // size * size
     return {"x": x[:kept], "y": y[:kept], "batch_size": size}
 
 
 def shuffled(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> dict[str, Any]:
-    """What `fit` takes to train on whole batches, in a new order in each epoch.
+    """Arguments of `fit` that train on whole batches, in a new order in each epoch.
 
-    Keras 3.15 on TensorFlow shuffles arrays by an operation within a dataset, which starts anew in
+    Keras 3.15 on TensorFlow shuffles arrays by an operation within a dataset, which restarts in
     each epoch: after `keras.utils.set_random_seed` all epochs have the same batches in the same
-    order. A dense MLP on Fashion-MNIST ends a point lower so after ten epochs (`batch_order.py`).
-    JAX and torch shuffle outside, and tf_keras goes through one dataset for all epochs.
+    order, which costs a dense MLP on Fashion-MNIST a point after ten epochs (`batch_order.py`). JAX
+    and torch shuffle outside, and tf_keras uses one dataset for all epochs.
 
     Args:
         x: Inputs.
         y: Labels.
-        size: Of a batch; what remains after the last whole one is left out.
-        seed: Of the orders, where TensorFlow feeds.
+        size: Batch size; the rest after the last whole batch is dropped.
+        seed: Seed of the orders on TensorFlow.
     """
     arrays = whole_batches(x, y, size)
     if keras.backend.backend() != "tensorflow":
@@ -43,5 +43,5 @@ def shuffled(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> dict[str, An
     batches = batches.map(lambda rows: (tf.gather(inputs, rows), tf.gather(labels, rows)))
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
-    options.autotune.enabled = False  # its threads take half of the time of a single core
+    options.autotune.enabled = False  # its threads would take half of a single core
     return {"x": batches.prefetch(2).with_options(options), "shuffle": False}

@@ -7,14 +7,14 @@ the critical gain of the activation, standard normal inputs. The layerwise budge
 SNIP, GraSP and SynFlow. With the densities of each:
 
 - *base*: dense orthogonal kernels times a mask, the saliency's own one or a random one;
-- *AI*: the same masks, the live entries moved towards an isometry;
+- *AI*: the same masks, with live entries optimized towards an isometry;
 - *SAO*: permuted dense orthogonal blocks of the nearest degree that divides the width (for ReLU in
   the form made for it), so that its density is not quite the one asked for;
 - *EOI*: exactly orthogonal kernels.
 
 Jacobians are computed in NumPy, which for so many small networks is much faster than tracing each;
 some are compared with `kso.analysis.jacobian_singular_values`. Writes `results/spectrum.md` and
-`results/spectrum.png`; takes no times.
+`results/spectrum.png`.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def gains(activation: str) -> list[float]:
 
 
 class Plans:
-    """Densities and masks of all budgets for one start of one activation, scored once."""
+    """Densities and masks of all budgets for one initialization and activation, scored once."""
 
     def __init__(self, model: keras.Model, seed: int, synflow: dict[float, saliency.Saliency]):
         self._model, self._seed, self._synflow = model, seed, synflow
@@ -121,14 +121,14 @@ class Plans:
 
 
 def permuted_blocks(density: float, gain: float, seed: int, relu: bool) -> RamanujanOrthogonal:
-    """SAO of the admissible degree whose ratio to the one asked for is nearest to one."""
+    """SAO of the admissible degree nearest to the wanted one, by ratio."""
     fit = [d for d in range(1, WIDTH + 1) if WIDTH % d == 0 and not (relu and d % 2)]
     degree = min(fit, key=lambda d: abs(np.log(d / (density * WIDTH))))
     return RamanujanOrthogonal(degree, gain, seed, relu=relu)
 
 
 class Drawer:
-    """The kernels of the four starts; AI, which takes long, once for each set of masks."""
+    """The kernels of the four initializations; AI, which is slow, once for each set of masks."""
 
     def __init__(self, dense: Kernels, seed: int) -> None:
         self._dense, self._seed = dense, seed
@@ -137,7 +137,7 @@ class Drawer:
     def __call__(
         self, activation: str, densities: list[float], masks: Kernels
     ) -> Iterator[tuple[str, Kernels]]:
-        """Name and kernels of every start that there is for these shapes."""
+        """Name and kernels of every initialization that supports these shapes."""
         gain = gains(activation)
         yield "base", [g * w * m for g, w, m in zip(gain, self._dense, masks, strict=True)]
         isometries = self._isometry(masks)
@@ -152,11 +152,11 @@ class Drawer:
         yield "EOI", [one.sample(shape)[0] for one, shape in zip(eoi, shapes, strict=True)]
 
     def _isometry(self, masks: Kernels) -> Kernels:
-        """Linear in the gain, so that of gain 1 does for all activations."""
+        """Linear in the gain, so gain 1 is enough for all activations."""
         key = b"".join(np.packbits(mask).tobytes() for mask in masks)
         if key not in self._isometries:
             self._isometries[key] = [
-                # What a collapsed layer, without a live entry, can be made.
+                # Replaces a collapsed layer, which has no live entry.
                 approximate_isometry(w * _scale(m), m, max_iterations=300) if m.any() else 0.0 * w
                 for w, m in zip(self._dense, masks, strict=True)
             ]

@@ -1,4 +1,4 @@
-"""Tables and the picture of `spectrum.py`, and what they say."""
+"""Tables, picture and conclusions of `spectrum.py`."""
 
 import itertools
 
@@ -13,7 +13,7 @@ KEPT = 2.0
 
 
 def kinds(rows: list[dict]) -> tuple[list[str], list[float]]:
-    """The budgets and the densities that were measured."""
+    """The measured budgets and densities."""
     names = {r["budget"] for r in rows}
     return [name for name in BUDGETS if name in names], sorted({r["asked"] for r in rows})
 

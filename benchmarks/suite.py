@@ -6,9 +6,9 @@
     python benchmarks/suite.py --again --parts blocks     # set the lines aside, and measure anew
     python benchmarks/suite.py --quick                    # a small setting of each: ten minutes
 
-What runs stands in `suite.toml`. Results go to `benchmarks/results`, those of `--quick` to
-`benchmarks/out/quick`, with the output of every part in `logs/` there. Runs that take long are
-resumed: what a file of lines holds is not run again.
+`suite.toml` lists the parts. Results go to `benchmarks/results`, those of `--quick` to
+`benchmarks/out/quick`, with the output of every part in `logs/` there. Long parts are resumed:
+finished runs are not repeated.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def parts() -> dict[str, dict]:
 
 
 def commands(part: dict, options: argparse.Namespace) -> list[tuple[str, list[str]]]:
-    """The backend and the arguments of every run of a part; none where it has nothing to do."""
+    """The backend and the arguments of every run of a part; none if it has nothing to do."""
     backends = part.get("backends", ["tensorflow"])
     if options.quick:
         return [(backend, ["--quick"]) for backend in backends] if part.get("quick", True) else []
@@ -43,7 +43,7 @@ def commands(part: dict, options: argparse.Namespace) -> list[tuple[str, list[st
 
 
 def set_aside(part: dict, results: pathlib.Path) -> None:
-    """Moves the lines of a part away, so that it starts from nothing."""
+    """Moves the finished runs of a part away, so that it starts over."""
     for name in part.get("lines", []):
         if (results / name).exists():
             aside = HERE / "out" / "aside" / time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -53,7 +53,7 @@ def set_aside(part: dict, results: pathlib.Path) -> None:
 
 
 def cpu() -> float:
-    """Seconds that the cores have worked for processes that have ended."""
+    """CPU seconds of ended processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -112,7 +112,7 @@ def main() -> int:
     results = (options.out or usual).resolve()
     good, start = True, time.monotonic()
     for name in options.parts:
-        if options.quick:  # what was run before, with other code perhaps, is not gone on with
+        if options.quick:  # earlier runs, perhaps with other code, are not resumed
             for lines in known[name].get("lines", []):
                 (results / lines).unlink(missing_ok=True)
         elif options.again:

@@ -1,10 +1,10 @@
-"""Asked and reached densities of soft thresholds under `TargetDensity`.
+"""Target and final densities of soft thresholds under `TargetDensity`.
 
     python benchmarks/target_density.py [--backends tensorflow jax]
 
 Sparsities of 50, 90, 95, 98 and 99% x MLP and CNN x SGD and Adam x 3 seeds x backends, under XLA,
-on the embedded digits of scikit-learn: 120 runs, one process for each backend. Every finished run
-is a line of `results/target_density.jsonl`, and is not repeated when the script is started again.
+on scikit-learn's digits: 120 runs, one process for each backend. Every run is a line of
+`results/target_density.jsonl`; finished runs are not repeated.
 Writes `results/target_density.md`.
 """
 
@@ -26,7 +26,7 @@ EPOCHS = 20
 
 
 def key(run: dict) -> tuple:
-    """What tells runs apart."""
+    """The key of a run."""
     names = ("backend", "net", "optimizer", "density", "seed")
     return (*(run[name] for name in names), run.get("epochs", EPOCHS))
 
@@ -82,7 +82,7 @@ def train(net: str, optimizer: str, density: float, seed: int, epochs: int) -> d
 
 
 def run_missing(backend: str, options: argparse.Namespace) -> None:
-    """All runs of this process' backend that are not there yet."""
+    """All missing runs of this process' backend."""
     there = {key(run) for run in finished(LINES)}
     grid = options.nets, options.optimizers, options.densities, options.seeds
     for settings in itertools.product(*grid):
@@ -94,7 +94,7 @@ def run_missing(backend: str, options: argparse.Namespace) -> None:
 
 
 def miss(run: dict) -> float:
-    """Relative distance of the reached density from the one asked for."""
+    """Relative distance of the final density from the target."""
     return abs(run["live"] / run["size"] - run["density"]) / run["density"]
 
 

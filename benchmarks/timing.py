@@ -24,14 +24,14 @@ __all__ = [
 def interleaved(
     cases: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1
 ) -> dict[str, float]:
-    """Median seconds of each case, run in turn, so that noise meets all of them alike."""
+    """Median seconds of each case, run in turn, so that noise affects all of them."""
     return {name: wall for name, (wall, _) in wall_and_cpu(cases, rounds, warm_up).items()}
 
 
 def wall_and_cpu(
     cases: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1
 ) -> dict[str, tuple[float, float]]:
-    """As `interleaved`; with the seconds by the clock those that all cores have worked."""
+    """As `interleaved`, with wall-clock and CPU seconds."""
     for run in cases.values():
         for _ in range(warm_up):
             run()
@@ -50,10 +50,10 @@ def wall_and_cpu(
 def middle_of_processes(
     lines: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], Hashable], by: str
 ) -> dict[Hashable, dict[str, Any]]:
-    """Of each kind of result the median line of all processes of the last day and commit.
+    """For each kind of result, the median line of all processes of the last day and commit.
 
-    Where a process finds its memory moves a ratio by a tenth; of an even number the larger one of
-    the middle two counts.
+    Memory placement in a process moves a ratio by a tenth. Of an even number the larger of the
+    middle two counts.
     """
     kinds: dict[Hashable, list[dict[str, Any]]] = {}
     for line in lines:
@@ -67,6 +67,6 @@ def middle_of_processes(
 
 
 def _occasion(line: dict[str, Any]) -> Hashable:
-    """Day and commit; a line that does not tell them is alone."""
+    """Day and commit; a line without them is its own group."""
     made = line.get("made")
     return (made["date"], made["commit"].rstrip("+")) if made else id(line)

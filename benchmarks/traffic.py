@@ -1,4 +1,4 @@
-"""Bytes that two workers add up in every training step, counted from the compiled program.
+"""Bytes that two workers all-reduce in every training step, counted in the compiled program.
 
     python benchmarks/traffic.py
     python benchmarks/traffic.py --width 2048 --block 64
@@ -6,7 +6,7 @@
 Writes `results/traffic.jsonl` and `results/traffic.md`. JAX, data parallel over two devices (of one
 CPU: the program is that of two accelerators), Adam, float32. Counted are the operands of all
 `all-reduce` and the results of all `all-gather` in the optimized program of one step: the gradients
-of what is trained, and some scalars. The loss and its mean are among them.
+of trained variables, and some scalars such as the loss.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def collectives(program: str) -> dict[str, int]:
 
 
 def measure(form: str, width: int, density: float, block: int, batch: int) -> dict:
-    """The exchanges of a step of one form, and what its weights take."""
+    """The exchanges of a step of one form, and the size of its weights."""
     model = network(form, width, density, block)
     x, y = np.zeros((2, batch, width), "float32")
     found = collectives(compiled_step(model, x, y))

@@ -14,7 +14,7 @@ BLOCK = 16
 def block_dense(
     outputs: int, density: float, seed: int, gain: float = 2**0.5, **arguments
 ) -> kso.PrunableLayer:
-    """A Dense layer with such a kernel, times `gain`, whose mask is held in training.
+    """A Dense layer with such a kernel, times `gain`, that keeps its mask in training.
 
     The default gain keeps the variance through a ReLU. `arguments` are those of `Dense`. The
     inputs must be divisible by 16.

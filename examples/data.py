@@ -17,7 +17,7 @@ _BYTES = 8  # IDX's code for unsigned bytes, the third byte of the magic number
 
 
 class DatasetError(ValueError):
-    """A data file that is missing or broken."""
+    """A data file is missing or damaged."""
 
 
 @dataclasses.dataclass(frozen=True)

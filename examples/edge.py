@@ -3,8 +3,8 @@
     python examples/edge.py                       # Fashion-MNIST, or digits where it is missing
     python examples/edge.py --epochs 2 --only speech
 
-Two networks are trained at 10% density with kernels that are exactly orthogonal in blocks of
-16 x 1 (in x out), which is how LiteRT's fast sparse kernel reads them:
+Two networks are trained at 90% sparsity (density 0.1) with exactly orthogonal kernels in blocks of
+16 x 1 (in x out), the blocks of LiteRT's fast sparse kernel:
 
 - an MLP on Fashion-MNIST;
 - a keyword spotter on synthetic spectrograms, see `spectrograms`.
@@ -73,7 +73,7 @@ def mlp(shape: tuple[int, ...], classes: int, density: float, seed: int) -> kera
 
 
 def speech(shape: tuple[int, ...], classes: int, density: float, seed: int) -> keras.Model:
-    """Frames are joined to windows of 8; as large as a keyword spotter of microcontrollers."""
+    """Windows of 8 frames; as large as a keyword spotter for microcontrollers."""
     windows, size = FRAMES // 8, 8 * BANDS
     return keras.Sequential(
         [
@@ -95,7 +95,7 @@ def fashion() -> Dataset:
     try:
         return load("fashion_mnist")
     except DatasetError as error:
-        console.print(f"{error}\nTaking digits in its place.", style="yellow")
+        console.print(f"{error}\nUsing digits instead.", style="yellow")
         return load("digits")
 
 
@@ -114,7 +114,7 @@ def train(model: keras.Model, data: Dataset, epochs: int) -> float:
         keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(2e-3, steps)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=keras.backend.backend() != "torch",  # torch would need a C++ compiler
+        jit_compile=keras.backend.backend() != "torch",  # torch needs a C++ compiler
     )
     with console.status(f"Training {model.name} for {epochs} epochs on {data.name}"):
         model.fit(data.x_train, data.y_train, batch_size=size, epochs=epochs, verbose=0)
@@ -122,7 +122,7 @@ def train(model: keras.Model, data: Dataset, epochs: int) -> float:
 
 
 def ship(model: keras.Model, data: Dataset, folder: Path) -> dict:
-    """Export the fastest verified file, and say what each route gave."""
+    """Export the fastest verified file, and report every route."""
     path = folder / f"{model.name}.tflite"
     with console.status(f"Exporting {model.name} by every route, and timing the files"):
         report = kso.export_litert(
@@ -178,7 +178,7 @@ def main() -> int:
             "test_accuracy": accuracy,
         }
     (options.output / "edge.json").write_text(json.dumps(lines, indent=1) + "\n")
-    print(f"\nWhat came out, in {time.monotonic() - begun:.0f} s, in {options.output}:")
+    print(f"\nResults, in {time.monotonic() - begun:.0f} s, in {options.output}:")
     for name, line in lines.items():
         times = line["latency_ms"]
         dense = min(times[route] for route in ("dynamic_int8", "int8") if route in times)

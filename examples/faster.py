@@ -4,10 +4,10 @@
     python examples/faster.py --dataset fashion_mnist --epochs 5
     KERAS_BACKEND=jax python examples/faster.py --block 64
 
-The twins have the same layers. In the second the kernels between wide layers are made of live
-blocks that start exactly orthogonal; nothing else of them is stored, multiplied or updated. The
-twins take turns, an epoch each, so that a busy machine slows both. The last lines say what came
-out, also where blocks were not faster. For measurements see `benchmarks/bench_blocks.py`.
+The two networks have the same layers. In the second, the kernels between wide layers store,
+multiply and update only live blocks, which start exactly orthogonal. The networks train in
+alternating epochs, so that a busy machine slows both. For measurements see
+`benchmarks/bench_blocks.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ console = Console()
 
 
 def mlp(data: Dataset, width: int, depth: int) -> keras.Model:
-    """Kernels between wide layers are called `hidden_1`, ...; those at the ends are small."""
+    """Layers between wide layers are called `hidden_1`, ..."""
     names = ["first", *(f"hidden_{k}" for k in range(1, depth))]
     return keras.Sequential(
         [
@@ -53,21 +53,21 @@ def mlp(data: Dataset, width: int, depth: int) -> keras.Model:
 
 
 class Stopwatch(keras.callbacks.Callback):
-    """Seconds of the steps of an epoch, by the clock and by the work of all cores."""
+    """Wall-clock and CPU seconds of an epoch."""
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts."""
         self.started = time.perf_counter(), time.process_time()
 
     def on_epoch_end(self, epoch, logs=None):
-        """Stops; `logs` are numbers by now, so that the device has finished."""
+        """Stops; `logs` are numbers by now, so the device has finished."""
         wall, cpu = self.started
         self.seconds = time.perf_counter() - wall, time.process_time() - cpu
 
 
 @dataclasses.dataclass
 class Twin:
-    """A network with its bar, and what is measured of it."""
+    """A network with its progress bar and measurements."""
 
     label: str
     model: keras.Model
@@ -88,7 +88,7 @@ class Twin:
         _, self.accuracy = self.model.evaluate(data.x_test, data.y_test, verbose=0)
 
     def figures(self, folder: Path) -> dict[str, float]:
-        """Medians over the epochs; MiB of what training holds, and of its file."""
+        """Medians over the epochs; MiB of the training state and of the file."""
         path = folder / f"{self.label}.keras"
         self.model.save(path)
         held = [*self.model.weights, *self.model.optimizer.variables]
@@ -102,7 +102,7 @@ class Twin:
 
 
 def run(data: Dataset, options: argparse.Namespace) -> tuple[dict[str, dict[str, float]], float]:
-    """Trains both, and gives the figures of each and the density of the sparse kernels."""
+    """Trains both; returns the figures of each and the density of the sparse kernels."""
     dense = mlp(data, options.width, options.depth)
     structure = kso.Block(options.block, options.block, regular=True)
     sparse = kso.sparsify(
@@ -110,7 +110,7 @@ def run(data: Dataset, options: argparse.Namespace) -> tuple[dict[str, dict[str,
         options.density,
         "uniform",
         structure=structure,
-        storage="auto",  # live blocks, where the masks are of such
+        storage="auto",  # live blocks
         include="hidden_.*",
         seed=options.seed,
     )
@@ -128,7 +128,7 @@ def run(data: Dataset, options: argparse.Namespace) -> tuple[dict[str, dict[str,
                 keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-3, steps)),
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 metrics=["accuracy"],
-                jit_compile=keras.backend.backend() != "torch",  # XLA; torch wants a C++ compiler
+                jit_compile=keras.backend.backend() != "torch",  # XLA; torch needs a C++ compiler
             )
             bar = progress.add_task(f"{label:<6}", total=options.epochs, accuracy="", seconds="")
             twins.append(Twin(label, model, bar))
@@ -148,13 +148,13 @@ def say(figures: dict[str, dict[str, float]], density: float, title: str) -> Non
     print(f"\n{title}; density of the hidden kernels {density:.4f}")
     print(f"test accuracy      {blocks['accuracy']:.2%} on blocks, {dense['accuracy']:.2%} dense")
     for name, text, unit in (
-        ("seconds", "an epoch, clock", "s"),
-        ("cpu_seconds", "an epoch, cores", "s"),
+        ("seconds", "epoch, wall clock", "s"),
+        ("cpu_seconds", "epoch, CPU time", "s"),
         ("memory_mib", "weights, optimizer", "MiB"),
         ("file_mib", "file", "MiB"),
     ):
         each = f"{blocks[name]:.2f} {unit} on blocks, {dense[name]:.2f} {unit} dense"
-        print(f"{text:<18} {each}: {ratios[name]:.2f} of it")
+        print(f"{text:<18} {each}: ratio {ratios[name]:.2f}")
     if ratios["seconds"] < 1:
         print(f"An epoch on blocks is {1 / ratios['seconds']:.1f} times faster than the dense one.")
     else:

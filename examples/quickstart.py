@@ -1,11 +1,11 @@
-"""Train sparse networks next to their dense twins, and ship them as LiteRT files.
+"""Train sparse networks and the same networks dense, and export them as LiteRT files.
 
     python examples/quickstart.py                          # digits: about 90 seconds
     python examples/quickstart.py --dataset fashion_mnist  # full size
     KERAS_BACKEND=jax python examples/quickstart.py
 
-An MLP and a small CNN are made sparse before training (exactly orthogonal kernels, 10% of the
-weights live), trained, saved and resumed half-way, stripped, and exported. `density` is the live
+An MLP and a small CNN are made 90% sparse before training (density 0.1, exactly orthogonal
+kernels), trained, saved and resumed half-way, stripped, and exported. `density` is the live
 fraction of the kernels.
 """
 
@@ -91,12 +91,12 @@ def compile_model(model: keras.Model, data: Dataset, epochs: int) -> None:
         optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, steps)),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=keras.backend.backend() != "torch",  # XLA; torch would need a C++ compiler
+        jit_compile=keras.backend.backend() != "torch",  # XLA; torch needs a C++ compiler
     )
 
 
 class Bar(keras.callbacks.Callback):
-    """Moves a progress bar on at the end of every epoch."""
+    """Advances a progress bar after every epoch."""
 
     def __init__(self, progress: Progress, label: str, epochs: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def train(model, data: Dataset, epochs: int, bar: Bar, start: int = 0) -> list[f
 
 @dataclasses.dataclass
 class Result:
-    """What one network gave."""
+    """The results of one network."""
 
     name: str
     dense_accuracy: list[float]
@@ -143,7 +143,7 @@ def run(build, data: Dataset, options: argparse.Namespace) -> Result:
     name = dense.name
     console.rule(f"{name}: {dense.count_params():,} parameters")
 
-    # The sparse twin: its kernels are drawn anew, sparse and exactly orthogonal.
+    # The same network with new sparse, exactly orthogonal kernels.
     sparse = kso.sparsify(dense, options.density, budget=options.budget, seed=options.seed)
     console.print(kso.report(sparse))
 
@@ -171,7 +171,7 @@ def run(build, data: Dataset, options: argparse.Namespace) -> Result:
             sparse_accuracy += train(sparse, data, options.epochs, bar, start=half)
     sparse.save(checkpoint)
 
-    # The plain model: no class of this package in it, dead weights exactly zero.
+    # The plain model: no class of this package, masked weights exactly zero.
     plain = kso.strip(sparse)
     plain.save(options.output / f"{name.lower()}_plain.keras")
     summary = kso.report(sparse)
@@ -196,7 +196,7 @@ def run(build, data: Dataset, options: argparse.Namespace) -> Result:
 
 
 def draw(results: list[Result], data: Dataset, options: argparse.Namespace) -> Path:
-    """Layer densities on the left, accuracy over epochs on the right; one row a network."""
+    """Layer densities on the left, accuracy over epochs on the right; one row per network."""
     figure = Figure(figsize=(11, 3.4 * len(results)), layout="constrained")
     axes = figure.subplots(len(results), 2, squeeze=False, width_ratios=[1, 1.15])
     for (left, right), result in zip(axes, results, strict=True):
@@ -272,7 +272,7 @@ def kib(size: int | None) -> str:
 def say(results: list[Result], data: Dataset, picture: Path, seconds: float) -> None:
     backend = keras.backend.backend()
     rows = f"{len(data.x_train)} training and {len(data.x_test)} test images"
-    print(f"\nWhat came out: {data.name}, {rows}, backend {backend}, {seconds:.0f} s in all")
+    print(f"\nResults: {data.name}, {rows}, backend {backend}, {seconds:.0f} s in total")
     for result in results:
         summary = result.summary
         print(

@@ -1,13 +1,12 @@
-"""tensorflow-model-optimization from end to end, sparse and orthogonal from the first step.
+"""The whole TFMOT pipeline with kernels that are sparse and orthogonal from the first step.
 
     python examples/tfmot_pipeline.py                      # digits, seconds
     python examples/tfmot_pipeline.py --dataset fashion_mnist --epochs 3
 
 A tf_keras network is pruned with exactly orthogonal kernels under an ERK budget, trained with
 TFMOT's callback, stripped by TFMOT, quantized by its prune-preserving scheme, converted to TFLite
-and run; and, from the stripped model, clustered by its sparsity-preserving scheme. At every stage
-the zeros of the masks are counted, all of them, and the accuracy is printed. A zero that was lost
-ends the program.
+and run; the stripped model is also clustered by TFMOT's sparsity-preserving scheme. Every stage
+counts all zeros of the masks and prints the accuracy. A lost zero ends the program.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import tensorflow as tf  # noqa: E402
 import tensorflow_model_optimization as tfmot  # noqa: E402
 from ai_edge_litert.interpreter import Interpreter  # noqa: E402
 
-# Where TFMOT's guide takes it from: it is in no public module of 0.8.1.
+# TFMOT 0.8.1 exports it from no public module; its guide imports it from here.
 from tensorflow_model_optimization.python.core.clustering.keras.experimental.cluster import (  # noqa: E402
     cluster_weights,
 )
@@ -110,7 +109,7 @@ class Ledger:
         self._dead = sum(int(np.count_nonzero(~mask)) for mask in masks.values())
 
     def note(self, stage: str, kernels: Masks, logits: np.ndarray) -> None:
-        """Takes down a stage; ends the program if a zero was lost."""
+        """Records a stage; ends the program if a zero was lost."""
         lost = sum(np.count_nonzero(kernels[path][~mask]) for path, mask in self.masks.items())
         right = float(np.mean(np.argmax(logits, axis=1) == self._data.y_test))
         print(f"{stage:24} accuracy {right:7.2%}   zeros {self._dead - lost} of {self._dead}")
@@ -119,7 +118,7 @@ class Ledger:
         self.stages[stage] = {"accuracy": right, "zeros": self._dead, "lost": int(lost)}
 
     def note_model(self, stage: str, model: tf_keras.Model) -> None:
-        """Takes down a stage at which there is a model."""
+        """Records a stage that has a model."""
         logits = model.predict(self._data.x_test, batch_size=256, verbose=0)
         self.note(stage, kernels_of(model, self.masks), logits)
 
@@ -135,14 +134,14 @@ def kernels_of(model: tf_keras.Model, masks: Masks) -> Masks:
 
 
 def copy_of(model: tf_keras.Model) -> tf_keras.Model:
-    """What TFMOT wraps it shares with the given model, which would be trained with it."""
+    """A copy, because TFMOT's wrappers share weights with the given model."""
     copy = tf_keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
     return copy
 
 
 def pipeline(data: Dataset, density: float, epochs: int) -> tuple[dict[str, dict], bytes]:
-    """Runs all stages; returns what the ledger noted, and the file."""
+    """Runs all stages; returns the records and the file."""
     dense = network(data.x_train.shape[1:], data.classes)
     model = kso.tfmot.prune_exact_orthogonal(dense, density, budget="erk", seed=0)
     weights = kso.tfmot.prunable_weights(model)

@@ -1,13 +1,12 @@
-"""Train a small vision transformer sparse from the first step, beside its dense twin.
+"""Train a small vision transformer, sparse from the first step and dense.
 
     python examples/transformer.py                          # digits: a minute or two
     python examples/transformer.py --dataset fashion_mnist
     KERAS_BACKEND=jax python examples/transformer.py --density 0.1
 
-An image is a sequence of patches. The blocks are written as keras.io writes them, and of the
-attention's projections, the feed-forward layers and the embeddings of positions only a part is
-live; each starts exactly orthogonal. The first and the last layer stay dense. The last lines say
-what came out: accuracy, density, and the files, also under compression.
+An image is a sequence of patches, and the blocks are those of keras.io. Attention projections,
+feed-forward layers and position embeddings are sparse and start exactly orthogonal; the first and
+the last layer stay dense. Prints accuracy, density and file sizes, also compressed.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Patches(layers.Layer):
 
 @registered
 class AddPositions(layers.Layer):
-    """Adds a learnt vector for each place of a sequence."""
+    """Adds a learnt vector for each position of a sequence."""
 
     def __init__(self, count: int, width: int, **kwargs) -> None:
         super().__init__(**kwargs)
@@ -116,7 +115,7 @@ def transformer(data: Dataset, options: argparse.Namespace) -> keras.Model:
 
 @dataclasses.dataclass
 class Figures:
-    """What one twin gave; files in bytes, of the plain model without its optimizer."""
+    """Results of one network; files in bytes, of the plain model without its optimizer."""
 
     accuracy: float
     density: float
@@ -127,7 +126,7 @@ class Figures:
 
 
 def train(label: str, model: keras.Model, data: Dataset, options: argparse.Namespace) -> float:
-    """Trains a twin, and gives its test accuracy."""
+    """Trains a network, and returns its test accuracy."""
     steps = options.epochs * math.ceil(len(data.x_train) / options.batch)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0, steps, 0.0, warmup_target=2e-3, warmup_steps=max(1, steps // 10)
@@ -136,7 +135,7 @@ def train(label: str, model: keras.Model, data: Dataset, options: argparse.Names
         keras.optimizers.Adam(rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=keras.backend.backend() != "torch",  # XLA; torch would need a C++ compiler
+        jit_compile=keras.backend.backend() != "torch",  # XLA; torch needs a C++ compiler
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console) as progress:
@@ -148,7 +147,7 @@ def train(label: str, model: keras.Model, data: Dataset, options: argparse.Names
 
 
 def figures(label: str, model: keras.Model, accuracy: float, folder: Path) -> Figures:
-    """Writes the plain model, and counts."""
+    """Saves the plain model, and measures it."""
     plain = kso.strip(model)
     path = folder / f"{label}.keras"
     plain.save(path)
@@ -160,7 +159,7 @@ def figures(label: str, model: keras.Model, accuracy: float, folder: Path) -> Fi
 
 
 def run(data: Dataset, options: argparse.Namespace) -> dict[str, Figures]:
-    """Trains both twins."""
+    """Trains both networks."""
     dense = transformer(data, options)
     sparse = kso.sparsify(dense, options.density, exclude=["patch", "head"], seed=options.seed)
     console.print(kso.report(sparse))

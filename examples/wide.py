@@ -1,14 +1,14 @@
-"""Train a network whose dense twin does not fit into memory, under a limit that the kernel holds.
+"""Train a sparse network under a memory limit in which the dense one does not fit.
 
     python examples/wide.py                                  # 2 x 16384^2 at 5%, in 2 GiB
     KERAS_BACKEND=jax python examples/wide.py --limit 1500
     python examples/wide.py --width 8192 --epochs 1
 
 Two processes get the same limit (`resource.setrlimit`, libraries included) and train the same wide
-MLP on scikit-learn's digits: one on live blocks, which are drawn exactly orthogonal without the
-dense kernels ever being made; one dense, which is to run out of memory, and whose error is shown.
+MLP on scikit-learn's digits: one on live blocks, drawn exactly orthogonal without ever making the
+dense kernels; one dense, which should run out of memory and whose error is shown.
 
-Linux: elsewhere systems do not count what programs map (`RLIMIT_DATA`).
+Linux only: other systems do not count mapped memory (`RLIMIT_DATA`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ BATCH = 64
 
 
 def limit_memory(mib: int) -> None:
-    """Lets this process have no more memory of its own: heap and private mappings."""
+    """Limits the memory of this process: heap and private mappings."""
     # Not RLIMIT_AS: it counts libraries and address space that is reserved and never used, 3 GiB
     # with TensorFlow.
     resource.setrlimit(resource.RLIMIT_DATA, (mib * MIB, mib * MIB))
 
 
 def train(form: str, options: argparse.Namespace) -> dict[str, float]:
-    """Trains one form in this process, and gives its figures."""
+    """Trains one form in this process, and returns its figures."""
     import quiet  # noqa: F401 - before Keras: no start-up messages of TensorFlow
 
     # isort: split
@@ -70,7 +70,7 @@ def train(form: str, options: argparse.Namespace) -> dict[str, float]:
         keras.optimizers.Adam(3e-4),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=keras.backend.backend() != "torch",  # XLA; torch would need a C++ compiler
+        jit_compile=keras.backend.backend() != "torch",  # XLA; torch needs a C++ compiler
     )
     # Now, and not within the first step, where a backend that gets no memory may end the process.
     model.optimizer.build(model.trainable_variables)
@@ -91,7 +91,7 @@ def train(form: str, options: argparse.Namespace) -> dict[str, float]:
 
 
 def in_child(form: str, options: argparse.Namespace) -> tuple[dict[str, float] | None, str]:
-    """Trains one form in a process of its own under the limit: its figures, or why it ended."""
+    """Trains one form in a subprocess under the limit: its figures, or why it ended."""
     command = [sys.executable, "-X", "faulthandler", __file__, "--form", form]
     for name in ("limit", "width", "depth", "density", "block", "epochs", "seed"):
         command += [f"--{name}", str(getattr(options, name))]
@@ -155,7 +155,7 @@ def main() -> int:
     )
     figures, reason = in_child("dense", options)
     if figures is not None:
-        print("dense:  fits as well; take a larger --width, or a lower --limit")
+        print("dense:  fits as well; use a larger --width, or a lower --limit")
         return 1
     print(f"dense:  ended with {reason}")
     return 0

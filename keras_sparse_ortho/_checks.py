@@ -1,4 +1,4 @@
-"""Checks of single arguments, shared by every room: integers, seeds, densities and moments."""
+"""Checks of single arguments, shared by all rooms: integers, seeds, densities and steps."""
 
 import functools
 from collections.abc import Callable
@@ -15,24 +15,24 @@ _SPARSITIES = {"sparsity", "initial_sparsity", "final_sparsity"}
 
 
 def check_density(density: Any, name: str = "density") -> float:
-    """Returns `density` as a float, or refuses what is not in (0, 1]."""
+    """Returns `density` as a float; raises DensityError unless it is in (0, 1]."""
     number = not (isinstance(density, bool | str) or density is None)
     try:
         value = float(density) if number else np.nan
     except (TypeError, ValueError):
         value = np.nan
-    if not 0.0 < value <= 1.0:  # also refuses NaN
+    if not 0.0 < value <= 1.0:  # also for NaN
         raise DensityError(f"`{name}` must be in (0, 1]. Received: {name}={density!r}")
     return value
 
 
 def is_integer(value: Any) -> bool:
-    """Whether `value` is an integer of Python or NumPy; a bool is none."""
+    """Whether `value` is an integer of Python or NumPy, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def check_integer(name: str, value: Any, least: int = 1) -> int:
-    """Returns `value` as an int, or refuses what is no integer of at least `least`."""
+    """Returns `value` as an int; raises ValueError unless it is an integer of at least `least`."""
     if not is_integer(value) or value < least:
         kind = {0: "an integer of at least 0", 1: "a positive integer"}.get(
             least, f"an integer of at least {least}"
@@ -42,26 +42,26 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_moment(name: str, value: Any, least: int = 0) -> int | float:
-    """Returns a step as an int or a part of a run, in [0, 1], as a float; refuses anything else."""
+    """Returns a step as an int, or a fraction of a run in [0, 1] as a float; else ValueError."""
     if isinstance(value, float | np.floating) and 0.0 <= value <= 1.0:
         return float(value)
     if not is_integer(value) or value < least:
         raise ValueError(
-            f"`{name}` must be a step, an integer of at least {least}, or a part of the run, a "
+            f"`{name}` must be a step, an integer of at least {least}, or a fraction of the run, a "
             f"float in [0, 1]. Received: {name}={value!r}"
         )
     return int(value)
 
 
 def check_seed(seed: Any) -> int | None:
-    """Returns `seed` as an int or `None`, or refuses anything else, negative integers included."""
+    """Returns `seed` as an int or `None`; raises ValueError unless it is non-negative or `None`."""
     if seed is not None and (not is_integer(seed) or seed < 0):
         raise ValueError(f"`seed` must be a non-negative integer or None. Received: seed={seed!r}")
     return None if seed is None else int(seed)
 
 
 def explains_density(function: Callable[P, R]) -> Callable[P, R]:
-    """Lets a function or constructor say what `density` is to whoever gives it a `sparsity`."""
+    """Makes a function or constructor explain `density` when it is given a `sparsity`."""
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,9 +1,9 @@
-"""Data as `fit` takes it: its first batches, or the n-th one, which is the same in every run."""
+"""Data as `fit` takes it: its first batches, or the n-th batch, the same in every run."""
 
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,16 +24,16 @@ def first_batches(
     shuffle: bool = True,
     seed: int | None = None,
 ) -> list[Batch]:
-    """The batches that a score is computed on.
+    """The first batches of some data.
 
     Args:
         data: Arrays: `x` alone, `(x, y)` or `(x, y, sample_weight)`, each an array, or a list or
             dict of arrays. Or batches: a `keras.utils.PyDataset`, a `tf.data.Dataset`, a torch
             `DataLoader`, a list, a generator, or a function that returns a generator.
         batch_size: Samples in a batch of arrays.
-        batches: How many batches; `None` for all there are.
+        batches: How many batches; `None` for all.
         shuffle: Whether samples of arrays are drawn at random, without replacement.
-        seed: For that; `None` draws one from Python's `random`.
+        seed: The seed of these draws; `None` draws one from Python's `random`.
 
     Raises:
         ValueError: No data, arrays of different lengths, targets beside a data set.
@@ -62,12 +62,12 @@ def first_batches(
 
 
 class BatchSource:
-    """The n-th batch of some data, whatever was asked for before.
+    """The n-th batch of some data, in any order of calls.
 
     Args:
-        data: As for `first_batches`, but for a generator, which cannot start again.
-        batch_size: How many samples to draw from arrays, for each batch anew.
-        seed: For the samples.
+        data: As for `first_batches`, but not a generator, which cannot start again.
+        batch_size: How many samples to draw from arrays, independently for each batch.
+        seed: The seed of these draws.
 
     Raises:
         ValueError: Data of another kind; arrays of different lengths.
@@ -79,13 +79,13 @@ class BatchSource:
         self._source = _source(data)
         if isinstance(self._source, _Iterable) and not self._source.restarts:
             raise ValueError(
-                "A generator cannot start again, as a run that is resumed has to: give the "
-                "function that returns it. "
+                "A generator cannot start again, as a resumed run must: pass the function that "
+                "returns it. "
                 f"Received: data of type {type(data).__name__}"
             )
 
     def batch(self, number: int) -> Batch:
-        """The batch of this number, as `(x, y, sample_weight)`; it starts over after the last."""
+        """The batch of this number, modulo how many there are, as `(x, y, sample_weight)`."""
         if not isinstance(self._source, _Arrays):
             return _unpacked(self._source.item(number))
         rng = np.random.default_rng(derived_seed(self._seed, f"batch/{number}"))
@@ -94,24 +94,16 @@ class BatchSource:
 
 
 def refuse_separate_targets(call: str, separate: tuple[Any, ...]) -> None:
-    """Says how data are handed over to a function that was called with `x, y`.
-
-    Args:
-        call: The right call, for the message.
-        separate: The arguments after the data.
-
-    Raises:
-        TypeError: Where there are any.
-    """
+    """Raises TypeError if there are arguments after the data; `call` is the right call."""
     if separate:
         raise TypeError(
-            f"Inputs and targets are one argument, as a tuple: {call}. "
+            f"Pass inputs and targets together, as a tuple: {call}. "
             f"Received: {1 + len(separate)} separate arguments"
         )
 
 
 def is_batched(data: Any) -> bool:
-    """Whether data come in batches, and are no arrays or structures of them."""
+    """Whether data come in batches, not as arrays or structures of them."""
     structure = isinstance(data, tuple | list | dict) or data is None
     return not structure and (callable(data) or _is_iterator(data) or _is_dataset(data))
 
@@ -119,16 +111,6 @@ def is_batched(data: Any) -> bool:
 def samples(batch: Batch) -> int:
     """Samples in a batch."""
     return int(keras.tree.flatten(batch[0])[0].shape[0])
-
-
-class _Batches(Protocol):
-    """Data that come in batches."""
-
-    def items(self) -> Iterator[Any]:
-        """All batches from the first on."""
-
-    def item(self, number: int) -> Any:
-        """The batch of this number, modulo how many there are."""
 
 
 class _Arrays:
@@ -140,12 +122,12 @@ class _Arrays:
         batched = [leaf for leaf in leaves if _is_dataset(leaf) or _is_iterator(leaf)]
         if batched:
             raise ValueError(
-                "A data set or generator holds its targets itself: hand it over alone. "
+                "A data set or generator has its own targets: pass it alone. "
                 f"Received: a tuple with a {type(batched[0]).__name__} in it"
             )
         if not 1 <= len(parts) <= 3:
             raise ValueError(
-                "Arrays are handed over as `x`, `(x, y)` or `(x, y, sample_weight)`. "
+                "Pass arrays as `x`, `(x, y)` or `(x, y, sample_weight)`. "
                 f"Received: a tuple of {len(parts)}"
             )
         self._parts = keras.tree.map_structure(_sliceable, parts)
@@ -164,7 +146,7 @@ class _Arrays:
         def taken(array: Any) -> Any:
             if array is None or isinstance(array, np.ndarray):
                 return None if array is None else array[index]
-            # Files that are read as arrays ask for sorted positions.
+            # Files that are read as arrays need sorted positions.
             order = np.argsort(index)
             return np.asarray(array[index[order]])[np.argsort(order)]
 
@@ -172,7 +154,7 @@ class _Arrays:
 
 
 class _Indexed:
-    """A `keras.utils.PyDataset`."""
+    """A `keras.utils.PyDataset`: all batches, or one by its number modulo how many there are."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -190,7 +172,7 @@ class _Indexed:
 
 
 class _Iterable:
-    """Batches that are iterated over."""
+    """Batches to iterate over: all of them, or one by its number modulo how many there are."""
 
     def __init__(self, start: Callable[[], Iterator[Any]], restarts: bool) -> None:
         self._start = start
@@ -205,7 +187,7 @@ class _Iterable:
     def item(self, number: int) -> Any:
         if self._length is not None:
             number %= self._length
-        # Mostly one batch is asked for after the other: then nothing is iterated over twice.
+        # Batches that are asked for in order are iterated over once.
         if self._running is None or self._next > number:
             self._running = self._start()
             self._next = 0
@@ -223,15 +205,15 @@ class _Iterable:
                 return item
 
 
-def _source(data: Any) -> _Arrays | _Batches:
+def _source(data: Any) -> _Arrays | _Indexed | _Iterable:
     """What `data` is: arrays, or batches."""
     if isinstance(data, tuple | dict) or _is_array(data):
         return _Arrays(data)
     if isinstance(data, list):
         if data and not isinstance(data[0], tuple | list | dict):
             raise ValueError(
-                "A list holds batches, (x, y) each; arrays are handed over as a tuple, `(x, y)`, "
-                "and several inputs as `([a, b], y)`. "
+                "A list must hold batches, (x, y) each; pass arrays as a tuple, `(x, y)`, and "
+                "several inputs as `([a, b], y)`. "
                 f"Received: a list whose first element is a {type(data[0]).__name__}"
             )
         return _Iterable(lambda: iter(data), restarts=True)
@@ -244,9 +226,9 @@ def _source(data: Any) -> _Arrays | _Batches:
     if _is_dataset(data):
         return _Iterable(lambda: iter(data), restarts=True)
     raise ValueError(
-        "Data are handed over as `fit` takes them: an array, a tuple `(x, y)` or "
-        "`(x, y, sample_weight)` of arrays, a PyDataset, or batches to iterate over: tf.data, a "
-        "DataLoader, a list, a generator, or a function that returns one. "
+        "Pass data as `fit` takes it: an array, a tuple `(x, y)` or `(x, y, sample_weight)` of "
+        "arrays, a PyDataset, or an iterable of batches: tf.data, a DataLoader, a list, a "
+        "generator, or a function that returns one. "
         f"Received: data of type {type(data).__name__}"
     )
 
@@ -266,7 +248,7 @@ def _is_dataset(value: Any) -> bool:
 
 
 def _sliceable(part: Any) -> Any:
-    """What can be indexed by sorted positions along its first axis."""
+    """A part of the data as an object that sorted positions along its first axis can index."""
     if part is None or isinstance(part, np.ndarray):
         return part
     if keras.ops.is_tensor(part):
@@ -281,11 +263,11 @@ def _unpacked(item: Any) -> Batch:
     batch: Batch = keras.utils.unpack_x_y_sample_weight(item)
     if not all(_is_array(leaf) for leaf in keras.tree.flatten(batch[0])):
         raise ValueError(
-            "A batch is `x`, `(x, y)` or `(x, y, sample_weight)` of arrays. "
+            "A batch must be `x`, `(x, y)` or `(x, y, sample_weight)` of arrays. "
             f"Received: inputs of type {type(batch[0]).__name__}"
         )
     return batch
 
 
 def _no_batch() -> ValueError:
-    return ValueError("The data must hold a batch. Received: none")
+    return ValueError("The data must have at least one batch. Received: none")

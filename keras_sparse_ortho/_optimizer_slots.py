@@ -1,4 +1,4 @@
-"""What an optimizer remembers of entries that were dropped, grown or moved."""
+"""Optimizer slots (moments, averages) of entries that were dropped, grown or moved."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,33 +11,33 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 
 
 def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
-    """Resets moments and moving averages of some entries of a weight to where they started.
+    """Resets the slots of some entries of a weight to their initial values.
 
-    After a mask change stale momentum would go on moving the raw weights of dropped entries, and
-    would push grown ones in the direction of a gradient from before.
+    After a mask change stale momentum would go on moving dropped raw weights, and push grown ones
+    along an old gradient.
 
     Args:
         optimizer: A Keras optimizer, or `None`. One that is not built has no slots.
         variable: The raw weight.
-        entries: Bool array or tensor of its shape: which entries to forget; `None` for none.
+        entries: Bool array or tensor of its shape: which entries to reset; `None` for none.
     """
     if optimizer is None or entries is None:
         return
     slots = optimizer_slots(optimizer, variable)
-    forgotten = placed(entries, variable) if slots else None
+    chosen = placed(entries, variable) if slots else None
     for slot, start in slots:
         start = keras.ops.cast(start, slot.dtype)
-        assign(slot, keras.ops.where(forgotten, start, slot.value))
+        assign(slot, keras.ops.where(chosen, start, slot.value))
 
 
 def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
-    """Moves moments and averages along with what is stored, and forgets those of new entries.
+    """Moves slots along with live values or blocks, and resets those of new ones.
 
     Args:
         optimizer: A Keras optimizer, or `None`.
         variable: The live values of a kernel, or its live blocks `(J, k, *taps, r, c)`.
-        source: For each value, or each of the `(J, k)` blocks, the flat index of where it was; -1
-            for one that is new.
+        source: For each value, or each of the `(J, k)` blocks, its flat index before; -1 if it is
+            new.
     """
     if optimizer is None:
         return
@@ -51,14 +51,14 @@ def copy_slots(
     partners: Mapping[int, Any],
     converted: Mapping[int, Callable[[np.ndarray, float], np.ndarray]],
 ) -> None:
-    """Gives an optimizer what another of its class keeps: step count, moments, averages.
+    """Copies step count and slots to another optimizer of the same class.
 
     Args:
-        old: A built optimizer that `refuse_other_slots` lets pass.
+        old: A built optimizer that passes `refuse_other_slots`.
         new: One of the same class and settings, built for other variables.
-        partners: By `id` of a variable of the old one, that of the new one.
-        converted: By `id` of those variables of the old one whose partner is of another shape: a
-            function of a slot's array, and the value that the slot started from, to the new array.
+        partners: From the `id` of a variable of the old one to that of the new one.
+        converted: From the `id` of a variable whose partner has another shape to a function that
+            maps a slot's array and its initial value to the new array.
     """
     for slot, target, variable, start in slot_pairs(old, new, partners):
         array = to_numpy(slot)
@@ -68,10 +68,7 @@ def copy_slots(
 
 
 def moved(array: np.ndarray, source: np.ndarray, fill: float) -> np.ndarray:
-    """An array whose leading axes, those of `source`, have been moved as in `move_slots`.
-
-    What is new is `fill`.
-    """
+    """An array whose leading axes, those of `source`, were moved as in `move_slots`."""
     inner = array.shape[source.ndim :]
     before = array.reshape(-1, *inner)
     kept = source.reshape(*source.shape, *(1 for _ in inner)) >= 0

@@ -1,9 +1,9 @@
-"""Ranks that are counted where a tensor is: sums of ones, and no sort.
+"""Ranking where a tensor is, on accelerators and shards: by counting, without a sort.
 
-The magnitude of a float is ordered as its bits are. So the k-th largest of a tensor is found bit by
-bit, by counting how many entries are at least a candidate; a tensor that is shared out over devices
-needs to exchange these counts, and nothing else. On CPUs NumPy's selection is several times faster,
-which is why `ranks_on_device` is false there; both give the same masks, bit for bit.
+The bits of a float's magnitude are ordered as the magnitude is. So the k-th largest of a tensor is
+found bit by bit, by counting how many entries are at least a candidate; devices that share a tensor
+exchange only these counts. On CPUs NumPy's selection is several times faster, so `ranks_on_device`
+is false there; both give the same masks, bit for bit.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled_once
-from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._values import placed, to_numpy
 
-# Bits of a float32 that is not finite: at least these.
-INFINITE = 0x7F800000
-# Of int32: the bits of a magnitude are at most this.
-LARGEST = 2**31 - 1
-# Two bits of the result in each pass over the entries.
+# The bits of magnitudes that are not finite are at least INFINITE, those of any at most LARGEST.
+INFINITE, LARGEST = 0x7F800000, 2**31 - 1
+# Bits of the result that each pass over the entries finds.
 _BITS = 2
+# Of the hash `lowbias32`, github.com/skeeto/hash-prospector.
+_FACTORS = (0x7FEB352D, 0x846CA68B)
 _PLACES = ("device", "host")
 _place: ContextVar[str | None] = ContextVar("place", default=None)
 
 
 @contextlib.contextmanager
 def ranked_on(place: str) -> Iterator[None]:
-    """Ranks weights on the "device" or on the "host", wherever they are; for tests."""
+    """Ranks all weights on the "device" or on the "host"; for tests."""
     if place not in _PLACES:
         raise ValueError(f"`place` must be one of {_PLACES}. Received: place={place!r}")
     token = _place.set(place)
@@ -41,10 +41,9 @@ def ranked_on(place: str) -> Iterator[None]:
 
 
 def ranks_on_device(variable: Any) -> bool:
-    """Whether entries of a variable are ranked where they are, and not by NumPy.
+    """Whether the entries of a variable are ranked where they are, and not by NumPy.
 
-    That is where they are on an accelerator. Variables of float64, and those of 2**31 entries and
-    more, are ranked by NumPy.
+    That is so on accelerators, but for float64 and for 2**31 entries and more.
     """
     dtype = keras.backend.standardize_dtype(variable.dtype)
     if dtype == "float64" or math.prod(variable.shape) > LARGEST:
@@ -57,7 +56,7 @@ def ranks_on_device(variable: Any) -> bool:
 
 def number_of(chosen: Any) -> int:
     """How many entries of a bool tensor are true."""
-    return _integer(_number(chosen))
+    return int(to_numpy(_number(chosen)))
 
 
 def magnitude_bits(value: Any) -> Any:
@@ -86,56 +85,38 @@ def magnitude_bits(value: Any) -> Any:
 def largest_magnitudes(value: Any, count: int) -> tuple[Any, int]:
     """A bool mask of the `count` largest magnitudes, ties to the lower flat index.
 
-    Args:
-        value: A float tensor of the backend.
-        count: How many, from 0 to its size.
-
-    Returns:
-        The mask; and how many entries are not finite, with which it means nothing.
+    Also returns how many entries are not finite; if there are any, the mask is meaningless.
     """
     mask, wrong = compiled_once(_largest_magnitudes)(value, _argument(count))
-    return mask, _integer(wrong)
+    return mask, int(to_numpy(wrong))
 
 
 def rank(keys: Any, count: int) -> tuple[Any, int, int]:
-    """The key of rank `count`, counted from the largest, which has rank 1.
+    """The key of rank `count` (the largest has rank 1), how many are larger, and how many equal.
 
     Args:
         keys: int32 tensor. Negative entries have no rank.
         count: At least 1, and at most the number of entries with a rank.
-
-    Returns:
-        The key as a tensor, how many keys are larger, and how many are equal.
     """
     least, above, equal = compiled_once(_rank)(keys, _argument(count))
-    return least, _integer(above), _integer(equal)
+    return least, int(to_numpy(above)), int(to_numpy(equal))
 
 
 def counts_at_least(value: Any, least: np.ndarray, one: tuple[int, ...]) -> np.ndarray:
-    """How many magnitudes have bits of at least so much, for each of several bounds.
+    """How many magnitudes have at least the bits of a bound, for each of several bounds, (m,).
 
     Args:
         value: A float tensor of the backend.
         least: Bounds, (m, groups); the groups are the entries along the axes of `one`.
         one: The shape of one number for each group, which broadcasts to that of `value`.
-
-    Returns:
-        (m,) counts of all groups together.
     """
-    counts = compiled_once(_counts_at_least, one=one)(value, _argument(least))
-    return to_numpy(counts)
+    return to_numpy(compiled_once(_counts_at_least, one=one)(value, _argument(least)))
 
 
 def neighbours(value: Any, least: np.ndarray, one: tuple[int, ...]) -> tuple[Any, Any]:
-    """For each group the largest bits of a magnitude below a bound, and the least not below it.
+    """For each group the largest bits below a bound (groups,), and the least not below it.
 
-    Args:
-        value: A float tensor of the backend.
-        least: Bounds, (groups,).
-        one: As for `counts_at_least`.
-
-    Returns:
-        Two arrays (groups,): -1, and the largest int32, where there is none.
+    -1, and the largest int32, where there are none; for `one` see `counts_at_least`.
     """
     below, above = compiled_once(_neighbours, one=one)(value, _argument(least))
     return to_numpy(below), to_numpy(above)
@@ -144,14 +125,9 @@ def neighbours(value: Any, least: np.ndarray, one: tuple[int, ...]) -> tuple[Any
 def between(
     value: Any, low: np.ndarray, high: np.ndarray, missing: int, one: tuple[int, ...]
 ) -> Any:
-    """A bool mask of magnitudes of at least `high`, and of the first of at least `low`.
+    """A bool mask of the magnitudes from `high` on, and of the first `missing` from `low` on.
 
-    Args:
-        value: A float tensor of the backend.
-        low: Bounds on the bits, (groups,).
-        high: Others, none of them smaller.
-        missing: How many of those between the bounds, by flat index.
-        one: As for `counts_at_least`.
+    The bounds are bits, (groups,), for `one` see `counts_at_least`.
     """
     arguments = [_argument(part) for part in (low, high, missing)]
     return compiled_once(_between, one=one)(value, *arguments)
@@ -174,7 +150,7 @@ def _rank(keys: Any, count: Any) -> tuple[Any, Any, Any]:
             found = ops.where(_number(keys >= candidate) >= count, candidate, found)
         return found
 
-    # Of 31 bits the first alone, so that no candidate overflows.
+    # The first of 31 bits alone, so that no candidate overflows.
     least = narrowed(ops.zeros((), "int32"), ops.cast(30, "int32"), 1)
     least = ops.fori_loop(
         0,
@@ -186,7 +162,7 @@ def _rank(keys: Any, count: Any) -> tuple[Any, Any, Any]:
 
 
 def _first(chosen: Any, count: Any) -> Any:
-    """Of the entries that are true the first `count` by flat index, found bit by bit as well."""
+    """The first `count` of the true entries by flat index, found bit by bit as well."""
     ops = keras.ops
     index = flat_index(chosen.shape)
 
@@ -195,7 +171,7 @@ def _first(chosen: Any, count: Any) -> Any:
         fits = _number(ops.logical_and(chosen, index < candidate)) <= count
         return shift - 1, ops.where(fits, candidate, end)
 
-    # Mostly all of them are wanted, and nothing is to be done.
+    # Mostly all of them are wanted, and there is nothing to search.
     all_ = _number(chosen) <= count
     start = ops.where(all_, ops.cast(-1, "int32"), ops.cast(30, "int32"))
     _, end = ops.while_loop(lambda shift, _: shift >= 0, narrowed, (start, ops.zeros((), "int32")))
@@ -229,10 +205,7 @@ def _between(value: Any, low: Any, high: Any, missing: Any, one: tuple[int, ...]
 
 
 def flat_index(shape: Any) -> Any:
-    """The flat index of every entry, as sums along the axes: these are made where the entries are.
-
-    (A reshaped range would first be made whole on every device.)
-    """
+    """The flat index of every entry, as a sum over axes: a reshaped range would not be sharded."""
     index, stride = keras.ops.zeros((1,) * len(shape), "int32"), 1
     for axis in reversed(range(len(shape))):
         one = [1] * len(shape)
@@ -249,17 +222,13 @@ def _number(chosen: Any) -> Any:
 
 
 def _argument(numbers: Any) -> Any:
-    """Integers for a compiled function: as NumPy's, which JAX takes for equal on all processes."""
+    """Integers for a compiled function: NumPy's, which JAX takes to be equal on all processes."""
     array = np.asarray(numbers, np.int32)
     return keras.ops.convert_to_tensor(array) if keras.backend.backend() == "torch" else array
 
 
-def _integer(tensor: Any) -> int:
-    return int(to_numpy(tensor))
-
-
 def _platforms(value: Any) -> set[str]:
-    """Of the devices that a tensor is on, in lower case."""
+    """The platforms of the devices that a tensor is on, in lower case."""
     backend = keras.backend.backend()
     if backend == "jax":
         return {device.platform for device in value.sharding.device_set}
@@ -268,3 +237,103 @@ def _platforms(value: Any) -> set[str]:
     # "/job:localhost/replica:0/task:0/device:CPU:0"; without a device it is on the host.
     name = str(getattr(value, "device", "")).rpartition("device:")[2]
     return {name.partition(":")[0].lower() or "cpu"}
+
+
+def drop_and_grow_on_device(
+    value: Any, mask: Any, count: int, scores: Any, rng: np.random.Generator, like: Any
+) -> Any:
+    """`drop_and_grow` on tensors: the same mask, bit for bit, from the same generator.
+
+    Only counts come to the host, and the positions of equal entries if some are to be drawn.
+
+    Args:
+        value: The weight, a tensor.
+        mask: Which entries are live, a bool tensor.
+        count: How many to drop, from 0 to the number of live entries.
+        scores: Floats of the weight's shape, of which the largest magnitudes grow; or int32 that
+            are not negative.
+        rng: Draws from equal entries.
+        like: The variable of the mask.
+
+    Returns:
+        The new mask; `None` if the weight is not finite.
+    """
+    keys, not_finite = compiled_once(_keys_of_live)(value, mask)
+    if int(to_numpy(not_finite)):
+        return None
+    dropped = _chosen(keys, count, rng, like)
+    kept, keys = compiled_once(_keys_of_dead)(placed(scores, like), mask, dropped)
+    return keras.ops.logical_or(kept, _chosen(keys, count, rng, like))
+
+
+def random_order(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Pseudo-random numbers in [0, 1): those of `random_order_on_device`, over 2**31."""
+    index = np.arange(int(np.prod(shape, dtype=np.int64)), dtype=np.uint32)
+    for key in _keys(seed):
+        index ^= np.uint32(key)
+        index ^= index >> np.uint32(16)
+        index *= np.uint32(_FACTORS[0])
+        index ^= index >> np.uint32(15)
+        index *= np.uint32(_FACTORS[1])
+        index ^= index >> np.uint32(16)
+    return (index >> np.uint32(1)).reshape(shape) / 2.0**31
+
+
+def random_order_on_device(shape: tuple[int, ...], seed: int) -> Any:
+    """Pseudo-random int32 that are not negative: hashes of the flat index and the seed.
+
+    Wellons' `lowbias32` twice, with a key before each: integer arithmetic is the same everywhere.
+    """
+    keys = np.array(_keys(seed), np.uint32).view(np.int32)
+    return compiled_once(_hashed, shape=shape)(keys)
+
+
+def _keys(seed: int) -> list[int]:
+    return [int(key) for key in np.random.SeedSequence(seed).generate_state(2)]
+
+
+def _hashed(keys: Any, shape: tuple[int, ...]) -> Any:
+    ops = keras.ops
+    first, second = np.array(_FACTORS, np.uint32).view(np.int32).tolist()
+
+    def mixed(x: Any, shift: int) -> Any:
+        # A logical shift of a signed number.
+        moved = ops.bitwise_and(ops.right_shift(x, shift), 2 ** (32 - shift) - 1)
+        return ops.bitwise_xor(x, moved)
+
+    index = flat_index(shape)
+    for k in range(2):
+        index = mixed(ops.bitwise_xor(index, ops.cast(keys[k], "int32")), 16)
+        index = mixed(index * first, 15)
+        index = mixed(index * second, 16)
+    return ops.bitwise_and(ops.right_shift(index, 1), LARGEST)
+
+
+def _keys_of_live(value: Any, live: Any) -> tuple[Any, Any]:
+    """Keys, larger for smaller magnitudes and -1 where dead; and how many are not finite."""
+    ops = keras.ops
+    bits = magnitude_bits(value)
+    not_finite = ops.sum(ops.cast(bits >= INFINITE, "int32"))
+    return ops.where(live, LARGEST - bits, ops.cast(-1, "int32")), not_finite
+
+
+def _keys_of_dead(scores: Any, live: Any, dropped: Any) -> tuple[Any, Any]:
+    """The live entries that were not dropped; and keys by score, -1 for these."""
+    ops = keras.ops
+    kept = ops.logical_and(live, ops.logical_not(dropped))
+    is_integer = keras.backend.standardize_dtype(scores.dtype) == "int32"
+    bits = scores if is_integer else magnitude_bits(scores)
+    return kept, ops.where(kept, ops.cast(-1, "int32"), bits)
+
+
+def _chosen(keys: Any, count: int, rng: np.random.Generator, like: Any) -> Any:
+    """A bool mask of the `count` largest keys; which of several equals is drawn."""
+    if not count:
+        return keras.ops.zeros(keys.shape, dtype="bool")
+    least, above, equal = rank(keys, count)
+    if count - above == equal:
+        return keys >= least
+    ties = to_numpy(keys == least)
+    drawn = np.zeros(ties.shape, dtype=bool)
+    drawn.reshape(-1)[rng.choice(np.flatnonzero(ties), count - above, replace=False)] = True
+    return keras.ops.logical_or(keys > least, placed(drawn, like))

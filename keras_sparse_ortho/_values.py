@@ -1,6 +1,6 @@
-"""How weights are read and written, wherever their arrays are: one device, several, other hosts.
+"""Reading and writing weights, whether their arrays are on one device, several, or other hosts.
 
-Everything in the package that brings a weight to NumPy, or sets one, goes through here.
+Every conversion of a weight to NumPy, and every assignment, in the package uses this module.
 """
 
 import hashlib
@@ -16,30 +16,27 @@ from keras_sparse_ortho.errors import WorkerError
 def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
     """A tensor or variable of the backend as a NumPy array, bfloat16 as float32.
 
-    Of an array on JAX that other processes hold parts of, the parts are gathered: then all of them
-    must call this, in the same order.
+    A JAX array that is sharded over processes is gathered: all of them must call this, in the same
+    order.
 
     Args:
         value: The tensor or variable.
-        copy: `False` where the array is only read, and not kept: it may be the tensor's memory.
+        copy: `False` if the array is only read and not kept: it may share the tensor's memory.
     """
     value = keras.ops.convert_to_tensor(value)
     if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
-        value = keras.ops.cast(value, "float32")  # torch cannot hand bfloat16 to NumPy
+        value = keras.ops.cast(value, "float32")  # torch cannot convert it
     if _is_held_elsewhere(value):
         from jax.experimental import multihost_utils
 
         return np.array(multihost_utils.process_allgather(value, tiled=True))
-    return keras.ops.convert_to_numpy(value) if copy else _seen(value)
-
-
-def _seen(value: Any) -> np.ndarray:
-    """A tensor as an array, which may be its memory."""
+    if copy:
+        return keras.ops.convert_to_numpy(value)
     return np.asarray(value.detach().cpu() if keras.backend.backend() == "torch" else value)
 
 
 def assign(variable: Any, value: Any) -> None:
-    """Sets a variable to an array, number or tensor of its shape; its layout stays what it is."""
+    """Sets a variable to an array, number or tensor of its shape; its layout does not change."""
     waits = awaits_value(variable)
     if layout_of(variable) is not None and not _is_on_devices(value):
         value = placed(np.asarray(value), variable)
@@ -50,25 +47,25 @@ def assign(variable: Any, value: Any) -> None:
 
 
 def placed(array: Any, like: Any) -> Any:
-    """An array as a tensor that is laid out on devices as a variable of its shape is.
+    """An array as a tensor with the device layout of a variable of its shape.
 
-    On JAX every device takes its own part from the host's array; nothing goes through the memory of
-    a first device. Where several processes hold the variable, all of them must have the same array:
-    its digests are compared.
+    On JAX every device takes its own shard from the host's array; nothing passes through the memory
+    of one device. If several processes hold the variable, all of them must have the same array:
+    digests are compared.
 
     Args:
-        array: Of any dtype; it gets that of the variable, unless it is a mask. A tensor stays as it
-            is.
+        array: An array of any dtype; it gets that of the variable, unless it is bool. A tensor is
+            returned as it is.
         like: The variable.
 
     Raises:
-        WorkerError: On all processes, if they have other arrays.
+        WorkerError: On all processes, if their arrays differ.
     """
     if keras.ops.is_tensor(array):
         return array
     dtype = "bool" if array.dtype == bool else like.dtype
     layout = layout_of(like)
-    if layout is None and array.size > 1 and not any(array.strides):  # one number: not carried
+    if layout is None and array.size > 1 and not any(array.strides):  # a broadcast number
         return keras.ops.full(array.shape, array.flat[0].item(), dtype=dtype)
     if layout is None:
         return keras.ops.convert_to_tensor(array, dtype=dtype)
@@ -89,9 +86,9 @@ def _compare(array: np.ndarray, variable: Any) -> None:
     if (marks != marks[0]).any():
         other = np.flatnonzero((marks != marks[0]).any(axis=1)).tolist()
         raise WorkerError(
-            f"All processes that hold '{variable.path}' must write the same values to it: give "
+            f"All processes that hold '{variable.path}' must assign the same values to it: give "
             "them the same seeds, models and masks. "
-            f"Received: other values in the processes {other} than in the first"
+            f"Received: different values in the processes {other} and in the first"
         )
 
 

@@ -1,4 +1,4 @@
-"""Named errors, all of them `ValueError`s, and a warning; `export` and `tfmot` have their own."""
+"""Errors, all of them `ValueError`s, and a warning; `export` has its own besides."""
 
 __all__ = [
     "BudgetError",
@@ -7,32 +7,33 @@ __all__ = [
     "LayoutError",
     "NotPrunableError",
     "UnknownWeightError",
+    "WorkerError",
 ]
 
 
 class DensityError(ValueError):
-    """A density outside (0, 1], or one that no kernel of the given shape can have."""
+    """Raised for a density outside (0, 1], or one that a kernel of the given shape cannot have."""
 
 
 class LayoutError(ValueError):
-    """A kernel shape that does not fit the layout given for it."""
+    """Raised when a kernel's shape does not fit its layout or structure."""
 
 
 class BudgetError(ValueError):
-    """A budget that does not fit the model, or a budget file that cannot be read."""
+    """Raised for a budget that does not fit the model, or a budget file that cannot be read."""
 
 
 class NotPrunableError(ValueError):
-    """A layer or weight that cannot be parametrized, with the reason."""
+    """Raised for a model, layer or weight that cannot be pruned or rewritten; gives the reason."""
 
 
 class UnknownWeightError(ValueError):
-    """A name that no prunable weight or layer has."""
+    """Raised for a path or pattern that matches no prunable weight or layer."""
 
 
 class WorkerError(ValueError):
-    """Processes that train one model together and do not agree, or one of which has failed."""
+    """Raised on all processes that train one model if they differ, or if one of them has failed."""
 
 
 class DensityWarning(UserWarning):
-    """Weights that are not at the density asked for when training has ended."""
+    """Warned when training ends with weights at another density than requested."""

@@ -176,16 +176,16 @@ def every_use(data):
     [
         (
             [X, Y],
-            r"A list holds batches.*as a tuple, `\(x, y\)`.*Received: a list whose .* ndarray",
+            r"A list must hold batches.*as a tuple, `\(x, y\)`.*Received: a list whose .* ndarray",
         ),
         ((X, Y[:5]), r"same number of samples.*Received: \[5, 10\] samples"),
         ((X[:0], Y[:0]), r"at least one. Received: \[0\] samples"),
         ((X, 3), r"same number of samples.*Received: \[0, 10\] samples"),
         ((X, Y, Y, Y), r"`\(x, y, sample_weight\)`. Received: a tuple of 4"),
         ((), r"Received: a tuple of 0"),
-        ((Pieces(), Y), r"targets itself: hand it over alone.*a Pieces in it"),
-        (lambda: iter(()), "must hold a batch"),
-        ([], "must hold a batch"),
+        ((Pieces(), Y), r"its own targets: pass it alone.*a Pieces in it"),
+        (lambda: iter(()), "must have at least one batch"),
+        ([], "must have at least one batch"),
         ([[1.0, 2.0], [3.0, 4.0]], r"of arrays. Received: inputs of type float"),
         (3, "Received: data of type int"),
         ("data.csv", "Received: data of type str"),
@@ -200,7 +200,7 @@ def test_refusals(data, message):
 
 
 def test_refusals_of_generators_beside_targets_and_where_they_must_start_again():
-    with pytest.raises(ValueError, match=r"targets itself.*a tuple with a generator in it"):
+    with pytest.raises(ValueError, match=r"its own targets.*a tuple with a generator in it"):
         first_batches(((batch for batch in pieces()), Y))
     with pytest.raises(ValueError, match=r"cannot start again.*Received: .*generator"):
         BatchSource((batch for batch in pieces()), 4, 0)

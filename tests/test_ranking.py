@@ -13,19 +13,16 @@ from keras_sparse_ortho import _ranking
 from keras_sparse_ortho._ranking import (
     between,
     counts_at_least,
+    drop_and_grow_on_device,
     largest_magnitudes,
     neighbours,
+    random_order,
+    random_order_on_device,
     rank,
     ranked_on,
     ranks_on_device,
 )
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.callbacks import _device_moves
-from keras_sparse_ortho.callbacks._device_moves import (
-    drop_and_grow_on_device,
-    random_order,
-    random_order_on_device,
-)
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
 from keras_sparse_ortho.orthogonal import largest_mask
 
@@ -187,10 +184,10 @@ def programs():
             functools.partial(_ranking._between, one=one),
             ("value", bound[0], bound[0], np.int32(3)),
         ),
-        "live": (_device_moves._keys_of_live, ("value", live)),
-        "dead": (_device_moves._keys_of_dead, ("value", live, live)),
+        "live": (_ranking._keys_of_live, ("value", live)),
+        "dead": (_ranking._keys_of_dead, ("value", live, live)),
         "order": (
-            functools.partial(_device_moves._hashed, shape=(64, 16)),
+            functools.partial(_ranking._hashed, shape=(64, 16)),
             (np.zeros(2, np.int32),),
         ),
     }

@@ -21,19 +21,19 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "keras_sparse_ortho"
-# Most of a test's time is tracing, on one core. Stealing keeps neighbours, which share fixtures,
-# with one worker until the other has nothing left.
+# Most of a test's time is tracing, on one core. Work stealing keeps neighbours, which share
+# fixtures, on one worker until the other runs out of tests.
 TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 # The blocks of a page share their names.
 TWO_FILES_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
-# What a test compiles runs for milliseconds: optimizing it takes longer than it saves. With --slow
+# Compiled test code runs for milliseconds: optimizing it takes longer than it saves. With --slow
 # XLA compiles as it does for users.
 COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 @dataclass
 class Result:
-    """What one part did: whether it is good, and how many tests it ran."""
+    """Result of one part: whether it passed, and how many tests it ran."""
 
     ok: bool
     passed: int = 0
@@ -74,13 +74,13 @@ def pytest(backend: str, *arguments: str, **env: str) -> Result:
 
 
 def lint(_: list[str]) -> Result:
-    """The rules and the format of ruff."""
+    """Ruff's rules and format."""
     checked = python("-m", "ruff", "check", ".")
     return Result(python("-m", "ruff", "format", "--check", ".") and checked)
 
 
 def types(_: list[str]) -> Result:
-    """The annotations of the package."""
+    """The type annotations of the package."""
     return Result(python("-m", "mypy"))
 
 
@@ -103,7 +103,7 @@ def tensorflow(options: list[str]) -> Result:
 def jax(options: list[str]) -> Result:
     """The backend-neutral part of the suite."""
     with tempfile.TemporaryDirectory() as cache:
-        # Runs that are compared with each other, or resumed, are compiled once.
+        # Compile runs that are compared with each other, or resumed, only once.
         return pytest(
             "jax",
             "tests",
@@ -117,7 +117,7 @@ def jax(options: list[str]) -> Result:
 
 def torch(options: list[str]) -> Result:
     """The part of the suite that is marked ``core``."""
-    # Two processes of one thread each: the tensors are too small to share out.
+    # Two processes of one thread each: the tensors are too small for more threads.
     return pytest("torch", "tests", *TWO_AT_A_TIME, *options, OMP_NUM_THREADS="1")
 
 
@@ -152,7 +152,7 @@ PARTS: dict[str, Callable[[list[str]], Result]] = {
 
 
 def main() -> int:
-    """Run the parts that the command line names; 0 if all are good."""
+    """Run the parts that the command line names; 0 if all pass."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--slow", action="store_true", help="with the tests marked slow")

@@ -1,8 +1,8 @@
-"""Run the compatibility suite, and write what came out: ``compatibility.py [BACKEND ...]``.
+"""Run the compatibility suite, and write its table: ``compatibility.py [BACKEND ...]``.
 
-Without a BACKEND on all three; then the table in docs/compatibility.md is written anew, if every
-model went through. Else the table is printed only. With `--reports FOLDER` the runs can be done one
-by one: each leaves its report there, and the table is written from those of all three backends.
+Without a BACKEND it runs on all three and, if every model passed, updates the table in
+docs/compatibility.md; otherwise it prints the table. With `--reports FOLDER` backends can be run
+one by one: each leaves its report there, and the table is written from all three.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ EXPORT = "LiteRT"
 _COUNTS = ("tests", "failures", "errors", "skipped")
 
 Results = dict[str, dict[str, str]]
-"""By model and stage what it gave."""
+"""Outcomes by model and stage."""
 
 
 def run(backend: str, report: Path) -> None:
-    """Run the suite on a backend, which leaves a JUnit report."""
+    """Run the suite on a backend, and write a JUnit report."""
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "tests/compat", PAGES]
     command.append(f"--junitxml={report}")
@@ -66,7 +66,7 @@ def read(report: ElementTree.ElementTree) -> Results:
 
 
 def cell(stages: dict[str, str] | None) -> str:
-    """What the table says of a model on a backend."""
+    """The table's entry for a model on a backend."""
     if stages is None:
         return ""
     missing = [stage for stage in STAGES if stages.get(stage) != "ok"]

@@ -1,9 +1,9 @@
-"""What the documentation site needs beside mkdocs; mkdocs.yml names this file.
+"""Hooks of mkdocs for the documentation site; mkdocs.yml names this file.
 
-- Files of the repository that pages link to become pages of the site: results of benchmarks,
-  examples, CONTRIBUTING.md, CHANGELOG.md. Links keep the form in which they work in a checkout.
-- A page of reference for each public room, with what its ``__all__`` names.
-- Names of the API in the text, such as `kso.sparsify`, lead to the reference.
+- Files that pages link to become pages of the site: benchmark results, examples, CONTRIBUTING.md,
+  CHANGELOG.md. In the sources links work as in a checkout.
+- A reference page for each public room, with the names of its ``__all__``.
+- API names in the text, such as `kso.sparsify`, link to the reference.
 - Equations in ```math fences become MathML when the site is built: no script runs in the browser.
 """
 
@@ -51,7 +51,7 @@ def exported(path: Path) -> list[str]:
 
 
 def documented() -> dict[str, list[str]]:
-    """The rooms that have a page of reference."""
+    """The rooms that have a reference page."""
     return {room: rooms()[room] for room in sorted(rooms()) if room not in ("", "cli")}
 
 
@@ -70,7 +70,7 @@ def home(name: str) -> str | None:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages of reference, and the files of the repository that pages lead to."""
+    """Adds the reference pages, and the files of the repository that pages link to."""
     from mkdocs.structure.files import File
 
     for room, names in documented().items():

@@ -1,8 +1,8 @@
 """Put small faults into the package, one at a time, and see whether its tests notice.
 
-``mutants.py [NAME ...]``. The faults stand in mutants.toml. Each is put into a copy of this
-repository, where the tests run that it names. It counts as killed only where a test fails; an error
-that keeps tests from running counts for nothing. A fault that survives shows a hole in the tests.
+``mutants.py [NAME ...]``. mutants.toml lists the faults. Each is put into a copy of this
+repository, where the tests that it names are run. It counts as killed only if a test fails, not if
+the tests cannot run. A fault that survives shows a gap in the tests.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +32,7 @@ SECONDS = 900  # for the tests of one fault
 # Exit status of pytest.
 PASSED, FAILED = 0, 1
 MEANING = {2: "interrupted, or not collected", 3: "internal error", 4: "usage", 5: "no test ran"}
-# It finds every fault, by its text.
+# It finds every fault by its text, and so fails for each.
 OWN_TEST = "tests/tools/test_mutants.py"
 
 
@@ -40,8 +41,22 @@ class BrokenMutantError(ValueError):
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a fault goes: a file, relative to the package, and a span of its text."""
+
+    file: Path
+    start: int
+    end: int
+
+    @property
+    def room(self) -> str:
+        """The sub-package that the file belongs to, or its own name if it stands outside."""
+        return self.file.parts[0].removesuffix(".py")
+
+
+@dataclass(frozen=True)
 class Mutant:
-    """A fault: text that stands once in the package, what replaces it, and who should notice."""
+    """A fault: a function, text that stands once in it, what replaces it, who should notice."""
 
     name: str
     fault: str
@@ -50,28 +65,45 @@ class Mutant:
     tests: tuple[str, ...]
     k: str = ""
     backend: str = "tensorflow"
-    file: str = "*"
+    within: str = ""
 
-    def located(self, root: Path) -> Path:
-        """The file, relative to the package, that holds the text."""
+    def located(self, root: Path) -> Place:
+        """The only place of the text in the function, or room, that the fault is in."""
         package = root / PACKAGE
-        found: list[Path] = []
-        for path in sorted(package.rglob("*.py")):
-            place = path.relative_to(package)
-            if fnmatch(place.as_posix(), self.file):
-                found += [place] * path.read_text(encoding="utf-8").count(self.find)
+        room, _, name = self.within.partition(".")
+        places = [
+            Place(path.relative_to(package), 0, len(text))
+            for path in sorted(package.rglob("*.py"))
+            for text in [path.read_text(encoding="utf-8")]
+        ]
+        inside = [place for place in places if place.room == room]
+        if name:
+            inside = named(package, inside, name) or named(package, places, name)
+        words = re.findall(r"\w+|[^\w\s]", self.find)
+        pattern = r"\s*".join(
+            rf"\b{word}\b" if word.isidentifier() else re.escape(word) for word in words
+        )
+        found = [
+            Place(place.file, *match.span())
+            for place in inside or places
+            for match in re.compile(pattern).finditer(
+                code_of(package / place.file), place.start, place.end
+            )
+        ]
         if len(found) != 1:
-            places = ", ".join(map(str, found)) or "nowhere"
+            where = ", ".join(str(place.file) for place in found) or "nowhere"
             raise BrokenMutantError(
-                f"its text must stand once in the package. Received: {self.find!r} in {places}"
+                f"its text must stand once in {self.within if inside else 'the package'}. "
+                f"Received: {self.find!r} in {where}"
             )
         return found[0]
 
     def apply(self, root: Path) -> None:
         """Put the fault into the package under ``root``."""
-        path = root / PACKAGE / self.located(root)
+        place = self.located(root)
+        path = root / PACKAGE / place.file
         before = path.read_text(encoding="utf-8")
-        after = before.replace(self.find, self.replace)
+        after = before[: place.start] + self.replace + before[place.end :]
         try:
             same = ast.dump(ast.parse(after)) == ast.dump(ast.parse(before))
         except SyntaxError as error:
@@ -79,6 +111,41 @@ class Mutant:
         if same:
             raise BrokenMutantError("it changes nothing")
         path.write_text(after, encoding="utf-8")
+
+
+def code_of(file: Path) -> str:
+    """The text of a file with its docstrings blanked: words about code are not code."""
+    text = file.read_text(encoding="utf-8")
+    docstring = re.compile(r'^ *r?""".*?"""$', re.DOTALL | re.MULTILINE)
+    return docstring.sub(lambda match: " " * len(match[0]), text)
+
+
+def named(package: Path, files: Iterable[Place], name: str) -> list[Place]:
+    """The functions and classes of that qualified name in ``files``."""
+    found = []
+    for place in files:
+        text = (package / place.file).read_text(encoding="utf-8")
+        found += [Place(place.file, *span) for known, span in definitions(text) if known == name]
+    return found
+
+
+@cache
+def definitions(text: str) -> list[tuple[str, tuple[int, int]]]:
+    """Qualified names and spans of all functions and classes of a file."""
+    begins = [0]
+    for line in text.splitlines(keepends=True):
+        begins.append(begins[-1] + len(line))
+
+    def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, tuple[int, int]]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                name = f"{prefix}{child.name}"
+                yield name, (begins[child.lineno - 1], begins[child.end_lineno or 0])
+                yield from walk(child, f"{name}.")
+            else:
+                yield from walk(child, prefix)
+
+    return list(walk(ast.parse(text), ""))
 
 
 @dataclass(frozen=True)
@@ -94,12 +161,10 @@ class Verdict:
 def read_list(path: Path = LIST) -> list[Mutant]:
     """The faults of a file, in its order."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
-    return [Mutant(name, **{**row, "tests": tuple(row["tests"])}) for name, row in table.items()]
-
-
-def room_of(place: Path) -> str:
-    """The room that a file of the package belongs to, or its own name if it stands outside."""
-    return place.parts[0].removesuffix(".py")
+    return [
+        Mutant(name, tests=tuple(row.pop("tests")), within=row.pop("in", ""), **row)
+        for name, row in table.items()
+    ]
 
 
 def copy_tree(source: Path, target: Path) -> None:
@@ -117,7 +182,7 @@ def run_pytest(tree: Path, backend: str, tests: Iterable[str], k: str = "") -> t
         **os.environ,
         "KERAS_BACKEND": backend,
         "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONDONTWRITEBYTECODE": "1",  # two texts of one length and second look the same to it
+        "PYTHONDONTWRITEBYTECODE": "1",  # files of equal length and time look unchanged to it
         "COLUMNS": "200",  # for reasons in pytest's summary
     }
     try:
@@ -138,13 +203,13 @@ def run_pytest(tree: Path, backend: str, tests: Iterable[str], k: str = "") -> t
 
 
 def first_failure(output: str) -> str:
-    """The line of pytest's summary that names the test that failed, and why."""
+    """The line of pytest's summary that names the failed test, and why."""
     found = re.search(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE)
     return found.group(1) if found else output.strip().rpartition("\n")[2]
 
 
 def check_clean(tree: Path, mutants: Sequence[Mutant], jobs: int = 1) -> str | None:
-    """Run all tests that are named, without a fault; what fails, or nothing."""
+    """Run all named tests without a fault; the first failure, or `None`."""
     code = f"import importlib.util as u; print(u.find_spec({PACKAGE!r}).origin)"
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     origin = subprocess.check_output([sys.executable, "-c", code], cwd=tree, env=environment)
@@ -194,7 +259,7 @@ def judge(source: Path, mutant: Mutant, whole: bool = False) -> Verdict:
 
 
 def show(verdict: Verdict) -> None:
-    """Print one line of the table, and what the fault is where no test found it."""
+    """Print one line of the table, and the fault where no test found it."""
     mutant = verdict.mutant
     note = verdict.note if len(verdict.note) <= 140 else f"{verdict.note[:137]}..."
     print(f"{verdict.word:<9}{mutant.name:<36}{verdict.seconds:6.1f} s  {note}", flush=True)
@@ -203,13 +268,13 @@ def show(verdict: Verdict) -> None:
 
 
 def chosen(mutants: Sequence[Mutant], names: Sequence[str]) -> list[Mutant]:
-    """Those of a name, or of a room."""
+    """The faults of a name, or of a room."""
 
     def belongs(mutant: Mutant, name: str) -> bool:
         if fnmatch(mutant.name, name):
             return True
         try:
-            return room_of(mutant.located(ROOT)) == name
+            return mutant.located(ROOT).room == name
         except BrokenMutantError:
             return False
 
@@ -237,7 +302,7 @@ def main() -> int:
 
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        clean = Path(folder).resolve() / "tree"  # so that edits meanwhile do no harm
+        clean = Path(folder).resolve() / "tree"  # so that later edits do not matter
         copy_tree(ROOT, clean)
         print(f"{len(mutants)} faults; their tests without a fault ...", flush=True)
         if failure := check_clean(clean, mutants, options.jobs):

@@ -1,7 +1,7 @@
-"""Build what is released, and check it: ``release.py [--any-state]``.
+"""Build and check a release: ``release.py [--any-state]``.
 
-The steps around it stand in docs/releasing.md. The source archive and the wheel go to ``dist/``,
-built from a clean copy of the last commit (with ``--any-state``: of the files as they are).
+See docs/releasing.md. The source archive and the wheel go to ``dist/``, built from a clean copy of
+the last commit (with ``--any-state``: of the working tree).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def problems_of(wheel: Path, source: Path, scratch: Path) -> list[str]:
 
 
 def main() -> int:
-    """Build and look; 0 if it can be released."""
+    """Build and check; 0 if it can be released."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--any-state", action="store_true", help="of files that are not committed")
     any_state = parser.parse_args().any_state

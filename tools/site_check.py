@@ -1,8 +1,7 @@
-"""Build the documentation site strictly, and look at what came out: ``site_check.py [FOLDER]``.
+"""Build the documentation site strictly, and check it: ``site_check.py [FOLDER]``.
 
-Fails where a link or an anchor leads nowhere, where a page would load something from elsewhere,
-where an equation is not drawn, or where a public name is missing in the reference. Without a
-FOLDER the site is not kept.
+Fails if a link or an anchor is broken, a page would load something from elsewhere, an equation is
+not rendered, or a public name is missing in the reference. Without a FOLDER the site is not kept.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ sys.path.append(str(ROOT))
 
 from tools.mkdocs_hooks import PACKAGE, documented, home, rooms  # noqa: E402
 
-# What a browser fetches by itself: not the address of a link that one may follow.
+# What a browser fetches by itself, which excludes links.
 _FETCHED = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*?\bsrc=[\"']?((?:https?:)?//[^\"'\s>]+)"
     r"|<link\b(?![^>]*rel=[\"']?canonical)[^>]*?\bhref=[\"']?((?:https?:)?//[^\"'\s>]+)"
@@ -52,7 +51,7 @@ def inventory(folder: Path) -> set[str]:
 
 
 def lost_equations(folder: Path) -> list[str]:
-    """Pages on which an equation is not drawn."""
+    """Pages on which an equation is not rendered."""
     lost = []
     for path in sorted((ROOT / "docs").rglob("*.md")):
         wanted = path.read_text(encoding="utf-8").count("\n```math\n")
@@ -71,7 +70,7 @@ def undocumented(folder: Path) -> list[str]:
 
 
 def main() -> int:
-    """Build and look; 0 if all is well."""
+    """Build and check; 0 if all is well."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(sys.argv[1] if sys.argv[1:] else scratch).resolve()
         if not build(folder):

@@ -2,8 +2,8 @@
 
     python examples/scale/jax_data_parallel.py --methods rigl blocks
 
-Set the distribution before the model is made; `fit` does the rest. With several processes each
-brings its own part of every batch, to `fit` and to RigL.
+Set the distribution before making the model; `fit` does the rest. Each of several processes passes
+its own part of every batch to `fit` and to RigL.
 """
 
 import os

@@ -3,9 +3,9 @@
     python examples/scale/jax_model_parallel.py --methods rigl blocks
 
 The `LayoutMap` is that of the dense model: it names kernels by their paths, and masks, values,
-indices, thresholds of channels and optimizer slots lie as their kernels do; live blocks are cut by
-output blocks. On four devices two hold a half of the kernels each, and two the same for the other
-half of the batch. In two processes each holds a half of the kernels, so that both get whole
+indices, channel thresholds and optimizer slots are sharded like their kernels; live blocks are
+sharded by output blocks. On four devices two hold half of the kernels each, and two the same for
+the other half of the batch. With two processes each holds half of the kernels, so both get whole
 batches.
 """
 
@@ -54,7 +54,7 @@ def train(method, place):
 
 
 def check_layouts(model, place):
-    """Kernels, or what stands in their place, are held by halves."""
+    """Kernels, or what replaces them, are sharded in halves."""
     if place.way == "one device":
         return
     for variable in model.weights:

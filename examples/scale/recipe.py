@@ -1,4 +1,4 @@
-"""What the recipes share: data, a model for each method, processes, and the proof.
+"""What the recipes share: data, a model for each method, processes, and the comparison.
 
 Each recipe trains the same models in several ways: the first way is one process with one device,
 and the others must end with the same masks and weights. `main` starts the processes on this
@@ -26,7 +26,7 @@ import numpy as np
 METHODS = ("fixed", "str", "gmp", "dnw", "rigl", "set", "compact", "blocks")
 FEATURES, HIDDEN, CLASSES = 64, 96, 8
 BATCH, BATCHES, EPOCHS = 64, 8, 4
-# Of one run and its twin on several devices, which add up in another order.
+# Between a run on one device and on several, which sum in another order.
 TOLERANCE = 1e-4
 
 
@@ -34,21 +34,21 @@ TOLERANCE = 1e-4
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Samples in the order in which they are trained on."""
+    """Samples in training order."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH * BATCHES, FEATURES)).astype("float32")
     return x, (x @ rng.normal(size=(FEATURES, CLASSES))).argmax(axis=1).astype("int32")
 
 
 def shard(rank: int, workers: int) -> tuple[np.ndarray, np.ndarray]:
-    """A worker's part of each batch, in the order of the batches."""
+    """A worker's part of each batch, in order."""
     x, y = data()
     rows = np.arange(len(x)).reshape(BATCHES, workers, -1)[:, rank].reshape(-1)
     return x[rows], y[rows]
 
 
 def extra_batches(rank: int, workers: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For RigL: a worker's part of each batch. The gradient is that of all parts together."""
+    """For RigL: a worker's part of each batch; the gradient is averaged over all parts."""
     x, y = shard(rank, workers)
     return list(zip(np.split(x, BATCHES), np.split(y, BATCHES), strict=True))
 
@@ -103,7 +103,7 @@ def sparse_model(method: str):
 
 
 def callbacks(method: str, rank: int, workers: int) -> list:
-    """The callbacks of a method. `CheckWorkers` compares all weights, after every epoch."""
+    """The callbacks of a method. `CheckWorkers` compares all weights after every epoch."""
     import keras_sparse_ortho as kso
 
     ours = kso.callbacks
@@ -121,7 +121,7 @@ def callbacks(method: str, rank: int, workers: int) -> list:
 
 
 def first_epoch(model) -> int:
-    """For a loop of one's own: after 0, where `BackupAndRestore` has gone back to a backup."""
+    """For a custom training loop: above 0 if `BackupAndRestore` has restored a backup."""
     import keras
 
     return int(keras.ops.convert_to_numpy(model.optimizer.iterations)) // BATCHES
@@ -132,7 +132,7 @@ def first_epoch(model) -> int:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train: so many processes, with something in their environment."""
+    """One way to train: the number of processes, and their environment variables."""
 
     name: str
     processes: int = 1
@@ -154,7 +154,7 @@ Train = Callable[[str, Place], object]
 
 
 def main(ways: list[Way], train: Train, begin: Callable[[Place], None]) -> None:
-    """Starts the processes of all ways, and compares each way with the first.
+    """Starts the processes of all ways to train, and compares each way with the first.
 
     Args:
         ways: The first is the reference.
@@ -185,7 +185,7 @@ def main(ways: list[Way], train: Train, begin: Callable[[Place], None]) -> None:
 
 
 def start(way: Way, methods: list[str], folder: Path, seconds: float) -> None:
-    """Runs the processes of a way; ends all of them when one fails, or time is over."""
+    """Runs the processes of one way; ends all when one fails or time is up."""
     ports = free_ports(max(2, way.processes))
     environment = {**os.environ, **way.environment}
     running = []
@@ -223,7 +223,7 @@ def start(way: Way, methods: list[str], folder: Path, seconds: float) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nothing listens at."""
+    """Free ports of this machine."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -233,7 +233,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-# --- the proof ------------------------------------------------------------------------------------
+# --- the comparison -------------------------------------------------------------------------------
 
 
 def state(model) -> dict[str, np.ndarray]:
@@ -245,13 +245,13 @@ def state(model) -> dict[str, np.ndarray]:
         own = weight.parametrization or weight.stored
         value = weight.value()
         mask = np.ones(value.shape, bool) if own is None else own.mask_value()
-        assert not value[~mask].any(), f"dead entries of {weight.path} are not 0"
+        assert not value[~mask].any(), f"masked entries of {weight.path} are not 0"
         found[f"mask {weight.path}"], found[f"value {weight.path}"] = mask, value
     return found
 
 
 def prove(folder: Path, one: Way, other: Way, method: str) -> None:
-    """Says that another way has ended with the masks and weights of the first, or fails."""
+    """Fails unless another way has ended with the masks and weights of the first."""
     expected = np.load(folder / f"{one.name}_{method}_0.npz")
     worst = 0.0
     for rank in range(other.processes):

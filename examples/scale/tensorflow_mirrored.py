@@ -3,7 +3,7 @@
     python examples/scale/tensorflow_mirrored.py --methods rigl blocks
 
 Make, wrap and compile the model in the strategy's scope; `fit` does the rest. Without XLA: with
-`jit_compile=True` Keras' step fails under this strategy for dense models, too.
+`jit_compile=True` Keras fails under this strategy for dense models, too.
 """
 
 import os

@@ -2,9 +2,9 @@
 
     python examples/scale/tensorflow_workers.py --methods rigl blocks
 
-`fit` of Keras 3 fails under this strategy for dense models, too (keras-team/keras#20585). What it
-cannot do is to build the model from a batch that lies on several workers. So the model and its
-optimizer are built before, and a loop of one's own runs `model.train_step` on the replicas.
+Under this strategy Keras 3's `fit` fails for dense models, too (keras-team/keras#20585): it cannot
+build the model from a batch that is spread over workers. So the model and its optimizer are built
+first, and a custom training loop runs `model.train_step` on the replicas.
 """
 
 import os

@@ -2,9 +2,9 @@
 
     python examples/scale/torch_ddp.py --methods rigl blocks
 
-DDP averages the gradients of the step. Masks are changed by the callbacks, which a loop of one's
-own calls: RigL averages its dense gradients over the processes by itself, so that each may give it
-its own shard, and all callbacks compare the masks after every update.
+DDP averages the gradients of the step. The custom training loop calls the callbacks, which change
+the masks: RigL averages its dense gradients over the processes, so each may pass its own shard,
+and all callbacks compare the masks after every update.
 """
 
 import os

@@ -12,7 +12,7 @@ lists of a layer's variables, the class of ConvLSTM's cell, `Trainer._compile_lo
 `BIT64_TO_BIT32_DTYPE` of the rules for types; `Layer._layers`, `_auto_config`, `_dtype_policy` and
 `_trainable`, `Lambda._output_shape`, the mark `_is_default` of methods that are not overridden,
 `compute_output_spec` of the backend, and the classes `Functional` and `Tracker`;
-`Trainer._get_metrics_result_or_logs`, `_flatten_metrics_in_order` and `_initial_epoch`;
+`Trainer._initial_epoch`;
 `Variable._layout`, `ModelParallel._layout_map` and `Layer._parent_path`.
 """
 
@@ -33,12 +33,10 @@ from keras_sparse_ortho._keras_internals._compiling import compile_like as compi
 from keras_sparse_ortho._keras_internals._compiling import (
     track_parameters_anew as track_parameters_anew,
 )
-from keras_sparse_ortho._keras_internals._fit import add_to_logs as add_to_logs
 from keras_sparse_ortho._keras_internals._fit import after_fit as after_fit
 from keras_sparse_ortho._keras_internals._fit import before_save as before_save
 from keras_sparse_ortho._keras_internals._fit import in_fit as in_fit
 from keras_sparse_ortho._keras_internals._fit import initial_epoch_is as initial_epoch_is
-from keras_sparse_ortho._keras_internals._fit import leave_logs as leave_logs
 from keras_sparse_ortho._keras_internals._fit import length_of_data as length_of_data
 from keras_sparse_ortho._keras_internals._graph_classes import Functional as Functional
 from keras_sparse_ortho._keras_internals._graph_classes import instance_like as instance_like
@@ -88,7 +86,6 @@ __all__ = [
     "StandIns",
     "VariableOverrides",
     "WrapperBuiltByCalls",
-    "add_to_logs",
     "adopt_call_interface",
     "after_fit",
     "along_kernel",
@@ -117,7 +114,6 @@ __all__ = [
     "layers_in_attributes",
     "layout_entries",
     "layout_of",
-    "leave_logs",
     "length_of_data",
     "maps_one_tensor",
     "mesh_size",

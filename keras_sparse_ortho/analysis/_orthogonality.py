@@ -1,4 +1,4 @@
-"""How far a kernel is from orthogonal."""
+"""`orthogonality_error`: how far a kernel is from orthogonal."""
 
 import math
 from typing import Any
@@ -14,21 +14,22 @@ def orthogonality_error(
 ) -> float:
     """Largest deviation of the Gram matrix from a multiple of the identity.
 
-    For every matrix `K` of the kernel (one a group, gate and batch entry), with `G = K^T K` if it
+    For every matrix `K` of the kernel (one per group, gate and batch entry), with `G = K^T K` if it
     is tall and `K K^T` if it is wide,
 
         error = max |G - gain^2 I| / gain^2,
 
-    and 0 for an exactly orthogonal one. A convolution with more than one tap is orthogonal in this
-    sense if the sum over taps `s` of `K_s^T K_{s + shift}` is, for every shift of the taps (its
-    operator with circular padding). One with strides is read as what it is, a convolution of
-    stride 1 between the phases of the stride (`keras_sparse_ortho.orthogonal.to_polyphase`),
-    unless all its entries are at the center tap: that is the matrix there, whatever the stride.
+    which is 0 for an exactly orthogonal kernel. A convolution with several taps is orthogonal in
+    this sense if the sum over taps `s` of `K_s^T K_{s + shift}` is, for every shift of the taps
+    (its operator with circular padding). A strided convolution is treated as the equivalent
+    convolution of stride 1 between the phases of the stride
+    (`keras_sparse_ortho.orthogonal.to_polyphase`), unless all its entries are at the center tap:
+    then only that matrix counts, whatever the stride.
 
     Args:
         kernel: Kernel in Keras layout.
         layout: Meaning of its axes. Default: `(*spatial, in, out)`.
-        gain: The scale that is meant; default: that of the kernel, `sqrt(mean(diag(G)))`.
+        gain: The intended scale. Default: that of the kernel, `sqrt(mean(diag(G)))`.
 
     Returns:
         The error, relative to `gain^2`. Infinite for a kernel of zeros.
@@ -41,7 +42,7 @@ def orthogonality_error(
     layout = KernelLayout.convolution() if layout is None else layout
     kernel = np.asarray(kernel, dtype=np.float64)
     canonical = layout.to_canonical(kernel)
-    if layout.strides and _leaves_center(canonical):
+    if layout.strides and _has_entries_off_center(canonical):
         canonical = to_polyphase(kernel, layout)
     *taps, rows, columns = canonical.shape[2:]
     matrices = canonical.reshape(-1, *taps, rows, columns)
@@ -58,14 +59,13 @@ def orthogonality_error(
     return worst
 
 
-def _leaves_center(canonical: np.ndarray) -> bool:
-    """Whether there are nonzero entries at other taps than the center."""
+def _has_entries_off_center(canonical: np.ndarray) -> bool:
     center: Any = (slice(None), slice(None), *center_of(canonical.shape))
     return bool(np.count_nonzero(canonical) > np.count_nonzero(canonical[center]))
 
 
 def _gram_by_shift(matrix: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:
-    """`sum_s K_s^T K_(s + shift)` for every shift that lets taps overlap; no shift comes first."""
+    """`sum_s K_s^T K_(s + shift)` for every shift with overlapping taps; shift 0 comes first."""
     rows, columns = matrix.shape[-2:]
     flat: np.ndarray = matrix.reshape(-1, rows, columns)
     if len(flat) == 1:

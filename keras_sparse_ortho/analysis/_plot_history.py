@@ -1,4 +1,4 @@
-"""`plot_history`: densities and thresholds of every layer over time."""
+"""`plot_history`: densities and thresholds of every layer over the epochs."""
 
 import csv
 import math
@@ -11,13 +11,13 @@ _QUANTITIES = ("density", "threshold")
 
 
 def plot_history(history: Any, prefix: str = "", target: float | None = None) -> Any:
-    """Draws densities, and learnt thresholds, of all kernels over the epochs.
+    """Plots the densities, and the learnt thresholds, of all kernels over the epochs.
 
     Args:
-        history: What `callbacks.DensityLogger(per_layer=True)` has logged: the `History` that
-            `fit` returns, its dict, or the path of a file of `keras.callbacks.CSVLogger`.
-        prefix: The prefix that the logger was given.
-        target: The density asked for, drawn as a dashed line, or `None`.
+        history: The logs of `callbacks.DensityLogger(per_layer=True)`: the `History` returned by
+            `fit`, its dict, or the path of a file written by `keras.callbacks.CSVLogger`.
+        prefix: The prefix of the logger.
+        target: The requested density, drawn as a dashed line, or `None`.
 
     Returns:
         A Matplotlib figure, with one axis for densities and one for thresholds, if there are any;
@@ -52,7 +52,7 @@ def plot_history(history: Any, prefix: str = "", target: float | None = None) ->
     for axis, name in zip(axes, shown, strict=True):
         start = f"{prefix}{name}/"
         for key, values in series.items():
-            # What has ended is 0, such as the threshold of frozen weights: the line ends there.
+            # 0 marks what has ended, such as the threshold of frozen weights: the line stops there.
             drawn = [value if value > 0 else math.nan for value in values]
             style: dict[str, Any] = {"marker": "o", "markersize": 3} if len(values) < 40 else {}
             if key == f"{prefix}{name}":
@@ -78,7 +78,7 @@ def _series(history: Any) -> Mapping[str, Sequence[float]]:
     if isinstance(history, str | os.PathLike):
         with pathlib.Path(history).open(newline="", encoding="utf-8") as stream:
             rows = list(csv.DictReader(stream))
-        # CSVLogger writes NA where there is no value, as for metrics of validation.
+        # CSVLogger writes NA where there is no value, e.g. for validation metrics.
         return {
             key: [math.nan if row[key] == "NA" else float(row[key]) for row in rows]
             for key in (rows[0] if rows else {})

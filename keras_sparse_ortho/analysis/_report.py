@@ -1,17 +1,207 @@
-"""`report`: a table of what came out, layer by layer."""
+"""`report`: density, size, FLOPs and orthogonality of every kernel, as a table, dict and CSV."""
 
+import csv
+import dataclasses
+import io
+import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import rich.box
+import rich.console
+import rich.measure
+import rich.table
 
 from keras_sparse_ortho._data import first_batches
+from keras_sparse_ortho._files import atomic_write
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
-from keras_sparse_ortho.analysis._sparsity_report import Row, SparsityReport
 from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
 from keras_sparse_ortho.orthogonal import dead_outputs
 from keras_sparse_ortho.parametrizations import FixedMask
+
+_TOTALS = (
+    *("name", "size", "live", "density", "sparse_density", "whole_density"),
+    *("flops", "sparse_flops"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The figures of one kernel.
+
+    `state` is `"sparse"` for a kernel with a mask or with zeros. Otherwise it says why the kernel
+    is dense: `"no mask"` (excluded, or not selected), or `"not registered"`: the meaning of its
+    axes is unknown (`initializers.kernel_layouts`).
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    size: int
+    live: int
+    flops: int | None
+    sparse_flops: int | None
+    orthogonality_error: float | None
+    dead_outputs: int = 0
+    gain: float | None = None
+    taps: str | None = None
+    state: str = "sparse"
+
+    @property
+    def density(self) -> float:
+        """Live fraction."""
+        return self.live / self.size
+
+
+@dataclasses.dataclass(frozen=True)
+class SparsityReport:
+    """The figures of a model; see `keras_sparse_ortho.report`.
+
+    Args:
+        rows: One `Row` for each kernel.
+        name: Name of the model.
+        unregistered: One `Row` for each matrix whose layer is not registered.
+    """
+
+    rows: tuple[Row, ...]
+    name: str = ""
+    unregistered: tuple[Row, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Entries of all kernels."""
+        return sum(row.size for row in self.rows)
+
+    @property
+    def live(self) -> int:
+        """Live entries of all kernels."""
+        return sum(row.live for row in self.rows)
+
+    @property
+    def density(self) -> float:
+        """Live fraction over all kernels."""
+        return _density(self.rows)
+
+    @property
+    def sparse_density(self) -> float:
+        """Live fraction over the kernels that are not dense; 1 if all are dense."""
+        return _density(self._sparse)
+
+    @property
+    def whole_density(self) -> float:
+        """Live fraction over all matrices of the model, including unregistered ones."""
+        return _density(self._everything)
+
+    @property
+    def dense(self) -> dict[str, str]:
+        """Why matrices are dense, by path; see `Row`."""
+        return {row.path: row.state for row in self._everything if row.state != "sparse"}
+
+    @property
+    def _everything(self) -> tuple[Row, ...]:
+        return *self.rows, *self.unregistered
+
+    @property
+    def _sparse(self) -> list[Row]:
+        return [row for row in self.rows if row.state == "sparse"]
+
+    @property
+    def flops(self) -> int | None:
+        """Multiply-adds of the dense kernels for one sample; `None` if unknown for any."""
+        return _sum([row.flops for row in self.rows])
+
+    @property
+    def sparse_flops(self) -> int | None:
+        """Multiply-adds of the live entries for one sample; `None` if unknown for any."""
+        return _sum([row.sparse_flops for row in self.rows])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as JSON values."""
+        return {
+            **{name: getattr(self, name) for name in _TOTALS},
+            "weights": [_figures(row) for row in self.rows],
+            "unregistered": [_figures(row) for row in self.unregistered],
+        }
+
+    def to_csv(self, path: str | pathlib.Path) -> None:
+        """Writes one line for each kernel, then for each unregistered matrix."""
+        figures = self.to_dict()
+        rows = [*figures["weights"], *figures["unregistered"]]
+        with atomic_write(path) as stream:
+            writer = csv.DictWriter(stream, [*(f.name for f in dataclasses.fields(Row)), "density"])
+            writer.writeheader()
+            writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
+
+    def __rich_console__(
+        self, console: rich.console.Console, options: rich.console.ConsoleOptions
+    ) -> rich.console.RenderResult:
+        """The table; if it does not fit, with shorter numbers and narrower columns."""
+        without_limit = options.update(max_width=1000)
+        ways = ((_in_full, 24, 1), (_in_short, 24, 1), (_in_short, 11, 0))
+        for number, name_width, space in ways:
+            table = self._table(number, name_width, space)
+            needed = rich.measure.Measurement.get(console, without_limit, table).minimum
+            if needed <= options.max_width:
+                break
+        yield table
+
+    def _table(
+        self, number: Callable[[int | None], str], name_width: int, space: int
+    ) -> rich.table.Table:
+        table = rich.table.Table(
+            padding=(0, space),
+            title=f"Kernels of '{self.name}'",
+            title_justify="left",
+            box=rich.box.SIMPLE_HEAD,
+            collapse_padding=True,
+            pad_edge=False,
+            show_edge=False,
+        )
+        # Without a minimum width, a terminal of 80 columns would leave no room for the names.
+        longest = max([len(row.path) for row in self._everything], default=0)
+        table.add_column("weight", overflow="fold", min_width=min(max(longest, 11), name_width))
+        extra = {title: cells for title, cells in self._extra_columns().items() if any(cells)}
+        titles = ["shape", "size", "live", "density", "FLOPs", "sparse\nFLOPs", *extra]
+        for title in titles:
+            table.add_column(title, justify="right", no_wrap=True)
+        for k, row in enumerate(self._everything):
+            flops = (number(row.flops), number(row.sparse_flops))
+            cells = [column[k] for column in extra.values()]
+            shape = "x".join(map(str, row.shape))
+            table.add_row(row.path, shape, *_totals([row], number), *flops, *cells)
+        table.add_section()
+        if self.dense and self.sparse_density < 1:
+            table.add_row("sparse kernels", "", *_totals(self._sparse, number))
+        flops = (number(self.flops), number(self.sparse_flops))
+        table.add_row("all kernels", "", *_totals(self.rows, number), *flops)
+        if self.unregistered:
+            table.add_row("whole model", "", *_totals(self._everything, number))
+        return table
+
+    def _extra_columns(self) -> dict[str, list[str]]:
+        """The optional columns by title; all cells are empty in a column that is not shown."""
+        rows = self._everything
+        errors = [row.orthogonality_error for row in rows]
+        gains = [row.gain for row in rows]
+        taps = [row.taps or "" for row in rows]
+        some_are_sparse = bool(self._sparse)
+        chosen = {gain for gain in gains if gain is not None} - {1.0}
+        return {
+            "|G - I|": ["" if error is None else f"{error:.1e}" for error in errors],
+            "dead\noutputs": [str(row.dead_outputs or "") for row in rows],
+            "gain": [f"{gain:.4g}" if chosen and gain is not None else "" for gain in gains],
+            "taps": taps if set(taps) - {"", "center"} else ["" for _ in taps],
+            "why\ndense": [
+                row.state if row.state != "sparse" and some_are_sparse else "" for row in rows
+            ],
+        }
+
+    def __str__(self) -> str:
+        stream = io.StringIO()
+        rich.console.Console(file=stream, width=120).print(self)
+        return stream.getvalue().rstrip()
 
 
 def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) -> SparsityReport:
@@ -20,35 +210,35 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     For kernel `k`: `density = live / size`; FLOPs are multiply-adds for one sample, counted once
     each as in the tables of the STR and RigL papers, `size * positions` for the dense kernel and
     `live * positions` for the sparse one. `dead_outputs` counts the outputs whose effective kernel
-    is all zero, which after ReLU never wake; `gain` and `taps` are those of the initializer that
-    drew the kernel, as `sparsify` has chosen them. These have columns in the table where they tell
-    something: any dead output, any gain but 1, any taps but the center.
+    is all zero, which stay dead after ReLU; `gain` and `taps` are those of the initializer that
+    drew the kernel, as chosen by `sparsify`. The table has these columns only if there is a dead
+    output, a gain other than 1, or taps other than the center.
 
-    Everything dense is listed: a kernel without a mask, and a matrix whose layer is not registered,
-    has a row that says why (`Row.state`), and beside the density of the sparse kernels
-    (`sparse_density`) stand those of all kernels (`density`) and of all matrices of the model
+    Dense matrices are listed as well: the row of a kernel without a mask, or of a matrix whose
+    layer is not registered, says why it is dense (`Row.state`). There are three densities: of the
+    sparse kernels (`sparse_density`), of all kernels (`density`) and of all matrices of the model
     (`whole_density`).
 
     Args:
         model: A built Keras model; wrapped, stripped or dense.
         orthogonality: Whether to compute the orthogonality errors (`orthogonality_error` of the
-            effective kernel, at its own scale), which takes a matrix product a kernel. They are
-            given for kernels that were drawn to be orthogonal and have not been trained since;
-            with `"all"` for every kernel.
-        sample: Data as `fit` takes it, whose inputs fix the sizes (pixels, timesteps) that the
-            model leaves open; without it the FLOPs of such a model are not known.
+            effective kernel, at its own scale), one matrix product per kernel. They are given for
+            kernels that were drawn to be orthogonal and have not been trained since; with `"all"`
+            for every kernel.
+        sample: Data as for `fit`, whose inputs fix the sizes (pixels, timesteps) that the model
+            leaves open; without it the FLOPs of such a model are unknown.
 
     Returns:
-        A `SparsityReport`: prints as a table, and has `to_dict()` and `to_csv(path)`.
+        A `SparsityReport`, which prints as a table and has `to_dict()` and `to_csv(path)`.
 
     Raises:
         NotPrunableError: A model that is not built.
 
     Warns:
-        DensityWarning: A model that training has left at another density than the one asked for.
+        DensityWarning: Training has ended at another density than requested.
 
-    Limits: only matrices are listed; biases, normalization, activations and pooling are neither in
-    the parameters nor in the FLOPs. `model.count_params()` has all parameters.
+    Limits: only matrices are counted; biases, normalization, activations and pooling are missing
+    from the parameters and the FLOPs. `model.count_params()` has all parameters.
 
     Example:
 
@@ -91,14 +281,13 @@ def _row(weight: PrunableWeight, orthogonality: bool | str, wrapped: bool) -> Ro
 
 
 def _orthogonality(weight: PrunableWeight, which: bool | str) -> float | None:
-    """The error of a kernel that was drawn to be orthogonal and is as it was drawn, or of any."""
     if not which or (which != "all" and not _is_as_drawn(weight)):
         return None
     return orthogonality_error(weight.value(), weight.layout)
 
 
 def _drawn_by(weight: PrunableWeight) -> SparseInitializer | None:
-    """The sparse initializer that drew a kernel and its mask, `None` for others."""
+    """The sparse initializer that drew a kernel and its mask, if one did."""
     mask = weight.parametrization
     if isinstance(mask, FixedMask):
         return mask.drawn_by
@@ -115,11 +304,44 @@ def _is_as_drawn(weight: PrunableWeight) -> bool:
     mask = weight.parametrization
     if isinstance(mask, FixedMask):
         return mask.is_as_drawn()
-    # To compare, it is drawn once more, which for an approximate one may take minutes.
+    # The comparison draws the kernel again; for approximate isometry that may take minutes.
     return drawn_by.isometry == "exact" and is_as_drawn(weight)
 
 
 def _dead_outputs(weight: PrunableWeight) -> int:
-    if len(weight.shape) < 2 and weight.layout is None:  # of a layer that names its own weights
+    if len(weight.shape) < 2 and weight.layout is None:  # the layer names its own weights
         return int(np.count_nonzero(weight.value() == 0))
     return dead_outputs(weight.value(), weight.layout)
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _density(rows: Sequence[Row]) -> float:
+    return sum(row.live for row in rows) / sum(row.size for row in rows) if rows else 1.0
+
+
+def _totals(rows: Sequence[Row], number: Callable[[int | None], str]) -> list[str]:
+    """Total size, live entries and density of rows, as cells."""
+    size, live = sum(row.size for row in rows), sum(row.live for row in rows)
+    return [number(size), number(live), f"{_density(rows):.4f}"]
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    return {**dataclasses.asdict(row), "shape": list(row.shape), "density": row.density}
+
+
+def _in_full(value: int | None) -> str:
+    return "not known" if value is None else f"{value:,}"
+
+
+def _in_short(value: int | None) -> str:
+    """Three digits: `"235k"`."""
+    if value is None:
+        return "?"
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if value >= 0.9995 * size:
+            return f"{float(f'{value / size:.3g}'):g}{unit}"
+    return str(value)

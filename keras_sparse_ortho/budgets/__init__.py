@@ -1,28 +1,12 @@
 """How much of every layer is live."""
 
-from typing import Any
-
 from keras_sparse_ortho.budgets._allocation import Orthogonal as Orthogonal
 from keras_sparse_ortho.budgets._allocation import allocate as allocate
+from keras_sparse_ortho.budgets._allocation import er, erk, lift, uniform
 from keras_sparse_ortho.budgets._allocation import fit_structure as fit_structure
-from keras_sparse_ortho.budgets._allocation import lift as lift
 from keras_sparse_ortho.budgets._allocation import needs_of as needs_of
-from keras_sparse_ortho.budgets._budget import Budget as Budget
-from keras_sparse_ortho.budgets._shares import er as er
-from keras_sparse_ortho.budgets._shares import erk as erk
-from keras_sparse_ortho.budgets._shares import uniform as uniform
-from keras_sparse_ortho.budgets._str_resnet50 import str_resnet50 as str_resnet50
+from keras_sparse_ortho.budgets._budget import Budget
+from keras_sparse_ortho.budgets._str_resnet50 import str_resnet50
 
 # Public; the other names above are for the other rooms.
 __all__ = ["Budget", "er", "erk", "lift", "str_resnet50", "uniform"]
-
-_IN_SALIENCY = ("Saliency", "grasp", "magnitude", "random", "snip", "synflow")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _IN_SALIENCY:
-        raise AttributeError(
-            f"What scores entries is in keras_sparse_ortho.saliency: use `kso.saliency.{name}`. "
-            f"Received: `kso.budgets.{name}`"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

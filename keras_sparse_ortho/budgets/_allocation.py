@@ -1,8 +1,10 @@
-"""Sharing out an exact number of live entries among weights, within the bounds of each."""
+"""Uniform, ER and ERK budgets, and sharing an exact number of live entries among weights."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError, LayoutError
 from keras_sparse_ortho.initializers import (
@@ -11,12 +13,167 @@ from keras_sparse_ortho.initializers import (
     axes_for,
     layout_for,
 )
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import weights_of
 from keras_sparse_ortho.orthogonal import apportion, live_count
 
 Orthogonal = bool | SparseInitializer | Mapping[str, SparseInitializer]
-"""Whether kernels are to be exactly orthogonal; or what draws them, for all or by weight path."""
+"""Whether kernels must be exactly orthogonal, or their initializer: for all, or by weight path."""
+
+
+@explains_density
+def uniform(
+    model: Any,
+    density: float,
+    *,
+    dense_first: bool = False,
+    dense_last: bool = False,
+    include: Selection = None,
+    exclude: Selection = None,
+    orthogonal: Orthogonal = True,
+) -> Budget:
+    """Every weight has the same density.
+
+    With `dense_first` or `dense_last` those weights stay dense and the others share the rest, so
+    that the global density is still `density`.
+
+    Args:
+        model: A built Keras model, or a list of `PrunableWeight`.
+        density: Global live fraction over the selected weights, in (0, 1]; the total is exactly
+            `round(density * size)`.
+        dense_first: Whether the first weight stays dense.
+        dense_last: Whether the last weight stays dense.
+        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
+        exclude: Which weights to leave out.
+        orthogonal: Whether weights are lifted to what an exactly orthogonal kernel without dead
+            outputs needs (see `lift`); or the initializer that will draw the kernels.
+
+    Raises:
+        BudgetError: A global density that the bounds do not allow.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a"),
+    ...                           keras.layers.Dense(10, name="b")])
+    >>> uniform(model, 0.5)
+    <Budget of 2 weights, density 0.5, 150 of 300 live
+      a/kernel  0.5         100 of 200
+      b/kernel  0.5         50 of 100>
+    """
+    weights = choose(weights_of(model), include, exclude)
+    ends = [*(weights[:1] if dense_first else []), *(weights[-1:] if dense_last else [])]
+    dense = [weight.path for weight in ends]
+    relative = [1.0] * len(weights)
+    return allocate(weights, density, relative, orthogonal=orthogonal, dense=dense)
+
+
+@explains_density
+def er(
+    model: Any,
+    density: float,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+    orthogonal: Orthogonal = True,
+) -> Budget:
+    """Erdos-Renyi (ER): the density of a layer is proportional to `(in + out) / (in * out)`.
+
+    Layers that would exceed density 1 are dense, and the rest is rescaled. The spatial dimensions
+    of convolutions are ignored; see `erk`.
+
+    Args:
+        model: A built Keras model, or a list of `PrunableWeight`.
+        density: Global live fraction over the selected weights, in (0, 1].
+        include: As in `uniform`.
+        exclude: As in `uniform`.
+        orthogonal: As in `uniform`.
+
+    Raises:
+        BudgetError: A global density that the bounds do not allow.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(100, name="a"),
+    ...                           keras.layers.Dense(10, name="b")])
+    >>> er(model, 0.1)
+    <Budget of 2 weights, density 0.1, 1100 of 11000 live
+      a/kernel  0.071       710 of 10000
+      b/kernel  0.39        390 of 1000>
+
+    Reference:
+
+    - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
+      connectivity inspired by network science" (Nature Communications 2018), arXiv 1707.04780
+    """
+    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=False)
+
+
+@explains_density
+def erk(
+    model: Any,
+    density: float,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+    orthogonal: Orthogonal = True,
+) -> Budget:
+    """Erdos-Renyi-Kernel (ERK): density proportional to `sum(dims) / prod(dims)` of the kernel.
+
+    For a convolution `(in + out + k_1 + ... ) / (in * out * k_1 * ...)`; for a matrix as in `er`.
+    Layers that would exceed density 1 are dense, and the rest is rescaled.
+
+    Args:
+        model: A built Keras model, or a list of `PrunableWeight`.
+        density: Global live fraction over the selected weights, in (0, 1].
+        include: As in `uniform`.
+        exclude: As in `uniform`.
+        orthogonal: As in `uniform`.
+
+    Raises:
+        BudgetError: A global density that the bounds do not allow.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((8, 8, 16)), keras.layers.Conv2D(32, 3, name="a"),
+    ...                           keras.layers.Conv2D(32, 1, name="b")])
+    >>> [round(d, 3) for d in erk(model, 0.2).values()]
+    [0.11, 0.604]
+
+    Reference:
+
+    - Evci et al., "Rigging the Lottery: Making All Tickets Winners" (ICML 2020), arXiv 1911.11134
+    """
+    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=True)
+
+
+def _erdos_renyi(
+    model: Any,
+    density: float,
+    include: Selection,
+    exclude: Selection,
+    orthogonal: Orthogonal,
+    *,
+    spatial: bool,
+) -> Budget:
+    weights = choose(weights_of(model), include, exclude)
+    dims = [_dims(weight, spatial) for weight in weights]
+    relative = [sum(sizes) / math.prod(sizes) for sizes in dims]
+    return allocate(weights, density, relative, orthogonal=orthogonal)
+
+
+def _dims(weight: PrunableWeight, spatial: bool) -> list[int]:
+    """Sizes of the kernel's axes, with attention heads and the like flattened to in and out."""
+    layout = weight.layout or KernelLayout.convolution()
+    batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
+    dims = [outputs * parts]
+    if layout.inputs:
+        dims.append(inputs)
+    if layout.batch:
+        dims.append(batch)
+    return dims + taps if spatial else dims
 
 
 def allocate(
@@ -30,59 +187,62 @@ def allocate(
     """Densities proportional to `relative`, with exactly `round(density * total)` live entries.
 
     Weight `k` gets `clip(scale * relative_k * size_k, covering_k, size_k)` entries, with the one
-    `scale` for which these sum to the total; fractions are rounded by largest remainder. So a
-    weight that would pass density 1 is dense, and one whose share is too small for an orthogonal
-    kernel without dead outputs is lifted to the least count of one; the others are rescaled to
-    keep the total. A total that is too small for that is shared out between the bounds `least_k`
-    of an orthogonal kernel and `covering_k`, so that as few outputs are dead as it allows.
+    `scale` for which these sum to the total, and fractions rounded by largest remainder. So a
+    weight that would exceed density 1 is dense, a share that is too small for an orthogonal kernel
+    without dead outputs is lifted to the minimum count, and the others are rescaled. A total that
+    is too small for that is shared between the minimum `least_k` of an orthogonal kernel and
+    `covering_k`, which leaves as few dead outputs as possible.
 
     Args:
         weights: The weights.
         density: Global live fraction over all of them.
         relative: Density of each weight relative to the others.
-        orthogonal: Whether every kernel must be able to be exactly orthogonal; else each keeps at
-            least one live entry. Or what is to draw the kernels.
+        orthogonal: Whether every kernel must be able to be exactly orthogonal, or what will draw
+            the kernels. If false, each keeps at least one live entry.
         dense: Paths of weights that stay dense.
 
     Raises:
-        BudgetError: A total that the bounds do not allow, with the densities that are possible.
+        BudgetError: A total that the bounds do not allow; names the least possible density.
     """
     if not weights:
         raise BudgetError("There are no weights to share a budget among. Received: weights=[]")
     size = sum(weight.size for weight in weights)
     total = live_count(density, size)
     upper = [weight.size for weight in weights]
-    given = [w.path in dense for w in weights]
+    full = [w.path in dense for w in weights]
     least, covering = (
-        [full if all_of_it else few for full, all_of_it, few in zip(upper, given, row, strict=True)]
-        for row in needs_of(weights, orthogonal)
+        [most if stays else few for most, stays, few in zip(upper, full, counts, strict=True)]
+        for counts in needs_of(weights, orthogonal)
     )
     if total < sum(least):
         what = "exactly orthogonal kernels" if orthogonal else "a live entry in every weight"
         what += " and the weights that stay dense" if dense else ""
         raise BudgetError(
             f"The least global density that leaves room for {what} is {sum(least) / size:.6g}."
-            f"{_greediest(weights, least, given) if orthogonal else ''} "
+            f"{_largest_need(weights, least, full) if orthogonal else ''} "
             f"Received: density={density!r}"
         )
     wanted = [share * weight.size for share, weight in zip(relative, weights, strict=True)]
-    counts = _clipped_shares(total, wanted, *bounds_for(total, least, covering, upper))
+    counts = _clipped_shares(total, wanted, *_bounds(total, least, covering, upper))
     unbounded = _clipped_shares(total, wanted, [0] * len(weights), upper)
     lifted = {
         w.path: share
         for w, share, count, enough in zip(weights, unbounded, counts, covering, strict=True)
         if orthogonal and share < min(count, enough) and w.path not in dense
     }
-    return Budget(
-        {w.path: count / w.size for w, count in zip(weights, counts, strict=True)},
-        {w.path: w.size for w in weights},
-        lifted,
-    )
+    return _budget(weights, counts, lifted)
 
 
-def _greediest(weights: Sequence[PrunableWeight], least: list[int], given: list[bool]) -> str:
-    """Which weight needs most, and what needs less."""
-    ours = [(few, w) for few, w, full in zip(least, weights, given, strict=True) if not full]
+def _budget(
+    weights: Sequence[PrunableWeight], counts: Sequence[int], lifted: Mapping[str, int | None]
+) -> Budget:
+    densities = {w.path: count / w.size for w, count in zip(weights, counts, strict=True)}
+    return Budget(densities, {w.path: w.size for w in weights}, lifted)
+
+
+def _largest_need(weights: Sequence[PrunableWeight], least: list[int], full: list[bool]) -> str:
+    """For an error: which weight needs most entries, and what would need fewer."""
+    ours = [(few, w) for few, w, stays in zip(least, weights, full, strict=True) if not stays]
     text = " Kernels that need not be orthogonal take less (initializer='random_sparse')."
     if ours:
         most, weight = max(ours, key=lambda pair: pair[0])
@@ -93,22 +253,22 @@ def _greediest(weights: Sequence[PrunableWeight], least: list[int], given: list[
 def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:
     """The budget nearest to another one that exactly orthogonal kernels can have.
 
-    An orthogonal kernel needs `least_count` live entries, and `covering_count` for none of its
-    outputs to be zero (a unit after ReLU that is zero never wakes). Methods that learn or score
-    densities do not take that into account. Here weight `k` gets
+    An orthogonal kernel needs at least `least_count` live entries, and `covering_count` so that
+    none of its outputs is all zero (a ReLU unit with such weights stays dead). Methods that learn
+    or score densities ignore this. Here weight `k` gets
 
         clip(scale * density_k * size_k, covering_k, size_k)
 
-    live entries, with the one `scale` that keeps the global count: weights below what they need
-    get it, and the others give entries up in proportion. A global count that is too small for all
-    outputs is shared out between `least_k` and `covering_k`. `Budget.lifted_from` says what was
-    lifted, and from which count.
+    live entries, with the one `scale` that keeps the global count: weights that lack entries get
+    them, and the others give up entries in proportion. A global count that is too small to cover
+    all outputs is shared between `least_k` and `covering_k`. `Budget.lifted_from` has the original
+    counts of the weights that were lifted.
 
     Args:
         model: A built Keras model, or a list of `PrunableWeight`, with the weights of the budget.
-        budget: Densities, e.g. those that STR, SNIP or a published table ends with.
-        initializer: What is to draw the kernels, if not `ExactOrthogonal()`: with other `norms`,
-            `taps` or `start` a kernel needs another count.
+        budget: Densities, e.g. the final ones of STR or SNIP, or those of a published table.
+        initializer: What will draw the kernels, if not `ExactOrthogonal()`: other `norms`, `taps`
+            or `start` need other counts.
 
     Raises:
         BudgetError: A budget for other weights; a global count below what orthogonal kernels need.
@@ -133,21 +293,21 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
 def fit_structure(
     plan: Budget, weights: Sequence[PrunableWeight], patterns: Mapping[str, SparseInitializer]
 ) -> Budget:
-    """`plan` within the bounds of structures, every count a multiple of its unit.
+    """`plan` within the bounds of structures, every count a multiple of its structure's unit.
 
-    No kernel has dead outputs, where the total allows. It is at most that of the plan, and less
-    than it by less than the smallest unit of the weights that are not full.
+    No kernel has dead outputs if the total allows that. The result has at most as many live entries
+    as the plan, and fewer by less than the smallest unit of the weights that are not full.
 
     Args:
         plan: Densities of the weights.
-        weights: The weights, all of which are to be exactly orthogonal.
-        patterns: By path what is to draw them, with a structure or without.
+        weights: The weights, all of which must be exactly orthogonal.
+        patterns: By path what will draw them, with a structure or without.
 
     Raises:
         LayoutError: A weight that its structure does not fit; the message names it.
-        BudgetError: A total that the structures do not allow, with the densities that they do.
+        BudgetError: A total outside the range that the structures allow.
     """
-    rows = [_structured(weight, patterns[weight.path]) for weight in weights]
+    rows = [_structure_bounds(weight, patterns[weight.path]) for weight in weights]
     units, least, covering, most = ([row[k] for row in rows] for k in range(4))
     if not sum(least) <= plan.live <= sum(most):
         found = (getattr(pattern, "structure", None) for pattern in patterns.values())
@@ -157,17 +317,17 @@ def fit_structure(
             f"densities from {sum(least) / plan.size:.6g} to {sum(most) / plan.size:.6g}. "
             f"Received: density={plan.density:.6g}"
         )
-    lower, upper = bounds_for(plan.live, least, covering, most)
+    lower, upper = _bounds(plan.live, least, covering, most)
     given = [plan.counts[w.path] for w in weights]
     wanted = _clipped_shares(plan.live, given, lower, upper)
-    # The bounds are multiples of the units, so rounding down keeps them.
+    # The bounds are multiples of the units, so rounding down stays within them.
     counts = [count - count % unit for count, unit in zip(wanted, units, strict=True)]
     left = plan.live - sum(counts)
     for k in sorted(range(len(counts)), key=lambda k: (counts[k] - wanted[k]) / units[k]):
         if units[k] <= left and counts[k] + units[k] <= upper[k]:
             counts[k] += units[k]
             left -= units[k]
-    # Less than a unit of each is left, which weights of smaller units can take.
+    # The rest is less than a unit of each; weights with smaller units can take it.
     for k in sorted(range(len(counts)), key=lambda k: units[k]):
         more = min(left, most[k] - counts[k]) // units[k] * units[k]
         counts[k] += more
@@ -176,11 +336,7 @@ def fit_structure(
     for weight, share, count, few in zip(weights, given, counts, lower, strict=True):
         if share < few <= count:
             lifted.setdefault(weight.path, share)
-    return Budget(
-        {w.path: c / w.size for w, c in zip(weights, counts, strict=True)},
-        {w.path: w.size for w in weights},
-        lifted,
-    )
+    return _budget(weights, counts, lifted)
 
 
 def _clipped_shares(
@@ -188,8 +344,8 @@ def _clipped_shares(
 ) -> list[int]:
     """Integers within bounds, proportional to `wanted` where the bounds allow, that sum to `total`.
 
-    The sum of the clipped shares grows with their scale, so fixing all shares on the side that
-    has the larger excess, and rescaling the rest, ends at the one solution.
+    The sum of the clipped shares grows with their scale. So fixing all shares on the side with the
+    larger excess and rescaling the rest ends at the unique solution.
     """
     counts = [0] * len(wanted)
     free = list(range(len(wanted)))
@@ -212,9 +368,11 @@ def _clipped_shares(
     return counts
 
 
-def _structured(weight: PrunableWeight, pattern: SparseInitializer) -> tuple[int, int, int, int]:
-    """Unit of the live entries of a weight; the least, the least without dead outputs, the most."""
-    (least,), (covering,) = needs_of([weight], pattern)
+def _structure_bounds(
+    weight: PrunableWeight, pattern: SparseInitializer
+) -> tuple[int, int, int, int]:
+    """Unit, minimum, minimum without dead outputs, and maximum of a weight's live entries."""
+    least, covering = _needs(weight, pattern)
     structure = getattr(pattern, "structure", None)
     if structure is None:
         return 1, least, covering, weight.size
@@ -225,22 +383,9 @@ def _structured(weight: PrunableWeight, pattern: SparseInitializer) -> tuple[int
 def needs_of(
     weights: Sequence[PrunableWeight], orthogonal: Orthogonal
 ) -> tuple[list[int], list[int]]:
-    """Fewest live entries of each weight, and fewest with which no output of it is dead."""
+    """Minimum live entries of each weight, and the minimum without dead outputs."""
     pairs = [_needs(weight, orthogonal) for weight in weights]
     return [least for least, _ in pairs], [covering for _, covering in pairs]
-
-
-def bounds_for(
-    total: int, least: Sequence[int], covering: Sequence[int], most: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Lower and upper bounds of counts that leave as few outputs dead as `total` allows.
-
-    Where it is enough for all outputs of all weights, none gets fewer than `covering`; else none
-    gets more, as what one weight has beyond that is missing to another.
-    """
-    if total >= sum(covering):
-        return list(covering), list(most)
-    return list(least), list(covering)
 
 
 def _needs(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int]:
@@ -256,3 +401,16 @@ def _needs(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int]:
         return initializer.least_counts(weight.shape, axes_for(weight, initializer))
     except LayoutError as error:
         raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
+
+
+def _bounds(
+    total: int, least: Sequence[int], covering: Sequence[int], most: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Lower and upper bounds of counts that leave as few dead outputs as `total` allows.
+
+    If the total does not cover all outputs, no weight gets more than it needs to cover its own:
+    the surplus of one weight is missing from another.
+    """
+    if total >= sum(covering):
+        return list(covering), list(most)
+    return list(least), list(covering)

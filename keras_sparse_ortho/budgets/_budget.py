@@ -17,18 +17,18 @@ _COLUMNS = ("weight", "density", "size", "lifted", "lifted_from")
 
 
 class Budget(Mapping[str, float]):
-    """Densities of the weights of a model: a value that can be saved, loaded and summed up.
+    """Densities of the weights of a model, which can be saved and loaded.
 
-    Maps the path of a weight (as `keras_sparse_ortho.prunable_weights` lists it) to its live
-    fraction. A weight of `size` entries gets exactly `round(density * size)` live ones.
+    Maps the path of a weight (as in `keras_sparse_ortho.prunable_weights`) to its live fraction.
+    A weight of `size` entries gets exactly `round(density * size)` live ones.
 
     Args:
         densities: From weight path to density, in (0, 1].
         sizes: From weight path to number of entries; needed for counts before the budget is
             applied to a model.
-        lifted: Paths of the weights that got more than their share, because an exactly orthogonal
-            kernel (without dead outputs) needs it; or a dict from these to the live entries of
-            their share, which is then `lifted_from`.
+        lifted: Paths of the weights that were given more than their share, because an exactly
+            orthogonal kernel without dead outputs needs it; or a dict from these paths to the live
+            entries of their share, which becomes `lifted_from`.
 
     Raises:
         BudgetError: A density outside (0, 1], a size for a weight without a density, no weights.
@@ -107,16 +107,16 @@ class Budget(Mapping[str, float]):
         """This budget with the sizes of a model's weights.
 
         Raises:
-            BudgetError: Weights that the budget does not name, names that no weight has, sizes
-                that differ, and densities that leave a weight without live entries.
+            BudgetError: Missing or unknown weights, different sizes, or a density that leaves a
+                weight without live entries.
         """
         sizes = {weight.path: weight.size for weight in weights}
         unknown = [path for path in self if path not in sizes]
         missing = [path for path in sizes if path not in self._densities]
         if unknown or missing:
             raise BudgetError(
-                "The budget must name exactly the weights that are to be pruned (see `include` "
-                f"and `exclude`). Received: unknown {unknown}, missing {missing}"
+                "The budget must name exactly the weights to be pruned (see `include` and "
+                f"`exclude`). Received: unknown {unknown}, missing {missing}"
             )
         for path, size in self.sizes.items():
             if size != sizes[path]:
@@ -134,7 +134,7 @@ class Budget(Mapping[str, float]):
 
     @classmethod
     def from_model(cls, model: Any) -> "Budget":
-        """The densities that the weights of a model have now (see `prunable_weights`)."""
+        """The current densities of the weights of a model (see `prunable_weights`)."""
         weights = prunable_weights(model)
         empty = [weight.path for weight in weights if weight.live == 0]
         if empty:
@@ -146,7 +146,7 @@ class Budget(Mapping[str, float]):
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the budget as `.csv` or `.json`: weight, density, size, lifted, lifted_from.
 
-        What stood there before is replaced when all has been written, not sooner.
+        An existing file is replaced only once everything is written.
         """
         path = pathlib.Path(path)
         rows = [
@@ -166,17 +166,17 @@ class Budget(Mapping[str, float]):
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "Budget":
-        """Reads what `save` wrote; of a CSV file `weight` and `density` are enough.
+        """Reads a file written by `save`; a CSV file needs only `weight` and `density`.
 
         Raises:
-            BudgetError: A file that is no budget, or only a part of one, with the line number.
+            BudgetError: A file that is not a budget, or is truncated; names the line.
         """
         path = pathlib.Path(path)
         if _suffix(path) == ".json":
             rows = read_json_rows(path, "budget", BudgetError)
         else:
             rows = read_csv(path, ("weight", "density"), BudgetError)
-            # A CSV holds text; what is not a number is refused below with its line.
+            # CSV values are text; what is not a number is refused below with its line.
             rows = [(place, {**row, "density": _number(row["density"])}) for place, row in rows]
         densities: dict[str, float] = {}
         sizes: dict[str, int] = {}
@@ -186,7 +186,7 @@ class Budget(Mapping[str, float]):
                 name = row["weight"]
                 if not isinstance(name, str) or not name or name in densities:
                     raise ValueError(f"weight={shown(name)!r} is empty, or named twice")
-                name.encode()  # refuses lone surrogates, which JSON can spell
+                name.encode()  # refuses lone surrogates, which JSON can contain
                 densities[name] = check_density(row["density"])
                 if row.get("size") not in (None, ""):
                     sizes[name] = _count("size", row["size"], 1)
@@ -229,7 +229,7 @@ def _number(text: str) -> float | str:
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    """An integer of a file, which CSV spells as text."""
+    """An integer from a file; in CSV it is text."""
     count = int(value) if isinstance(value, str) else value
     if isinstance(count, bool) or not isinstance(count, int) or count < least:
         raise ValueError(f"`{name}` must be an integer of at least {least}: {shown(value)}")

@@ -12,28 +12,27 @@ _TABLE = "str_resnet50.csv"
 
 
 def str_resnet50(density: float = 0.0977) -> Budget:
-    """The published budget of STR for ResNet-50, for `keras.applications.ResNet50`.
+    """The published budgets of soft threshold reparameterization (STR) for ResNet-50.
 
-    Density of a layer is `1 - sparsity / 100` with the sparsity that the authors print. There are
-    16 budgets, of global densities from 0.2045 to 0.009; `density` chooses one of them. Layers of
-    the authors' PyTorch model (`layer2.0.conv1`) are mapped onto those of Keras
-    (`conv3_block1_1_conv`): stage, block and convolution in order; `downsample` is the projection
-    `0_conv`, and `fc` is `predictions`.
+    For `keras.applications.ResNet50`. The density of a layer is `1 - sparsity / 100`, with the
+    sparsity that the authors print. There are 16 budgets, with global densities from 0.2045 to
+    0.009; `density` selects one. Layers of the authors' PyTorch model (`layer2.0.conv1`) are mapped
+    to those of Keras (`conv3_block1_1_conv`): stage, block and convolution in order; `downsample`
+    is the projection `0_conv`, and `fc` is `predictions`.
 
-    FLOPs: Keras has ResNet-50 "v1", with the stride in the first 1x1 convolution of a stage, where
+    FLOPs: Keras has ResNet-50 "v1", with the stride in the first 1x1 convolution of a stage, while
     PyTorch ("v1.5") has it in the 3x3 one. So the first 1x1 convolution of stages 3, 4 and 5 costs
     a quarter in Keras. All other layers agree exactly.
 
     Args:
-        density: Global live fraction of one of the published budgets, as printed (two digits of
-            the sparsity in percent), e.g. 0.0977 for the network of 90.23% sparsity and 74.31%
-            top-1.
+        density: Global live fraction of one of the published budgets, e.g. 0.0977 for the network
+            of 90.23% sparsity and 74.31% top-1 accuracy.
 
     Raises:
-        BudgetError: Another density; the message lists those there are.
+        BudgetError: Another density; the message lists the available ones.
 
     Limits: 16 densities of one network. Some layers are sparser than an exactly orthogonal kernel
-    can be: `lift` raises these.
+    can be; `lift` lifts these.
 
     Example:
 
@@ -67,7 +66,7 @@ def str_resnet50(density: float = 0.0977) -> Budget:
 
 
 def _density(sparsity: str) -> float:
-    """The density of a printed sparsity [%]; rounded, as 100 - 90.23 is not 9.77 in binary."""
+    """The density for a printed sparsity [%]; rounded, as 100 - 90.23 is not 9.77 in binary."""
     return round(1 - float(sparsity) / 100, 6)
 
 

@@ -1,4 +1,4 @@
-"""`BackupAndRestore`: a run that was killed goes on as if it had not been."""
+"""`BackupAndRestore`: a killed run goes on as if it had not been interrupted."""
 
 import json
 import os
@@ -20,26 +20,26 @@ _WEIGHTS = "epoch_{:06d}.weights.h5"
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Saves what training depends on after every epoch, and goes on from there when run again.
+    """Saves the state of training after every epoch, and resumes from there when run again.
 
-    As `keras.callbacks.BackupAndRestore`, with two things that this one leaves out:
+    Like `keras.callbacks.BackupAndRestore`, but it also covers:
 
     - the states of the seed generators, from which `Dropout` and the augmentation layers draw, and
-      of torch's own, from which `Dropout` draws there. Keras saves them in no file, so that a
-      resumed run draws what the first epoch drew;
-    - a kill at any moment, while files are written too. The weights of every epoch are a file of
-      their own, and a small one, renamed into place, says which of them is the last whole one.
+      of torch's own generator. Keras saves them in no file, so a run that it resumes repeats the
+      random numbers of the first epoch;
+    - a kill at any moment, even while files are written. Every epoch's weights have their own file,
+      and a small file, renamed into place, tells which of them is the last complete one.
 
-    So `fit`, called again with the same arguments, ends bit by bit with the model that a run
-    without interruption ends with, if data come in the same order.
+    So `fit`, called again with the same arguments, ends bit by bit with the model of a run without
+    interruption, if the data come in the same order.
 
-    Where several processes train one model each has this callback, and a folder `worker_0`,
-    `worker_1`, ... in `backup_dir`, which may be shared by them or not. A kill can leave one
-    process with the backup of an epoch that another has not saved. Each keeps that of the epoch
-    before, too, and when the job is started again all go on from the last that all of them have.
+    If several processes train one model, each has this callback, and a folder `worker_0`,
+    `worker_1`, ... in `backup_dir`, which may be shared or not. A kill can leave one process with
+    the backup of an epoch that another has not saved. So each keeps the epoch before as well, and
+    a restarted job resumes from the last epoch that all of them have.
 
     Args:
-        backup_dir: A folder of its own for the run; it is made if need be.
+        backup_dir: A folder for this run alone; it is created if it does not exist.
         delete_checkpoint: Whether to delete the files when training is finished.
 
     Raises:
@@ -47,14 +47,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             a model with other seed generators, or one without the epoch that other processes have.
         WorkerError: One of these, on another process.
 
-    Limits: a run goes on from the end of an epoch. Within one it cannot: `fit` has no way to begin
-    with another batch than the first, and after a checkpoint in the middle of an epoch Keras' own
-    callback begins that once more. `steps_per_epoch` makes epochs shorter. What is shuffled by
-    `fit(shuffle=True)`, or by a `tf.data.Dataset`, comes in another order in the resumed run; a
-    `keras.utils.PyDataset` can make it depend on the epoch. Counts of other callbacks, such as the
-    patience of `EarlyStopping`, start anew, and `History` has the epochs of the last call only.
-    Folders are local or mounted. Kernels that are cut over several processes, under `ModelParallel`
-    on JAX, are not saved: Keras' `save_weights` raises there.
+    Limits: a run resumes at the end of an epoch: `fit` always begins an epoch with its first batch,
+    and after a checkpoint within an epoch Keras' own callback repeats it. `steps_per_epoch` makes
+    epochs shorter. `fit(shuffle=True)` and a shuffled `tf.data.Dataset` give another order in the
+    resumed run; the order of a `keras.utils.PyDataset` can depend on the epoch. The counts of other
+    callbacks, such as the patience of `EarlyStopping`, start again, and `History` only has the
+    epochs of the last call. Folders must be local or mounted. Sharded kernels (`ModelParallel` on
+    JAX over several processes) are not saved: Keras' `save_weights` raises there.
 
     Example:
 
@@ -80,7 +79,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved: dict[str, Any] | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Goes back to the last epoch that was saved, if there is one."""
+        """Restores the last epoch that was saved, if there is one."""
         self._workers = workers_of(self.model)
         if self._workers.count > 1:
             self._folder = self.backup_dir / f"worker_{self._workers.rank}"
@@ -92,7 +91,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._workers.together(lambda: self._restore(records, epoch))
 
     def _records(self) -> list[dict[str, Any]]:
-        """What was saved, the last epoch first."""
+        """The saved records, the last epoch first."""
         if not self.model.built:
             raise ValueError(
                 "BackupAndRestore needs a model that is built: call it on a batch of data before "
@@ -110,8 +109,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         known = next((record for record in records if record["epoch"] == epoch), None)
         if known is None:
             raise ValueError(
-                f"All processes must have saved one epoch, and another one has only {epoch}. "
-                f"Received: '{self._folder}' with {[record['epoch'] for record in records]}"
+                f"All processes must have a backup of one epoch, and another process has only "
+                f"{epoch}. Received: '{self._folder}' with {[r['epoch'] for r in records]}"
             )
         if len(states) != len(known["seeds"]):
             raise ValueError(
@@ -129,7 +128,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved = known
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves the model; the number is that of the epoch with which a resumed run begins."""
+        """Saves the model, under the number of the epoch with which a resumed run begins."""
         model = self.model
         self._folder.mkdir(parents=True, exist_ok=True)
         weights = self._folder / _WEIGHTS.format(epoch + 1)
@@ -139,7 +138,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         seeds = [to_numpy(state).tolist() for state in _seed_states(model)]
         saved = {"epoch": epoch + 1, "seeds": seeds, "generators": global_generators()}
         kept, record = {weights}, saved
-        # No process is more than an epoch ahead, as every step waits for all of them.
+        # No process is more than one epoch ahead, as every step waits for all of them.
         if self._workers.count > 1 and self._saved is not None:
             kept.add(self._folder / _WEIGHTS.format(self._saved["epoch"]))
             record = {**saved, "before": self._saved}
@@ -149,7 +148,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved = saved
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Deletes the backup, when all processes have come here."""
+        """Deletes the backup, once all processes have finished."""
         if self.delete_checkpoint:
             self._workers.together(lambda: None)
             (self._folder / _RECORD).unlink(missing_ok=True)
@@ -162,6 +161,6 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 
 def _seed_states(model: Any) -> list[Any]:
-    """The states of all seed generators in a model, in an order that its structure fixes."""
+    """The states of all seed generators in a model, in the order of its structure."""
     weights = {id(variable) for variable in model.weights}
     return [variable for variable in model.variables if id(variable) not in weights]

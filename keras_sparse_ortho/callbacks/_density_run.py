@@ -1,21 +1,91 @@
-"""`DensityRun`: callbacks that bring a model to a density, and say so if it is not there."""
+"""`DensityLogger`, and `DensityRun`, the base of callbacks that bring a model to a density."""
 
 import abc
 from collections.abc import Sequence
 from typing import Any
 
-from keras_sparse_ortho._keras_internals import add_to_logs, after_fit, leave_logs
+import keras
+
+from keras_sparse_ortho._keras_internals import after_fit
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
-from keras_sparse_ortho.models import warn_of_gap, watch_saving
-from keras_sparse_ortho.parametrizations import DensityGap, density_gap
+from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.models import prunable_weights, warn_of_gap, watch_saving
+from keras_sparse_ortho.parametrizations import DensityGap, Parametrization, density_gap
+
+
+class DensityLogger(keras.callbacks.Callback):
+    """Adds density and thresholds of the kernels to the logs of every epoch.
+
+    `density = sum(live) / sum(size)` over all kernels, and, where there are learnt thresholds,
+    `threshold`, their mean over the kernels. They are in `History` and the progress bar; put this
+    callback before others that read the logs, such as `CSVLogger` and `TensorBoard`.
+    `TargetDensity` and `UpdateMasks` add the same by themselves.
+    `keras_sparse_ortho.analysis.plot_history` draws them.
+
+    Args:
+        per_layer: Whether to add `density/<path>` and `threshold/<path>` (the mean over channels)
+            for each kernel as well.
+        prefix: Put before the names, e.g. `"pruned_"`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> model = kso.sparsify(keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]), 0.25)
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0,
+    ...                     callbacks=[kso.callbacks.DensityLogger()])
+    >>> history.history["density"]
+    [0.25]
+    """
+
+    def __init__(self, per_layer: bool = False, prefix: str = "") -> None:
+        super().__init__()
+        self.per_layer = per_layer
+        self.prefix = prefix
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds density and thresholds to the logs."""
+        if logs is not None:
+            logs.update(density_and_threshold(self.model, self.per_layer, self.prefix))
+
+
+def density_and_threshold(
+    model: Any, per_layer: bool = False, prefix: str = ""
+) -> dict[str, float]:
+    """The entries of `DensityLogger`, for a model as it is now."""
+    weights = prunable_weights(model)
+    live = {weight.path: weight.live for weight in weights}
+    size = sum(weight.size for weight in weights)
+    entries = {f"{prefix}density": sum(live.values()) / size}
+    thresholds = _thresholds(weights)
+    if thresholds:
+        entries[f"{prefix}threshold"] = sum(thresholds.values()) / len(thresholds)
+    if per_layer:
+        for weight in weights:
+            entries[f"{prefix}density/{weight.path}"] = live[weight.path] / weight.size
+        for path, mean in thresholds.items():
+            entries[f"{prefix}threshold/{path}"] = mean
+    return entries
+
+
+def _thresholds(weights: list[PrunableWeight]) -> dict[str, float]:
+    """The mean threshold of each weight that has learnt ones."""
+    found = {}
+    for weight in weights:
+        if isinstance(weight.parametrization, Parametrization):
+            threshold = weight.parametrization.threshold_value()
+            if threshold is not None:
+                found[weight.path] = float(threshold.mean())
+    return found
 
 
 class DensityRun(StepCallback):
-    """The end of a run: what is due at its last step is done, or it is said why it was not.
+    """A callback that brings a model to a density, and warns when the run ends without it.
 
-    Callbacks such as `EarlyStopping` restore weights of an earlier epoch when training ends, before
-    or after this one. These are left as they are, and not pruned at once without training: a
-    warning names the density that they have. It is looked at when all callbacks are done.
+    Callbacks such as `EarlyStopping` may restore weights of an earlier epoch when training ends,
+    before or after this one. These are not pruned, as no training would follow: a warning names
+    their density. It is checked when all callbacks are done.
     """
 
     def __init__(self) -> None:
@@ -25,15 +95,15 @@ class DensityRun(StepCallback):
 
     @abc.abstractmethod
     def parametrizations(self) -> Sequence[Any]:
-        """Those of the model that this callback brings to a density."""
+        """The parametrizations that this callback brings to a density."""
 
-    @abc.abstractmethod
     def logged(self) -> dict[str, float]:
-        """What to add to the logs."""
+        """What to add to the logs of an epoch."""
+        return density_and_threshold(self._watched)
 
     @abc.abstractmethod
     def state(self) -> list[Any]:
-        """What this callback has set in the model, so that it shows if weights were restored."""
+        """What this callback has set in the model; it differs once weights were restored."""
 
     @abc.abstractmethod
     def end_step(self) -> int | None:
@@ -44,32 +114,30 @@ class DensityRun(StepCallback):
         """Does what is due at the last step."""
 
     def prepare(self) -> None:
-        """Joins the logs."""
+        """Forgets the run before."""
         self._at_epoch_end = None
         watch_saving(self._watched, False)
-        add_to_logs(self._watched, self.logged)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the state of the model as training has left it; adds to logs without entries."""
+        """Notes the state of the model as training has left it, and adds to the logs."""
         self.sync()
         self._at_epoch_end = self.state()
-        if logs is not None and not logs.keys() >= (entries := self.logged()).keys():
-            logs.update(entries)
+        if logs is not None:
+            logs.update(self.logged())
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Does what is due at the last step, unless weights were restored; then looks for a gap."""
+        """Does what is due at the last step, unless weights were restored; checks the density."""
         super().on_train_end(logs)
-        leave_logs(self._watched)
         self._last_step = self.synced_step()
         if not self._were_restored():
             self.finish_run(self._last_step)
             self._at_epoch_end = self.state()
-        after_fit(self._watched, self._look_for_gap)
+        after_fit(self._watched, self._check_density)
 
     def _were_restored(self) -> bool:
         return self._at_epoch_end is not None and self._at_epoch_end != self.state()
 
-    def _look_for_gap(self) -> None:
+    def _check_density(self) -> None:
         gap = density_gap(self.parametrizations())
         watch_saving(self._watched, gap is not None)
         if gap is not None:
@@ -79,17 +147,17 @@ class DensityRun(StepCallback):
         end, step = self.end_step(), self._last_step
         if self._were_restored():
             return (
-                "weights of an earlier epoch were restored when training ended. Put "
-                "callbacks.BestAtDensity around EarlyStopping and ModelCheckpoint, so that epochs "
-                "count once the density is reached"
+                "weights of an earlier epoch were restored when training ended. Wrap EarlyStopping "
+                "and ModelCheckpoint in callbacks.BestAtDensity, so that only epochs at that "
+                "density count"
             )
         if end is None or step >= end:
             if gap.live < gap.asked:
-                return "more entries than that are 0"
-            return "what is live was fixed before, by another run"
+                return "more entries than that are already 0"
+            return "the live entries were fixed before, by another run"
         if self._watched.stop_training:
             return f"training was stopped at step {step}, before the schedule ends at step {end}"
         return (
-            f"the schedule ends at step {end}, and the run at step {step}. Parts of a run, as in "
-            "schedules.Cubic(0.1, begin_step=0.0, end_step=0.7), follow its length"
+            f"the schedule ends at step {end}, and the run at step {step}. Fractions of a run, as "
+            "in schedules.Cubic(0.1, begin_step=0.0, end_step=0.7), follow its length"
         )

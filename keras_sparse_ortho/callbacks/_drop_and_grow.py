@@ -1,25 +1,30 @@
-"""One update of dynamic sparse training on one weight, in NumPy."""
+"""One update of dynamic sparse training on one weight, in NumPy.
+
+`drop_and_grow` moves single entries, `move_regular` keeps the fan-in and fan-out of every line, and
+`move` keeps the structure that a mask was drawn with.
+"""
 
 import numpy as np
+from scipy import sparse
+from scipy.optimize import linprog
+
+from keras_sparse_ortho.orthogonal import Block, ConstantFan, NByM, Structure
+
+Array = np.ndarray
+Generator = np.random.Generator
 
 
-def drop_and_grow(
-    value: np.ndarray,
-    mask: np.ndarray,
-    count: int,
-    scores: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
+def drop_and_grow(value: Array, mask: Array, count: int, scores: Array, rng: Generator) -> Array:
     """Drops the `count` live entries of smallest magnitude, then grows as many by score.
 
-    Whatever is not live after the drop may grow, so an entry that was just dropped may come back.
+    All entries that are dead after the drop may grow, those that were just dropped included.
 
     Args:
         value: The weight.
-        mask: Which entries are live; it is left as it is.
+        mask: Which entries are live; it is not changed.
         count: How many to drop, from 0 to the number of live entries.
         scores: Finite numbers of the weight's shape; the largest ones grow.
-        rng: Decides between equals.
+        rng: Draws from equal entries.
 
     Returns:
         A new mask with as many live entries as `mask`.
@@ -37,15 +42,13 @@ def drop_and_grow(
     return result.reshape(mask.shape)
 
 
-def smallest(
-    value: np.ndarray, live: np.ndarray, count: int, rng: np.random.Generator
-) -> np.ndarray:
+def smallest(value: Array, live: Array, count: int, rng: Generator) -> Array:
     """Flat indices of the `count` live entries of smallest magnitude."""
     entries = np.flatnonzero(live)
     return entries[largest(-np.abs(value.reshape(-1)[entries]), count, rng)]
 
 
-def largest(scores: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def largest(scores: Array, count: int, rng: Generator) -> Array:
     """Indices of the `count` largest of a vector of scores; which of several equals is drawn.
 
     A fixed rule for equals would pile up new entries at one end of kernels whose gradients are
@@ -62,3 +65,164 @@ def largest(scores: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
     if needed < equal.size:
         equal = rng.choice(equal, needed, replace=False)
     return np.concatenate([above, equal])
+
+
+def move_regular(
+    magnitudes: Array, live: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """Drops the `count` smallest live entries of all matrices; every line keeps its fan.
+
+    A dropped entry leaves its input and its output one entry short. Among all ways to fill these
+    places with dead entries, each at most once, one with the largest sum of scores is taken; the
+    dropped entries themselves are one such way.
+
+    Args:
+        magnitudes: `(matrices, inputs, outputs)`.
+        live: bool of the same shape; it is not changed.
+        count: How many to drop, from 0 to the number of live entries.
+        scores: Finite numbers of the same shape.
+        rng: Draws from equal entries.
+
+    Returns:
+        A new mask, with the sums of `live` along inputs and along outputs.
+
+    Example:
+
+    >>> live = np.eye(3, dtype=bool)[None]
+    >>> scores = np.roll(np.eye(3), 1, axis=1)[None]
+    >>> move_regular(live * 1.0, live, 3, scores, np.random.default_rng(0))[0].astype(int).tolist()
+    [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
+    """
+    result = live.copy()
+    result.reshape(-1)[smallest(magnitudes, live, count, rng)] = False
+    for kept, before, score in zip(result, live, scores, strict=True):
+        lost = before & ~kept
+        kept |= _matched(kept, lost.sum(axis=1), lost.sum(axis=0), score, rng)
+    return result
+
+
+def _matched(
+    kept: Array, of_inputs: Array, of_outputs: Array, scores: Array, rng: Generator
+) -> Array:
+    """Dead entries of largest total score, with given numbers for each input and each output.
+
+    A linear program whose vertices are integers (a flow of capacity 1 between the two sides); the
+    simplex method ends at a vertex.
+    """
+    chosen = np.zeros_like(kept)
+    if not of_inputs.any():
+        return chosen
+    open_ = ~kept & (of_inputs > 0)[:, None] & (of_outputs > 0)
+    inputs, outputs = np.nonzero(open_)
+    order = rng.permutation(len(inputs))  # otherwise the order would decide between equals
+    inputs, outputs = inputs[order], outputs[order]
+    sides = np.concatenate([inputs, len(kept) + outputs])
+    entry = np.tile(np.arange(len(inputs)), 2)
+    wanted = np.concatenate([of_inputs, of_outputs])
+    shape = (len(wanted), len(inputs))
+    sums = sparse.csr_array((np.ones(len(sides)), (sides, entry)), shape=shape)
+    found = linprog(
+        -scores[inputs, outputs], A_eq=sums, b_eq=wanted, bounds=(0, 1), method="highs-ds"
+    )
+    taken = found.x > 0.5
+    chosen[inputs[taken], outputs[taken]] = True
+    if (chosen.sum(axis=1) != of_inputs).any() or (chosen.sum(axis=0) != of_outputs).any():
+        raise RuntimeError(f"The simplex method did not end at a vertex. Received: {found.message}")
+    return chosen
+
+
+def move(
+    structure: Structure, value: Array, mask: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """Drops about `count` live entries, then grows as many by score, within the structure.
+
+    All arrays are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`.
+
+    Args:
+        structure: The structure of the mask, before and after.
+        value: The kernel.
+        mask: Which entries are live; it is not changed.
+        count: How many entries to drop; whole blocks: as many as fit.
+        scores: Finite numbers of the kernel's shape; the largest ones grow.
+        rng: Draws from equal entries.
+
+    Returns:
+        A new mask with as many live entries as `mask`.
+
+    Example:
+
+    >>> value = np.array([[[[3.0, 1.0], [2.0, 5.0], [0.0, 0.0]]]])
+    >>> scores = np.arange(6.0).reshape(value.shape)
+    >>> after = move(ConstantFan("in"), value, value != 0, 1, scores, np.random.default_rng(0))
+    >>> after[0, 0].astype(int).tolist()
+    [[1, 0], [1, 1], [0, 1]]
+    """
+    if isinstance(structure, Block):
+        return _move_blocks(structure, value, mask, count, scores, rng)
+    if isinstance(structure, ConstantFan):
+        return _move_along_lines(structure, value, mask, count, scores, rng)
+    if isinstance(structure, NByM):
+        return _move_within_groups(structure, value, mask, count, scores, rng)
+    raise NotImplementedError(f"No update keeps this structure. Received: {structure}")
+
+
+def _move_blocks(
+    structure: Block, value: Array, mask: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """Whole blocks, by the sums of magnitudes and scores; over taps too if they are regular."""
+    rows, cols = structure.rows, structure.cols
+    batch, parts, *taps, inputs, outputs = mask.shape
+    grid = (batch, parts, *taps, inputs // rows, rows, outputs // cols, cols)
+    inside = (*(range(2, 2 + len(taps)) if structure.regular else ()), -3, -1)
+
+    def sums(array: Array) -> Array:
+        return np.asarray(array.reshape(grid).sum(axis=inside))
+
+    live = np.asarray(mask.reshape(grid).any(axis=inside))
+    count = int(count * np.count_nonzero(live) // np.count_nonzero(mask))
+    if not structure.regular:
+        moved = drop_and_grow(sums(np.abs(value)), live, count, sums(scores), rng)
+        return moved.repeat(rows, axis=-2).repeat(cols, axis=-1)
+    matrices = (batch * parts, *live.shape[2:])
+    found = [array.reshape(matrices) for array in (sums(np.abs(value)), live, sums(scores))]
+    moved = move_regular(found[0], found[1], count, found[2], rng).reshape(live.shape)
+    moved = moved.repeat(rows, axis=-2).repeat(cols, axis=-1)
+    moved = moved.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
+    return np.broadcast_to(moved, mask.shape).copy()
+
+
+def _move_along_lines(
+    structure: ConstantFan, value: Array, mask: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """As SRigL: the smallest entries of all lines drop; a line grows as many as it lost."""
+    axis = -1 if structure.side == "in" else -2
+    by_line = np.moveaxis(mask, axis, 2)
+    lines = by_line.reshape(int(np.prod(by_line.shape[:3])), -1).copy()
+    fans = lines.sum(axis=1)
+    of_lines = [np.moveaxis(array, axis, 2).reshape(lines.shape) for array in (value, scores)]
+    lines.reshape(-1)[smallest(of_lines[0], lines, count, rng)] = False
+    lost = fans - lines.sum(axis=1)
+    for line in np.flatnonzero(lost):
+        dead = np.flatnonzero(~lines[line])
+        lines[line, dead[largest(of_lines[1][line, dead], int(lost[line]), rng)]] = True
+    return np.ascontiguousarray(np.moveaxis(lines.reshape(by_line.shape), 2, axis))
+
+
+def _move_within_groups(
+    structure: NByM, value: Array, mask: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """The best dead entries grow of those for which their group of `m` has room."""
+    *outer, inputs, outputs = mask.shape
+    groups = (*outer, inputs // structure.m, structure.m, outputs)
+    result = mask.reshape(-1).copy()
+    result[smallest(value, mask, count, rng)] = False
+    kept = result.reshape(groups)
+    # The rank of each entry within its group by score, live ones last.
+    keys = np.where(kept, np.inf, -scores.reshape(groups))
+    order = np.lexsort((rng.random(groups), keys), axis=-2)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(structure.m).reshape(-1, 1), axis=-2)
+    room = structure.n - kept.sum(axis=-2, keepdims=True)
+    open_ = np.flatnonzero(~kept & (place < room))
+    result[open_[largest(scores.reshape(-1)[open_], count, rng)]] = True
+    return result.reshape(mask.shape)

@@ -1,4 +1,4 @@
-"""The base of SET and RigL: when weights are dropped and grown, how many, and what is reset."""
+"""`DynamicSparseTraining`, the base of SET and RigL, and `SET`: sparse evolutionary training."""
 
 import abc
 import math
@@ -10,18 +10,23 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, is_integer
-from keras_sparse_ortho._keras_internals import add_to_logs, applied_batches, leave_logs
+from keras_sparse_ortho._keras_internals import applied_batches
 from keras_sparse_ortho._optimizer_slots import move_slots, zero_slots
-from keras_sparse_ortho._ranking import number_of
+from keras_sparse_ortho._ranking import (
+    drop_and_grow_on_device,
+    number_of,
+    random_order,
+    random_order_on_device,
+)
 from keras_sparse_ortho._values import placed
-from keras_sparse_ortho.callbacks._block_moves import block_layer, moved_blocks
-from keras_sparse_ortho.callbacks._device_moves import drop_and_grow_on_device
-from keras_sparse_ortho.callbacks._lost_steps import restart_error
 from keras_sparse_ortho.callbacks._mask_moves import (
     all_finite,
+    block_layer,
     fixed_mask,
+    moved_blocks,
     moved_entries,
     moves_on_device,
+    places_shape,
 )
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
@@ -34,20 +39,20 @@ _DEFAULT_END = 0.75
 
 
 class DynamicSparseTraining(StepCallback):
-    """Moves live entries to other places every `frequency` steps; `SET` and `RigL` say where to.
+    """Moves live entries to other positions every `frequency` steps.
 
-    Subclasses implement `growth_scores`. The callback keeps no state between steps: an update
-    depends on the model, the optimizer's step count and the arguments alone. Masks that were drawn
-    with a structure keep it: whole blocks move, `ConstantFan` and `NByM` hold for every line and
-    group.
+    Subclasses implement `growth_scores`, which says where entries grow. The callback keeps no state
+    between steps: an update depends on the model, the optimizer's step count and the arguments
+    alone. Masks that were drawn with a structure keep it: whole blocks move, and `ConstantFan` and
+    `NByM` hold for every line and group.
 
     Args:
         frequency: Optimizer steps between updates.
         fraction: The `alpha` of the cosine, in (0, 1].
-        end_step: Optimizer step from which on masks stay as they are. Default: three quarters of
-            the steps of this `fit`.
-        include: Which weights; default: all with a `FixedMask` or live blocks.
-        exclude: Which of these not.
+        end_step: Optimizer step from which on masks do not change. Default: three quarters of the
+            steps of this `fit`.
+        include: Which weights to train this way; default: all with a `FixedMask` or live blocks.
+        exclude: Which of these to leave out.
         seed: An integer from which every random choice is derived.
     """
 
@@ -65,8 +70,8 @@ class DynamicSparseTraining(StepCallback):
             raise ValueError(f"`fraction` must be in (0, 1]. Received: fraction={fraction!r}")
         if not is_integer(seed):
             raise ValueError(
-                "`seed` must be an integer, so that a resumed run makes the choices of one that "
-                f"was not interrupted. Received: {seed=}"
+                "`seed` must be an integer, so that a resumed run draws the same as one that was "
+                f"not interrupted. Received: {seed=}"
             )
         self.frequency = check_integer("frequency", frequency)
         self.fraction = float(fraction)
@@ -80,11 +85,11 @@ class DynamicSparseTraining(StepCallback):
 
     @abc.abstractmethod
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
-        """For each weight an array of its shape: of the dead entries, the largest ones grow.
+        """Scores of each weight, in its shape: the dead entries with the largest ones grow.
 
-        For one that is stored as live blocks the array has a number for each block, `(I, J)`. An
-        array that is not finite in every entry makes this update be left out. What is ranked on a
-        device (`moves_on_device`) may have a tensor that is not negative.
+        Weights stored as live blocks have a score for each block, `(I, J)`. The update is skipped
+        if a score is not finite. Weights that are ranked on a device (`moves_on_device`) may have a
+        tensor, without negative scores.
         """
 
     def drop_fraction(self, step: int) -> float:
@@ -97,48 +102,40 @@ class DynamicSparseTraining(StepCallback):
         """Finds the weights, and refuses a model without any."""
         self._weights = self._find(self._watched)
         self._until = self._default_end() if self.end_step is None else self.end_step
-        add_to_logs(self._watched, self._entries)
         if self._until <= self.frequency:
             warnings.warn(
                 f"{type(self).__name__} will make no update: the first would be at step "
-                f"{self.frequency}, and masks stay as they are from step {self._until} on.",
+                f"{self.frequency}, and masks do not change from step {self._until} on.",
                 stacklevel=2,
             )
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
-        """Refuses a run that goes on with an optimizer that counts from the start."""
+        """Refuses to continue a run with an optimizer that counts from the start."""
         if start < 0 and not self.synced_step():
-            found = f"in a run of which {-start} steps were made before"
-            raise restart_error(self, 0, found, can_begin=True)
+            found = f"in a run that had made {-start} steps before"
+            raise self.restart_error(0, found, can_begin=True)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reads how many batches the optimizer has seen before the epoch."""
+        """Counts moved entries from zero."""
         super().on_epoch_begin(epoch, logs)
         self._moved = 0
 
     def on_step(self, step: int, executed: int) -> None:
-        """Updates the masks if it is time to."""
+        """Updates the masks at every multiple of `frequency`."""
         reached = step // self.frequency
         if reached and reached > (step - executed) // self.frequency and step < self._until:
             self._moved += self.update(step)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds `moved` to the logs: entries that moved in this epoch, per live entry."""
-        if logs is not None and "moved" not in logs:
-            logs.update(self._entries())
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Leaves the logs."""
-        leave_logs(self._watched)
-
-    def _entries(self) -> dict[str, float]:
-        return {"moved": self._moved / sum(weight.live for weight in self._weights)}
+        if logs is not None:
+            logs["moved"] = self._moved / sum(weight.live for weight in self._weights)
 
     def update(self, step: int) -> int:
         """Drops and grows now, for the cosine at `step`; `fit` calls it when it is due.
 
         Returns:
-            How many entries have moved: those that are live now and were not before.
+            How many entries have moved: those that are live now and were dead before.
         """
         return self.change_masks(step, lambda: self._update(step))
 
@@ -153,7 +150,7 @@ class DynamicSparseTraining(StepCallback):
         wrong = [weight.path for weight, score in pairs if not all_finite(score)]
         if wrong:
             warnings.warn(
-                f"{type(self).__name__} left out its update at step {step}: the scores of "
+                f"{type(self).__name__} skipped its update at step {step}: the scores of "
                 f"{wrong[:3]} are not finite.",
                 stacklevel=2,
             )
@@ -202,7 +199,7 @@ class DynamicSparseTraining(StepCallback):
         return grown
 
     def _mask(self, weight: PrunableWeight, mask: Any) -> None:
-        """Changes a mask; grown entries start from zero, whatever was written under the mask."""
+        """Changes a mask; grown entries start from zero."""
         own = fixed_mask(weight)
         mask = placed(mask, own.mask)
         changed = keras.ops.logical_xor(mask, own.mask.value)
@@ -210,7 +207,7 @@ class DynamicSparseTraining(StepCallback):
         zero_slots(self._watched.optimizer, weight.variable, changed)
 
     def _move(self, weight: PrunableWeight, before: np.ndarray, mask: np.ndarray) -> None:
-        """Moves live values, and what the optimizer has for each; grown ones start from zero."""
+        """Moves live values and their optimizer slots; grown ones start from zero."""
         old, new = np.flatnonzero(before), np.flatnonzero(mask)
         source = np.searchsorted(old, new)
         source[~before.reshape(-1)[new]] = -1
@@ -220,14 +217,11 @@ class DynamicSparseTraining(StepCallback):
     def _find(self, model: Any) -> list[PrunableWeight]:
         known = prunable_weights(model)
         sparse = [w for w in known if w.parametrization is not None or block_layer(w) is not None]
-        rule = (
-            f"{type(self).__name__} moves the entries of masks that are otherwise fixed "
-            "(`FixedMask`), and live blocks: "
-        )
+        rule = f"{type(self).__name__} trains weights with a `FixedMask` or live blocks: "
         for weight in sparse:
             if block_layer(weight) is None and not isinstance(weight.parametrization, FixedMask):
                 raise NotPrunableError(
-                    f"{rule}other parametrizations choose their live entries themselves. "
+                    f"{rule}other parametrizations choose their own live entries. "
                     f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"
                 )
         chosen = choose(sparse, self.include, self.exclude) if sparse else []
@@ -243,8 +237,86 @@ class DynamicSparseTraining(StepCallback):
         epochs, steps = self.length()
         if not epochs or not steps:
             raise ValueError(
-                "`end_step` must be given where the number of steps is not known beforehand. "
+                "`end_step` must be given if the number of steps is not known before training. "
                 f"Received: end_step=None, {epochs=}, {steps=}"
             )
         _, accumulated = applied_batches(self._watched.optimizer)
         return math.floor(_DEFAULT_END * epochs * steps / accumulated)
+
+
+class SET(DynamicSparseTraining):
+    """Sparse evolutionary training (SET): small weights are dropped, and as many grow at random.
+
+    Before step `t = frequency, 2 frequency, ... < T_end` each layer with `n` live entries drops
+
+        floor(f(t) n),  f(t) = alpha / 2 (1 + cos(pi t / T_end))
+
+    of them, those of smallest magnitude, and as many of the entries that are then dead become
+    live, drawn uniformly. The number of live entries of each layer does not change. As in the RigL
+    paper's SET, an entry that was just dropped may be drawn; it is then as if it had stayed.
+
+    Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
+    their entries; with `ConstantFan` a line grows as many entries as it lost (as in SRigL); with
+    `NByM` entries grow where a group has room. Live blocks (as of `layers.BlockSparseDense`) move
+    as those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
+
+    Entries that became live start from zero. Raw weights of dropped and grown entries are set to
+    zero, and so are their moments and averages in the optimizer. Masks are variables: nothing is
+    recompiled. Random choices follow from `seed`, the step and the path of the weight, so that a
+    run killed and resumed from a checkpoint equals one that was not. `moved` in the logs of an
+    epoch is how many entries moved in it, as a fraction of the live ones.
+
+    Args:
+        frequency: Optimizer steps between updates.
+        fraction: `alpha`, the part of the live weights to drop at first, in (0, 1].
+        end_step: `T_end`, the optimizer step from which on masks do not change. Default: three
+            quarters of `epochs * steps` of this `fit`. Give it for runs in several calls of `fit`.
+        include: Weights to train this way: paths, regular expressions or a predicate. Default: all
+            trainable ones with a `FixedMask` or live blocks.
+        exclude: Which of these to leave out.
+        seed: An integer.
+
+    Raises:
+        NotPrunableError: When training begins, if a weight has another parametrization than
+            `FixedMask`, or no weight has one or live blocks.
+        WorkerError: On all processes that train one model, if their models or arguments differ
+            before the first step, or their masks after an update.
+        ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
+
+    Limits: on accelerators the entries of masks are ranked on the device; weights in compact
+    storage, in blocks, or with a structure are copied to the host and ranked there. With
+    `steps_per_execution` of `k > 1` an update waits for the end of an execution, and where `k`
+    does not divide an epoch it may be made twice. After a step that a `LossScaleOptimizer` skips
+    for an overflow the update is repeated, which changes nothing.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
+    >>> model = kso.sparsify(dense, 0.25, seed=0)
+    >>> model.compile("adam", "mse")
+    >>> x, y = np.ones((8, 8)), np.ones((8, 8))
+    >>> callback = kso.callbacks.SET(frequency=2, end_step=100)
+    >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[callback])
+    >>> kso.prunable_weights(model)[0].live
+    16
+
+    References:
+
+    - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
+      connectivity inspired by network science", Nature Communications 9 (2018), arXiv 1707.04780.
+      (There new weights are random; here they are zero, as in the comparison of the RigL paper.)
+    - Evci et al., "Rigging the lottery" (ICML 2020), arXiv 1911.11134
+    - Lasby et al., "Dynamic sparse training with structured sparsity" (SRigL, ICLR 2024),
+      arXiv 2305.02299, for `ConstantFan`
+    """
+
+    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
+        """Random numbers, drawn where the weight is ranked."""
+        return [self._drawn(weight, step) for weight in weights]
+
+    def _drawn(self, weight: PrunableWeight, step: int) -> Any:
+        seed = derived_seed(self.seed, f"{step}/{weight.path}/grow")
+        draw = random_order_on_device if moves_on_device(weight) else random_order
+        return draw(places_shape(weight), seed)

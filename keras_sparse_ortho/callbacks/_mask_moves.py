@@ -1,4 +1,4 @@
-"""The mask of one weight, as SET and RigL move its entries."""
+"""Where the entries or blocks of one weight move in an update of SET or RigL."""
 
 from typing import Any
 
@@ -7,12 +7,11 @@ import numpy as np
 
 from keras_sparse_ortho._ranking import ranks_on_device
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.callbacks._block_moves import block_layer
-from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow
-from keras_sparse_ortho.callbacks._structured_moves import move
+from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow, move, move_regular
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
 from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.layers import BlockSparseLayer
 from keras_sparse_ortho.parametrizations import FixedMask
 
 
@@ -23,14 +22,14 @@ def fixed_mask(weight: PrunableWeight) -> FixedMask:
 
 
 def moves_on_device(weight: PrunableWeight) -> bool:
-    """Whether the entries of a weight are ranked where they are: single entries of a mask."""
+    """Whether the entries of a weight are ranked where they are: only masks without structure."""
     if block_layer(weight) is not None or fixed_mask(weight).compact:
         return False
     return _structure(weight) is None and ranks_on_device(weight.variable)
 
 
 def _structure(weight: PrunableWeight) -> Any:
-    """What drew the mask of a weight with a structure; else `None`."""
+    """The initializer that drew the mask, if it has a structure; else `None`."""
     drawn_by = fixed_mask(weight).drawn_by
     if not isinstance(drawn_by, ExactOrthogonal) or drawn_by.structure is None:
         return None
@@ -38,6 +37,7 @@ def _structure(weight: PrunableWeight) -> Any:
 
 
 def all_finite(scores: Any) -> bool:
+    """Whether all scores, in NumPy or a tensor, are finite."""
     if isinstance(scores, np.ndarray):
         return bool(np.isfinite(scores).all())
     if keras.backend.standardize_dtype(scores.dtype).startswith("int"):
@@ -52,7 +52,7 @@ def moved_entries(
     scores: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The mask after `count` entries have moved, within the structure that it was drawn with."""
+    """The mask after `count` entries have moved, within the structure it was drawn with."""
     value = weight.finite_raw_value()
     drawn_by = _structure(weight)
     if drawn_by is None:
@@ -62,7 +62,50 @@ def moved_entries(
     after = move(drawn_by.structure, canonical[0], canonical[1], count, canonical[2], rng)
     if np.count_nonzero(after) != np.count_nonzero(mask):
         raise NotPrunableError(
-            f"The mask of '{weight.path}' does not have the structure of its initializer; give it "
-            f"one that has, or `exclude` the weight. Received: structure={drawn_by.structure}"
+            f"The mask of '{weight.path}' does not have the structure of its initializer: set "
+            f"another mask, or `exclude` the weight. Received: structure={drawn_by.structure}"
         )
     return np.ascontiguousarray(layout.from_canonical(after, weight.shape))
+
+
+def block_layer(weight: PrunableWeight) -> BlockSparseLayer | None:
+    """The layer of a weight that is stored as its live blocks; `None` for other weights."""
+    return weight.owner if isinstance(weight.owner, BlockSparseLayer) else None
+
+
+def places_shape(weight: PrunableWeight) -> tuple[int, ...]:
+    """The shape of the scores of a weight: one for each entry, or for each block `(I, J)`."""
+    layer = block_layer(weight)
+    return weight.shape if layer is None else (layer.grid.in_blocks, layer.grid.out_blocks)
+
+
+def block_sums(blocks: np.ndarray) -> np.ndarray:
+    """`sum |w|` over each block: `(J, k, *taps, r, c)` to `(J, k)`."""
+    return np.asarray(np.abs(blocks).sum(axis=tuple(range(2, blocks.ndim))))
+
+
+def moved_blocks(
+    layer: BlockSparseLayer, fraction: float, scores: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """`inputs_of`, `(J, k)`, after a fraction of the live blocks has moved; see `move_regular`.
+
+    Args:
+        layer: It is not changed.
+        fraction: How much of the live blocks to drop, rounded down.
+        scores: A number for each block, `(I, J)`.
+        rng: Draws from equal blocks.
+    """
+    grid, pattern = layer.grid, to_numpy(layer.inputs_of)
+    sums = block_sums(to_numpy(layer.blocks))
+    if not np.isfinite(sums).all():
+        raise NotPrunableError(
+            f"The blocks of '{layer.name}' are not finite. "
+            f"Received: {np.count_nonzero(~np.isfinite(sums))} blocks with infinite or NaN entries"
+        )
+    live = np.zeros((grid.in_blocks, grid.out_blocks), dtype=bool)
+    magnitudes = np.zeros(live.shape, dtype=sums.dtype)
+    outputs = np.arange(grid.out_blocks)[:, None]
+    live[pattern, outputs], magnitudes[pattern, outputs] = True, sums
+    count = int(fraction * grid.live) // (grid.live // pattern.size)
+    after = move_regular(magnitudes[None], live[None], count, scores[None], rng)[0]
+    return np.nonzero(after.T)[1].reshape(pattern.shape)

@@ -1,200 +1,343 @@
-"""Which offset leaves so many entries of several weights live, found by counting."""
+"""Which offset leaves exactly `count` entries of several weights live.
+
+An entry is live while the common offset of all thresholds is below its critical offset. Thresholds
+that compare magnitudes have the critical offset `g^-1(|w|) - s`, with one `s` for each group of
+entries: these are compared by the bits of `|w|` as float32, so that `g^-1` is computed for few.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.callbacks._entries import (
-    Entries,
-    HostEntries,
-    OrderOfMagnitudes,
-    are_few,
+from keras_sparse_ortho._ranking import (
+    INFINITE,
+    between,
+    counts_at_least,
+    neighbours,
+    ranks_on_device,
 )
 
-# Offsets that are tried in one pass over the entries.
-_TRIED = 15
+# Up to this many entries are all sorted; of more, those that a sample of this size leaves in doubt.
+_FEW = 2**16
 _SAMPLED = 2**17
+# Offsets that are tried in one pass over the entries on a device.
+_TRIED = 15
+
+
+class HostEntries:
+    """Entries of one weight, ranked by NumPy.
+
+    Args:
+        keys: Bits of magnitudes, int32; or critical offsets, if there is no `inverse`.
+        s: The `s` of each entry, of a shape that broadcasts to that of `keys`.
+        inverse: `g^-1`, an increasing function on NumPy arrays.
+    """
+
+    on_device = False
+
+    def __init__(self, keys: np.ndarray, s: Any = 0.0, inverse: Any = None) -> None:
+        self.s = np.asarray(s, np.float64)
+        self.inverse = inverse
+        self.size = keys.size
+        self._keys = keys
+        self._above = 0
+        self._sorted: np.ndarray | None = None
+
+    def sample(self, count: int) -> np.ndarray:
+        """Critical offsets of about `count` entries, at equal distances."""
+        step = self.size // count | 1  # an odd number meets all columns of most matrices
+        at = np.arange(step // 2, self.size, step)
+        return self._critical(np.unravel_index(at, self._keys.shape))
+
+    def narrow(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Sorts the entries between two bounds; how many are above them, and how many between."""
+        above = self._keys >= high.reshape(self.s.shape)
+        inside = (self._keys >= low.reshape(self.s.shape)) & ~above
+        self._above = int(np.count_nonzero(above))
+        self._sorted = np.sort(self._critical(inside))
+        return np.array([self._above, self._sorted.size])
+
+    def counts(self, offsets: np.ndarray) -> np.ndarray:
+        """How many critical offsets are at least each of `offsets`, which were narrowed down to."""
+        if self._sorted is None:
+            self._sorted = np.sort(self._critical(np.ones(self._keys.shape, bool)))
+        return self._above + self._sorted.size - np.searchsorted(self._sorted, offsets)
+
+    def around(self, offset: float, whole: bool) -> tuple[float, float]:
+        """The largest critical offset below an offset, and the least not below it; `nan` if none.
+
+        Only narrowed entries are looked at, unless the `whole` weight is asked for.
+        """
+        critical = self._sorted
+        if critical is None or whole:
+            critical = self._critical(np.ones(self._keys.shape, bool))
+        above = critical >= offset
+        return _extremes(critical[~above], critical[above])
+
+    def mask(self, low: np.ndarray, high: np.ndarray, missing: int) -> np.ndarray:
+        """The entries from the bound `high` on, and the first `missing` from `low` on."""
+        mask = np.asarray(self._keys >= high.reshape(self.s.shape))
+        if missing:
+            ties = (self._keys >= low.reshape(self.s.shape)) & ~mask
+            mask.reshape(-1)[np.flatnonzero(ties)[:missing]] = True
+        return mask
+
+    def _critical(self, at: Any) -> np.ndarray:
+        """The critical offsets of the entries at an index."""
+        if self.inverse is None:
+            return np.asarray(self._keys[at], np.float64)
+        s = np.broadcast_to(self.s, self._keys.shape)[at]
+        return _critical_offsets(self._keys[at], s, self.inverse)
+
+
+class DeviceEntries:
+    """Entries of a tensor that stays where it is; methods as in `HostEntries`, on bounds."""
+
+    on_device = True
+
+    def __init__(self, value: Any, s: np.ndarray, inverse: Any) -> None:
+        self.s = s.astype(np.float64).reshape(s.shape or (1,) * len(value.shape))
+        self.inverse = inverse
+        self.size = int(np.prod(value.shape, dtype=np.int64))
+        self._value = value
+
+    def counts(self, bounds: np.ndarray) -> np.ndarray:
+        return counts_at_least(self._value, bounds, self.s.shape).astype(np.int64)
+
+    def around(self, bounds: np.ndarray, whole: bool) -> tuple[float, float]:
+        below, above = neighbours(self._value, bounds, self.s.shape)
+        s, there = self.s.reshape(-1), (below >= 0, above < INFINITE)
+        ends = zip((below, above), there, strict=True)
+        return _extremes(*(_critical_offsets(b[at], s[at], self.inverse) for b, at in ends))
+
+    def mask(self, low: np.ndarray, high: np.ndarray, missing: int) -> Any:
+        return between(self._value, low, high, missing, self.s.shape)
+
+
+Entries = HostEntries | DeviceEntries
+
+
+def entries_of(threshold: Any) -> Entries:
+    """The entries of a threshold, where they are ranked fastest.
+
+    Magnitudes (`LearntThreshold.magnitudes`) stay on an accelerator; the critical offsets of other
+    thresholds are ranked by NumPy.
+    """
+    magnitudes = getattr(threshold, "magnitudes", lambda: None)()
+    if magnitudes is None:
+        return HostEntries(threshold.critical_offsets())
+    weight, s, inverse = magnitudes
+    if ranks_on_device(weight.variable):
+        made: Entries = DeviceEntries(weight.variable.value, s, inverse)
+        finite = not made.counts(np.full((1, s.size), INFINITE, np.int32))[0]
+    else:
+        raw = np.ascontiguousarray(weight.raw_value(), np.float32)
+        bits = raw.view(np.int32) & np.int32(0x7FFFFFFF)
+        made = HostEntries(bits, s, inverse)
+        finite = bits.max(initial=0) < INFINITE
+    if not finite:
+        weight.finite_raw_value()  # raises
+    return made
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """The `count` entries of largest critical offset, ties to the first weight and index.
+    """The `count` entries of largest critical offset, ties to the first weight and flat index.
 
     Args:
         entries: Those of each weight.
-        count: How many are above.
-        low: For each weight the numbers, (groups,), that all of those above reach.
-        high: Numbers, (groups,), from which on all entries are above.
-        missing: How many of those between are above, too; all of them have one critical offset.
-        tie: That offset, if there are some.
+        count: How many are live.
+        low: An offset that the critical offsets of all live entries reach.
+        high: An offset from which on all entries are live.
+        missing: How many of the entries between the two, all at the offset `low`, are live.
     """
 
     entries: Sequence[Entries]
     count: int
-    low: list[np.ndarray]
-    high: list[np.ndarray]
-    missing: int
-    tie: float
+    low: float
+    high: float
+    missing: int = 0
 
     def shares(self) -> list[int]:
-        """How many of the entries of each weight are above."""
-        return [at_high + ties for at_high, ties in self._above_and_tied()]
+        """How many entries of each weight are live."""
+        if self.low == -np.inf and not self.missing:  # all
+            return [one.size for one in self.entries]
+        return [above + ties for above, ties in self._above_and_ties()]
 
-    def masks(self) -> list[np.ndarray]:
-        """Bool masks of the entries above; tensors for those on a device."""
-        # Mostly nothing is tied, and nothing is to be counted.
-        above = self._above_and_tied() if self.missing else [(0, 0)] * len(self.entries)
-        parts = zip(self.entries, self.low, self.high, above, strict=True)
-        return [one.mask(low, high, ties) for one, low, high, (_, ties) in parts]
+    def masks(self) -> list[Any]:
+        """Bool masks of the live entries; tensors for those on a device."""
+        found = self._above_and_ties() if self.missing else [(0, 0)] * len(self.entries)
+        bounds = _bounds(self.entries, [self.low, self.high])
+        rows = zip(self.entries, bounds, found, strict=True)
+        return [one.mask(low, high, ties) for one, (low, high), (_, ties) in rows]
 
-    def _above_and_tied(self) -> list[tuple[int, int]]:
-        """Of each weight how many entries reach `high`, and how many of the tied ones are above."""
+    def offset(self) -> float:
+        """An offset between the live entries and the others, as nearly as there is one."""
+        below = above = self.low
+        if not self.missing:
+            below, above = _around(self.entries, self.low)
+        if np.isnan(below):  # all are live
+            least = _around(self.entries, _offset(_code(-np.inf) + 1), whole=True)[1]
+            return min(_finite(least), 0.0) - 1.0
+        if below == np.inf:  # no offset kills this many
+            largest = _around(self.entries, np.inf, whole=True)[0]
+            return max(_finite(largest), 0.0) + 1.0
+        if below == -np.inf:  # all others are exactly 0
+            return _finite(above) - 1.0
+        return (below + above) / 2 if np.isfinite(above) else below + 1.0
+
+    def unreachable(self) -> int:
+        """How many entries no offset kills, if these are more than `count`; else 0."""
+        if self.low < np.inf:
+            return 0
+        found = int(_counts(self.entries, [np.inf]).sum())
+        return found if found > self.count else 0
+
+    def _above_and_ties(self) -> list[tuple[int, int]]:
+        """For each weight how many entries reach `high`, and how many of the ties are live."""
         found, missing = [], self.missing
-        for one, low, high in zip(self.entries, self.low, self.high, strict=True):
-            at_low, at_high = one.counts(np.stack([low, high])).tolist()
+        for at_low, at_high in _counts(self.entries, [self.low, self.high]).tolist():
             ties = min(missing, at_low - at_high)
             found.append((at_high, ties))
             missing -= ties
         return found
 
-    def offset(self) -> float:
-        """An offset between those above and the others, as nearly as there is one."""
-        if self.missing:
-            below = above = self.tie
-        else:
-            below, above = _around(self.entries, self.low)
-        if np.isnan(below):  # all are above
-            least = _around(self.entries, _first(self.entries, _after(-np.inf)), whole=True)[1]
-            return min(_finite(least), 0.0) - 1.0
-        if below == np.inf:  # no offset kills so many
-            largest = _around(self.entries, _first(self.entries, np.inf), whole=True)[0]
-            return max(_finite(largest), 0.0) + 1.0
-        if below == -np.inf:  # all others are exactly 0
-            return (above if np.isfinite(above) else 0.0) - 1.0
-        return (below + above) / 2 if np.isfinite(above) else below + 1.0
-
 
 def cut(entries: Sequence[Entries], count: int) -> Cut:
-    """Finds the `count` entries that the largest offsets leave live.
+    """Finds the `count` entries, from 0 to all, that the largest offset leaves live.
 
-    The offset is found among floats by their bits, several candidates in one pass, until the count
-    is met, or two neighbours have it between them. What an entry is compared with is a number of
-    its own kind, such as the bits of a magnitude: so the counts are integers, and the same wherever
-    they are made.
-
-    Args:
-        entries: Those of each weight.
-        count: How many, from 0 to all of them.
+    The offset is found among all floats, as integers in their order, with several candidates in
+    each pass over the entries.
     """
     size = sum(one.size for one in entries)
     if not 0 <= count <= size:
         raise ValueError(f"`count` must be in [0, {size}]. Received: count={count}")
     if count in (0, size):
-        bounds = _first(entries, np.nan if count == 0 else -np.inf)
-        return Cut(entries, count, bounds, bounds, 0, 0.0)
+        offset = -np.inf if count else np.nan
+        return Cut(entries, count, offset, offset)
     least, beyond = _narrow(entries, count)
-    while beyond - least > 1:
+    while beyond - least > 1:  # at least `count` entries reach the first, fewer the second
         parts = [(beyond - least) * j // (_TRIED + 1) for j in range(1, _TRIED + 1)]
         codes = [least + max(part, 1) for part in parts]
-        bounds = _firsts(entries, np.array([_offset(code) for code in codes]))
-        counts = sum(one.counts(rows) for one, rows in zip(entries, bounds, strict=True))
-        for at, found in enumerate(np.asarray(counts).tolist()):
-            if found == count:
-                here = [rows[at] for rows in bounds]
-                return Cut(entries, count, here, here, 0, 0.0)
-            if found > count:
-                least = codes[at]
-            else:
-                beyond = codes[at]
-                break
-    tie = _offset(least)
-    low, high = _first(entries, tie), _first(entries, _after(tie))
-    above = _count(entries, high)
-    return Cut(entries, count, low, high, count - above, tie)
-
-
-def unreachable(entries: Sequence[Entries]) -> int:
-    """How many entries no offset kills."""
-    return _count(entries, _first(entries, np.inf))
+        counts = _counts(entries, [_offset(code) for code in codes]).sum(axis=0).tolist()
+        if count in counts:
+            offset = _offset(codes[counts.index(count)])
+            return Cut(entries, count, offset, offset)
+        more = [code for code, found in zip(codes, counts, strict=True) if found > count]
+        least = max(more, default=least)
+        beyond = min((code for code in codes if code > least), default=beyond)
+    low, high = _offset(least), _offset(beyond)
+    above = int(_counts(entries, [high]).sum())
+    return Cut(entries, count, low, high, missing=count - above)
 
 
 def _narrow(entries: Sequence[Entries], count: int) -> tuple[int, int]:
     """Two codes of offsets: at least `count` entries reach the first, fewer the second.
 
-    Of entries in NumPy those between are taken out, and sorted. The codes are guessed by a sample.
+    A sample gives the codes. Entries in NumPy between them are sorted.
     """
-    least, beyond = _code(-np.inf), _code(np.inf) + 1
+    whole = _code(-np.inf), _code(np.inf) + 1
     own = [one for one in entries if isinstance(one, HostEntries)]
-    if len(own) < len(entries) or are_few(entries):
-        for one in own:
-            one.sort()
-        return least, beyond
     size = sum(one.size for one in own)
-    # So many of each that one stands for as many entries as another.
-    sample = np.sort(
-        np.concatenate([one.sample(max(one.size * _SAMPLED // size, 1)) for one in own])
-    )
-    at = sample.size * (1 - count / size)
-    # Five standard deviations of the rank, and some more for weights that the steps meet badly.
-    margin = 5 * np.sqrt(at * (1 - at / sample.size)) + sample.size / 500 + 10
-    low, high = at - margin, at + margin
-    if low >= 0:
-        guess = float(sample[int(low)])
-        least = _code(guess) if _count(own, _first(own, guess)) > count else least
-    if high < sample.size:
-        guess = float(sample[int(high)])
-        beyond = _code(guess) if _count(own, _first(own, guess)) < count else beyond
-    ends = _firsts(own, np.array([_offset(least), _offset(beyond)]))
-    for one, (first, last) in zip(own, ends, strict=True):
-        one.narrow(first, last)
-    return least, beyond
+    if len(own) == len(entries) and size > _FEW:
+        # A share of each weight, so that every sample stands for as many entries.
+        parts = [one.sample(max(one.size * _SAMPLED // size, 1)) for one in own]
+        sample = np.sort(np.concatenate(parts))
+        at = sample.size * (1 - count / size)
+        # Five standard deviations of the rank, and some more for weights with periodic patterns.
+        margin = 5 * np.sqrt(at * (1 - at / sample.size)) + sample.size / 500 + 10
+        low = _code(sample[int(at - margin)]) if at >= margin else whole[0]
+        high = _code(sample[int(at + margin)]) if at + margin < sample.size else whole[1]
+        above, inside = _sort_between(own, low, high)
+        if above < count < above + inside:
+            return low, high
+    if own:
+        _sort_between(own, *whole)
+    return whole
 
 
-def _first(entries: Sequence[Entries], offset: float) -> list[np.ndarray]:
-    """The least numbers whose critical offset is at least so much, (groups,) for each weight."""
-    return [rows[0] for rows in _firsts(entries, np.array([offset]))]
+def _sort_between(entries: Sequence[HostEntries], low: int, high: int) -> np.ndarray:
+    """Sorts the entries between two codes; how many are above them, and how many between."""
+    bounds = _bounds(entries, [_offset(low), _offset(high)])
+    return np.sum([one.narrow(*ends) for one, ends in zip(entries, bounds, strict=True)], axis=0)
 
 
-def _firsts(entries: Sequence[Entries], offsets: np.ndarray) -> list[np.ndarray]:
-    """As `_first` for several offsets, (m, groups); what has the same `g` is found together."""
-    found: dict[int, np.ndarray] = {}
+def _levels(entries: Sequence[Entries], offsets: Sequence[float]) -> list[np.ndarray]:
+    """Offsets as the methods of the entries take them: bounds for those on a device."""
+    bounds = iter(_bounds([one for one in entries if one.on_device], offsets))
+    return [next(bounds) if one.on_device else np.array(offsets) for one in entries]
+
+
+def _counts(entries: Sequence[Entries], offsets: Sequence[float]) -> np.ndarray:
+    """How many entries reach each of several offsets, (weights, m)."""
+    pairs = zip(entries, _levels(entries, offsets), strict=True)
+    return np.array([one.counts(levels) for one, levels in pairs])
+
+
+def _around(entries: Sequence[Entries], offset: float, whole: bool = False) -> tuple[float, float]:
+    """The critical offsets next to an offset; `nan` below, `inf` above if there is none."""
+    pairs = zip(entries, _levels(entries, [offset]), strict=True)
+    ends = np.array([one.around(levels[0], whole) for one, levels in pairs])
+    below, above = (column[~np.isnan(column)] for column in ends.T)
+    return float(below.max()) if below.size else np.nan, float(above.min(initial=np.inf))
+
+
+def _bounds(entries: Sequence[Entries], offsets: Sequence[float]) -> list[np.ndarray]:
+    """For each weight the least keys whose critical offset reaches an offset, (m, groups).
+
+    Weights with the same `g` are done together.
+    """
+    found = [np.array(offsets, np.float64)[:, None]] * len(entries)
     by_function: dict[int, list[int]] = {}
     for k, one in enumerate(entries):
-        if isinstance(one.order, OrderOfMagnitudes):
-            by_function.setdefault(id(one.order.inverse), []).append(k)
-        else:
-            found[k] = one.order.first(offsets)
+        if one.inverse is not None:
+            by_function.setdefault(id(one.inverse), []).append(k)
     for same in by_function.values():
-        orders = [entries[k].order for k in same]
-        s = np.concatenate([order.s for order in orders])
-        rows = OrderOfMagnitudes(s, orders[0].inverse).first(offsets)
-        ends = np.cumsum([order.groups for order in orders])
-        found.update(zip(same, np.split(rows, ends[:-1], axis=1), strict=True))
-    return [found[k] for k in range(len(entries))]
+        s = [entries[k].s.reshape(-1) for k in same]
+        rows = _least_bits(np.array(offsets), np.concatenate(s), entries[same[0]].inverse)
+        ends = np.cumsum([part.size for part in s])[:-1]
+        for k, part in zip(same, np.split(rows, ends, axis=1), strict=True):
+            found[k] = part
+    return found
 
 
-def _count(entries: Sequence[Entries], bounds: Sequence[np.ndarray]) -> int:
-    pairs = zip(entries, bounds, strict=True)
-    return sum(int(one.counts(bound[None])[0]) for one, bound in pairs)
+def _least_bits(
+    offsets: np.ndarray, s: np.ndarray, inverse: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """The least bits whose critical offset reaches an offset, (m, groups), by bisection.
+
+    INFINITE for `nan`, which none reaches.
+    """
+    wanted = offsets[:, None]
+    low = np.zeros((offsets.size, s.size), np.int64)
+    low[np.isnan(offsets)] = INFINITE
+    high = np.full(low.shape, INFINITE)
+    while (low < high).any():
+        middle = (low + high) // 2
+        # Where low and high have met, `middle` may not be finite.
+        reached = _critical_offsets(np.minimum(middle, INFINITE - 1), s, inverse) >= wanted
+        open_ = low < high
+        high = np.where(open_ & reached, middle, high)
+        low = np.where(open_ & ~reached, middle + 1, low)
+    return low.astype(np.int32)
 
 
-def _around(
-    entries: Sequence[Entries], bounds: Sequence[np.ndarray], whole: bool = False
-) -> tuple[float, float]:
-    """The critical offsets on both sides of bounds; `nan` below, `inf` above where none is."""
-    ends = [one.around(bound, whole) for one, bound in zip(entries, bounds, strict=True)]
-    below = [end for end, _ in ends if not np.isnan(end)]
-    above = [end for _, end in ends if not np.isnan(end)]
-    return max(below, default=np.nan), min(above, default=np.inf)
+def _critical_offsets(bits: np.ndarray, s: np.ndarray, inverse: Any) -> np.ndarray:
+    """`g^-1(|w|) - s` in float64, for the bits of `|w|` as float32."""
+    magnitudes = np.ascontiguousarray(bits, np.int32).view(np.float32)
+    with np.errstate(all="ignore"):
+        return np.asarray(inverse(magnitudes.astype(np.float64)) - s, np.float64)
+
+
+def _extremes(below: np.ndarray, above: np.ndarray) -> tuple[float, float]:
+    """The largest of the first, and the least of the second; `nan` if there is none."""
+    return (below.max() if below.size else np.nan), (above.min() if above.size else np.nan)
 
 
 def _finite(value: float) -> float:
     return value if np.isfinite(value) else 0.0
-
-
-def _after(value: float) -> float:
-    return _offset(_code(value) + 1)
 
 
 def _code(value: float) -> int:

@@ -1,61 +1,71 @@
 """`RigL`: grow where the gradient is largest."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from keras_sparse_ortho._data import BatchSource
-from keras_sparse_ortho.callbacks._block_moves import block_layer, block_sums
-from keras_sparse_ortho.callbacks._dense_gradients import DenseGradients
+import numpy as np
+
+from keras_sparse_ortho._data import Batch, BatchSource, samples
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._workers import Workers
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
+from keras_sparse_ortho.callbacks._mask_moves import (
+    block_layer,
+    block_sums,
+    fixed_mask,
+    moves_on_device,
+)
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
+from keras_sparse_ortho.layers import BlockSparseLayer
+from keras_sparse_ortho.models import StatelessLoss
+from keras_sparse_ortho.parametrizations import CompactMask
 
 
 class RigL(DynamicSparseTraining):
-    """Rigged lottery: small weights are dropped, and as many grow where the gradient is largest.
+    """Rigged lottery (RigL): small weights drop, as many grow where the gradient is largest.
 
-    As `SET`, except for where: of the entries that are dead after the drop, those with the largest
-    `|dL/dw_e|` become live, where the gradient is that of the dense kernel at the weights before
-    the drop, for one extra batch. As in the paper's algorithm, entries that were just dropped are
-    among them; one that grows at once is as if it had stayed, with its weight and moments.
+    As `SET`, but of the entries that are dead after the drop, those with the largest `|dL/dw_e|`
+    become live: the gradient of the dense kernel at the weights before the drop, for one extra
+    batch. As in the paper's algorithm, entries that were just dropped are among them; one that
+    grows again is as if it had stayed, with its weight and moments.
 
-    With live blocks `|dL/dw_e|` is summed over each block, and so is `|w_e|`. The kernel with all
-    blocks is there for the extra batch only; of the ways to join open ends, so that every line of
-    blocks keeps its fan, one with the largest sum is taken.
+    With live blocks `|dL/dw_e|` and `|w_e|` are summed over each block. The dense kernel exists for
+    the extra batch only. Every line of blocks keeps its fan; of the moves that allow it, one with
+    the largest sum of scores is taken.
 
     The gradient is of the loss that the model was compiled with, in training mode, with
-    regularization. Where several processes train the model it is that of the mean loss over the
-    batches of all of them, so that each may have data of its own (docs/scale.md). Nothing but
-    masks, weights and moments changes: no seed, no moving average.
+    regularization. If several processes train the model it is that of the mean loss over the
+    batches of all of them, so that each may have its own data (docs/scale.md). Only masks, weights
+    and moments change, no seeds or moving averages.
 
     Args:
         data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or
             `(x, y, sample_weight)`, each an array or a list or dict of arrays, from which
-            `batch_size` samples are drawn; a `keras.utils.PyDataset`; or what can be iterated over
-            again and again and gives batches: a list, a `tf.data.Dataset`, a torch `DataLoader`,
-            or a function that returns a generator. The n-th update takes the n-th batch.
-        batch_size: How many samples to draw from arrays; that of `fit` is a good one.
+            `batch_size` samples are drawn; a `keras.utils.PyDataset`; or an iterable of batches
+            that can start again: a list, a `tf.data.Dataset`, a torch `DataLoader`, or a function
+            that returns a generator. The n-th update takes the n-th batch.
+        batch_size: How many samples to draw from arrays; that of `fit` is a good choice.
         frequency: Optimizer steps between updates.
         fraction: `alpha`, the part of the live weights to drop at first, in (0, 1].
-        end_step: `T_end`, the optimizer step from which on masks stay as they are. Default: three
+        end_step: `T_end`, the optimizer step from which on masks do not change. Default: three
             quarters of `epochs * steps` of this `fit`. Give it for runs in several calls of `fit`.
-        include: Weights to train so: paths, regular expressions or a predicate. Default: all with
-            a `FixedMask` or live blocks that are trainable.
-        exclude: Which of these to leave as they are.
-        seed: An integer, for the samples, and for which of several equal entries.
+        include: Weights to train this way: paths, regular expressions or a predicate. Default: all
+            trainable ones with a `FixedMask` or live blocks.
+        exclude: Which of these to leave out.
+        seed: An integer, for drawing samples, and among equal entries.
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or none has one or live blocks.
+            `FixedMask`, or no weight has one or live blocks.
         WorkerError: As `SET`.
         ValueError: Other data, such as a generator, which cannot start again; an argument out of
             range; no `end_step` where an epoch's length is not known.
 
-    Limits: those of `SET`, but an update that is made again after a step skipped for an overflow
-    may move entries once more: its gradients are those of other masks. A data set that shuffles
-    itself gives other batches when a run is resumed; then the masks differ. `class_weight` of
-    `fit` is not known here: give sample weights. A gradient that is not finite makes the update be
-    left out, with a warning.
+    Limits: those of `SET`, but an update that is repeated after a skipped step may move entries
+    once more, as its gradients are those of other masks. A data set that shuffles itself gives
+    other batches, and so other masks, when a run is resumed. `class_weight` of `fit` is not seen:
+    pass sample weights. With a gradient that is not finite the update is skipped, with a warning.
 
     Example:
 
@@ -94,11 +104,11 @@ class RigL(DynamicSparseTraining):
         self._made_for: list[Any] = []
 
     def prepare(self) -> None:
-        """Finds the weights, and refuses a model without any."""
+        """Finds the weights, and makes the function of their gradients."""
         super().prepare()
         held_by = [weight.parametrization or weight.owner for weight in self._weights]
         variables = [weight.variable for weight in self._weights]
-        # Kept for the next `fit`, as Keras keeps its own step: until the model is compiled again.
+        # Kept for the next `fit` until the model is compiled again, as Keras keeps its own step.
         step = getattr(self._watched, "train_function", None)
         belongs_to = [self._watched, step, *held_by, *variables]
         pairs = itertools.zip_longest(belongs_to, self._made_for)
@@ -111,10 +121,126 @@ class RigL(DynamicSparseTraining):
         """Magnitudes of the dense gradient, summed over each block where blocks are stored."""
         assert self._gradients is not None
         number = step // self.frequency - 1
-        # What fails on one worker is told to the others, who would wait for its gradient.
+        # The other workers would wait for the gradient of one that failed.
         batch = self.workers.together(lambda: self._batches.batch(number))
         gradients = self._gradients(batch, self.workers)
         return [
             abs(gradient) if block_layer(weight) is None else block_sums(gradient).T
             for weight, gradient in zip(weights, gradients, strict=True)
         ]
+
+
+class DenseGradients:
+    """The dense gradient `dL/dw_e` of kernels with fixed masks, at their current values.
+
+    Masks are held all live, so that the gradient of the raw weight is the dense one. Where only
+    live values or blocks are stored, the layer gets a dense kernel in their place, and their own
+    gradient, that of regularization, is added.
+
+    Args:
+        model: A compiled model.
+        weights: Its weights with `FixedMask`, `CompactMask` or live blocks.
+    """
+
+    def __init__(self, model: Any, weights: Sequence[PrunableWeight]) -> None:
+        self._kernels = [_kernel(weight) for weight in weights]
+        self._loss = StatelessLoss(
+            model,
+            [variable for kernel in self._kernels for variable in kernel.variables],
+            held=[pair for kernel in self._kernels for pair in kernel.held],
+        )
+
+    def __call__(self, batch: Batch, workers: Workers) -> list[Any]:
+        """The gradient for each weight; with live blocks as `(J, I, *taps, r, c)`.
+
+        A tensor for weights that are ranked on a device, unless workers exchange it. The gradient
+        is that of the mean loss over the batches of all workers, of which `batch` is this one's.
+        """
+        shared = workers.batch(batch)
+
+        def gradients() -> list[Any]:
+            values = [value for kernel in self._kernels for value in kernel.values()]
+            found = self._loss.gradient_tensors(values, *shared)
+            stay = [
+                not workers.averages and kernel.stays()
+                for kernel in self._kernels
+                for _ in kernel.variables
+            ]
+            pairs = zip(found, stay, strict=True)
+            return [gradient if here else to_numpy(gradient) for gradient, here in pairs]
+
+        found = iter(workers.mean(workers.together(gradients), samples(batch)))
+        return [kernel.gradient(found) for kernel in self._kernels]
+
+
+class _Masked:
+    """A kernel with a mask."""
+
+    def __init__(self, weight: PrunableWeight) -> None:
+        mask = fixed_mask(weight)
+        self._weight = weight
+        self._mask = mask
+        self.variables = [mask.layer_variable]
+        self.held = [(mask.mask, np.broadcast_to(True, tuple(mask.mask.shape)))]
+
+    def stays(self) -> bool:
+        return moves_on_device(self._weight)
+
+    def values(self) -> list[Any]:
+        return [self._mask.effective(self._mask.weight.variable.value)]
+
+    def gradient(self, found: Iterator[Any]) -> Any:
+        return next(found)
+
+
+class _Compact:
+    """A kernel stored as live values and their indices."""
+
+    def __init__(self, mask: CompactMask) -> None:
+        self._mask = mask
+        self.variables = [mask.layer_variable, mask.values]
+        self.held: list[tuple[Any, Any]] = []
+
+    def stays(self) -> bool:
+        return False
+
+    def values(self) -> list[Any]:
+        # As arrays, so that the kernel is not a function of the values to the gradient.
+        return [self._mask.value(), to_numpy(self._mask.values)]
+
+    def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
+        gradient, of_values = next(found).copy(), next(found)
+        gradient.reshape(-1)[to_numpy(self._mask.indices)] += of_values
+        return gradient
+
+
+class _Blocks:
+    """A kernel stored as live blocks and their positions."""
+
+    def __init__(self, layer: BlockSparseLayer) -> None:
+        self._layer = layer
+        self.variables = [layer.whole_kernel, layer.blocks]
+        self.held: list[tuple[Any, Any]] = []
+
+    def stays(self) -> bool:
+        return False
+
+    def values(self) -> list[Any]:
+        blocks = to_numpy(self._layer.blocks)
+        return [self._whole(blocks), blocks]
+
+    def gradient(self, found: Iterator[np.ndarray]) -> np.ndarray:
+        gradient, of_blocks = next(found), next(found)
+        return gradient + self._whole(of_blocks)
+
+    def _whole(self, blocks: np.ndarray) -> np.ndarray:
+        pattern = to_numpy(self._layer.inputs_of)
+        return self._layer.grid.whole(blocks, pattern)
+
+
+def _kernel(weight: PrunableWeight) -> _Masked | _Compact | _Blocks:
+    layer = block_layer(weight)
+    if layer is not None:
+        return _Blocks(layer)
+    mask = fixed_mask(weight)
+    return _Compact(mask) if isinstance(mask, CompactMask) else _Masked(weight)

@@ -1,44 +1,56 @@
-"""The base of callbacks that do something at certain steps of training."""
+"""`StepCallback`, the base of callbacks that act at certain steps, and `CheckWorkers`."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import keras
 
-from keras_sparse_ortho._keras_internals import applied_batches, length_of_data
+from keras_sparse_ortho._keras_internals import (
+    applied_batches,
+    counter_of_batches,
+    length_of_data,
+)
 from keras_sparse_ortho._workers import Workers, workers_of
 from keras_sparse_ortho.models import mask_facts, structure_facts, value_facts
 
 T = TypeVar("T")
 
 
+_WAYS = (
+    "Build the optimizer before weights are loaded, "
+    "`model.optimizer.build(model.trainable_variables)`, so that its state is loaded, too; load "
+    "the whole model with `keras.models.load_model`; or, if it was compiled again on purpose, set "
+    "the optimizer's step to that of the run"
+)
+_RESTART = "To start a new run call `fit` without `initial_epoch`. "
+
+
 class StepCallback(keras.callbacks.Callback):
     """Calls `on_step` before every step of training, with the number of steps before it.
 
-    What happens at a step depends on that number and on the model alone, so that a run that is
-    resumed from a checkpoint, which Keras saves at the end of a step, goes on as if it had not
-    stopped. A step is an update of the optimizer: with gradient accumulation, several batches. The
-    number is the optimizer's own, counted on from the start of the epoch: on JAX the optimizer's
-    variables are not up to date while `fit` runs.
+    What happens at a step depends on that number and on the model alone, so that a run resumed
+    from a checkpoint equals one that was not interrupted. A step is an update of the optimizer:
+    with gradient accumulation, several batches. The number is the optimizer's own, counted on from
+    the start of the epoch: on JAX the optimizer's variables are not up to date while `fit` runs.
 
-    What depends on the variables of the model is to be read in `on_run_begin`: when training
-    begins, a callback that stands behind may have yet to restore them.
+    Read the variables of the model in `on_run_begin`, not in `prepare`: when training begins, a
+    later callback may have yet to restore them.
 
-    Where several processes train one model, these must have the same model, callbacks and masks.
-    That is compared before the first step, and again after whatever goes through `change_masks`.
+    Processes that train one model must have the same model, callbacks and masks. These are compared
+    before the first step, and after every change that goes through `change_masks`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # On JAX `self.model` brings all variables up to date each time it is read.
+        # `self.model` itself: on JAX reading it brings all variables up to date.
         self._watched: Any = None
         self._workers: Workers | None = None
         self._run_begun = False
         self._epoch_start = 0
         self._accumulated = 1
         self._must_read = False
-        # Of the run, before its first epoch: those that the optimizer does not count.
-        self.lost_batches = 0
+        # Batches of the run before its first epoch that the optimizer has not counted.
+        self._lost_batches = 0
 
     @property
     def workers(self) -> Workers:
@@ -48,24 +60,21 @@ class StepCallback(keras.callbacks.Callback):
         return self._workers
 
     def prepare(self) -> None:
-        """To be overridden: called when training begins; what it raises, it raises on all workers.
-
-        What depends on the variables of the model comes in `on_run_begin`.
-        """
+        """To be overridden: called when training begins; an error is raised on all workers."""
 
     def settings(self) -> dict[str, Any]:
-        """To be overridden: arguments that decide what is live, the same on all workers."""
+        """To be overridden: arguments that must be the same on all workers."""
         return {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Prepares, once it is known that all workers have such a model and callback."""
+        """Compares model and callback with those of the other workers; then `prepare`."""
         if self.workers.count > 1:
             facts = {"callback": type(self).__name__, **structure_facts(self._watched)}
             self.workers.compare("when training begins", facts)
         self.workers.together(self.prepare)
 
     def change_masks(self, step: int, change: Callable[[], T]) -> T:
-        """Does something that decides what is live, on all workers, and compares the masks.
+        """Changes masks on all workers, and compares the results.
 
         Raises:
             WorkerError: It has failed on another worker, or masks differ afterwards.
@@ -80,13 +89,13 @@ class StepCallback(keras.callbacks.Callback):
         """To be overridden: called before the first epoch, when all state has been restored.
 
         Args:
-            start: Updates of the optimizer when the run began, at its first epoch; for a resumed
-                run the same as for one that was not interrupted.
+            start: Updates of the optimizer before epoch 0 of the run, whether or not it was
+                interrupted since. Negative if the optimizer has lost updates of the run.
             steps: Updates in the run, from its first epoch to its last; `None` if not known.
         """
 
     def on_step(self, step: int, executed: int) -> None:
-        """To be implemented.
+        """To be overridden: called before a step.
 
         Args:
             step: Updates of the optimizer so far.
@@ -102,10 +111,7 @@ class StepCallback(keras.callbacks.Callback):
         self._run_begun = False
 
     def length(self) -> tuple[int | None, int | None]:
-        """Epochs of the run, and batches of an epoch; `None` for what is not known.
-
-        Where Keras does not know the batches, it is the `len` of the data set.
-        """
+        """Epochs of the run, and batches of an epoch; `None` for what is not known."""
         params = self.params or {}
         return params.get("epochs"), params.get("steps") or length_of_data(self._watched)
 
@@ -125,7 +131,7 @@ class StepCallback(keras.callbacks.Callback):
         self.sync()
         model = self._watched
         self._epoch_start, self._accumulated = applied_batches(model.optimizer)
-        # With a loss scale or a `train_step` of one's own a batch may be no step, or several.
+        # With a loss scale or a custom `train_step` a batch may be no step, or several.
         self._must_read = hasattr(model.optimizer, "inner_optimizer") or (
             type(model).train_step is not keras.Model.train_step
         )
@@ -143,9 +149,27 @@ class StepCallback(keras.callbacks.Callback):
             self.on_step(step, step - before)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins a run that had no epoch left, as one that was killed after its last."""
+        """Begins a run that had no epoch left, such as one killed after its last."""
         self.sync()
         self._begin_run((self.params or {}).get("epochs") or 0)
+
+    def restart_error(self, step: int, found: str, *, can_begin: bool = False) -> ValueError:
+        """The error for a run that goes on with an optimizer that counts from the start.
+
+        Args:
+            step: The optimizer's step.
+            found: What shows that the run has begun before.
+            can_begin: Whether the user may have meant to start a new run.
+        """
+        optimizer, lost = self._watched.optimizer, self._lost_batches
+        seen, accumulated = applied_batches(optimizer)
+        value = lost + seen if lost else ("step" if accumulated == 1 else "batches")
+        way = f"`model.optimizer.{counter_of_batches(optimizer)}.assign({value})`"
+        return ValueError(
+            f"{type(self).__name__} follows the steps of the optimizer, and these were lost: its "
+            f"schedule would start again. {_WAYS}, {way}. {_RESTART if can_begin else ''}"
+            f"Received: the optimizer at step {step}, {found}"
+        )
 
     def _begin_run(self, epoch: int) -> None:
         if self._run_begun:
@@ -153,13 +177,13 @@ class StepCallback(keras.callbacks.Callback):
         self._run_begun = True
         epochs, batches = self.length()
         seen, accumulated = applied_batches(self._watched.optimizer)
-        self.lost_batches = 0
+        self._lost_batches = 0
         if not batches:
             self._on_run_begin(seen // accumulated, None)
             return
         # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
         start = (seen // batches - epoch) * batches
-        self.lost_batches = max(0, -start)
+        self._lost_batches = max(0, -start)
         steps = None if not epochs else epochs * batches // accumulated
         self._on_run_begin(start // accumulated, steps)
 
@@ -169,3 +193,54 @@ class StepCallback(keras.callbacks.Callback):
             begin = {"callback": type(self).__name__, "start": start, "steps": steps}
             facts = {name: repr(value) for name, value in {**begin, **self.settings()}.items()}
             self.workers.compare("before training", {**facts, **value_facts(self._watched)})
+
+
+def run_position(step: int, start: int, in_steps: bool) -> int:
+    """The step of a run at which its schedule is when training begins.
+
+    Args:
+        step: Updates of the optimizer so far.
+        start: As in `StepCallback.on_run_begin`.
+        in_steps: Whether the schedule is in steps. One in parts of the run makes up for updates
+            that the optimizer has lost.
+    """
+    return step if in_steps else step - min(start, 0)
+
+
+class CheckWorkers(StepCallback):
+    """Compares the models of all processes that train together, at the start and every epoch.
+
+    Each process of `tf.distribute.MultiWorkerMirroredStrategy`, of JAX under `keras.distribution`
+    or of `torch.distributed` makes the model by itself. If one of them has other seeds, masks or
+    weights, training silently gives a meaningless model. This callback compares digests of
+    structure, masks, trained weights and layouts, and stops all processes where they differ.
+
+    `RigL`, `SET`, `UpdateMasks` and `TargetDensity` do the same by themselves before the first
+    step, and compare masks after every update. So this is for models with fixed masks, and for
+    comparing the weights, too. With one process it does nothing.
+
+    Raises:
+        WorkerError: What differs, on every process.
+
+    Limits: every process must have this callback: comparing waits for all. It reads all weights,
+    once an epoch. Moving averages and the states of random generators are compared on JAX only:
+    elsewhere each process may have its own.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> model = kso.sparsify(keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]), 0.25)
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0,
+    ...                     callbacks=[kso.callbacks.CheckWorkers()])
+    """
+
+    def on_step(self, step: int, executed: int) -> None:
+        """Does nothing."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares the models."""
+        if self.workers.count > 1:
+            self.sync()
+            self.workers.compare(f"after epoch {epoch + 1}", value_facts(self._watched))

@@ -7,9 +7,8 @@ import keras
 from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
-from keras_sparse_ortho.callbacks._lost_steps import restart_error, run_position
+from keras_sparse_ortho.callbacks._step_callback import run_position
 from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
@@ -18,53 +17,52 @@ from keras_sparse_ortho.schedules import Schedule
 
 
 class TargetDensity(DensityRun):
-    """Steers the thresholds of all weights that have learnt ones to a global density.
+    """Steers all learnt thresholds of a model to a global density.
 
     All layers share an offset `o`: their thresholds are `t_l = g(s_l + o)`. Layers go on learning
-    their relative thresholds `s_l`; the offset says how many entries are live in all. An entry `w`
-    of layer `l` dies at its critical offset `g^-1(|w|) - s_l`, so the offset between the k-th and
-    the next largest critical offset of the whole model leaves exactly `k` entries live. At every
-    step of the schedule that offset is set for `k = round(d(t) * size)`: no search over weight
+    their relative thresholds `s_l`; the offset decides how many entries are live in all. An entry
+    `w` of layer `l` dies at its critical offset `g^-1(|w|) - s_l`, so an offset between the k-th
+    and the next largest critical offset of the whole model leaves exactly `k` entries live. At
+    every step of the schedule the offset is set for `k = round(d(t) * size)`: no search over weight
     decay and `s_init` is needed.
 
     At the end of the schedule the live entries are fixed (`freeze`): `w` becomes `w_e`, the
     thresholds become 0 and dead entries get no gradient any more, so that the count stays exact
-    while the rest of the run trains the weights that are left. What is due at the last step of a
-    run is done when it ends. The logs of `fit` get `density` and `threshold`, as of
-    `DensityLogger`.
+    while the rest of the run trains the live weights. What is due at the last step of a run is done
+    when it ends. The logs of `fit` get `density` and `threshold`, as with `DensityLogger`.
 
     Args:
         final_density: Global live fraction in the end, in (0, 1].
         schedule: A schedule; its final density is replaced. Default: `Cubic` over the first 70% of
-            the run, from the density that there is to `final_density`.
-        frequency: Steps between two settings of the offset, if there is no schedule. Default: a
+            the run, from the initial density to `final_density`.
+        frequency: Steps between two updates of the offset, if there is no schedule. Default: a
             hundredth of the steps over which the density falls, but 100 at most.
-        freeze: Whether to fix the live entries at the end of the schedule. If not, the offset goes
-            on being set every `frequency` steps, and once more when the run ends.
+        freeze: Whether to fix the live entries at the end of the schedule. If not, the offset is
+            still updated every `frequency` steps, and once more when the run ends.
 
     Raises:
         DensityError: A density outside (0, 1].
         NotPrunableError: When training begins, if no weight has a `SoftThreshold` or
             another learnt threshold; if some are on ranks and others are not.
-        WorkerError: On all processes that train one model, if they do not have the same model
-            before the first step, or the same live entries after an update.
-        ValueError: When training begins without a schedule on data whose length is not known; or if
-            the schedule would begin anew, as the optimizer's steps are lost.
+        WorkerError: On all processes that train one model, if their models differ before the first
+            step, or their live entries after an update.
+        ValueError: When training begins without a schedule on data of unknown length; or if the
+            schedule would start again, because the optimizer has lost its steps.
 
     Warns:
         DensityWarning: When training has ended, and the weights are not at `final_density`: the run
             was shorter than the schedule, or weights of an earlier epoch were restored.
-            `BestAtDensity` lets EarlyStopping and its kin count only epochs that are there;
+            `BestAtDensity` makes EarlyStopping and other callbacks see only epochs at that density;
             `keras_sparse_ortho.finish` brings a model there at once.
 
-    Limits: between two settings the count drifts by what the weights move. Channels die as a whole,
-    so with `ChannelSoftThreshold` the count is exact to within one of them; with
+    Limits: between two updates the count drifts as the weights move. Channels die as a whole, so
+    with `ChannelSoftThreshold` the count is exact to within one of them; with
     `LowRankSoftThreshold` ranks are counted instead of entries. All layers are ranked together, so
-    that one of small magnitudes can lose all its entries; a warning names it. With
-    `g="sigmoid"` entries of magnitude 1 and more cannot die; a warning says so if they are too
-    many. Every `frequency` steps the weights are ranked: those with a `SoftThreshold` where they
-    are on accelerators, and with NumPy on CPUs, with the same result; `benchmarks/results/
-    updates.md` has the times.
+    a layer of small magnitudes can lose all its entries; a warning names it. With `g="sigmoid"`
+    entries of magnitude 1 and more cannot die; a warning tells if they are too many. Every
+    `frequency` steps the weights are ranked: those with a `SoftThreshold` on the device on
+    accelerators, and with NumPy on CPUs, with the same result; `benchmarks/results/updates.md` has
+    the times.
 
     Example:
 
@@ -103,7 +101,7 @@ class TargetDensity(DensityRun):
         self.freeze = freeze
 
     def prepare(self) -> None:
-        """Refuses a model without soft thresholds."""
+        """Refuses a model without learnt thresholds."""
         parametrizations = [weight.parametrization for weight in prunable_weights(self._watched)]
         thresholds = [p for p in parametrizations if isinstance(p, LearntThreshold)]
         if not thresholds:
@@ -116,17 +114,17 @@ class TargetDensity(DensityRun):
         super().prepare()
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
-        """Lays out the schedule."""
+        """Resolves the schedule."""
         step = self.synced_step()
-        in_steps = self.schedule is not None and self.schedule.is_laid_out
+        in_steps = self.schedule is not None and self.schedule.is_resolved
         if not run_position(step, start, in_steps) and (found := self._begun()):
-            raise restart_error(self, step, found)
-        self._steering.lay_out(steps, start)
+            raise self.restart_error(step, found)
+        self._steering.resolve(steps, start)
         for threshold in self._thresholds:
             threshold.aim(self.final_density, self.freeze and self._steering.end_step is not None)
 
     def _begun(self) -> str | None:
-        """What shows that a run to a density has begun, and was left before it was there."""
+        """What shows that a run to a density was interrupted, if it was."""
         gap = density_gap(self._thresholds)
         steered = any(to_numpy(threshold.offset).item() for threshold in self._thresholds)
         if gap is None or not steered:
@@ -134,7 +132,7 @@ class TargetDensity(DensityRun):
         return f"and thresholds that were steered to {gap}"
 
     def on_step(self, step: int, executed: int) -> None:
-        """Sets the offset if the schedule says so, and fixes the live entries at its end."""
+        """Updates the offset if that is due, and fixes the live entries at the schedule's end."""
         if self._steering.is_due(step, executed):
             self._steer(step)
 
@@ -151,10 +149,6 @@ class TargetDensity(DensityRun):
         """The offset of every threshold, and whether it is frozen."""
         offsets = [to_numpy(t.offset).item() for t in self._thresholds]
         return [*offsets, *(threshold.frozen for threshold in self._thresholds)]
-
-    def logged(self) -> dict[str, float]:
-        """Density and mean threshold."""
-        return density_and_threshold(self._watched)
 
     def end_step(self) -> int | None:
         """The end of the schedule."""

@@ -1,59 +1,33 @@
-"""`ThresholdSteering`: learnt thresholds set to a density, whatever the framework they live in."""
+"""`ThresholdSteering`: learnt thresholds steered to a density, in Keras or in tf_keras."""
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho._values import assign
-from keras_sparse_ortho.callbacks._entries import entries_of
-from keras_sparse_ortho.callbacks._offset_search import cut, unreachable
+from keras_sparse_ortho.callbacks._offset_search import cut, entries_of
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.schedules import Cubic, Schedule
 
 
-class SteeredThreshold(Protocol):
-    """A threshold `t = g(s + offset)`, as `parametrizations.LearntThreshold` is one."""
-
-    counted: str
-    offset: Any
-
-    @property
-    def weight(self) -> Any:
-        """The weight that it prunes, with a `path`."""
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the threshold is 0 for good, and the live entries are fixed."""
-
-    @property
-    def steered(self) -> Any:
-        """The variable whose entries the threshold takes."""
-
-    def critical_offsets(self) -> np.ndarray:
-        """For every entry of `steered` the offset at which it dies."""
-
-    def freeze(self, mask: np.ndarray) -> np.ndarray:
-        """Fixes which entries are live; returns which are."""
-
-
 class ThresholdSteering:
-    """Holds the thresholds of a model, and sets their common offset as a schedule asks for it.
+    """Sets the common offset of the thresholds of a model to the density of a schedule.
 
     For `round(d(t) * size)` live entries in step `t` the offset is put between the critical
     offsets of this rank and of the next, over all thresholds; at the end of the schedule exactly
-    so many entries are frozen. It knows nothing of optimizers, callbacks and frameworks: those who
-    train call `begin` first (or `take`, and `lay_out` once the length of the run is known), then
-    before each step `steer`, if the step `is_due`, and once more after the last one.
+    as many entries are frozen. It needs no optimizer or callback: call `begin` first (or `take`,
+    and `resolve` once the length of the run is known), then `steer` before each step that
+    `is_due`, and once more after the last one. A threshold has the attributes `counted`, `offset`,
+    `weight`, `frozen` and `steered`, and the methods `critical_offsets` and `freeze` of
+    `parametrizations.LearntThreshold`.
 
     Args:
         final_density: Global live fraction in the end, in (0, 1].
         schedule: A schedule; its final density is replaced. Default: `Cubic` over the first 70% of
             the training.
-        frequency: Steps between two settings of the offset, if there is no schedule. Default: a
+        frequency: Steps between two updates of the offset, if there is no schedule. Default: a
             hundredth of the steps over which the density falls, but 100 at most.
         freeze: Whether to fix the live entries at the end of the schedule.
 
@@ -73,15 +47,13 @@ class ThresholdSteering:
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
         self.freeze = freeze
         self._plan: Schedule | None = None
-        self._thresholds: list[SteeredThreshold] = []
+        self._thresholds: list[Any] = []
         self._all_frozen = False
         self._warned_of_unreachable = False
         self._warned_of: set[str] = set()
 
-    def begin(
-        self, thresholds: Sequence[SteeredThreshold], epochs: int | None, steps: int | None
-    ) -> None:
-        """Takes the thresholds of a model, and lays out the schedule.
+    def begin(self, thresholds: Sequence[Any], epochs: int | None, steps: int | None) -> None:
+        """Takes the thresholds of a model, and resolves the schedule.
 
         Args:
             thresholds: The thresholds.
@@ -93,9 +65,9 @@ class ThresholdSteering:
             ValueError: No schedule, and a training whose length is not known.
         """
         self.take(thresholds)
-        self.lay_out(None if not epochs or not steps else epochs * steps)
+        self.resolve(None if not epochs or not steps else epochs * steps)
 
-    def take(self, thresholds: Sequence[SteeredThreshold]) -> None:
+    def take(self, thresholds: Sequence[Any]) -> None:
         """Takes the thresholds of a model.
 
         Raises:
@@ -109,34 +81,34 @@ class ThresholdSteering:
             )
         self._thresholds = list(thresholds)
 
-    def lay_out(self, steps: int | None, start: int = 0) -> None:
-        """Lays out the schedule; the thresholds are as they were when the run was left.
+    def resolve(self, steps: int | None, start: int = 0) -> None:
+        """Resolves the schedule for a run; the thresholds may be those of an interrupted one.
 
         Args:
             steps: Updates of the optimizer in the run, if that is known.
             start: Updates before it.
 
         Raises:
-            ValueError: No schedule, or one in parts of the run, and a length that is not known.
+            ValueError: No schedule, or one in fractions of the run, and an unknown length.
         """
         if self.schedule is None and steps is None:
             raise ValueError(
-                "TargetDensity needs a `schedule` where the number of steps is not known before "
+                "TargetDensity needs a `schedule` if the number of steps is not known before "
                 f"training. Received: schedule=None, {steps=}"
             )
         schedule = self.schedule or Cubic(self.final_density, frequency=self.frequency)
-        self._plan = schedule.laid_out(steps, start)
-        # Kept, as `is_due` is asked in every step, when JAX' variables may not be up to date.
+        self._plan = schedule.resolved(steps, start)
+        # Kept, as `is_due` is called in every step, when JAX' variables may not be up to date.
         self._all_frozen = not self.thresholds
 
     @property
     def end_step(self) -> int | None:
         """The step at which the schedule ends, in this run."""
-        end = self._laid_out().end_step
+        end = self._resolved().end_step
         return None if end is None else int(end)
 
     @property
-    def thresholds(self) -> list[SteeredThreshold]:
+    def thresholds(self) -> list[Any]:
         """Those that are not frozen."""
         return [threshold for threshold in self._thresholds if not threshold.frozen]
 
@@ -145,23 +117,23 @@ class ThresholdSteering:
 
         Args:
             step: Updates of the optimizer so far.
-            executed: Updates since the last time that this was asked.
+            executed: Updates since the last call.
         """
-        plan = self._laid_out()
+        plan = self._resolved()
         if plan.due(step, executed):
             return True
         if not self.has_ended(step):
             return False
-        # Where it should have been frozen, at whatever step a run was resumed; or set again.
+        # A run that was resumed after the end freezes now; without `freeze` updates go on.
         return not self._all_frozen if self.freeze else step % (plan.frequency or 1) < executed
 
     def is_due_at_end(self, step: int, executed: int) -> bool:
         """Whether to `steer` after the last step; the arguments are those of `is_due`."""
-        plan = self._laid_out()
+        plan = self._resolved()
         endless = plan.end_step is None and step >= plan.begin_step
         return endless or self.has_ended(step) or plan.due(step, executed)
 
-    def steer(self, step: int) -> list[tuple[SteeredThreshold, np.ndarray]]:
+    def steer(self, step: int) -> list[tuple[Any, Any]]:
         """Sets the offset for the density at a step, and freezes if the schedule has ended.
 
         Returns:
@@ -171,9 +143,9 @@ class ThresholdSteering:
         if not thresholds:
             return []
         entries = [entries_of(threshold) for threshold in thresholds]
-        count = live_count(self._laid_out().density(step), sum(one.size for one in entries))
-        self._warn_of_unreachable(unreachable(entries), count)
+        count = live_count(self._resolved().density(step), sum(one.size for one in entries))
         found = cut(entries, count)
+        self._warn_of_unreachable(found.unreachable(), count)
         shares = zip(thresholds, found.shares(), strict=True)
         self._warn_of_collapse([t.weight.path for t, live in shares if not live])
         freeze = self.freeze and self.has_ended(step)
@@ -185,21 +157,21 @@ class ThresholdSteering:
         pairs = zip(thresholds, masks, strict=freeze)
         return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs]
 
-    def _laid_out(self) -> Schedule:
-        assert self._plan is not None, "`begin` comes first"
+    def _resolved(self) -> Schedule:
+        assert self._plan is not None, "call `begin` first"
         return self._plan
 
     def has_ended(self, step: int) -> bool:
         """Whether the schedule has come to its end."""
-        end = self._laid_out().end_step
+        end = self._resolved().end_step
         return end is not None and step >= end
 
     def _warn_of_unreachable(self, unreachable: int, count: int) -> None:
         if unreachable > count and not self._warned_of_unreachable:
             self._warned_of_unreachable = True
             warnings.warn(
-                "More weights than may stay live are larger than any threshold of this `g`; take "
-                f"g='exp' or 'softplus'. Received: {unreachable} such weights, {count} to keep",
+                "More entries than may stay live are larger than any threshold of this `g`; use "
+                f"g='exp' or 'softplus'. Received: {unreachable} such entries, {count} to keep",
                 stacklevel=2,
             )
 
@@ -209,7 +181,7 @@ class ThresholdSteering:
         if fresh:
             warnings.warn(
                 "TargetDensity leaves weights without a live entry: their magnitudes are small "
-                "against those of the others. `exclude` them from `parametrize`, or ask for a "
-                f"higher density. Received: {fresh}",
+                "compared with the other weights. `exclude` them from `parametrize`, or ask for "
+                f"a higher density. Received: {fresh}",
                 stacklevel=2,
             )

@@ -1,11 +1,10 @@
-"""`UpdateMasks`: renews scheduled masks."""
+"""`UpdateMasks`: masks by magnitude on a schedule."""
 
 from typing import Any
 
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho.callbacks._density_logger import density_and_threshold
 from keras_sparse_ortho.callbacks._density_run import DensityRun
-from keras_sparse_ortho.callbacks._lost_steps import restart_error, run_position
+from keras_sparse_ortho.callbacks._step_callback import run_position
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
@@ -14,7 +13,7 @@ from keras_sparse_ortho.schedules import Schedule
 
 
 class UpdateMasks(DensityRun):
-    """Renews the masks of `MagnitudeMask` and `StraightThroughTopK` at the steps of their schedule.
+    """Updates masks of `MagnitudeMask` and `StraightThroughTopK` at the steps of their schedule.
 
     Before step `t` every weight whose schedule is due gets the mask of its
     `round(d(t) * size)` largest magnitudes. Raw weights that a `MagnitudeMask` drops are set to
@@ -23,25 +22,24 @@ class UpdateMasks(DensityRun):
 
     A mask is a variable, so nothing is recompiled; the callback holds no state, so that a run
     resumed from a checkpoint equals one that was not interrupted. With `steps_per_execution` of
-    more than 1 a renewal waits for the end of the execution. A mask that is at its final density
-    stays as it is in later runs, which their schedules would begin with a dense weight. The logs
-    of `fit` get `density`, and where dead entries can come back `moved`: those that did in this
-    epoch, per live entry.
+    more than 1 an update waits for the end of the execution. A mask at its final density does not
+    change in later runs, although its schedule would start dense. The logs of `fit` get `density`,
+    and, if dead entries can come back, `moved`: how many did in this epoch, per live entry.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
-        WorkerError: On all processes that train one model, if they do not have the same model
-            before the first step, or the same masks after an update.
-        ValueError: When training begins, if a schedule is in parts of a run of unknown length; or
-            if it would begin anew, as masks were renewed, but the optimizer's steps are lost.
+        WorkerError: On all processes that train one model, if their models differ before the first
+            step, or their masks after an update.
+        ValueError: When training begins, if a schedule is in fractions of a run of unknown length;
+            or if it would start again, because the optimizer has lost its steps.
 
     Warns:
-        DensityWarning: When training has ended, and masks are not at the density with which their
-            schedules end: the run was shorter, or weights of an earlier epoch were restored.
-            `BestAtDensity` lets EarlyStopping and its kin count only epochs that are there;
+        DensityWarning: When training has ended, and masks are not at the final density of their
+            schedules: the run was shorter, or weights of an earlier epoch were restored.
+            `BestAtDensity` makes EarlyStopping and other callbacks see only epochs at that density;
             `keras_sparse_ortho.finish` brings a model there at once.
 
-    Limits: every `frequency` steps the weights are ranked: on accelerators where they are, on CPUs
+    Limits: every `frequency` steps the weights are ranked: on accelerators on the device, on CPUs
     with NumPy; both give the same masks. `benchmarks/results/updates.md` has the times.
 
     Example:
@@ -76,34 +74,34 @@ class UpdateMasks(DensityRun):
         super().prepare()
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
-        """Lays out the schedules, but for masks at their final density by another run."""
+        """Resolves the schedules, except for masks that another run left at their final density."""
         step = self.synced_step()
-        plans = [(mask, mask.schedule.laid_out(steps, start)) for mask in self._scheduled]
+        plans = [(mask, mask.schedule.resolved(steps, start)) for mask in self._scheduled]
         self._plans = [(mask, plan) for mask, plan in plans if not _is_over(mask, plan, step)]
         for mask, _ in self._plans:
-            if mask.last_renewed > run_position(step, start, mask.schedule.is_laid_out):
-                found = f"and the mask of '{mask.weight.path}' renewed at step {mask.last_renewed}"
-                raise restart_error(self, step, found)
+            if mask.last_updated > run_position(step, start, mask.schedule.is_resolved):
+                found = f"and the mask of '{mask.weight.path}' updated at step {mask.last_updated}"
+                raise self.restart_error(step, found)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begins to count what grows."""
+        """Counts grown entries from zero."""
         super().on_epoch_begin(epoch, logs)
         self._grown = 0
 
     def on_step(self, step: int, executed: int) -> None:
-        """Renews the masks that are due."""
+        """Updates the masks that are due."""
         due = [(mask, plan) for mask, plan in self._plans if plan.due(step, executed)]
         if due:
-            self.change_masks(step, lambda: self._renew(due, step))
+            self.change_masks(step, lambda: self._update(due, step))
 
-    def _renew(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
+    def _update(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
         for mask, plan in due:
-            renewal = mask.renew(step, plan.density(step))
-            self._grown += renewal.grown
-            zero_slots(self._watched.optimizer, mask.weight.variable, renewal.forgotten)
+            update = mask.update(step, plan.density(step))
+            self._grown += update.grown
+            zero_slots(self._watched.optimizer, mask.weight.variable, update.reset)
 
     def finish_run(self, step: int) -> None:
-        """Renews the masks that are due at the last step."""
+        """Updates the masks that are due at the last step."""
         self.on_step(step, self._watched.steps_per_execution)
 
     def parametrizations(self) -> list[ScheduledMask]:
@@ -111,12 +109,12 @@ class UpdateMasks(DensityRun):
         return self._scheduled
 
     def state(self) -> list[Any]:
-        """When the masks were last renewed."""
-        return [mask.last_renewed for mask in self._scheduled]
+        """When the masks were last updated."""
+        return [mask.last_updated for mask in self._scheduled]
 
     def logged(self) -> dict[str, float]:
-        """The density; where dead entries can come back, which part of the live ones has."""
-        entries = density_and_threshold(self._watched)
+        """The density; and if dead entries can come back, what fraction of the live ones did."""
+        entries = super().logged()
         if any(isinstance(mask, StraightThroughTopK) for mask in self._scheduled):
             live = sum(mask.counts()[0] for mask in self._scheduled)
             entries["moved"] = self._grown / max(live, 1)
@@ -129,12 +127,12 @@ class UpdateMasks(DensityRun):
 
 
 def _is_over(mask: ScheduledMask, plan: Schedule, step: int) -> bool:
-    """Whether a mask is at its final density, and not by this plan, which would undo that.
+    """Whether a mask is at its final density, but not by this plan, which would undo that.
 
-    So it is in a second `fit`, and after `keras_sparse_ortho.finish`.
+    That is so in a second `fit`, and after `keras_sparse_ortho.finish`.
     """
     live, final = mask.counts()
-    renewed = mask.last_renewed
-    if live != final or renewed < 0:
+    last = mask.last_updated
+    if live != final or last < 0:
         return False
-    return renewed > step or live_count(plan.density(renewed), mask.weight.size) != live
+    return last > step or live_count(plan.density(last), mask.weight.size) != live

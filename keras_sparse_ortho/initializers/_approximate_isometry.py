@@ -1,4 +1,4 @@
-"""`ApproximateIsometry`: any mask, and the live entries that come nearest to an isometry (AI)."""
+"""`ApproximateIsometry`: kernels as orthogonal as their mask allows (AI)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,11 +24,11 @@ from keras_sparse_ortho.orthogonal import (
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class ApproximateIsometry(SparseInitializer):
-    """Kernels on a random or given mask, made as orthogonal as the mask allows (AI).
+    """Kernels with a random or given mask, made as orthogonal as the mask allows (AI).
 
-    Draws a mask of exactly `round(density * size)` live entries, and normal values on it; then
-    minimises `||W W^T - gain^2 I||_F^2` (the smaller Gram matrix) over the live entries by L-BFGS;
-    see `keras_sparse_ortho.orthogonal.approximate_isometry`. Convolutions are flattened to
+    Draws a mask of exactly `round(density * size)` live entries with normal values; then minimises
+    `||W W^T - gain^2 I||_F^2` (the smaller Gram matrix) over the live entries by L-BFGS; see
+    `keras_sparse_ortho.orthogonal.approximate_isometry`. Convolutions are flattened to
     `outputs x (taps * inputs)`, one matrix for each group.
 
     Args:
@@ -39,19 +39,19 @@ class ApproximateIsometry(SparseInitializer):
         max_iterations: Most iterations of L-BFGS.
         tolerance: Relative error of the Gram matrix to stop at.
         min_decrease: Stops when an iteration lowers the squared error by less than this fraction.
-        verbose: 1 shows a progress bar with the error. It is not a part of the config.
+        verbose: 1 shows a progress bar with the error. It is not part of the config.
         layout: Meaning of the axes; see `ExactOrthogonal`.
 
     Raises:
-        DensityError: A density outside (0, 1]; one together with `mask`, or neither.
+        DensityError: A density outside (0, 1]; both `density` and `mask`, or neither.
         ValueError: At a call, for a shape that is not that of the mask.
 
     Limits: slow and, at low density, far from an isometry: see `approximate_isometry`, and
-    `ExactOrthogonal` for exact kernels in milliseconds. The mask of a seed is the same
-    everywhere; values agree between machines only as far as their BLAS does. Every draw runs the
-    minimisation: as a layer's own initializer it runs once in `build`, and again where its mask is
-    adopted; `sparsify(model, density, initializer=ApproximateIsometry(1.0))` runs it once. A
-    given mask is in the config entry by entry.
+    `ExactOrthogonal` for exact kernels in milliseconds. A seed gives the same mask everywhere, but
+    values differ between machines as their BLAS does. Every draw runs the minimisation: as the
+    initializer of a layer it runs in `build`, and again when its mask is adopted;
+    `sparsify(model, density, initializer=ApproximateIsometry(1.0))` runs it once. A given mask is
+    stored in the config entry by entry.
 
     Example:
 
@@ -92,7 +92,7 @@ class ApproximateIsometry(SparseInitializer):
                 )
             if density is not None:
                 raise DensityError(
-                    "A `mask` has its own density; give None for `density`. "
+                    "`density` must be None with a `mask`, which has its own. "
                     f"Received: density={density!r}"
                 )
         else:
@@ -118,7 +118,7 @@ class ApproximateIsometry(SparseInitializer):
         batch, parts, *rows, columns = layout.canonical_shape(shape)
         rng = np.random.default_rng(self._draw_seed)
         mask = self._mask_for(shape, rng)
-        # About `gain` long: the vectors of the shorter side, which are to become orthonormal.
+        # The vectors along the shorter side start with norms of about `gain`.
         vectors = batch * parts * min(int(np.prod(rows)), columns)
         start = rng.normal(size=shape, scale=self.gain * np.sqrt(vectors / mask.sum()))
         kernel = approximate_isometry(
@@ -140,19 +140,18 @@ class ApproximateIsometry(SparseInitializer):
         shape: Sequence[int],
         layout: KernelLayout | None = None,
     ) -> "ApproximateIsometry":
-        """Refuses where a mask was given; see the base class."""
+        """Not with a given mask; see the base class."""
         if self.mask is not None:
             raise DensityError(
-                "The `mask` of an ApproximateIsometry says how sparse it is, which no budget can "
-                "change. Give it to the layer as its initializer, and call "
-                "keras_sparse_ortho.adopt_masks(model). "
+                "An ApproximateIsometry with a `mask` has no density for a budget to set. Use it "
+                "as the initializer of the layer, and call keras_sparse_ortho.adopt_masks(model). "
                 f"Received: density={density:.6g}, mask of shape {self.mask.shape}"
             )
         config = {**self.get_config(), "density": density, "seed": seed, "verbose": self.verbose}
         return self.from_config(config)
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the initializer anew."""
+        """All arguments of the initializer."""
         return {
             **super().get_config(),
             "density": self.density,
@@ -171,7 +170,7 @@ class ApproximateIsometry(SparseInitializer):
             return mask
         if self.mask.shape != shape:
             raise ValueError(
-                f"The `mask` is one for kernels of shape {self.mask.shape}. Received: shape={shape}"
+                f"The `mask` is for kernels of shape {self.mask.shape}. Received: shape={shape}"
             )
         return self.mask.copy()
 

@@ -12,9 +12,9 @@ from keras_sparse_ortho.orthogonal import KernelLayout
 class AttentionLayout:
     """Finds the layout of a MultiHeadAttention kernel from its shape.
 
-    A MultiHeadAttention gives one initializer to its four projections: query, key and value with
-    `(dim, heads, features)` kernels, `dim` inputs; and the output with `(heads, features, out)`,
-    `heads * features` inputs. This tells them apart, so that each is orthogonal along its true
+    A MultiHeadAttention uses one initializer for four projections: query, key and value with
+    kernels `(dim, heads, features)` and `dim` inputs; and the output with `(heads, features, out)`
+    and `heads * features` inputs. This tells them apart, so that each is orthogonal along its true
     axes.
 
     Args:
@@ -23,11 +23,11 @@ class AttentionLayout:
         value_dim: Features of a head, in values. Default: `key_dim`.
 
     Raises:
-        LayoutError: At a call, for a shape that is none of these kernels.
+        LayoutError: At a call, for the shape of none of these kernels.
 
     Limits: if the model dimension equals `num_heads`, and the output dimension `key_dim`, both
-    readings fit and the kernel is taken for an input projection. Inside
-    `keras_sparse_ortho.PrunableLayer` no layout is needed at all.
+    meanings fit, and the kernel is taken for an input projection. Inside
+    `keras_sparse_ortho.PrunableLayer` no layout is needed.
 
     Example:
 
@@ -55,7 +55,7 @@ class AttentionLayout:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the object anew."""
+        """All arguments of the layout."""
         return {
             "num_heads": self.num_heads,
             "key_dim": self.key_dim,
@@ -64,5 +64,5 @@ class AttentionLayout:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "AttentionLayout":
-        """The reverse of `get_config`."""
+        """The layout that `get_config` describes."""
         return cls(**config)

@@ -1,12 +1,15 @@
 """Kernels drawn for given weights, along the axes that their layers give them."""
 
 import dataclasses
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
 
+import keras
 import numpy as np
 
+from keras_sparse_ortho._keras_internals import layout_of
+from keras_sparse_ortho._values import placed
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers._packed_draw import PackedDraw
 from keras_sparse_ortho.initializers._sparse_initializer import SparseInitializer, numpy_dtype
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.orthogonal import RegularBlocks
@@ -18,9 +21,9 @@ class Draw:
 
     Args:
         mask: Bool array of the weight's shape.
-        kernel: Values that the weight is to get; `None` to keep those it has.
-        initializer: What drew the mask, and the kernel with it; `None` for masks of other origin.
-        fresh: Whether the weight has, or is to get, exactly the values that were drawn.
+        kernel: New values for the weight; `None` keeps those it has.
+        initializer: What drew the mask and the kernel; `None` for other masks.
+        fresh: Whether the weight has, or will get, exactly the values that were drawn.
     """
 
     mask: np.ndarray
@@ -35,17 +38,17 @@ class Draw:
 
     @property
     def sets_values(self) -> bool:
-        """Whether there are values that the weight is to get."""
+        """Whether there are new values for the weight."""
         return self.kernel is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockDraw:
-    """As a `Draw`, of regular blocks, which are all that it holds: dense forms are made when read.
+    """A draw of regular blocks, stored as such; mask and kernel are made when they are read.
 
     Args:
         blocks: What was drawn.
-        shape: Of the weight.
+        shape: Shape of the weight.
         layout: Meaning of its axes.
         initializer: What drew the blocks.
     """
@@ -69,8 +72,75 @@ class BlockDraw:
 
     @property
     def kernel(self) -> np.ndarray:
-        """Values that the weight is to get."""
+        """New values for the weight."""
         return self.layout.from_canonical(self.blocks.dense(), self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedDraw:
+    """A draw with values whose mask takes one bit an entry; a whole model is drawn at once.
+
+    Args:
+        bits: The mask, eight entries a byte, in the order of flat indices.
+        values: The kernel, possibly as a tensor of the backend; or the values of the live entries,
+            in the same order.
+        shape: Shape of the weight.
+        live: Number of live entries.
+        initializer: What drew them.
+    """
+
+    bits: np.ndarray
+    values: Any
+    shape: tuple[int, ...]
+    live: int
+    initializer: SparseInitializer
+    fresh: ClassVar[bool] = True
+    sets_values: ClassVar[bool] = True
+
+    @classmethod
+    def of(
+        cls,
+        kernel: np.ndarray,
+        mask: np.ndarray,
+        initializer: SparseInitializer,
+        *,
+        variable: Any = None,
+    ) -> "PackedDraw":
+        """Packs a kernel that is zero outside its mask.
+
+        With the `variable` that will store it densely, it is kept as a tensor like that; else as
+        its live entries alone.
+        """
+        values = kernel[mask] if variable is None else _for_variable(kernel, variable)
+        live = int(np.count_nonzero(mask))
+        return cls(np.packbits(mask), values, kernel.shape, live, initializer)
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Bool array of the weight's shape."""
+        flat = np.unpackbits(self.bits, count=math.prod(self.shape))
+        return flat.view(bool).reshape(self.shape)
+
+    @property
+    def kernel(self) -> Any:
+        """New values for the weight."""
+        if tuple(self.values.shape) == self.shape:
+            return self.values
+        dense = np.zeros(self.shape, self.values.dtype)
+        dense[self.mask] = self.values
+        return dense
+
+
+def _for_variable(kernel: np.ndarray, variable: Any) -> Any:
+    """A kernel as a tensor like a variable; unchanged if the variable is sharded.
+
+    The array's memory is then free for the next draw. Freed only as the model grows, in pieces, it
+    would be of no use to TensorFlow.
+    """
+    if layout_of(variable) is not None:
+        return kernel
+    # An operation, as TensorFlow keeps the array that a tensor was made of until the next one.
+    return keras.ops.reshape(placed(kernel, variable), kernel.shape)
 
 
 AnyDraw = Draw | BlockDraw | PackedDraw
@@ -89,9 +159,8 @@ def draw(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
 def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
     """The mask that a weight's own initializer drew when the layer was built.
 
-    An initializer in a layer sees only a shape. Where it drew along other axes than the layer's
-    true ones, and the weight has not been touched since, the draw has a kernel along the true
-    axes.
+    An initializer in a layer sees only a shape. If it drew along other axes than those of the
+    layer, and the weight is unchanged, the draw has a new kernel along the true axes.
 
     Raises:
         NotPrunableError: A weight that was changed, so that the mask would drop nonzero entries.
@@ -102,35 +171,35 @@ def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
     drawn = draw(weight, initializer)
     assert drawn.kernel is not None
     if axes_for(weight, initializer) not in (None, KernelLayout.convolution()):
-        blind, _ = initializer.sample(weight.shape, weight.variable.dtype)
-        if np.array_equal(blind.astype(value.dtype), value):
+        without_axes, _ = initializer.sample(weight.shape, weight.variable.dtype)
+        if np.array_equal(without_axes.astype(value.dtype), value):
             return drawn
     lost = int(np.count_nonzero(value[~drawn.mask]))
     if not lost:
         stored = drawn.kernel.astype(numpy_dtype(weight.variable.dtype)).astype(value.dtype)
         return Draw(drawn.mask, None, initializer, fresh=np.array_equal(stored, value))
     raise NotPrunableError(
-        f"The weight '{weight.path}' has been changed since its initializer drew it, and the "
-        "initializer's mask would drop entries that are not zero. An initializer alone holds no "
-        "mask: wrap the layer before training, or prune what was trained with "
+        f"The weight '{weight.path}' has changed since its initializer drew it, and the "
+        "initializer's mask would drop nonzero entries. An initializer alone does not keep its "
+        "mask: wrap the layer before training, or prune the trained model with "
         "keras_sparse_ortho.prune(model, density). "
         f"Received: {lost} nonzero entries outside the mask"
     )
 
 
 def axes_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout | None:
-    """The layout to draw with: the layer's own, unless the user gave the initializer one."""
+    """The layout to draw with: the layer's, unless the user gave the initializer one."""
     return weight.layout if initializer.layout is None else None
 
 
 def layout_for(weight: PrunableWeight, initializer: SparseInitializer) -> KernelLayout:
-    """What the axes of a weight mean to an initializer that draws it, `(*spatial, in, out)` too."""
+    """The layout by which an initializer draws a weight; `(*spatial, in, out)` by default."""
     own = axes_for(weight, initializer) or initializer.resolve_layout(weight.shape)
     return own or KernelLayout.convolution()
 
 
 def is_as_drawn(weight: PrunableWeight) -> bool:
-    """Whether a plain weight is still what its own initializer, one of ours, drew."""
+    """Whether a plain weight still has the values that its own sparse initializer drew."""
     kernel, _ = weight.initializer.sample(weight.shape, weight.variable.dtype)
     value = weight.raw_value()
     return np.array_equal(kernel.astype(value.dtype), value)

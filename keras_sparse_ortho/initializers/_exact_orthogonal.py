@@ -29,7 +29,7 @@ from keras_sparse_ortho.orthogonal import (
     regular_blocks,
 )
 
-# Here, as the room below does not know Keras.
+# Here, because `orthogonal` does not import Keras.
 for _structure in (Block, NByM, ConstantFan):
     keras.saving.register_keras_serializable(package="keras_sparse_ortho")(_structure)
 
@@ -46,9 +46,9 @@ class ExactOrthogonal(SparseInitializer):
     orthogonal); recurrent kernels one for each gate; attention projections one between the model
     dimension and the flattened heads.
 
-    An initializer alone does not hold the mask: training moves every entry. Wrap the layer in
+    An initializer alone does not keep the mask: training moves every entry. Wrap the layer in
     `keras_sparse_ortho.PrunableLayer`, or the model with `keras_sparse_ortho.sparsify(model)`,
-    which adopts the mask of this initializer.
+    which adopt the mask.
 
     Args:
         density: Live fraction of the kernel, in (0, 1]. `None` with `rotations`, and as a pattern
@@ -56,9 +56,9 @@ class ExactOrthogonal(SparseInitializer):
         gain: Scale of the kernel, e.g. `sqrt(2)` for ReLU; or `"auto"` as a pattern for `sparsify`,
             which chooses it for each kernel by what follows its layer:
 
-            - normalization: the norm of the layer's usual initializer under the same mask (it acts
-              as a learning rate there), `sqrt(2 density in out / ((in + out) min(in, out)))` for
-              Glorot's, `sqrt(density)` for square kernels;
+            - normalization: the norm of the layer's default initializer under the same mask (it
+              acts as a learning rate there), `sqrt(2 density in out / ((in + out) min(in, out)))`
+              for Glorot's, `sqrt(density)` for square kernels;
             - an odd activation such as tanh: `keras_sparse_ortho.analysis.critical_gain`, with the
               standard deviation of a `RandomNormal` bias initializer;
             - another activation: `E[phi(z)^2]^(-1/2)`, `sqrt(2)` for ReLU;
@@ -68,34 +68,32 @@ class ExactOrthogonal(SparseInitializer):
             different seeds, as `sparsify` does.
         layout: Meaning of the axes: a `KernelLayout`, a callable `shape -> KernelLayout`, or
             `None` for `(*spatial, in, out)`. Set it for EinsumDense, grouped, depthwise or
-            transposed convolutions and recurrent kernels; a wrapped layer finds its own.
+            transposed convolutions and recurrent kernels; a wrapped layer knows its own.
         angles: Law of the angles [radians]: `None` (uniform), a number, a `(low, high)` range, or
             a callable `(rng, count) -> angles` (registered with Keras, to be saved).
         rotations: Explicit `(i, j, angle)` triples, in place of random ones.
         center_density: Density of a convolution's center tap: `None` (that of the kernel),
             `"more_nonzeros"`, or a number; see `keras_sparse_ortho.orthogonal.exact_orthogonal`.
         structure: Pattern of the live entries: `Block(rows, cols)`, also with `regular=True`,
-            `NByM(n, m)`, `ConstantFan(side)`, or `None`. The live count is the nearest that it can
-            have.
-        start: `"covering"`: no output is zero, and no input, where the live count allows; or
-            `"published"`: as in the paper, with kernels that at low densities leave outputs dead.
-        norms: `"equal"`: all outputs have the same norm; or `None`.
-        taps: Where the entries of a convolution lie: `"center"`, or on all taps by `"shift"` or
-            `"cascade"`, exact under circular padding and for strides (a wrapped layer tells its
-            own; else give them to the `layout`). `"auto"`, as a pattern for `sparsify`: `"shift"`
-            where `CircularPadding` stands before a layer that pads by nothing itself, else
-            `"center"`.
+            `NByM(n, m)`, `ConstantFan(side)`, or `None`. The live count is the nearest that it
+            allows.
+        start: `"covering"`: no output and no input is zero, where the live count allows; or
+            `"published"`: as in the paper, which leaves outputs dead at low densities.
+        taps: Where the entries of a convolution are: `"center"`, or `"shift"`, spread over all
+            taps, which is exact under circular padding, also with strides (a wrapped layer passes
+            its own; else set them in the `layout`). `"auto"`, as a pattern for `sparsify`:
+            `"shift"` for an unpadded layer behind `CircularPadding`, else `"center"`.
 
     Raises:
         DensityError: At a call, for a density less than the least one of the shape, `1 / max(in,
             out)` for matrices, or one that the structure cannot have. The message names the bound.
         LayoutError: At a call, for a shape that does not fit the layout or the structure.
-        ValueError: Options that are not known or exclude each other; at a call, `"auto"`, as an
-            initializer does not know what follows.
+        ValueError: Unknown or mutually exclusive options; at a call, `"auto"`, as an initializer
+            does not know what follows.
 
-    Limits: float16 and bfloat16 kernels are orthogonal to those types' rounding. A zero-padded
-    convolution is no exact isometry, unless it is of stride 1 and its entries lie at the center
-    tap. For dense orthogonal kernels `keras.initializers.Orthogonal` does.
+    Limits: float16 and bfloat16 kernels are orthogonal up to their rounding. A zero-padded
+    convolution is an exact isometry only with stride 1 and all entries at the center tap. For
+    dense orthogonal kernels use `keras.initializers.Orthogonal`.
 
     Example:
 
@@ -126,7 +124,6 @@ class ExactOrthogonal(SparseInitializer):
         center_density: float | str | None = None,
         structure: Structure | None = None,
         start: str = "covering",
-        norms: str | None = None,
         taps: str = "center",
     ) -> None:
         super().__init__(seed, layout)
@@ -145,10 +142,9 @@ class ExactOrthogonal(SparseInitializer):
                 f"Received: structure={structure!r}"
             )
         known = "center" if taps == "auto" else taps
-        check_options(start, norms, known, center_density, structure, self.rotations)
+        check_options(start, known, center_density, structure, self.rotations)
         self.structure = structure
         self.start = start
-        self.norms = norms
         self.taps = taps
 
     def sample(
@@ -159,7 +155,7 @@ class ExactOrthogonal(SparseInitializer):
         if self.rotations is None:
             self.need_density(self.density)
         gain = self._need_choice()
-        # The mask is that of the float32 kernel, so that it does not depend on the dtype.
+        # The mask is that of the float32 kernel, whatever the dtype.
         kernel, mask = exact_orthogonal(
             shape,
             self.density,
@@ -171,7 +167,6 @@ class ExactOrthogonal(SparseInitializer):
             center_density=self.center_density,
             structure=self.structure,
             start=self.start,
-            norms=self.norms,
             taps=self.taps,
             dtype=np.float64 if target == np.float64 else np.float32,
         )
@@ -200,7 +195,7 @@ class ExactOrthogonal(SparseInitializer):
     def least_counts(
         self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> tuple[int, int]:
-        """As `least_count` and `covering_count` say, or the structure; see the base class."""
+        """`least_count` and `covering_count`, or those of the structure; see the base class."""
         if self.taps == "auto":
             self._need_choice()
         layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
@@ -209,33 +204,44 @@ class ExactOrthogonal(SparseInitializer):
             *_, inputs, outputs = canonical = layout.canonical_shape(shape)
             self.structure.check(canonical)
             least = self.structure.least(canonical)
-            # Outputs of a kernel that narrows are orthonormal, so that none is zero.
+            # A tall or square kernel has orthonormal outputs, none of which is zero.
             covers = covers and inputs < outputs
             return least, max(least, self.structure.covering(canonical)) if covers else least
-        least = least_count(shape, layout, norms=self.norms, taps=self.taps)
+        least = least_count(shape, layout, taps=self.taps)
         return least, max(least, covering_count(shape, layout, taps=self.taps)) if covers else least
 
     @property
     def has_auto(self) -> bool:
-        """Whether gain or taps are to be chosen."""
+        """Whether gain or taps are `"auto"`."""
         return "auto" in (self.gain, self.taps)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ExactOrthogonal":
+        """The initializer that `get_config` describes."""
+        # Files from before 0.1.0 have it.
+        norms = config.get("norms")
+        if norms is not None:
+            raise ValueError(
+                f'`norms="equal"` has been removed; use the default. Received: norms={norms!r}'
+            )
+        return cls(**{name: value for name, value in config.items() if name != "norms"})
 
     def with_options(self, **options: Any) -> "ExactOrthogonal":
         """The same pattern with other options."""
         return self.from_config({**self.get_config(), **options})
 
     def _need_choice(self) -> float:
-        """The gain, or an error for options that are still to be chosen."""
+        """Returns the gain, or raises if an option is still `"auto"`."""
         if isinstance(self.gain, str) or self.taps == "auto":
             raise ValueError(
-                'gain="auto" and taps="auto" are chosen by keras_sparse_ortho.sparsify(model, '
-                "density, initializer=...), which knows what follows each layer; elsewhere give a "
-                f"number and the taps. Received: gain={self.gain!r}, taps={self.taps!r}"
+                'gain="auto" and taps="auto" need keras_sparse_ortho.sparsify(model, density, '
+                "initializer=...), which knows what follows each layer; elsewhere give a number "
+                f"and the taps. Received: gain={self.gain!r}, taps={self.taps!r}"
             )
         return self.gain
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the initializer anew."""
+        """All arguments of the initializer."""
         angles: Any = self.angles
         if callable(angles):
             angles = keras.saving.serialize_keras_object(angles)
@@ -248,7 +254,6 @@ class ExactOrthogonal(SparseInitializer):
             "center_density": self.center_density,
             "structure": keras.saving.serialize_keras_object(self.structure),
             "start": self.start,
-            "norms": self.norms,
             "taps": self.taps,
         }
 

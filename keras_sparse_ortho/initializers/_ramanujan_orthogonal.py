@@ -29,17 +29,17 @@ class RamanujanOrthogonal(SparseInitializer):
     `K = gain P diag(Q_1, ..., Q_{width / degree}) R`, with dense orthogonal `Q_k` of size
     `degree` and random permutations `P`, `R`: exactly orthogonal, of density `degree / width`.
     With `relu=True`, `K = gain / sqrt(2) [[M, -M], [-M, M]]` with such an `M` of half the width
-    and degree: `K^T K = gain^2 [[I, -I], [-I, I]]` has half the rank, so `K` is no orthogonal
-    matrix; it scales vectors `(x, -x)` by `sqrt(2) gain` and drops vectors `(x, x)`.
+    and degree: `K^T K = gain^2 [[I, -I], [-I, I]]` has half the rank, so `K` is not orthogonal; it
+    scales vectors `(x, -x)` by `sqrt(2) gain` and maps vectors `(x, x)` to zero.
     Convolutions have the matrix at their center tap, and only its block entries are live.
 
     Args:
         degree: Live inputs of every output, and live outputs of every input. Divides the width.
             As a pattern in `sparsify(model, density, "uniform", RamanujanOrthogonal(...))` it is
-            replaced by the one that the density of each kernel says.
+            replaced by the degree that gives the density of each kernel.
         gain: Scale of the kernel.
         seed: Integer or `None` (drawn now).
-        relu: Whether to lay the kernel out for ReLU; degree and width are then even.
+        relu: Whether to use the construction for ReLU, where degree and width are even.
         layout: Meaning of the axes; see `ExactOrthogonal`.
 
     Raises:
@@ -47,10 +47,10 @@ class RamanujanOrthogonal(SparseInitializer):
             not divide; the message names the nearest degrees that do. In `sparsify`, the nearest
             densities.
 
-    Limits: the name is that of the paper, whose supports are to be Ramanujan graphs. Its
-    construction, and this one, gives disjoint complete bipartite graphs: the second singular
+    Limits: in spite of its name, which is the paper's, the support is not a Ramanujan graph. The
+    construction, here as there, gives disjoint complete bipartite graphs: the second singular
     value of the support equals the first, `degree`, for every degree less than the width, so it
-    is no expander. `ExactOrthogonal` connects all of a layer, at any density and shape.
+    is not an expander. `ExactOrthogonal` connects the whole layer, at any density and shape.
 
     Example:
 
@@ -119,8 +119,8 @@ class RamanujanOrthogonal(SparseInitializer):
         """The same with the degree `density * taps * width`; see the base class.
 
         Raises:
-            LayoutError: A kernel that is not square, or a density that no degree has; the message
-                names the nearest densities that one has.
+            LayoutError: A kernel that is not square, or a density that no degree gives; the message
+                names the nearest possible densities.
         """
         layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
         canonical = layout.canonical_shape(tuple(shape))
@@ -139,12 +139,12 @@ class RamanujanOrthogonal(SparseInitializer):
     def least_counts(
         self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> tuple[int, int]:
-        """An entry for each input and output; see the base class."""
+        """One entry for each output; see the base class."""
         least = least_count(shape, self.resolve_layout(shape, layout))
         return least, least
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the initializer anew."""
+        """All arguments of the initializer."""
         return {
             **super().get_config(),
             "degree": self.degree,
@@ -154,7 +154,7 @@ class RamanujanOrthogonal(SparseInitializer):
 
     @property
     def _step(self) -> int:
-        """What degree and width are multiples of."""
+        """Degree and width are multiples of this."""
         return 2 if self.relu else 1
 
     def _rule(self, width: int) -> str:
@@ -167,13 +167,13 @@ class RamanujanOrthogonal(SparseInitializer):
         if inputs != width or width % self._step:
             even = "square kernels of even width" if self.relu else "square kernels"
             raise LayoutError(
-                f"Only {even} have this construction; ExactOrthogonal takes every shape. "
+                f"RamanujanOrthogonal needs {even}; ExactOrthogonal takes every shape. "
                 f"Received: {inputs} inputs x {width} outputs"
             )
         return [d for d in range(self._step, width + 1, self._step) if width % d == 0]
 
 
 def _nearest(fit: list[int], degree: float) -> list[int]:
-    """The next admissible degrees below and above, as far as there are any."""
+    """The next admissible degrees below and above, if there are any."""
     below, above = [d for d in fit if d < degree], [d for d in fit if d > degree]
     return below[-1:] + above[:1]

@@ -18,7 +18,7 @@ from keras_sparse_ortho.orthogonal import KernelLayout, live_count, unmask_at_ra
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class RandomSparse(SparseInitializer):
-    """A usual dense initialization times a uniformly random mask: the "base" of comparisons.
+    """A dense initialization times a uniformly random mask: the "base" of comparisons.
 
     `K = W * M` with `W` from `initializer` and exactly `round(density * size)` live entries in
     `M`. With `rescale=True` every output `o` is scaled by `sqrt(fan_in / live_o)`, its own live
@@ -28,11 +28,11 @@ class RandomSparse(SparseInitializer):
         density: Live fraction, in (0, 1]. `None` as a pattern for `sparsify`, which sets it.
         initializer: Keras initializer (name, instance or config) of the dense kernel.
         seed: Integer or `None` (drawn now), for the mask; the same integer gives the same mask on
-            every backend. The values are those of `initializer`, with its own seed.
+            every backend. The values are those of `initializer` with its own seed.
         rescale: Whether to scale by the fan-in density.
         layout: Meaning of the axes, used by `rescale`; see `ExactOrthogonal`.
 
-    Limits: the kernel is not orthogonal, and an output may get no live input at low density; see
+    Limits: the kernel is not orthogonal, and at low density outputs may have no live input; see
     `ExactOrthogonal`.
 
     Example:
@@ -72,7 +72,7 @@ class RandomSparse(SparseInitializer):
         rng = np.random.default_rng(self._draw_seed)
         mask = np.zeros(shape, dtype=bool)
         unmask_at_random(mask, live_count(density, mask.size), rng)
-        # Drawn in float32, so that float16 layers get the rounded values of float32 ones.
+        # In float32: float16 layers get the same values, rounded.
         wide = "float64" if target == np.float64 else "float32"
         dense = _with_fans_of(self.resolve_layout(shape, layout), len(shape), self.initializer)
         kernel = to_numpy(dense(shape, dtype=wide)) * mask
@@ -87,7 +87,7 @@ class RandomSparse(SparseInitializer):
         shape: Sequence[int],
         layout: KernelLayout | None = None,
     ) -> "RandomSparse":
-        """The dense initializer gets the seed as well; see the base class."""
+        """The dense initializer gets the seed, too; see the base class."""
         config = self.get_config()
         dense = config["initializer"]
         if "seed" in dense["config"]:
@@ -95,7 +95,7 @@ class RandomSparse(SparseInitializer):
         return self.from_config({**config, "density": density, "seed": seed, "initializer": dense})
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the initializer anew."""
+        """All arguments of the initializer."""
         return {
             **super().get_config(),
             "density": self.density,
@@ -105,10 +105,10 @@ class RandomSparse(SparseInitializer):
 
 
 def _with_fans_of(layout: KernelLayout | None, rank: int, dense: Any) -> Any:
-    """The dense initializer with the fans of a layout, where Keras would draw with them, too.
+    """The dense initializer with the fans of a layout, where Keras uses these as well.
 
-    That is in EinsumDense, whose kernel may have several input and output axes, where Keras knows
-    `input_axes`; by itself an initializer takes a kernel of rank 3 for that of a convolution.
+    Newer versions of Keras do for EinsumDense, by `input_axes`; otherwise initializers take a
+    kernel of rank 3 for that of a convolution.
     """
     if layout is None or layout.batch or rank != len(layout.inputs) + len(layout.outputs):
         return dense

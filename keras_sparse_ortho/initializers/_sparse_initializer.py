@@ -1,4 +1,4 @@
-"""The base of initializers that draw a kernel together with its mask."""
+"""`SparseInitializer`: the base of initializers that draw a kernel together with its mask."""
 
 import abc
 import contextlib
@@ -23,10 +23,10 @@ _set_later: contextvars.ContextVar[bool] = contextvars.ContextVar("set_later", d
 
 @contextlib.contextmanager
 def weights_set_later() -> Iterator[None]:
-    """Inside, our initializers give zeros: for layers whose weights are all set afterwards.
+    """A scope in which sparse initializers give zeros, for copies of layers.
 
-    A copy of a layer is built before it gets its weights. Drawing a kernel for it, which may take
-    minutes (`ApproximateIsometry`), would be in vain.
+    Their weights are set after they are built, so drawing kernels, which may take minutes
+    (`ApproximateIsometry`), would be wasted.
     """
     token = _set_later.set(True)
     try:
@@ -36,27 +36,27 @@ def weights_set_later() -> Iterator[None]:
 
 
 def are_weights_set_later() -> bool:
-    """Whether the caller is inside `weights_set_later`."""
+    """Whether this is inside `weights_set_later`."""
     return _set_later.get()
 
 
 class SparseInitializer(keras.initializers.Initializer, abc.ABC):
-    """Base class: a Keras initializer that can also say which entries are live.
+    """Base class: a Keras initializer that draws a mask with each kernel.
 
     Subclasses implement `sample`. `keras_sparse_ortho.PrunableLayer` adopts the mask of any
     initializer derived from this class.
 
     Args:
         seed: Integer or `None`. `None` draws a seed now, from Python's `random` as Keras does (so
-            `keras.utils.set_random_seed` makes it reproducible); a clone draws another one. Like
+            `keras.utils.set_random_seed` makes it reproducible); a clone draws another one. As with
             Keras' initializers, an instance gives the same values at every call for a shape.
-        layout: What the axes of the kernel mean: a `KernelLayout`, or a callable
+        layout: Meaning of the kernel's axes: a `KernelLayout`, or a callable
             `shape -> KernelLayout`, or `None` for `(*spatial, in, out)`. A wrapped layer with
             `None` uses the layout that `kernel_layouts` has for it.
     """
 
     isometry: str | None = None
-    """`"exact"` or `"approximate"` where kernels are meant to be orthogonal."""
+    """`"exact"` or `"approximate"` for orthogonal kernels."""
 
     def __init__(self, seed: int | None = None, layout: LayoutLike = None) -> None:
         self.seed = check_seed(seed)
@@ -72,7 +72,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         Args:
             shape: Kernel shape in Keras layout.
             dtype: Floating type of the kernel, e.g. `"bfloat16"`; default: `keras.config.floatx()`.
-            layout: Overrules the initializer's own layout for this call.
+            layout: Overrides the initializer's own layout for this call.
 
         Returns:
             NumPy arrays of shape `shape`: the kernel, and a bool mask of its live entries.
@@ -81,17 +81,17 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     def sample_blocks(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
     ) -> RegularBlocks | None:
-        """What `sample` draws, as live blocks alone; `None` where these are not regular.
+        """What `sample` draws as live blocks alone, if it draws regular blocks, else `None`.
 
-        Arguments are those of `sample`. No array of the size of the kernel is made.
+        The arguments are those of `sample`. No array of the size of the kernel is made.
         """
         return None
 
     def __call__(self, shape: Sequence[int], dtype: Any = None, **kwargs: Any) -> Any:
         """Returns the kernel as a tensor of the active backend.
 
-        tf_keras passes a `tf.DType`, and more keywords; it gets a NumPy array, which it takes
-        whatever Keras' backend is.
+        tf_keras passes a `tf.DType` and more keywords; it gets a NumPy array, which works with any
+        Keras backend.
         """
         if are_weights_set_later():
             return keras.ops.zeros(shape, dtype=dtype)
@@ -113,44 +113,44 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
             density: Live fraction of the kernel.
             seed: Integer.
             shape: Shape of the kernel, for initializers whose arguments depend on it.
-            layout: What its axes mean, where the initializer itself does not say it.
+            layout: Meaning of its axes, if the initializer has no layout.
 
         Raises:
-            ValueError: An initializer that has no density which could be set.
+            ValueError: An initializer without a `density`.
         """
         config = self.get_config()
         if "density" not in config:
             raise ValueError(
-                f"A {type(self).__name__} has no density that a budget could set; its own "
-                "arguments say how sparse it is. Give it to the layers as their initializer, and "
-                f"call keras_sparse_ortho.adopt_masks(model). Received: initializer={self!r}"
+                f"A {type(self).__name__} has no `density` for a budget to set. Use it as the "
+                "initializer of the layers, and call keras_sparse_ortho.adopt_masks(model). "
+                f"Received: initializer={self!r}"
             )
         return type(self).from_config({**config, "density": density, "seed": seed})
 
     def least_counts(
         self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> tuple[int, int]:
-        """Fewest live entries of a kernel, and fewest with which none of its outputs is dead.
+        """Fewest live entries of a kernel, and fewest without dead outputs.
 
         Args:
             shape: Kernel shape in Keras layout.
-            layout: What its axes mean, where the initializer itself does not say it.
+            layout: Meaning of its axes, if the initializer has no layout.
         """
         return 1, 1
 
     def need_density(self, density: float | None) -> float:
-        """The density, or an error for a pattern that was given none."""
+        """Returns the density, or raises if it is `None`."""
         if density is None:
             raise DensityError(
-                f"Without a density a {type(self).__name__} is a pattern for sparsify(model, "
-                "density, initializer=...); a layer of its own needs one. Received: density=None"
+                f"A {type(self).__name__} in a layer needs a density; without one it is a pattern "
+                "for sparsify(model, density, initializer=...). Received: density=None"
             )
         return density
 
     def resolve_layout(
         self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> KernelLayout | None:
-        """The layout for a shape: the one given, else the initializer's own, else `None`."""
+        """The layout for a shape: the given one, else the initializer's own, else `None`."""
         if layout is not None:
             return layout
         if callable(self.layout):
@@ -158,7 +158,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         return self.layout
 
     def get_config(self) -> dict[str, Any]:
-        """Everything needed to make the initializer anew."""
+        """All arguments of the initializer."""
         layout: Any = self.layout
         if isinstance(layout, KernelLayout):
             layout = layout.get_config()
@@ -168,7 +168,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
 
 
 def numpy_dtype(dtype: Any) -> np.dtype:
-    """NumPy's type for a Keras dtype, `bfloat16` included; refuses what is not floating."""
+    """NumPy's dtype for a floating Keras dtype, `bfloat16` included."""
     name = keras.backend.standardize_dtype(dtype or keras.config.floatx())
     if not keras.backend.is_float_dtype(name) or name.startswith("float8"):
         raise ValueError(

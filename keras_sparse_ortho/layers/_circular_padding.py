@@ -16,9 +16,8 @@ class CircularPadding(keras.layers.Layer):
 
     Before a convolution with `padding="valid"` this makes it circular: each of the `size / strides`
     positions of the output sees a whole window, and none a border of zeros. Keras' convolutions do
-    not know this padding. Kernels drawn with `taps="shift"` or `"cascade"` are exact isometries
-    then (see `keras_sparse_ortho.orthogonal.exact_orthogonal`), and `taps="auto"` takes it into
-    account.
+    not know this padding. Kernels drawn with `taps="shift"` are exact isometries then (see
+    `keras_sparse_ortho.orthogonal.exact_orthogonal`), and `taps="auto"` takes it into account.
 
     Args:
         padding: What a window of `k` taps needs is `k - 1` in all. An integer for both ends of all

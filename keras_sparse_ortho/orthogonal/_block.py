@@ -1,4 +1,4 @@
-"""`Block`: live entries in whole blocks."""
+"""`Block`: blocks of entries that are live or dead together."""
 
 import dataclasses
 import math
@@ -9,18 +9,22 @@ import numpy as np
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
-from keras_sparse_ortho.orthogonal._dense_blocks import random_orthogonal
 from keras_sparse_ortho.orthogonal._eoi import covering_rotations
-from keras_sparse_ortho.orthogonal._regular_draw import draw_regular
+from keras_sparse_ortho.orthogonal._regular_blocks import draw_regular
 from keras_sparse_ortho.orthogonal._regular_pattern import fan_step
-from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin
+from keras_sparse_ortho.orthogonal._rotations import (
+    AngleLaw,
+    Rotations,
+    Supports,
+    cos_sin,
+    random_orthogonal,
+)
 from keras_sparse_ortho.orthogonal._structure import (
     Structure,
     center_of,
     describe,
     positive_integers,
 )
-from keras_sparse_ortho.orthogonal._supports import Supports
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -28,29 +32,30 @@ class Block(Structure):
     """Blocks of `rows` consecutive inputs by `cols` consecutive outputs, live or dead as a whole.
 
     `Block(16, 1)` is 16 inputs of one output, `Block(1, 16)` one input of 16 outputs,
-    `Block(4, 4)` a square. Inputs and outputs are the axes of the flattened `(in, out)` kernel;
-    of a convolution the blocks lie over the channels at each tap.
+    `Block(4, 4)` a square. Inputs and outputs are the axes of the flattened `(in, out)` kernel,
+    in a convolution the channels at each tap.
 
-    Construction: dense orthogonal blocks on the diagonal; then pairs of block lines across the
+    Construction: dense orthogonal blocks on the diagonal; then pairs of block lines along the
     longer side are rotated, entry by entry with an angle each, so that both get the union of
-    their blocks: first empty lines with others, so that none is left, then random pairs. Blocks
-    that are missing to the count are unmasked at random, with zeros.
+    their blocks: first empty lines with others, until none is left, then random pairs. Blocks
+    that are missing to the count are unmasked at random; their entries are zeros.
 
     With `regular=True`, every output block has the same number `k` of live input blocks, and every
-    input block the same number of live output blocks, as products of live blocks alone need it
-    (`regular_blocks`). Of `I` input and `J` output blocks `k` is a multiple of `I / gcd(I, J)`, so
-    that of square kernels all `k` are possible, of others fewer. No output and no input is dead,
+    input block the same number of live output blocks; layers that store and multiply live blocks
+    alone need this (`regular_blocks`). With `I` input and `J` output blocks, `k` is a multiple of
+    `I / gcd(I, J)`: any `k` for square kernels, fewer for others. No output and no input is dead,
     even at the least density. All taps of a convolution have the same live blocks, over channels;
-    the matrix stands at the center tap, and the live entries of other taps are zeros.
+    the matrix is at the center tap, and the live entries of other taps are zeros.
 
     Args:
         rows: Inputs in a block.
         cols: Outputs in a block. One of `rows` and `cols` divides the other; with `regular=True`
-            they may be anything.
-        regular: Whether all block lines have equally many live blocks.
+            any two are possible.
+        regular: Whether all block lines have the same number of live blocks.
 
     Raises:
-        LayoutError: At a draw, for inputs that `rows`, or outputs that `cols`, do not divide.
+        LayoutError: When a kernel is drawn whose inputs `rows`, or whose outputs `cols`, do not
+            divide.
 
     Example:
 
@@ -82,17 +87,17 @@ class Block(Structure):
             raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
 
     def check(self, canonical_shape: Sequence[int]) -> None:
-        """Refuses inputs or outputs that do not divide into blocks."""
+        """Refuses inputs or outputs that cannot be divided into blocks."""
         *_, inputs, outputs = canonical_shape
         if inputs % self.rows or outputs % self.cols:
             raise LayoutError(
                 f"{self} needs inputs divisible by {self.rows} and outputs divisible by "
-                f"{self.cols}; give the layer such sizes, another structure, or `exclude` it. "
+                f"{self.cols}; change the layer's sizes or the structure, or `exclude` the layer. "
                 f"Received: a kernel of {describe(canonical_shape)}"
             )
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
-        """Entries of a block; of regular blocks, those of the fewest that all lines can have."""
+        """Entries of a block; with regular blocks, the count at the least fans."""
         unit = self.rows * self.cols
         if not self.regular:
             return unit
@@ -107,7 +112,7 @@ class Block(Structure):
         return count // self.unit(canonical_shape) * step
 
     def least(self, canonical_shape: Sequence[int]) -> int:
-        """A block row of `a` orthonormal rows needs blocks of `a` columns together."""
+        """A block line of `a` orthonormal rows needs blocks with `a` columns in all."""
         if self.regular:
             return self.unit(canonical_shape)
         batch, parts, *_, inputs, outputs = canonical_shape
@@ -115,7 +120,7 @@ class Block(Structure):
         return batch * parts * blocks * self.unit(canonical_shape)
 
     def covering(self, canonical_shape: Sequence[int]) -> int:
-        """A block for each line across the longer side."""
+        """A block for each line along the longer side."""
         if self.regular:
             return self.unit(canonical_shape)
         batch, parts, *_, inputs, outputs = canonical_shape
@@ -129,14 +134,14 @@ class Block(Structure):
     def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
         """See `Structure.live_count`."""
         step = self.unit(canonical_shape) / math.prod(canonical_shape)
-        # All counts up to the whole kernel are possible, so that only too low ones are refused.
+        # All multiples up to the whole kernel are possible: only too low ones are refused.
         if self.regular and round(check_density(density) / step) == 0:
             near = f"the nearest two to this one are {step:.6g} and {2 * step:.6g}"
             near = near if step < 1.0 else "there is no other"
             raise DensityError(
                 f"The density of a kernel of {describe(canonical_shape)} with the structure {self} "
-                f"is a multiple of {step:.6g}: the least density is {step:.6g}, the largest 1; "
-                f"{near}. Received: density={density!r}"
+                f"must be a multiple of {step:.6g}: the least density is {step:.6g}, the largest "
+                f"1; {near}. Received: density={density!r}"
             )
         return super().live_count(canonical_shape, density)
 
@@ -151,7 +156,7 @@ class Block(Structure):
         *,
         cover: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See `Structure.draw`. Regular blocks ignore `center_density`, and always cover."""
+        """See `Structure.draw`. Regular blocks ignore `center_density` and always cover."""
         if self.regular:
             fan = self.fan_in(canonical_shape, count)
             drawn = draw_regular(canonical_shape, self.rows, self.cols, fan, gain, rng, angles)
@@ -182,14 +187,14 @@ class Block(Structure):
 def _sides(
     inputs: int, outputs: int, block: Block
 ) -> tuple[tuple[int, int], tuple[int, int], bool]:
-    """The shorter side and its part of a block, the longer one and its part; whether wide."""
+    """The shorter side and its block size, the longer side and its block size; whether wide."""
     rows, cols = (inputs, block.rows), (outputs, block.cols)
     wide = outputs > inputs or (outputs == inputs and block.cols <= block.rows)
     return (rows, cols, True) if wide else (cols, rows, False)
 
 
 def _covering_blocks(inputs: int, outputs: int, block: Block) -> int:
-    """Fewest blocks of an orthogonal matrix that reach all lines across its longer side."""
+    """Fewest blocks of an orthogonal matrix without empty lines along its longer side."""
     (n, a), (m, b), _ = _sides(inputs, outputs, block)
     return max(m // b, n // min(a, b))
 
@@ -205,15 +210,15 @@ def _block_orthogonal(
 ) -> np.ndarray:
     """An orthogonal `(inputs, outputs)` matrix of at most `limit` live blocks.
 
-    `n` is the shorter side with blocks of `a`, `m` the longer one, whose lines of `b` are rotated.
-    Of a square matrix the side with the finer blocks is rotated.
+    `n` is the shorter side, in groups of `a`; `m` the longer one, in lines of `b`, which are
+    rotated. In a square matrix the lines are those of the side with the smaller blocks.
     """
     (n, a), (m, b), wide = _sides(inputs, outputs, block)
     groups, lines = n // a, m // b
     matrix = np.zeros((lines, b, n))
     bits = [0] * lines
     if a <= b:
-        # A line holds up to b / a groups; they are dealt out so that as many lines as can be live.
+        # A line holds up to b / a groups, dealt out so that as many lines as possible are live.
         dense = random_orthogonal(min(groups, lines), b, rng, angles)
         for group in range(groups):
             slot, line = divmod(group, lines)
@@ -230,7 +235,7 @@ def _block_orthogonal(
         supports = Supports.of(bits)
         pairs: list[tuple[int, int]] = []
         if cover:
-            # The lines that begin with a block come first. If not all do, they have one each.
+            # Lines that begin with blocks come first; if some are empty, the others have one each.
             filled = sum(line != 0 for line in bits)
             start = covering_rotations(filled, lines, filled + limit - supports.live, rng)
             supports.apply(start)
@@ -244,7 +249,7 @@ def _block_orthogonal(
 def _rotations_within(
     supports: Supports, lines: int, limit: int, rng: np.random.Generator
 ) -> list[tuple[int, int]]:
-    """Random pairs of lines up to the first that takes the support over `limit` blocks."""
+    """Random pairs of lines to rotate, up to the first that takes the support over `limit`."""
     pairs: list[tuple[int, int]] = []
     done = False
     while not done:
@@ -258,7 +263,7 @@ def _rotations_within(
 def _rotate_lines(
     matrix: np.ndarray, pairs: list[tuple[int, int]], rng: np.random.Generator, angles: AngleLaw
 ) -> None:
-    """Rotates pairs of lines `(b, n)`, entry `k` of one with entry `k` of the other, in place."""
+    """Rotates pairs of lines `(b, n)` in place, row `k` of one with row `k` of the other."""
     b = matrix.shape[1]
     cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(angles, len(pairs) * b, rng))
     for (i, j), c, s in zip(pairs, cos, sin, strict=True):

@@ -1,33 +1,32 @@
-"""`ConstantFan`: every output has the same number of live inputs."""
+"""`ConstantFan`: the same number of live inputs for every output."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from keras_sparse_ortho.orthogonal._counts import live_count
-from keras_sparse_ortho.orthogonal._product import rotate_rows
-from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin
+from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin, rotate_rows
 from keras_sparse_ortho.orthogonal._structure import Structure, center_of
 
-# Matchings in a row that add nothing before the search for fitting pairs ends.
+# The search for fitting pairs ends after this many random matchings in a row without one.
 _PATIENCE = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class ConstantFan(Structure):
-    """Every output has the same number of live inputs, or every input of live outputs.
+    """The same number of live inputs for every output, or of live outputs for every input.
 
     With `side="in"` each output of each matrix has exactly `round(density * taps * inputs)` live
     entries; with `side="out"` each input has `round(density * taps * outputs)`.
 
-    Construction (for `side="in"`): outputs begin with single inputs (wide kernels share them,
-    tall ones begin with several to each); then matchings of disjoint pairs of outputs are
-    rotated. A matching about doubles every fan; the sizes within a level differ by one at most,
-    such that the last level arrives at the fan wanted. What overlaps of supports leave missing
-    is unmasked at random, with zeros. With `side="out"`, inputs begin with all outputs of a wide
-    kernel, where the fan allows, so that none is zero.
+    Construction (for `side="in"`): outputs begin with single inputs (which those of wide kernels
+    share, while those of tall ones have several each); then matchings of disjoint pairs of outputs
+    are rotated. A matching about doubles every fan, and fans differ by at most one, so that the
+    last matching reaches the fan wanted. What overlapping supports leave missing is unmasked at
+    random; these entries are zeros. With `side="out"`, inputs of a wide kernel begin with all
+    outputs, where the fan allows, so that no output is zero.
 
     Args:
         side: `"in"` or `"out"`.
@@ -47,7 +46,7 @@ class ConstantFan(Structure):
             raise ValueError(f'`side` must be "in" or "out". Received: side={self.side!r}')
 
     def check(self, canonical_shape: Sequence[int]) -> None:
-        """Fits every shape."""
+        """Any shape fits."""
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
         """One entry for each output (input) of each matrix."""
@@ -59,7 +58,7 @@ class ConstantFan(Structure):
         return self.unit(canonical_shape)
 
     def covering(self, canonical_shape: Sequence[int]) -> int:
-        """Fans that reach the other side, if it is the longer one."""
+        """Fans that reach the whole other side, if that is the longer one."""
         *_, inputs, outputs = canonical_shape
         from_, to = (inputs, outputs) if self.side == "in" else (outputs, inputs)
         return -(-from_ // to) * self.unit(canonical_shape)
@@ -91,7 +90,7 @@ class ConstantFan(Structure):
         for matrix in np.ndindex(batch, parts):
             rows = gain * _fan_orthogonal(to, from_, center_fan, rng, angles, cover)
             kernel[(*matrix, *center)] = rows.T if self.side == "in" else rows
-        # Lines whose live entries are counted come first, their entries last.
+        # The side whose fans are counted comes first, then the entries of its lines.
         by_line = np.moveaxis(kernel, -1 if self.side == "in" else -2, 2)
         live = by_line.reshape(batch * parts * to, -1) != 0
         keys = rng.random(live.shape)
@@ -107,11 +106,11 @@ def _fan_orthogonal(
 ) -> np.ndarray:
     """A (semi-)orthogonal `(lines, width)` matrix with at most `fan` entries in each row.
 
-    Rotating pairs of rows keeps it orthogonal whichever side is the longer one. It brings no
-    column to life, so that the rows begin with all columns, if they are to be covered.
+    Rotating pairs of rows keeps it orthogonal whichever side is the longer one, but makes no empty
+    column live: to cover all columns, the rows must begin with them.
     """
-    share = width // lines  # columns that a row can begin with alone
-    begin = 1.0  # entries that a row begins with, where they are not to be shared out further
+    share = width // lines  # columns that a row can begin with, not shared with other rows
+    begin = 1.0  # mean number of entries that a row begins with
     levels = fan.bit_length() - 1
     if cover and lines < width <= fan * lines:
         begin = width / lines
@@ -126,7 +125,7 @@ def _fan_orthogonal(
     elif lines <= width:
         start = _disjoint_rows(np.ones(lines, dtype=np.int64), width, rng)
     else:
-        # The columns begin with rows of their own, at least one each.
+        # Each column belongs to one or more rows of its own.
         owners = np.arange(lines) % width
         start = _unit_columns(owners[rng.random(lines).argsort()], width, rng)
     bits = [0] * lines
@@ -135,7 +134,7 @@ def _fan_orthogonal(
     pairs: list[tuple[int, int]] = []
     growth = fan / 2**levels / begin
     if growth > 1.0 and lines > 1:
-        # From a mean of `begin` to one of `fan / 2**levels`: so many are paired ahead.
+        # Some rows are paired ahead, to raise the mean from `begin` to `fan / 2**levels`.
         ahead = rng.random(lines).argsort()[: 2 * round((growth - 1) * lines / 2)].tolist()
         _join(bits, zip(ahead[::2], ahead[1::2], strict=False), fan, pairs)
     for _ in range(levels):
@@ -151,14 +150,14 @@ def _fan_orthogonal(
 
 
 def _sizes(total: int, lines: int, rng: np.random.Generator) -> np.ndarray:
-    """Sizes that differ by one at most and sum to `total`; which rows have more is random."""
+    """Random sizes that sum to `total` and differ by at most one."""
     sizes = np.full(lines, total // lines)
     sizes[rng.random(lines).argsort()[: total % lines]] += 1
     return sizes
 
 
 def _disjoint_rows(sizes: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:
-    """Unit rows with so many entries each, in columns of their own."""
+    """Unit rows with the given numbers of entries, in disjoint columns."""
     columns = rng.random(width).argsort()[: sizes.sum()]
     lines = np.repeat(np.arange(len(sizes)), sizes)
     values = _values(len(columns), rng)
@@ -169,7 +168,7 @@ def _disjoint_rows(sizes: np.ndarray, width: int, rng: np.random.Generator) -> n
 
 
 def _unit_columns(owners: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:
-    """Unit columns with one entry in each row, that of its owner."""
+    """Unit columns; row `k` has its one entry in column `owners[k]`."""
     values = _values(len(owners), rng)
     norms = np.sqrt(np.bincount(owners, values**2, minlength=width))
     matrix = np.zeros((len(owners), width))
@@ -183,14 +182,16 @@ def _values(count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _even_matching(bits: list[int], rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Disjoint pairs of small with large supports, at random among equals."""
+    """Disjoint pairs of rows with small and with large supports, at random among equals."""
     order = sorted(rng.random(len(bits)).argsort().tolist(), key=lambda k: bits[k].bit_count())
     half = len(order) // 2
     return list(zip(order[:half], order[: -half - 1 : -1], strict=True)) if half else []
 
 
-def _join(bits: list[int], candidates, fan: int, pairs: list[tuple[int, int]]) -> bool:  # type: ignore[no-untyped-def]
-    """Rotates the pairs whose union fits `fan` and is new to one; tells whether any was."""
+def _join(
+    bits: list[int], candidates: Iterable[tuple[int, int]], fan: int, pairs: list[tuple[int, int]]
+) -> bool:
+    """Adds the pairs whose union fits `fan` and is new to one of them; returns whether any did."""
     gained = False
     for i, j in candidates:
         union = bits[i] | bits[j]

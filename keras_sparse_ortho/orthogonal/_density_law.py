@@ -1,22 +1,15 @@
-"""How dense a matrix is after so many random rotations, and the reverse.
-
-A row with `k` of `m` live entries gains one in a rotation that pairs a live with a dead column,
-of probability `p_k = 2 k (m - k) / (m (m - 1))`, and else keeps `k`. The expected density is
-`E[K_t] / m`, from `K_0 = 1` at the published start `[I | 0]`, and from `K_0 = m / n`, which is
-what a row has in the mean, at the covering start.
-"""
+"""The density of a matrix after a number of random rotations, and the inverse."""
 
 import math
-import operator
 
 import numpy as np
 import scipy.optimize
 import scipy.special
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho.errors import DensityError
 
-# Beyond this root e^z comes near overflow, and a short continued fraction is exact to float64.
+# Beyond this z, e^z may overflow, and a short continued fraction is exact to float64.
 _LARGE_ROOT = 500.0
 _FRACTION_TERMS = 20
 
@@ -24,9 +17,10 @@ _FRACTION_TERMS = 20
 def expected_density(
     rotations: int, width: int, rows: int | None = None, *, exact: bool = True
 ) -> float:
-    """Expected live fraction of an orthogonal matrix after random Givens rotations.
+    """Expected density of an orthogonal matrix after random Givens rotations.
 
-    Exactly, by the Markov chain of the live entries `K_t` of one row,
+    A row with `k` of `m` live entries gains one when a rotation pairs a live with a dead column.
+    Exactly, by the Markov chain of the live entries `K_t` of a row,
 
         d(t) = E[K_t] / m,   P(k -> k + 1) = 2 k (m - k) / (m (m - 1)),
 
@@ -34,20 +28,20 @@ def expected_density(
 
         d(t) = 1 - z e^z E_r(z),   z = (m + 1 - r) exp(-2 t / (m - 1)),
 
-    with `E_r` the exponential integral of order `r = K_0`: 1 at the published start, and `m / n` at
-    the covering start of an `n x m` matrix, whose rows begin with `floor(m / n)` entries or one
-    more (both kinds are weighted).
+    with `E_r` the exponential integral of order `r = K_0`: 1 at the published start `[I | 0]`, and
+    `m / n` at the covering start of an `n x m` matrix, whose rows begin with `floor(m / n)` entries
+    or one more (both are weighted by their share).
 
     Args:
-        rotations: Number of random rotations `t`, at least 0; those that cover do not count.
+        rotations: Number of random rotations `t`, at least 0, without the covering ones.
         width: Number of columns `m` that are rotated, at least 1: the larger of the two sides.
         rows: Number of rows `n` of a matrix with the covering start, in [1, width]. Default: the
-            published start, which for square matrices is the same, whatever the number of rows.
-        exact: Whether to run the chain (default) or take the closed form.
+            published start, which for square matrices is the same.
+        exact: Whether to run the chain (default) or use the closed form.
 
     Returns:
-        The expected density, in [1 / n, 1]. A single draw scatters around it (standard deviation
-        0.0043 at m = 1024, d = 0.1), which is why `exact_orthogonal` stops on the count itself.
+        The expected density, in [1 / n, 1]. Single draws vary (standard deviation 0.0043 at
+        m = 1024, d = 0.1), so `exact_orthogonal` counts entries instead.
 
     Example:
 
@@ -81,8 +75,7 @@ def expected_density(
 def rotations_for_density(density: float, width: int, rows: int | None = None) -> int:
     """Number of random rotations that are expected to reach `density`.
 
-    Inverts the closed form of `expected_density` by root finding, rounded down. The exact chain
-    differs by about one rotation.
+    Inverts the closed form of `expected_density` by root finding and rounds down.
 
     Args:
         density: Live fraction, in [1 / n, 1): `n` is `rows`, or `width` if that is not given.
@@ -90,8 +83,8 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
         rows: Number of rows `n` of a matrix with the covering start; see `expected_density`.
 
     Raises:
-        DensityError: A density under `1 / n`, which the matrix has at the start, or 1, which is
-            only reached in the limit.
+        DensityError: A density below `1 / n`, which the matrix has at the start, or 1, which is
+            reached only in the limit.
 
     Example:
 
@@ -109,7 +102,7 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
         )
     if value <= _closed_form(0.0, m, n):
         return 0
-    # At this bracket's end z is below e^-60, so that no density under 1 is left.
+    # At the upper end z < e^-60: no density below 1 needs more rotations.
     most = (m - 1) / 2 * (math.log(m) + 60.0)
     return math.floor(
         scipy.optimize.brentq(lambda t: _closed_form(t, m, n) - value, 0.0, most, xtol=1e-9)
@@ -117,7 +110,7 @@ def rotations_for_density(density: float, width: int, rows: int | None = None) -
 
 
 def _entries_at_start(m: int, n: int) -> list[tuple[int, float]]:
-    """Numbers of entries that rows begin with, each with the share of the rows that do."""
+    """The numbers of entries that rows begin with, each with its share of the rows."""
     entries, more = divmod(m, n)
     return [(entries, 1 - more / n)] + ([(entries + 1, more / n)] if more else [])
 
@@ -140,18 +133,8 @@ def _scaled(r: int, z: float) -> float:
 
 
 def _check_arguments(rotations: int, width: int, rows: int | None) -> tuple[int, int, int]:
-    count, m = _check_count(rotations, "rotations", 0), _check_count(width, "width", 1)
-    n = m if rows is None else _check_count(rows, "rows", 1)
+    count, m = check_integer("rotations", rotations, 0), check_integer("width", width)
+    n = m if rows is None else check_integer("rows", rows)
     if n > m:
         raise ValueError(f"`rows` must be at most `width`. Received: rows={rows}, width={width}")
     return count, m, n
-
-
-def _check_count(value: int, name: str, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least:
-        raise ValueError(f"`{name}` must be an integer >= {least}. Received: {name}={value!r}")
-    return number

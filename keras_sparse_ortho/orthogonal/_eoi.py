@@ -1,23 +1,40 @@
-"""EOI: one sparse, exactly (semi-)orthogonal matrix from random Givens rotations."""
+"""EOI: one sparse, exactly (semi-)orthogonal matrix, `[I | 0]` times random Givens rotations.
+
+First the number of rotations is decided, from their supports alone; then they are multiplied. A
+rotation costs as much as its two columns have live entries. While these are few, whole levels of
+disjoint rotations are multiplied as sparse matrices; once columns are mostly full, two contiguous
+rows of the transpose are rotated at a time. Neither uses BLAS, whose results differ between
+processors in the last bit.
+"""
 
 import math
 
 import numpy as np
+import scipy.sparse
 
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._density_law import rotations_for_density
-from keras_sparse_ortho.orthogonal._product import (
-    SPARSE_FIRST,
-    SPARSE_UNTIL,
-    SPARSE_WIDTH,
-    write_product,
+from keras_sparse_ortho.orthogonal._rotations import (
+    AngleLaw,
+    Rotations,
+    Supports,
+    cos_sin,
+    rotate_rows,
+    schedule,
 )
-from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin
-from keras_sparse_ortho.orthogonal._supports import Supports
 
-# Roots z of the closed form at these densities: from `[I | 0]` they give the numbers of rotations
-# without a solver. Another root may change the last bit of kernels that are pinned.
-_ROOTS = {SPARSE_UNTIL: 1.063, SPARSE_FIRST: 8.172}
+# From this width on the sparse product is faster than dense row rotations up to a density of 0.4.
+# A denser kernel uses it only up to 0.1: the sparse form of a dense matrix would take more memory
+# than the matrix.
+_SPARSE_WIDTH = 256
+_SPARSE_UNTIL = 0.4
+_SPARSE_FIRST = 0.1
+# Roots z of the closed form of `expected_density` at these densities. A more exact root may change
+# the last bit of kernels whose digests are pinned.
+_ROOTS = {_SPARSE_UNTIL: 1.063, _SPARSE_FIRST: 8.172}
+# Rows that are multiplied, or columns that are transposed, at a time: few enough for the cache.
+_ROW_BLOCK = 256
+_TILE = 64
 
 
 def write_orthogonal(
@@ -33,11 +50,9 @@ def write_orthogonal(
     """Writes `gain` times a sparse orthogonal matrix into a zeroed C-contiguous 2-D array.
 
     With `n` the shorter and `m` the longer side, the `n x m` matrix `[I | 0]` is rotated while
-    its support fits `count` entries, and transposed if `out` is tall. Its support may hold fewer
-    than `count` entries (by less than one rotation's gain), never more.
-
-    With `cover`, the empty columns get an entry each first, as many as `count` allows; explicit
-    `rotations` replace these rotations, too.
+    its support fits `count` entries, and transposed if `out` is tall. The support never has more
+    entries than `count`, and may have fewer. With `cover`, as many empty columns as `count` allows
+    get an entry first. Explicit `rotations` replace both the covering and the random ones.
     """
     rows, width = sorted(out.shape)
     if count < rows:
@@ -51,32 +66,32 @@ def write_orthogonal(
     else:
         if cover:
             start = covering_rotations(rows, width, count, rng, angles)
-        rotations = draw_until(rows, width, count, rng, angles, start)
+        rotations = _draw_until(rows, width, count, rng, angles, start)
     sequence = start + rotations
     sparse = _sparse_part(len(sequence), rows, width, len(start))
-    write_product(out, gain, sequence, sparse)
+    _write_product(out, gain, sequence, sparse)
 
 
 def covering_rotations(
     rows: int, width: int, limit: int, rng: np.random.Generator, angles: AngleLaw = None
 ) -> Rotations:
-    """Rotations that spread the entries of `[I | 0]` over empty columns, one entry to each.
+    """Rotations that give each empty column of `[I | 0]` one entry.
 
-    Every empty column is rotated once, with a column that has an entry in row `k mod n`. Each
-    round doubles the columns that are not empty, so that the `r` columns of a row share its norm
-    after `log2(r)` rounds; rotating all of them with the same column instead would leave the last
-    one about `2^-r` of it. Which columns stay empty, if `limit` does not suffice, is random.
+    Each empty column is rotated once with a nonempty one, and each round doubles the nonempty
+    columns, so that `r` columns share the norm of a row after `log2(r)` rounds; rotating them all
+    with the same column would leave the last one about `2^-r` of it. If `limit` is too low for all
+    columns, those that stay empty are random.
     """
     order = np.arange(width)
     order[rows:] = rows + np.argsort(rng.random(width - rows))
     place = np.arange(rows, min(width, limit))
-    # The largest `rows * 2^k` that is not above the place.
+    # `source = place - rows * 2^k` with the largest `rows * 2^k <= place`.
     _, exponent = np.frexp(place // rows)
     source = place - (rows << (exponent.astype(np.int64) - 1))
     return Rotations(order[source], order[place], *cos_sin(angles, len(place), rng))
 
 
-def draw_until(
+def _draw_until(
     rows: int,
     width: int,
     limit: int,
@@ -84,15 +99,15 @@ def draw_until(
     angles: AngleLaw = None,
     start: Rotations | None = None,
 ) -> Rotations:
-    """Draws random rotations up to the first that takes the support over `limit` entries.
+    """Random rotations up to the first that takes the support over `limit` entries.
 
-    `start` holds the covering rotations that come before them, which are not returned.
+    `start` has the covering rotations that come before; they are not returned.
     """
     supports = Supports(rows, width)
     if start:
         supports.apply(start)
-    # Three quarters of the way (in density) need no counting: the closed form says how many
-    # rotations that is, and the count afterwards whether it was right for this draw.
+    # Up to three quarters of the density, rotations are applied without counting: the closed form
+    # gives their number, and one count afterwards shows whether they fit.
     safe = 0
     if limit < rows * width and 0.75 * limit > supports.live:
         density = 0.75 * limit / (rows * width)
@@ -132,12 +147,12 @@ def _longest_fitting(rotations: Rotations, rows: int, width: int, limit: int) ->
 
 
 def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:
-    """How many of the rotations, of which the first ones cover, to multiply as sparse matrices."""
-    if width < SPARSE_WIDTH:
+    """How many of the rotations to multiply as sparse matrices; the first ones are covering."""
+    if width < _SPARSE_WIDTH:
         return 0
-    if rotations <= _rotations_at(SPARSE_UNTIL, rows, width, covering):
+    if rotations <= _rotations_at(_SPARSE_UNTIL, rows, width, covering):
         return rotations
-    return _rotations_at(SPARSE_FIRST, rows, width, covering)
+    return _rotations_at(_SPARSE_FIRST, rows, width, covering)
 
 
 def _rotations_at(density: float, rows: int, width: int, covering: int) -> int:
@@ -146,3 +161,106 @@ def _rotations_at(density: float, rows: int, width: int, covering: int) -> int:
     if density * rows <= 1:
         return 0
     return covering + rotations_for_density(density, width, rows)
+
+
+def _sparse_factors(
+    rotations: Rotations, rows: int, width: int
+) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
+    """Two sparse factors of `[I | 0] G_1 ... G_t`, of shapes `(rows, width)` and `(width, width)`.
+
+    The product is a balanced tree: two factors of half the rotations each have about the square
+    root of the live entries a row, so the last multiplication costs little more than writing its
+    result, and all others together less. Each depth of the tree is one multiplication of
+    block-diagonal stacks. The stacks are in bit-reversed order: at every depth their first half
+    holds the left factors, their second half the right ones.
+    """
+    indptr, indices, data, blocks = _level_stack(rotations, width)
+    while True:
+        blocks //= 2
+        half = blocks * width
+        middle = indptr[half]
+        # Left block b meets the rows of right block b.
+        shift = np.arange(blocks, dtype=np.int32) * np.int32(width)
+        shift = np.repeat(shift, np.diff(indptr[: half + 1 : width]))
+        left = scipy.sparse.csr_array(
+            (data[:middle], indices[:middle] + shift, indptr[: half + 1]), shape=(half, half)
+        )
+        right = scipy.sparse.csr_array(
+            (data[middle:], indices[middle:], indptr[half:] - middle), shape=(half, width)
+        )
+        if blocks == 1:
+            return left[:rows], right
+        product = left @ right
+        indptr, indices, data = product.indptr, product.indices, product.data
+
+
+def _write_sparse(out: np.ndarray, gain: float, rotations: Rotations, *, transposed: bool) -> None:
+    """Writes `gain` times the product, or its transpose, into a zeroed C-contiguous array."""
+    rows, width = out.shape[::-1] if transposed else out.shape
+    left, right = _sparse_factors(rotations, rows, width)
+    if transposed:
+        left, right = right.T.tocsr(), left.T.tocsr()
+    left = left * gain
+    columns = out.shape[1]
+    for start in range(0, out.shape[0], _ROW_BLOCK):
+        part = out[start : start + _ROW_BLOCK]
+        product = left[start : start + _ROW_BLOCK] @ right
+        position = np.repeat(np.arange(0, part.size, columns), np.diff(product.indptr))
+        position += product.indices
+        part.reshape(-1)[position] = product.data
+
+
+def _level_stack(
+    rotations: Rotations, width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """The levels of both halves of the sequence as one CSR stack in bit-reversed order."""
+    middle = len(rotations) // 2
+    halves = [schedule(rotations[:middle], width), schedule(rotations[middle:], width)]
+    deepest = max(int(levels.max(initial=0)) for levels in halves)
+    bits = max(deepest, 1).bit_length()
+    blocks = 2 << bits
+    block = np.concatenate([halves[0], halves[1] + (1 << bits)])
+    start = _bit_reversed(block, bits + 1) * width
+    i, j = start + rotations.first, start + rotations.second
+
+    entries = np.ones(blocks * width, dtype=np.int32)
+    entries[i] = entries[j] = 2
+    indptr = np.zeros(blocks * width + 1, dtype=np.int32)
+    np.cumsum(entries, out=indptr[1:])
+    indices = np.empty(indptr[-1], dtype=np.int32)
+    data = np.ones(indptr[-1])
+    indices[indptr[:-1]] = np.tile(np.arange(width, dtype=np.int32), blocks)
+    data[indptr[i]] = data[indptr[j]] = rotations.cos
+    indices[indptr[i] + 1], data[indptr[i] + 1] = rotations.second, -rotations.sin
+    indices[indptr[j] + 1], data[indptr[j] + 1] = rotations.first, rotations.sin
+    return indptr, indices, data, blocks
+
+
+def _bit_reversed(numbers: np.ndarray, bits: int) -> np.ndarray:
+    result = np.zeros_like(numbers)
+    for k in range(bits):
+        result |= ((numbers >> k) & 1) << (bits - 1 - k)
+    return result
+
+
+def _write_product(out: np.ndarray, gain: float, rotations: Rotations, sparse: int) -> None:
+    """Writes `gain [I | 0] G_1 ... G_t`, transposed if `out` is tall, into a zeroed array.
+
+    The first `sparse` rotations are multiplied as sparse matrices, the others applied to rows.
+    """
+    rows, width = sorted(out.shape)
+    tall = out.shape[0] > out.shape[1]
+    if 0 < len(rotations) <= sparse:
+        _write_sparse(out, gain, rotations, transposed=tall)
+        return
+    columns = np.zeros((width, rows))
+    if first := rotations[:sparse]:
+        _write_sparse(columns, gain, first, transposed=True)
+    else:
+        np.fill_diagonal(columns, gain)
+    rotate_rows(columns, rotations[sparse:])
+    if tall:
+        out[...] = columns
+    else:
+        for start in range(0, width, _TILE):  # in tiles that stay in the cache
+            out[:, start : start + _TILE] = columns[start : start + _TILE].T

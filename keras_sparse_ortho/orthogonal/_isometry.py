@@ -1,4 +1,4 @@
-"""Approximate isometry: live entries that make a masked matrix as orthogonal as they can."""
+"""Approximate isometry (AI): masked matrices whose live entries make them nearly orthogonal."""
 
 import math
 from collections.abc import Callable
@@ -28,24 +28,23 @@ def approximate_isometry(
 ) -> np.ndarray:
     """Moves the live entries of a kernel towards an isometry (AI).
 
-    Minimises, summed over the matrices `W` of the kernel, over its live entries,
+    Minimises by L-BFGS, over the live entries and summed over the matrices `W` of the kernel,
 
         f(W) = ||W W^T - gain^2 I||_F^2
 
-    with the smaller Gram matrix, from the given kernel on, by L-BFGS. A convolution's matrix is
-    `outputs x (taps * inputs)`, one for each group. `f` never rises from one iteration to the
-    next. It ends at whichever comes first: an error of at most `tolerance`, a decrease of less
-    than the fraction `min_decrease` in one iteration, or `max_iterations`.
+    with the smaller Gram matrix. A convolution has the matrix `outputs x (taps * inputs)`, one for
+    each group. `f` never rises. It stops at an error of at most `tolerance`, at a decrease of less
+    than the fraction `min_decrease` in one iteration, or after `max_iterations`.
 
     Args:
-        kernel: Start, of any Keras shape; entries outside the mask do not count.
+        kernel: Start, of any Keras shape; entries outside the mask are ignored.
         mask: Bool array of the same shape.
         gain: Scale of the kernel, positive.
         layout: Meaning of the axes. Default: `(*spatial, in, out)`.
         max_iterations: Most iterations of L-BFGS, each one or two evaluations of `f`.
         tolerance: The error to stop at: `sqrt(f / (matrices * n)) / gain^2` with `n` the shorter
-            side, 1 for a kernel of zeros.
-        min_decrease: For the early stop; 0 switches it off.
+            side, which is 1 for a kernel of zeros.
+        min_decrease: Relative decrease below which to stop; 0 never stops.
         compute_dtype: `float64`, or `float32` for twice the speed and errors of about 1e-6 at best.
         callback: Called as `callback(iteration, error)` after each iteration, for progress.
 
@@ -92,7 +91,7 @@ def approximate_isometry(
 
     live = np.flatnonzero(matrices(mask))
     values = matrices(np.where(mask, kernel, 0)).astype(dtype)
-    scale = math.prod(values.shape[:2]) * gain**4  # of f: that of a kernel of zeros
+    scale = math.prod(values.shape[:2]) * gain**4  # f of a kernel of zeros
     diagonal = np.arange(values.shape[1])
 
     def objective(entries: np.ndarray) -> tuple[float, np.ndarray]:
@@ -100,7 +99,6 @@ def approximate_isometry(
         rest = values @ values.swapaxes(1, 2)
         rest[:, diagonal, diagonal] -= gain**2
         slope = (rest @ values).reshape(-1)[live].astype(np.float64)
-        # Summed in float64 by NumPy's pairwise sums whatever the type of the products is.
         return float(np.square(rest).sum(dtype=np.float64)) / scale, slope * (4.0 / scale)
 
     start = values.reshape(-1)[live].astype(np.float64)
@@ -146,9 +144,9 @@ def _check(
 ) -> None:
     if mask.dtype != bool or mask.shape != kernel.shape or not mask.any():
         raise ValueError(
-            "`mask` must be a bool array of the kernel's shape with a live entry. "
-            f"Received: mask of dtype {mask.dtype} and shape {mask.shape} for a kernel of shape "
-            f"{kernel.shape}"
+            "`mask` must be a bool array of the kernel's shape with at least one live entry. "
+            f"Received: mask of dtype {mask.dtype} and shape {mask.shape} with "
+            f"{np.count_nonzero(mask)} live, kernel of shape {kernel.shape}"
         )
     if not np.isfinite(kernel).all():
         raise ValueError("`kernel` must be finite. Received: infinite or NaN entries")

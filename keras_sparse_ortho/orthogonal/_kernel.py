@@ -6,13 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.errors import DensityError
-from keras_sparse_ortho.orthogonal._bounds import check_feasible, default_layout, matrix_shape
-from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
+from keras_sparse_ortho.orthogonal._block import Block
+from keras_sparse_ortho.orthogonal._counts import (
+    apportion,
+    check_feasible,
+    default_layout,
+    live_count,
+    matrix_shape,
+    unmask_at_random,
+)
+from keras_sparse_ortho.orthogonal._eoi import write_orthogonal
 from keras_sparse_ortho.orthogonal._layout import KernelLayout
-from keras_sparse_ortho.orthogonal._matrix_plan import MatrixPlan
-from keras_sparse_ortho.orthogonal._options import check_options, density_at_center
-from keras_sparse_ortho.orthogonal._polyphase import Polyphase
+from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, draw_regular
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, check_angles
 from keras_sparse_ortho.orthogonal._structure import Structure, center_of
 
@@ -29,7 +36,6 @@ def exact_orthogonal(
     center_density: float | str | None = None,
     structure: Structure | None = None,
     start: str = "covering",
-    norms: str | None = None,
     taps: str = "center",
     dtype: type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -43,26 +49,24 @@ def exact_orthogonal(
 
     The first `m - n` rotations give every empty column an entry (the covering start): an output
     of zeros has no gradient under ReLU and would stay dead. This takes `m` live entries
-    instead of `n`; of a lower count as many columns as it allows are covered, see
-    `covering_count` and `dead_outputs`.
+    instead of `n`; a lower count covers as many columns as it allows, see `covering_count` and
+    `dead_outputs`.
 
     Entries that are missing to exactly `round(density * size)` are then unmasked at random; their
     value is zero, so the kernel stays orthogonal, and training may move them.
 
     A convolution gets one such matrix for each group at its center tap `(k - 1) // 2` and zeros
-    elsewhere (delta-orthogonal); the random unmasking goes over the whole kernel. With stride 1
+    elsewhere (delta-orthogonal); the random unmasking covers the whole kernel. With stride 1
     and circular padding (and no fewer outputs than inputs) it keeps the norm of its input.
 
-    Other convolutions are orthogonal, too. With `taps="shift"` the entry `H[i, o]` of a matrix
-    stands at a tap of its own,
+    With `taps="shift"` each entry `H[i, o]` of the matrix is placed at one of the taps,
 
         K[u, i, o] = H[i, o]   where   u = a(i) + b(o),    i.e.   K(z) = S_a(z) H S_b(z)
 
-    with random shifts `a` and `b` inside the window; with `taps="cascade"` rotations and shifts by
-    one tap take turns, so that an entry may stand at several taps. `H` has the count of the kernel
-    and so `taps` times its density. With strides in the `layout`, the inputs of `H` are the
-    `(phase, input)` pairs that a strided convolution sees, and under circular padding it keeps the
-    norm of its input (`inputs <= outputs`, so counted), or else its adjoint does.
+    with random shifts `a` and `b` inside the window. `H` has the count of the kernel and so `taps`
+    times its density. With strides in the `layout`, the inputs of `H` are the `(phase, input)`
+    pairs that a strided convolution reads; under circular padding the convolution, or its adjoint
+    if it has fewer outputs than these inputs, keeps the norm of its input.
 
     Args:
         shape: Kernel shape in Keras layout, e.g. `(in, out)` or `(*spatial, in / groups, out)`.
@@ -78,44 +82,37 @@ def exact_orthogonal(
             in place of random and covering ones; for kernels of a single matrix.
         center_density: Density of the matrix at the center tap: `None` (that of the kernel),
             `"more_nonzeros"` (`min(density * taps, 1, sqrt(density))`), or a number. It is
-            lowered where the center alone would exceed the kernel's count, and lifted to what
+            lowered where the center alone would exceed the kernel's count, and raised to what
             covers all columns, where that count allows.
-        structure: Pattern of the live entries, kept by all matrices and taps: `Block(rows, cols)`,
+        structure: Pattern of the live entries in all matrices and taps: `Block(rows, cols)`,
             also with `regular=True`, `NByM(n, m)`, `ConstantFan(side)`; default: none. The number
-            of live entries is then the nearest that the structure can have. Not with `rotations`.
-        start: `"covering"`, or `"published"`: `[I | 0]` as in the paper, with kernels and masks as
-            this package drew them before there was another. At low densities it leaves outputs
-            of kernels that widen zero.
-        norms: `"equal"`: all outputs of a wide matrix have the same norm, `gain^2 in / out`
-            squared, by chosen angles; `None`: as random rotations make them. Outputs of square and
-            tall matrices have equal norms anyway. See `least_count` for what it takes.
-        taps: `"center"`, `"shift"` or `"cascade"`; all the same for kernels of one tap.
+            of live entries is then the nearest that the structure allows. Not with `rotations`.
+        start: `"covering"`, or `"published"`: `[I | 0]` as in the paper. At low densities that
+            leaves outputs of wide kernels zero.
+        taps: `"center"`, or `"shift"`; the same for kernels of one tap.
         dtype: Floating type of the kernel. All arithmetic is in float64.
 
     Returns:
         The kernel and its bool mask, both of shape `shape`.
 
     Raises:
-        DensityError: A density outside (0, 1], or one of fewer entries than `least_count`.
+        DensityError: A density outside (0, 1], or fewer entries than `least_count`.
             With a structure, less than its least or more than its largest density.
         LayoutError: A shape that does not fit the layout or the structure.
-        ValueError: Unknown options, or such that exclude each other.
+        ValueError: Unknown or mutually exclusive options.
 
-    Limits: orthogonality holds at initialization; training does not keep it. At the center tap a
-    convolution with strides is no exact isometry; take other taps. These need circular padding:
-    under zero padding each shift loses what leaves the border, and after 10 linear layers with
-    `taps="shift"` the norm left is 0.35 of it (4 x 4 maps), 0.61 (7 x 7), 0.81 (14 x 14) and 0.90
-    (28 x 28), with `"cascade"` somewhat less; the center tap keeps all of it. So without circular
-    padding shifts are for networks that normalize, the center tap for deep ones that do not.
+    Limits: orthogonality holds at initialization; training does not keep it. With strides the
+    center tap is not an exact isometry; use `taps="shift"`. That needs circular padding: under
+    zero padding each shift loses what leaves the border, and after 10 linear layers the norm left
+    is 0.35 (4 x 4 maps), 0.61 (7 x 7), 0.81 (14 x 14) or 0.90 (28 x 28) of the input's, where the
+    center tap keeps all of it. So without circular padding use shifts only in networks that
+    normalize.
 
     Example:
 
     >>> kernel, mask = exact_orthogonal((64, 128), 0.1, seed=0)
     >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(64), atol=1e-6))
     (819, True)
-    >>> kernel, _ = exact_orthogonal((64, 128), 0.1, seed=0, norms="equal")
-    >>> bool(np.allclose((kernel**2).sum(axis=0), 64 / 128, atol=1e-6))
-    True
 
     Reference:
 
@@ -126,62 +123,181 @@ def exact_orthogonal(
     shape = tuple(int(size) for size in shape)
     layout = default_layout(shape) if layout is None else layout
     angles = check_angles(angles)
-    if not math.isfinite(gain):
-        raise ValueError(f"`gain` must be finite. Received: gain={gain!r}")
-    check_options(start, norms, taps, center_density, structure, rotations)
+    _check_gain(gain)
+    check_options(start, taps, center_density, structure, rotations)
     canonical_shape = layout.canonical_shape(shape)
     rng = np.random.default_rng(seed)
+    cover = start == "covering"
     if structure is not None:
         if density is None:
             raise DensityError(
                 f"A `structure` needs a `density`. Received: structure={structure}, density=None"
             )
         structure.check(canonical_shape)
-        entries = structure.live_count(canonical_shape, density)
-        window = math.prod(canonical_shape[2:-2])
         drawn = structure.draw(
             canonical_shape,
-            entries,
-            density_at_center(float(density), window, center_density),
+            structure.live_count(canonical_shape, density),
+            _center_density(float(density), math.prod(canonical_shape[2:-2]), center_density),
             gain,
             rng,
             angles,
-            cover=start == "covering",
+            cover=cover,
         )
         values, live = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in drawn)
         return values.astype(dtype, copy=False), live
     sequence = _as_rotations(rotations, layout.matrices(shape), shape)
     if density is None and sequence is None:
-        raise DensityError("`density` may only be None with explicit `rotations`.")
+        raise DensityError("`density` must be a number without `rotations`. Received: density=None")
 
-    plan = MatrixPlan(gain, rng, angles, sequence, start == "covering", norms)
     if math.prod(canonical_shape[2:-2]) == 1:
         taps = "center"
     count: int | None = None
     if density is None:
         counts = [math.prod(matrix_shape(shape, layout, taps))]
     else:
-        count = check_feasible(shape, density, layout, norms, taps)
-        counts = _counts(shape, float(density), layout, count, center_density, plan, taps)
+        count = check_feasible(shape, density, layout, taps)
+        counts = _counts(shape, float(density), layout, count, center_density, cover, taps)
+    center = center_of(canonical_shape)
     kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
     if taps == "center" and canonical_shape[-2:] == (1, 1):  # all at once: depthwise ones are many
-        signs: tuple[Any, ...] = (..., *center_of(canonical_shape), 0, 0)
-        plan.write_signs(kernel[signs])
+        index: tuple[Any, ...] = (..., *center, 0, 0)
+        signs = rng.random(kernel[index].shape) < 0.5
+        kernel[index] = np.where(signs, gain, -gain)
     else:
-        for k, index in enumerate(np.ndindex(canonical_shape[:2])):
-            part = kernel[index]
+        for matrix, entries in zip(np.ndindex(canonical_shape[:2]), counts, strict=True):
+            part = kernel[matrix]
             if taps == "center":
-                plan.write(part[center_of(canonical_shape)], counts[k])
+                out = part[center]
             else:
-                # The side that strides divide into phases comes first.
-                part = np.swapaxes(part, -1, -2) if layout.transposed else part
-                spread = plan.write_shifted if taps == "shift" else plan.write_cascade
-                spread(part, Polyphase.of(shape, layout), counts[k], layout.transposed)
+                out = np.zeros(layout.polyphase_shape(shape), dtype=dtype)
+            write_orthogonal(out, entries, gain, rng, angles, sequence, cover=cover)
+            if taps == "shift" and layout.transposed:  # the side that has the phases comes first
+                _write_shifted(part.swapaxes(-1, -2), out.T, layout.tap_strides(shape), rng)
+            elif taps == "shift":
+                _write_shifted(part, out, layout.tap_strides(shape), rng)
     kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
     mask = kernel != 0
     if count is not None:
         unmask_at_random(mask, count, rng)
     return kernel, mask
+
+
+def regular_blocks(
+    shape: Sequence[int],
+    density: float,
+    structure: Block,
+    *,
+    gain: float = 1.0,
+    seed: int | np.random.Generator | None = None,
+    layout: KernelLayout | None = None,
+    angles: AngleLaw = None,
+    dtype: Any = np.float64,
+) -> RegularBlocks:
+    """Draws an exactly orthogonal kernel of regular blocks as its live blocks alone.
+
+    The kernel is that of `exact_orthogonal(shape, density, structure=structure, ...)` for the same
+    seed, bit for bit, but no array of the size of the dense kernel is made: memory is that of the
+    live blocks and 1.3 float64 copies of them.
+
+    A convolution has the same live blocks, over channels, at all its taps. Its values are at the
+    center tap, where they make the kernel exactly orthogonal, and only these are stored; the live
+    entries of other taps are zeros that training may move.
+
+    Args:
+        shape: Kernel shape in Keras layout.
+        density: Live fraction, in (0, 1]; the nearest possible one is taken, see
+            `RegularBlocks.density`.
+        structure: `Block(rows, cols, regular=True)`.
+        gain: Scale of the kernel.
+        seed: Integer, NumPy generator, or `None` for fresh randomness. The same integer gives the
+            same kernel on every machine.
+        layout: Meaning of the axes. Default: `(*spatial, in, out)`. Each group, gate and batch
+            entry has a matrix of its own: `blocks[batch, part]`.
+        angles: Law of the rotation angles [radians], as in `exact_orthogonal`.
+        dtype: Floating type of the blocks. All arithmetic is in float64.
+
+    Raises:
+        DensityError: A density outside (0, 1], or less than half the least one; the message names
+            the nearest two, the least and the largest.
+        LayoutError: A shape that does not fit the layout or the blocks.
+        ValueError: Another structure.
+
+    Limits: orthogonality holds at initialization; training does not keep it.
+
+    Example:
+
+    >>> drawn = regular_blocks((128, 256), 0.25, Block(16, 16, regular=True), seed=0)
+    >>> drawn.blocks.shape, drawn.inputs_of.shape, drawn.slots_of.shape
+    ((1, 1, 16, 2, 16, 16), (1, 1, 16, 2), (1, 1, 8, 4))
+    >>> kernel = drawn.dense()[0, 0]
+    >>> bool(np.allclose(kernel @ kernel.T, np.eye(128), atol=1e-12))
+    True
+    """
+    if not isinstance(structure, Block) or not structure.regular:
+        raise ValueError(
+            "`structure` must be Block(rows, cols, regular=True): other live blocks cannot be "
+            f"stored without the dense kernel. Received: structure={structure!r}"
+        )
+    if not np.issubdtype(np.dtype(dtype), np.floating):
+        raise ValueError(f"`dtype` must be a NumPy floating type. Received: dtype={dtype!r}")
+    _check_gain(gain)
+    shape = tuple(int(size) for size in shape)
+    canonical = (layout or default_layout(shape)).canonical_shape(shape)
+    structure.check(canonical)
+    fan_in = structure.fan_in(canonical, structure.live_count(canonical, density))
+    rng, law = np.random.default_rng(seed), check_angles(angles)
+    return draw_regular(canonical, structure.rows, structure.cols, fan_in, gain, rng, law, dtype)
+
+
+def check_options(
+    start: str,
+    taps: str,
+    center_density: float | str | None = None,
+    structure: Structure | None = None,
+    rotations: Any = None,
+) -> None:
+    """Refuses unknown options, and mutually exclusive ones."""
+    if start not in ("covering", "published"):
+        raise ValueError(f'`start` must be "covering" or "published". Received: start={start!r}')
+    if taps not in ("center", "shift"):
+        removed = ' ("cascade" has been removed; use "shift")' if taps == "cascade" else ""
+        raise ValueError(f'`taps` must be "center" or "shift"{removed}. Received: taps={taps!r}')
+    if isinstance(center_density, str) and center_density != "more_nonzeros":
+        raise ValueError(
+            '`center_density` must be None, "more_nonzeros", or a number in (0, 1]. '
+            f"Received: center_density={center_density!r}"
+        )
+    if center_density is not None and not isinstance(center_density, str):
+        check_density(center_density, "center_density")
+    if center_density is not None and getattr(structure, "regular", False):
+        raise ValueError(
+            "`center_density` must be None with regular blocks, which are the same at all taps. "
+            f"Received: structure={structure}, center_density={center_density!r}"
+        )
+    if structure is not None and rotations is not None:
+        raise ValueError(
+            "`structure` and `rotations` are mutually exclusive. "
+            f"Received: structure={structure}, rotations={rotations!r}"
+        )
+    if taps != "center" and (structure is not None or center_density is not None):
+        raise ValueError(
+            '`structure` and `center_density` need taps="center". '
+            f"Received: taps={taps!r}, structure={structure}, center_density={center_density!r}"
+        )
+
+
+def _check_gain(gain: float) -> None:
+    if not math.isfinite(gain):
+        raise ValueError(f"`gain` must be finite. Received: gain={gain!r}")
+
+
+def _center_density(density: float, window: int, center_density: float | str | None) -> float:
+    """The density wanted for the matrix at the center of a window of so many taps."""
+    if center_density is None:
+        return density
+    if isinstance(center_density, str):
+        return min(density * window, 1.0, math.sqrt(density))
+    return float(center_density)
 
 
 def _counts(
@@ -190,18 +306,17 @@ def _counts(
     layout: KernelLayout,
     count: int,
     center_density: float | str | None,
-    plan: MatrixPlan,
+    cover: bool,
     taps: str,
 ) -> list[int]:
-    """How many entries the support of each matrix may take."""
+    """The most entries that the support of each matrix may have."""
     matrices = layout.matrices(shape)
-    size = math.prod(matrix_shape(shape, layout, taps))
-    if taps != "center":
-        most = matrices * size if taps == "shift" else count
-        return apportion(min(most, count), [1.0] * matrices)
-    window = math.prod(shape) // (matrices * size)
-    wanted = live_count(density_at_center(density, window, center_density), matrices * size)
-    least = matrices * plan.least(*layout.matrix_shape(shape))
+    sides = matrix_shape(shape, layout, taps)
+    size = matrices * math.prod(sides)
+    if taps == "shift":
+        return apportion(min(size, count), [1.0] * matrices)
+    wanted = live_count(_center_density(density, math.prod(shape) // size, center_density), size)
+    least = matrices * (max(sides) if cover else min(sides))
     return apportion(min(max(wanted, least), count), [1.0] * matrices)
 
 
@@ -218,3 +333,30 @@ def _as_rotations(
             f"{matrices} of them. Received: shape={shape}"
         )
     return rotations if isinstance(rotations, Rotations) else Rotations.from_angles(rotations)
+
+
+def _write_shifted(
+    part: np.ndarray, matrix: np.ndarray, strides: Sequence[int], rng: np.random.Generator
+) -> None:
+    """Spreads a matrix over the taps of a zeroed kernel: `K(z) = S_a(z) H S_b(z)`.
+
+    A row `(phase, channel)` has a place for each tap of its phase, see `to_polyphase`. Row `i` is
+    shifted by `a(i)`, uniform over the lower half of its places, then column `o` by a `b(o)` that
+    is uniform over all shifts that keep its live entries in the window.
+
+    `part` is `(*taps, channels, columns)`, the matrix `(phases * channels, columns)`.
+    """
+    *taps, channels, _ = part.shape
+    reached = [min(k, s) for k, s in zip(taps, strides, strict=True)]
+    phase = np.indices(reached).reshape(len(reached), -1).repeat(channels, axis=1)
+    window, step = np.array([taps, strides]).reshape(2, -1, 1)
+    places = -(-(window - phase) // step)
+    row_shift = (rng.random(places.shape) * (places // 2 + 1)).astype(np.int64)
+    column, row = np.nonzero(matrix.T)  # sorted by columns
+    place = row_shift[:, row]
+    begins = np.flatnonzero(np.diff(column, prepend=-1))
+    low = np.minimum.reduceat(place, begins, axis=1)
+    room = np.minimum.reduceat(places[:, row] - 1 - place, begins, axis=1)
+    shift = (rng.random(low.shape) * (low + room + 1)).astype(np.int64) - low
+    place += np.repeat(shift, np.diff(begins, append=len(column)), axis=1)
+    part[(*(step * place + phase[:, row]), row % channels, column)] = matrix[row, column]

@@ -1,4 +1,4 @@
-"""Which axes of a kernel are inputs, outputs, taps, groups and gates."""
+"""Which axes of a kernel are inputs, outputs, taps, groups and gates; strides as phases."""
 
 import dataclasses
 import math
@@ -12,30 +12,29 @@ from keras_sparse_ortho.errors import LayoutError
 
 @dataclasses.dataclass(frozen=True)
 class KernelLayout:
-    """How a kernel of any rank is a set of matrices, one for each tap, group and gate.
+    """What the axes of a kernel mean: one matrix for each tap, group and gate.
 
-    An initializer sees only a shape. The layout says what the axes mean: a kernel is moved to
+    A kernel is moved to the canonical shape
 
         (batch, groups * gates, *spatial, inputs, outputs)
 
-    where every `(inputs, outputs)` slice is a matrix. Axes not named are spatial. Axes may be
-    negative, so that one layout serves convolutions of every dimension.
+    where every `(inputs, outputs)` slice is a matrix. Axes not named are spatial. Negative axes
+    make one layout fit convolutions of every dimension.
 
     Args:
         inputs: Axes that are summed over, flattened in this order. Empty: one input (depthwise).
         outputs: Axes that number the outputs, flattened in this order.
         batch: Axes along which the kernel holds independent matrices (depthwise channels).
-        groups: Number of convolution groups: the outputs fall into so many equal runs, each
-            connected to its own inputs. The input axis is that of the kernel, `in / groups` long.
-        gates: Number of gates of a recurrent kernel: the outputs fall into so many equal runs,
+        groups: Number of convolution groups. The outputs split into as many equal parts, each
+            connected to its own inputs; the input axis has length `in / groups`.
+        gates: Number of gates of a recurrent kernel. The outputs split into as many equal parts,
             each with its own orthogonal matrix.
-        strides: Strides of a convolution along its spatial axes, or one for all. Strides of 1 are
-            the same as none: `()`. Only kernels that lie on several taps depend on them.
-        transposed: Whether the strides are those of a transposed convolution, which spreads an
-            input over the phases of its outputs.
+        strides: Strides of a convolution along its spatial axes, or one for all. `()` means 1.
+            Only kernels with entries on several taps depend on them.
+        transposed: Whether this is a transposed convolution, whose outputs have the phases.
 
     Raises:
-        LayoutError: Axes named twice or outside the kernel, outputs that groups and gates do not
+        LayoutError: Repeated axes or axes outside the kernel, outputs that groups and gates do not
             divide, strides that do not fit the spatial axes.
 
     Example:
@@ -63,7 +62,7 @@ class KernelLayout:
             axes = getattr(self, name)
             if isinstance(axes, int):
                 axes = (axes,)
-            # Lists come back from JSON.
+            # JSON turns tuples into lists.
             object.__setattr__(self, name, tuple(int(axis) for axis in axes))
         for name in ("groups", "gates"):
             value = getattr(self, name)
@@ -103,7 +102,7 @@ class KernelLayout:
 
     @classmethod
     def einsum(cls, equation: str) -> "KernelLayout":
-        """The layout of EinsumDense: inputs are kernel axes of the input that are summed over."""
+        """The layout of an EinsumDense kernel: its inputs are the axes that are summed over."""
         try:
             operands, output = equation.replace("...", "").replace(" ", "").split("->")
             data, kernel = operands.split(",")
@@ -120,13 +119,13 @@ class KernelLayout:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The fields as JSON values; `KernelLayout(**config)` is the reverse."""
+        """The fields as JSON values, for `KernelLayout(**config)`."""
         config = dataclasses.asdict(self)
         return {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()}
 
     @property
     def parts(self) -> int:
-        """Number of equal runs of outputs, `groups * gates`."""
+        """`groups * gates`."""
         return self.groups * self.gates
 
     def matrix_shape(self, shape: Sequence[int]) -> tuple[int, int]:
@@ -141,17 +140,18 @@ class KernelLayout:
             return (self.strides or (1,)) * axes
         if len(self.strides) != axes:
             raise LayoutError(
-                f"A kernel of shape {tuple(shape)} has {axes} spatial axes for `strides`. "
+                f"`strides` must have one value for each of the {axes} spatial axes of a kernel of "
+                f"shape {tuple(shape)}, or one for all. "
                 f"Received: strides={self.strides}"
             )
         return self.strides
 
     def polyphase_shape(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Inputs and outputs of one matrix of a convolution, with its strides taken into account.
+        """Inputs and outputs of one matrix of a strided convolution, phases included.
 
-        A convolution of stride `s` sees its input as `s` interleaved phases along each axis, each
-        an input of its own; a transposed convolution writes as many phases of its output. Phases
-        that the window does not reach (fewer taps than the stride) are left out.
+        A convolution of stride `s` reads `s` interleaved phases of its input along each axis, each
+        of which counts as an input; a transposed convolution writes as many phases of its output.
+        Phases that a window of fewer taps does not reach do not count.
         """
         inputs, outputs = self.matrix_shape(shape)
         taps = self.canonical_shape(shape)[2:-2]
@@ -169,14 +169,13 @@ class KernelLayout:
         batch, spatial, inputs, outputs = (
             [shape[axis] for axis in axes] for axes in self._resolved(shape)
         )
-        outputs_in_all = math.prod(outputs)
-        if outputs_in_all % self.parts:
+        total = math.prod(outputs)
+        if total % self.parts:
             raise LayoutError(
-                f"The {outputs_in_all} outputs of a kernel of shape {shape} do not divide into "
+                f"The {total} outputs of a kernel of shape {shape} cannot be divided into "
                 f"{self.groups} groups of {self.gates} gates. Received: layout={self}"
             )
-        per_part = outputs_in_all // self.parts
-        return (math.prod(batch), self.parts, *spatial, math.prod(inputs), per_part)
+        return (math.prod(batch), self.parts, *spatial, math.prod(inputs), total // self.parts)
 
     def to_canonical(self, kernel: np.ndarray) -> np.ndarray:
         """Moves a kernel to `(batch, parts, *spatial, inputs, outputs)`; a view where possible."""
@@ -187,7 +186,7 @@ class KernelLayout:
         return np.moveaxis(moved, -2, 1)
 
     def from_canonical(self, canonical: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """The reverse of `to_canonical`, for a kernel of shape `shape`."""
+        """The inverse of `to_canonical`, for a kernel of shape `shape`."""
         order = [axis for axes in self._resolved(shape) for axis in axes]
         moved = np.moveaxis(canonical, 1, -2).reshape([shape[axis] for axis in order])
         return moved.transpose(np.argsort(order))
@@ -203,7 +202,9 @@ class KernelLayout:
                 f"Received: layout={self}"
             )
         if any(size < 1 for size in shape):
-            raise LayoutError(f"A kernel needs positive dimensions. Received: shape={tuple(shape)}")
+            raise LayoutError(
+                f"All dimensions of a kernel must be positive. Received: shape={tuple(shape)}"
+            )
         batch = tuple(flat[: len(self.batch)])
         inputs = tuple(flat[len(self.batch) : len(self.batch) + len(self.inputs)])
         outputs = tuple(flat[len(self.batch) + len(self.inputs) :])
@@ -212,5 +213,44 @@ class KernelLayout:
 
 
 def _as_tuple(strides: Any) -> tuple[Any, ...]:
-    # Lists come back from JSON. What is no integer is refused where the layout is made.
     return tuple(strides) if isinstance(strides, tuple | list) else (strides,)
+
+
+def to_polyphase(kernel: np.ndarray, layout: KernelLayout) -> np.ndarray:
+    """A strided convolution as one of stride 1 between phases.
+
+    A convolution with stride `s`, `y[p] = sum_u K[u] x[s p + u]`, reads its input as `s`
+    interleaved phases `x_f[p] = x[s p + f]`. With `u = s v + f` it is a convolution of stride 1,
+
+        y[p] = sum_f sum_v K[s v + f] x_f[p + v],
+
+    with `s` times as many inputs `(phase, input)`. A transposed convolution is the adjoint, with
+    inputs and outputs exchanged.
+
+    Returns:
+        An array `A` of shape `(batch, groups * gates, *places, inputs, outputs)` with the inputs
+        and outputs of `layout.polyphase_shape`, phase 0 first; with strides of 1
+        `layout.to_canonical(kernel)`. Under circular padding the convolution is an isometry if
+        `sum_v A[v] A[v + w]^T` is the identity for `w = 0` and zero for all other `w`.
+
+    Example:
+
+    >>> kernel = np.arange(3.0).reshape(3, 1, 1)
+    >>> to_polyphase(kernel, KernelLayout.convolution(strides=2))[0, 0, :, :, 0].tolist()
+    [[0.0, 1.0], [2.0, 0.0]]
+    """
+    canonical = layout.to_canonical(kernel)
+    if layout.transposed:
+        canonical = np.swapaxes(canonical, -1, -2)
+    *matrices, channels, columns = canonical.shape
+    taps, strides = matrices[2:], layout.tap_strides(kernel.shape)
+    places = [-(-k // s) for k, s in zip(taps, strides, strict=True)]
+    reached = [min(k, s) for k, s in zip(taps, strides, strict=True)]
+    parts = np.zeros((math.prod(reached), *matrices[:2], *places, channels, columns))
+    for part, phase in zip(parts, np.ndindex(*reached), strict=True):
+        index = tuple(slice(f, None, s) for f, s in zip(phase, strides, strict=True))
+        found = canonical[(slice(None), slice(None), *index)]
+        part[tuple(slice(0, size) for size in found.shape)] = found
+    rows = np.moveaxis(parts, 0, -3)
+    rows = rows.reshape(*rows.shape[:-3], len(parts) * channels, columns)
+    return np.swapaxes(rows, -1, -2) if layout.transposed else rows

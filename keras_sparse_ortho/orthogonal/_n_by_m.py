@@ -25,17 +25,18 @@ class NByM(Structure):
     `NByM(2, 4)` is the 2:4 pattern of sparse tensor cores. At density `n / m` every group has
     exactly `n`; a lower density is sparser within the pattern.
 
-    Construction: the inputs of each group of `m` fall at random into `m / n` classes of `n`, the
-    outputs into as many shares; each class and its share of the outputs get a sparse orthogonal
-    matrix of their own. At the other taps of a convolution the `n` inputs are drawn at random for
-    each output, and their entries are zeros.
+    Construction: the inputs of each group of `m` are split at random into `m / n` classes of `n`,
+    and so are the outputs; each class of inputs and its outputs get a sparse orthogonal matrix of
+    their own. At the other taps of a convolution the `n` inputs are drawn at random for each
+    output, and their entries are zeros. If there are fewer outputs than classes, the inputs of the
+    other classes are dead at the center tap.
 
     Args:
-        n: Live entries of a group at most. Divides `m`.
+        n: Most live entries of a group. Divides `m`.
         m: Consecutive inputs of a group.
 
     Raises:
-        LayoutError: At a draw, for inputs that `m` does not divide.
+        LayoutError: When a kernel is drawn whose inputs `m` does not divide.
 
     Example:
 
@@ -54,12 +55,13 @@ class NByM(Structure):
             raise ValueError(f"`n` must divide `m`. Received: {self}")
 
     def check(self, canonical_shape: Sequence[int]) -> None:
-        """Refuses inputs that do not divide into groups."""
+        """Refuses inputs that cannot be divided into groups."""
         inputs = canonical_shape[-2]
         if inputs % self.m:
             raise LayoutError(
-                f"{self} needs inputs divisible by {self.m}; give the layer such a size, another "
-                f"structure, or `exclude` it. Received: a kernel of {describe(canonical_shape)}"
+                f"{self} needs inputs divisible by {self.m}; change the layer's size or the "
+                "structure, or `exclude` the layer. "
+                f"Received: a kernel of {describe(canonical_shape)}"
             )
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
@@ -72,7 +74,7 @@ class NByM(Structure):
         return batch * parts * min(inputs, outputs)
 
     def covering(self, canonical_shape: Sequence[int]) -> int:
-        """The longer side of each class and its share of the outputs."""
+        """The longer side of the matrix of each class."""
         batch, parts, *_, inputs, outputs = canonical_shape
         classes = self.m // self.n
         shares = [len(share) for share in np.array_split(np.arange(outputs), classes)]
@@ -130,11 +132,11 @@ class NByM(Structure):
         angles: AngleLaw,
         cover: bool,
     ) -> None:
-        """Fills one zeroed matrix and the mask of the entries that its classes allow."""
+        """Fills one zeroed matrix, and the mask of the entries that its classes allow."""
         inputs, outputs = kernel.shape
         classes = self.m // self.n
         allowed[...] = False
-        # An input's place within its group, shuffled, says its class.
+        # The shuffled place of an input within its group decides its class.
         places = np.argsort(rng.random((inputs // self.m, self.m)), axis=1)
         places += np.arange(0, inputs, self.m)[:, None]
         order = np.argsort(rng.random(outputs))
@@ -156,7 +158,7 @@ class NByM(Structure):
 
 
 def _raise_towards(counts: list[int], most: list[int], total: int) -> list[int]:
-    """Raises `counts` in proportion to what is missing to `most`, up to `total` in all."""
+    """Raises `counts` in proportion to what they lack of `most`, up to a sum of `total`."""
     missing = [full - count for full, count in zip(most, counts, strict=True)]
     more = min(total - sum(counts), sum(missing))
     if more <= 0:

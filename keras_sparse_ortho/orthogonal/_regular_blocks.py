@@ -1,30 +1,57 @@
-"""`RegularBlocks`: a kernel of regular blocks, stored as its live blocks only."""
+"""Exactly orthogonal kernels of regular blocks, drawn and stored as their live blocks alone.
+
+Such a kernel is a matrix with orthonormal rows; its longer side is cut into `lines`, the shorter
+one into `groups`, and a line is live at the groups of its support. The start is
+`d = gcd(lines, groups)` dense matrices of `lines / d` lines and `groups / d` groups each: exactly
+regular, and as sparse as a regular pattern can be. Each level then divides the lines into cells of
+at most `q` and mixes the lines of a cell by orthogonal matrices, so that they all get the union of
+their supports. The fan of a line or group grows at most `q`-fold, and exactly `q`-fold if all cells
+have `q` lines of disjoint supports. So levels whose product is at most `times` stay within `times`
+times the fans of the start; the blocks that are missing to exactly that are zeros.
+"""
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho.orthogonal._regular_pattern import fan_step, slots_of
+from keras_sparse_ortho.orthogonal._rotations import AngleLaw, cos_sin, random_orthogonal
 from keras_sparse_ortho.orthogonal._structure import center_of
+
+# Rotations of every column of a start that is wider than high, after which no two are parallel.
+_ROUNDS = 4
+# Larger blocks begin as smaller ones: rotating all pairs of rows takes time cubic in their size.
+_LARGEST = 64
+# Entries of the matrices that are rotated at once, which bounds the memory of temporaries.
+_AT_ONCE = 1 << 17
+# Sizes of cells. Some product of them is within a seventh below any number; larger cells would
+# leave the kernel in disconnected parts.
+_CELLS = (2, 3, 5)
+# How many choices of cell sizes are tried, where supports overlap or cannot be completed.
+_TRIES = 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RegularBlocks:
-    """The live blocks of a kernel, where every block line has equally many, and where they stand.
+    """The live blocks of a kernel with the same number of them in every block line.
 
     Each matrix of a kernel of the canonical shape `(batch, parts, *taps, inputs, outputs)` has `I`
-    input blocks of `r` inputs and `J` output blocks of `c` outputs. Output block `j` sees `k` input
-    blocks, and each input block is seen by `out` output blocks, `J k = I out`:
+    input blocks of `r` inputs and `J` output blocks of `c` outputs. Output block `j` has `k` live
+    input blocks, and each input block has `out` live output blocks, `J k = I out`:
 
         y[j] = sum_l  x[inputs_of[j, l]] @ blocks[j, l]
 
-    A convolution has the same live blocks at all taps. `blocks` are those of the center tap; at the
-    other taps the live entries begin with zeros, which are not stored.
+    A convolution has the same live blocks at all taps. `blocks` are those of the center tap; the
+    live entries of other taps are zeros at first, and not stored.
 
     Args:
         blocks: `(batch, parts, J, k, r, c)`.
-        inputs_of: int32 `(batch, parts, J, k)`, ascending in each line. Inputs are those of the
-            matrix: of a grouped convolution, those of the group.
+        inputs_of: int32 `(batch, parts, J, k)`, ascending in each line: input blocks of the matrix,
+            which in a grouped convolution are those of the group.
         slots_of: int32 `(batch, parts, I, out)`: the slots `j * k + l` of each input block.
         canonical_shape: Shape of the dense kernel, see `KernelLayout.canonical_shape`.
     """
@@ -45,10 +72,7 @@ class RegularBlocks:
         return math.prod(self.canonical_shape[2:-2]) * self.blocks.size
 
     def with_taps(self) -> np.ndarray:
-        """The live blocks at all taps, `(batch, parts, J, k, *taps, r, c)`, zeros off the center.
-
-        For matrices these are `blocks`.
-        """
+        """The live blocks at all taps, `(batch, parts, J, k, *taps, r, c)`."""
         batch, parts, *taps, _, _ = self.canonical_shape
         *_, lines, fan_in, rows, cols = self.blocks.shape
         if not taps:
@@ -58,7 +82,7 @@ class RegularBlocks:
         return values
 
     def dense(self) -> np.ndarray:
-        """The kernel in its canonical shape, for small ones: it has all entries."""
+        """The dense kernel in its canonical shape, for small ones."""
         _, _, lines, _, rows, cols = self.blocks.shape
         kernel = np.zeros(self.canonical_shape, dtype=self.blocks.dtype)
         center = center_of(self.canonical_shape)
@@ -69,7 +93,7 @@ class RegularBlocks:
         return kernel
 
     def mask(self) -> np.ndarray:
-        """The live entries of the kernel in its canonical shape, bool, for small ones."""
+        """The dense bool mask in the canonical shape, for small kernels."""
         batch, parts, *taps, _, _ = self.canonical_shape
         _, _, lines, _, rows, cols = self.blocks.shape
         live = np.zeros((batch, parts, lines, self.slots_of.shape[-2]), dtype=bool)
@@ -77,3 +101,324 @@ class RegularBlocks:
         live = live.swapaxes(-1, -2).repeat(rows, axis=-2).repeat(cols, axis=-1)
         live = live.reshape(batch, parts, *(1 for _ in taps), *live.shape[2:])
         return np.broadcast_to(live, self.canonical_shape).copy()
+
+
+@dataclasses.dataclass(frozen=True)
+class _MixingPlan:
+    """The lines and groups of a start, the levels that mix it, and the pattern of the result.
+
+    Args:
+        lines: Line numbers `(d, lines / d)` of each dense matrix of the start.
+        groups: Its group numbers `(d, groups / d)`, ascending.
+        levels: Cells of lines, for each level.
+        live: bool `(lines, groups)`, the regular pattern.
+    """
+
+    lines: np.ndarray
+    groups: np.ndarray
+    levels: list[list[list[int]]]
+    live: np.ndarray
+
+    @classmethod
+    def draw(cls, lines: int, groups: int, times: int, rng: np.random.Generator) -> "_MixingPlan":
+        """A pattern with `times` times the least fans, `1 <= times <= gcd(lines, groups)`."""
+        parts = math.gcd(lines, groups)
+        lines_of = rng.random(lines).argsort().reshape(parts, -1)
+        groups_of = np.sort(rng.random(groups).argsort().reshape(parts, -1), axis=1)
+        start = [0] * lines
+        for own_lines, own_groups in zip(lines_of.tolist(), groups_of.tolist(), strict=True):
+            for line in own_lines:
+                start[line] = sum(1 << group for group in own_groups)
+        best, reached = None, 0
+        for fan, sizes in _cell_sizes(lines, times)[:_TRIES]:
+            # `fan` bounds the supports that these cells can have; few draws reach it.
+            if reached * parts >= 0.95 * fan * lines * groups:
+                break
+            levels, live, found = _levels(start, sizes, groups, times, rng)
+            if best is None or found > reached:
+                best, reached = cls(lines_of, groups_of, levels, live), found
+        assert best is not None
+        return best
+
+
+def _cell_sizes(lines: int, times: int) -> list[tuple[float, list[int]]]:
+    """Mean fan and sizes of the cells of each level, with a product of at most `times`.
+
+    Larger mean fans come first, among equal ones more levels, which connect more lines.
+    """
+    found: list[tuple[float, list[int]]] = [(1.0, [])]
+    for size in reversed(_CELLS):
+        cells = -(-lines // size)
+        small, larger = divmod(lines, cells)
+        mean = ((cells - larger) * small**2 + larger * (small + 1) ** 2) / lines
+        more = found
+        while more:
+            more = [
+                (fan * mean, [*sizes, size])
+                for fan, sizes in more
+                if math.prod(sizes) * size <= times
+            ]
+            found = found + more
+    # Rounded, so that the order is the same on every machine.
+    return sorted(found, key=lambda entry: (-round(entry[0], 6), -len(entry[1]), entry[1]))
+
+
+def _levels(
+    start: list[int], sizes: list[int], groups: int, times: int, rng: np.random.Generator
+) -> tuple[list[list[list[int]]], np.ndarray, int]:
+    """Levels whose supports can be completed to a pattern; the pattern; the size of supports."""
+    lines = len(start)
+    parts = math.gcd(lines, groups)
+    bits = list(start)
+    levels = [_mix(bits, size, rng) for size in sizes]
+    # Where all blocks are to be live, every union fits, so that no live block needs to be zero.
+    while times == parts and min(line.bit_count() for line in bits) < groups:
+        levels.append(_mix(bits, 2, rng))
+    dropped = 0
+    while True:
+        live = _as_matrix(bits, groups)
+        found = int(live.sum())
+        if complete(live, times * groups // parts, times * lines // parts, rng):
+            return levels, live, found
+        # Unequal fans may be impossible to complete. Then cells are dropped, in the end all: the
+        # start is regular and can be completed, as an equal fraction of each of its dead blocks
+        # meets all fans, and an integer flow exists where a fractional one does.
+        levels[-1].sort(key=len, reverse=True)
+        more = max(1, dropped // 2)
+        del levels[-1][-more:]
+        dropped += more
+        if not levels[-1]:
+            levels.pop()
+            dropped = 0
+        bits = list(start)
+        for cell in itertools.chain.from_iterable(levels):
+            _unite(bits, cell)
+
+
+def complete(live: np.ndarray, line_fan: int, group_fan: int, rng: np.random.Generator) -> bool:
+    """Sets entries of a bool `(lines, groups)` matrix live, in place, until all fans are as wanted.
+
+    Each line takes the groups that lack most; the rest is found by augmenting paths. Returns
+    whether it is possible.
+    """
+    added = np.zeros_like(live)
+    missing = line_fan - live.sum(axis=1)
+    needs = group_fan - live.sum(axis=0)
+    for line in rng.random(len(live)).argsort():
+        keys = needs + rng.random(len(needs))
+        keys[live[line] | (needs <= 0)] = -1.0
+        count = missing[line]
+        if count:
+            chosen = np.argsort(-keys)[:count]
+            chosen = chosen[keys[chosen] > 0]
+            live[line, chosen] = added[line, chosen] = True
+            needs[chosen] -= 1
+            missing[line] -= len(chosen)
+    for line in np.repeat(np.arange(len(live)), missing):
+        if not _augment(live, added, needs, int(line)):
+            return False
+    return True
+
+
+def _augment(live: np.ndarray, added: np.ndarray, needs: np.ndarray, start: int) -> bool:
+    """Gives a line one more group by an augmenting path, on which lines hand over added groups."""
+    given_up: dict[int, int] = {start: -1}  # the group that a line on the path would hand over
+    taken_by: dict[int, int] = {}
+    seen = np.zeros(len(needs), dtype=bool)
+    queue = [start]
+    for line in queue:
+        found = ~live[line] & ~seen
+        ends = np.flatnonzero(found & (needs > 0))
+        if len(ends):
+            group = int(ends[0])
+            needs[group] -= 1
+            while group >= 0:
+                live[line, group] = added[line, group] = True
+                group = given_up[line]
+                if group >= 0:
+                    live[line, group] = added[line, group] = False
+                    line = taken_by[group]
+            return True
+        seen |= found
+        for group in np.flatnonzero(found).tolist():
+            taken_by[group] = line
+            for other in np.flatnonzero(added[:, group]).tolist():
+                if other not in given_up:
+                    given_up[other] = group
+                    queue.append(other)
+    return False
+
+
+def _mix(bits: list[int], size: int, rng: np.random.Generator) -> list[list[int]]:
+    """Divides lines into cells of at most `size`, of small overlap, and unites their supports."""
+    lines = len(bits)
+    count = -(-lines // size)
+    order = rng.random(lines).argsort().tolist()
+    cells = []
+    for place in range(count):
+        cell = [order.pop()]
+        union = bits[cell[0]]
+        while len(cell) < lines // count + (place < lines % count):
+            best, least = 0, lines + union.bit_length()
+            for k in range(len(order) - 1, -1, -1):
+                common = (bits[order[k]] & union).bit_count()
+                if common < least:
+                    best, least = k, common
+                if not common:
+                    break
+            line = order.pop(best)
+            union |= bits[line]
+            cell.append(line)
+        _unite(bits, cell)
+        cells.append(cell)
+    return cells
+
+
+def _unite(bits: list[int], cell: list[int]) -> None:
+    """Gives all lines of a cell the union of their supports."""
+    union = 0
+    for line in cell:
+        union |= bits[line]
+    for line in cell:
+        bits[line] = union
+
+
+def _as_matrix(bits: list[int], groups: int) -> np.ndarray:
+    size = -(-groups // 8)
+    packed = b"".join(line.to_bytes(size, "little") for line in bits)
+    rows = np.frombuffer(packed, dtype=np.uint8).reshape(-1, size)
+    return np.unpackbits(rows, axis=1, count=groups, bitorder="little").astype(bool)
+
+
+def draw_regular(
+    canonical_shape: Sequence[int],
+    rows: int,
+    cols: int,
+    fan_in: int,
+    gain: float,
+    rng: np.random.Generator,
+    angles: AngleLaw = None,
+    dtype: Any = np.float64,
+) -> RegularBlocks:
+    """Draws the matrices of a kernel with `fan_in` live input blocks for each output block.
+
+    The blocks are of `dtype`, all arithmetic is in float64. Memory: the result, and about 1.3
+    float64 copies of the live blocks. No line is dead.
+    """
+    batch, parts, *_, inputs, outputs = (int(size) for size in canonical_shape)
+    input_blocks, output_blocks = inputs // rows, outputs // cols
+    blocks = np.empty((batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype)
+    inputs_of = np.empty(blocks.shape[:4], dtype=np.int32)
+    times = fan_in // fan_step(input_blocks, output_blocks)
+    # Lines are those of the longer side, or in a square matrix of that with the smaller blocks.
+    wide = outputs > inputs or (outputs == inputs and cols <= rows)
+    lines, groups = (output_blocks, input_blocks) if wide else (input_blocks, output_blocks)
+    b, a = (cols, rows) if wide else (rows, cols)
+    for matrix in np.ndindex(batch, parts):
+        plan = _MixingPlan.draw(lines, groups, times, rng)
+        live = plan.live if wide else plan.live.T
+        inputs_of[matrix] = np.nonzero(live)[1].reshape(output_blocks, fan_in)
+        if wide:
+            slots = np.arange(output_blocks * fan_in).reshape(output_blocks, fan_in)
+        else:
+            slots = slots_of(inputs_of[matrix], input_blocks)
+        supports, values = _mixed(plan, b, a, rng, angles)
+        flat = blocks[matrix].reshape(-1, rows, cols)
+        flat[...] = 0.0
+        for line in range(lines):
+            places = np.searchsorted(np.flatnonzero(plan.live[line]), supports[line])
+            value = gain * values[line]
+            flat[slots[line, places]] = value.swapaxes(1, 2) if wide else value
+            values[line] = np.empty(0)
+    shape = tuple(int(size) for size in canonical_shape)
+    return RegularBlocks(blocks, inputs_of, slots_of(inputs_of, input_blocks), shape)
+
+
+def _mixed(
+    plan: _MixingPlan, b: int, a: int, rng: np.random.Generator, angles: AngleLaw
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The groups of each line, ascending, and their values `(fan, b, a)`.
+
+    Row `t` of the `q` lines of a cell is mixed by an orthogonal `q x q` matrix for each `t`.
+    """
+    parts, lines_each = plan.lines.shape
+    groups_each = plan.groups.shape[1]
+    start = _dense_rows(parts, groups_each, a, lines_each * b, rng, angles)
+    start = start.reshape(parts, lines_each, b, groups_each, a).swapaxes(2, 3)
+    supports: list[np.ndarray] = [np.empty(0)] * plan.lines.size
+    values: list[np.ndarray] = [np.empty(0)] * plan.lines.size
+    for part, lines in enumerate(plan.lines.tolist()):
+        for place, line in enumerate(lines):
+            supports[line], values[line] = plan.groups[part], start[part, place]
+    for cells in plan.levels:
+        for size in sorted({len(cell) for cell in cells} - {1}):
+            chosen = [cell for cell in cells if len(cell) == size]
+            mixers = random_orthogonal(len(chosen) * b, size, rng, angles)
+            mixers = mixers.reshape(len(chosen), b, size, size)
+            for cell, mixer in zip(chosen, mixers, strict=True):
+                union = np.unique(np.concatenate([supports[line] for line in cell]))
+                mixed = np.zeros((size, len(union), b, a))
+                for k, line in enumerate(cell):
+                    places = np.searchsorted(union, supports[line])
+                    mixed[:, places] += mixer[:, :, k].T[:, None, :, None] * values[line]
+                for k, line in enumerate(cell):
+                    supports[line], values[line] = union, mixed[k]
+    return supports, values
+
+
+def _dense_rows(
+    count: int, groups: int, size: int, width: int, rng: np.random.Generator, angles: AngleLaw
+) -> np.ndarray:
+    """Dense orthonormal rows, transposed: `(count, width, groups * size)`, `width` the longer side.
+
+    Dense blocks of `size` (or less) on the diagonal share their norm with the columns beyond them;
+    then random pairs of columns are rotated until every column has entries in all rows, and some
+    more rounds.
+    """
+    while size > _LARGEST and size % 2 == 0:
+        groups, size = 2 * groups, size // 2
+    rows = groups * size
+    columns = np.zeros((count, width, rows))
+    reached = np.zeros((width, groups), dtype=bool)
+    step = max(1, _AT_ONCE // (groups * size**2))
+    for k in range(0, count, step):
+        some = columns[k : k + step]
+        blocks = random_orthogonal(len(some) * groups, size, rng, angles)
+        blocks = blocks.reshape(len(some), groups, size, size)
+        for group in range(groups):
+            part = slice(group * size, (group + 1) * size)
+            some[:, part, part] = blocks[:, group]
+            reached[part, group] = True
+    filled = rows
+    while filled < width:
+        more = min(filled, width - filled)
+        new = np.arange(filled, filled + more)
+        _rotate(columns, reached, np.arange(more), new, rng, angles)
+        filled += more
+    left = (groups - 1).bit_length() + _ROUNDS if width > size else 0
+    while left > 0 or not reached.all():
+        order = rng.random(width).argsort()
+        _rotate(
+            columns, reached, order[: width // 2], order[width // 2 :][: width // 2], rng, angles
+        )
+        left -= 1
+    return columns
+
+
+def _rotate(
+    columns: np.ndarray,
+    reached: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
+    rng: np.random.Generator,
+    angles: AngleLaw,
+) -> None:
+    """Rotates disjoint pairs of columns of every matrix in place, each by an angle of its own."""
+    count = len(columns)
+    cos, sin = (v.reshape(count, -1, 1) for v in cos_sin(angles, count * len(first), rng))
+    step = max(1, _AT_ONCE // columns[0].size)
+    for k in range(0, count, step):
+        part, c, s = (v[k : k + step] for v in (columns, cos, sin))
+        x, y = part[:, first], part[:, second]
+        part[:, first], part[:, second] = c * x + s * y, c * y - s * x
+    reached[first] = reached[second] = reached[first] | reached[second]

@@ -1,4 +1,4 @@
-"""Patterns whose block lines all have the same number of live blocks, as lists of indices."""
+"""Regular patterns: the same number of live blocks in every block line, as lists of indices."""
 
 import math
 
@@ -7,13 +7,13 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho.errors import DensityError
 
-# Rounds of trades, one for every line in each, after which patterns of 16 to 1024 lines have
-# forgotten where they began: how many blocks two lines share varies as after four times as many.
+# Rounds of trades. For 16 to 1024 lines more make no difference: after four times as many, the
+# number of blocks that two lines share has the same variance.
 _ROUNDS = 16
 
 
 def fan_step(input_blocks: int, output_blocks: int) -> int:
-    """Step between the fan-ins that a regular pattern of these numbers of blocks can have.
+    """Step between the possible fan-ins of a regular pattern of so many blocks.
 
     From `J k = I out` with integer fans, `k` is a multiple of `I / gcd(I, J)`.
 
@@ -26,13 +26,13 @@ def fan_step(input_blocks: int, output_blocks: int) -> int:
 
 
 def check_fan(input_blocks: int, output_blocks: int, fan_in: int) -> int:
-    """Returns `fan_in` as an int, or refuses one that no regular pattern has."""
+    """Returns `fan_in` as an int, or refuses one that no regular pattern can have."""
     step = fan_step(input_blocks, output_blocks)
     if is_integer(fan_in) and 0 < fan_in <= input_blocks and fan_in % step == 0:
         return int(fan_in)
     text = (
-        f"With {input_blocks} input and {output_blocks} output blocks, as many to each line, an "
-        f"output block has a multiple of {step} live input blocks, from {step} to {input_blocks}"
+        f"In a regular pattern of {input_blocks} input and {output_blocks} output blocks, `fan_in` "
+        f"must be a multiple of {step} up to {input_blocks}"
     )
     if is_integer(fan_in) and step < fan_in < input_blocks:
         below = fan_in // step * step
@@ -43,13 +43,13 @@ def check_fan(input_blocks: int, output_blocks: int, fan_in: int) -> int:
 def regular_pattern(
     input_blocks: int, output_blocks: int, fan_in: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws which input blocks each output block sees, so that all blocks are used equally.
+    """Draws the live input blocks of each output block, such that all blocks are used equally.
 
-    Of `I` input blocks each of `J` output blocks gets `k` different ones, and each input block
-    goes to exactly `out` output blocks, `J k = I out`. The inputs are dealt in turn, `k` to each
-    output, and labels shuffled; then, over and over, random pairs of outputs put what they do
-    not have in common together and share it out anew at random (a Curveball trade). Such trades
-    change no fan and lead to all regular patterns with equal probability.
+    Each of `J` output blocks gets `k` of `I` input blocks, and each input block goes to exactly
+    `out` output blocks, `J k = I out`. The inputs are dealt in turn, `k` to each output, and
+    shuffled; then random pairs of outputs repeatedly pool the inputs that they do not share and
+    divide them at random (Curveball trades). These change no fan and reach all regular patterns
+    with equal probability.
 
     Args:
         input_blocks: `I`.
@@ -63,8 +63,7 @@ def regular_pattern(
     Raises:
         DensityError: A fan-in that no regular pattern has; the message names the nearest two.
 
-    Limits: the values that belong to the pattern are another matter; exactly orthogonal ones need
-    a pattern of their own, see `regular_blocks`.
+    Limits: few of these patterns admit an exactly orthogonal kernel; see `regular_blocks`.
 
     Example:
 
@@ -92,7 +91,7 @@ def regular_pattern(
             first, second = order[:half], order[half : 2 * half]
             both = np.sort(np.concatenate([pattern[first], pattern[second]], axis=1), axis=1)
             keys = rng.random(both.shape)
-            # What both have stands there twice: one goes to the first, one to the second.
+            # What both have occurs twice: one goes to the first, one to the second.
             same = both[:, 1:] == both[:, :-1]
             keys[:, :-1][same] = -1.0
             keys[:, 1:][same] = 2.0
@@ -102,7 +101,7 @@ def regular_pattern(
 
 
 def slots_of(inputs_of: np.ndarray, input_blocks: int) -> np.ndarray:
-    """Where each input block stands in a regular pattern: the list for the transposed product.
+    """The slots of each input block in a regular pattern, for the transposed product.
 
     Args:
         inputs_of: Integer array `(..., J, k)`, the input blocks of each output block.
@@ -124,7 +123,7 @@ def slots_of(inputs_of: np.ndarray, input_blocks: int) -> np.ndarray:
 
 
 def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
-    """Refuses indices that are no regular pattern, as a damaged file may hold them.
+    """Refuses indices that are not a regular pattern, for example from a damaged file.
 
     Args:
         inputs_of: Integer array `(..., J, k)`, the input blocks of each output block.
@@ -132,7 +131,7 @@ def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
 
     Raises:
         ValueError: Indices outside `0 ... I - 1`, an input block twice in a line, or input blocks
-            that are not all used equally often. The message names the first place.
+            that are not all used equally often. The message names the first one.
 
     Example:
 
@@ -140,7 +139,7 @@ def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
     >>> check_regular(np.array([[0, 1], [1, 1], [0, 2]]), 3)
     Traceback (most recent call last):
     ...
-    ValueError: An output block sees an input block once at most. Received: inputs_of[1] = [1, 1]
+    ValueError: An output block has an input block once at most. Received: inputs_of[1] = [1, 1]
     """
     inputs_of = np.asarray(inputs_of)
     count = check_integer("input_blocks", input_blocks)
@@ -162,7 +161,7 @@ def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
     if doubled.any():
         place, text = _first(doubled)
         raise ValueError(
-            "An output block sees an input block once at most. "
+            "An output block has an input block once at most. "
             f"Received: inputs_of[{text}] = {inputs_of[place].tolist()}"
         )
     *_, lines, fan = inputs_of.shape

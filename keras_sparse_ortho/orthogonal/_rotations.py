@@ -1,4 +1,4 @@
-"""A sequence of Givens rotations, and the laws it is drawn from."""
+"""Givens rotations: how they are drawn, and what they do to the supports of the columns."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 AngleLaw = float | tuple[float, float] | Callable[[np.random.Generator, int], np.ndarray] | None
-"""`None` (uniform on the circle), one angle, a range, or `law(rng, count) -> angles` [radians]."""
+"""`None` (uniform), one angle, a `(low, high)` range, or `law(rng, count) -> angles` [radians]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +76,8 @@ class Rotations:
     ) -> "Rotations":
         """Draws `count` rotations: pairs of distinct columns uniformly, angles by their law.
 
-        Everything comes from `Generator.random`, whose stream is the generator's raw bits; the
-        uniform angle is a point on the circle made by rejection, with arithmetic only. So the
-        default law gives the same bits on every machine; a law that goes through `cos` and `sin`
-        may differ in the last bit of float64 between C libraries.
+        The default law uses only `Generator.random` and arithmetic, so it gives the same bits on
+        every machine; laws that need `cos` and `sin` may differ in the last bit of float64.
         """
         first = (rng.random(count) * width).astype(np.int64)
         second = (rng.random(count) * (width - 1)).astype(np.int64)
@@ -90,7 +88,7 @@ class Rotations:
 def cos_sin(
     angles: AngleLaw, count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of `count` angles of a law."""
+    """Cosines and sines of `count` angles drawn from a law."""
     if angles is None:
         return _uniform_on_circle(count, rng)
     theta = _draw_angles(angles, count, rng)
@@ -101,7 +99,7 @@ def _uniform_on_circle(count: int, rng: np.random.Generator) -> tuple[np.ndarray
     """Von Neumann's construction: double the angle of a uniform point in the unit disc."""
     points = np.empty((0, 2))
     while len(points) < count:
-        # pi / 4 of the square's points fall into the disc; a few more than needed, mostly.
+        # A share of pi / 4 of the points falls into the disc.
         draws = 2.0 * rng.random((math.ceil(1.3 * (count - len(points))) + 8, 2)) - 1.0
         radius2 = draws[:, 0] ** 2 + draws[:, 1] ** 2
         # The lower bound keeps the quotient below free of underflow.
@@ -112,7 +110,7 @@ def _uniform_on_circle(count: int, rng: np.random.Generator) -> tuple[np.ndarray
 
 
 def check_angles(angles: AngleLaw) -> AngleLaw:
-    """Refuses what is not an angle law."""
+    """Returns an angle law in its standard form, or refuses it."""
     if angles is None or callable(angles):
         return angles
     try:
@@ -141,3 +139,117 @@ def _draw_angles(angles: AngleLaw, count: int, rng: np.random.Generator) -> np.n
         return low + (high - low) * rng.random(count)
     assert angles is not None
     return np.full(count, float(angles))
+
+
+def rotate_rows(transposed: np.ndarray, rotations: Rotations) -> None:
+    """Applies column rotations to a matrix given by its float64 transpose, in place."""
+    rows = list(transposed)
+    from_x = np.empty(transposed.shape[1])
+    from_y = np.empty(transposed.shape[1])
+    sequence = zip(*(array.tolist() for array in rotations._arrays()), strict=True)
+    for i, j, cos, sin in sequence:
+        x, y = rows[i], rows[j]
+        np.multiply(x, sin, out=from_x)
+        np.multiply(y, sin, out=from_y)
+        np.multiply(x, cos, out=x)
+        np.multiply(y, cos, out=y)
+        np.add(x, from_y, out=x)
+        np.subtract(y, from_x, out=y)
+
+
+def random_orthogonal(
+    count: int, size: int, rng: np.random.Generator, angles: AngleLaw = None
+) -> np.ndarray:
+    """`count` dense orthogonal `size x size` matrices: every pair of rows is rotated once.
+
+    Pairs are taken in the rounds of a round-robin tournament, each one vectorized step. Rows have
+    random signs. This is not the Haar measure, but no entry is zero. No BLAS is used, so the bits
+    are the same on every machine.
+    """
+    signs = np.where(rng.random((count, size)) < 0.5, -1.0, 1.0)
+    matrices = np.zeros((count, size, size))
+    matrices[:, np.arange(size), np.arange(size)] = signs
+    players = size + size % 2
+    circle = np.arange(1, players)
+    for _ in range(players - 1 if size > 1 else 0):
+        seats = np.concatenate([[0], circle])
+        first, second = seats[: players // 2], seats[: players // 2 - 1 : -1]
+        paired = (first < size) & (second < size)  # with an odd size one row sits out each round
+        first, second = first[paired], second[paired]
+        cos, sin = (v.reshape(count, -1, 1) for v in cos_sin(angles, count * len(first), rng))
+        x, y = matrices[:, first], matrices[:, second]
+        matrices[:, first], matrices[:, second] = cos * x + sin * y, cos * y - sin * x
+        circle = np.roll(circle, 1)
+    return matrices
+
+
+class Supports:
+    """Supports of the `width` columns of `[I | 0]` (`rows` rows) under rotations, as bitsets.
+
+    A rotation gives both columns the union of their supports (exact cancellations have probability
+    zero), so one Python integer a column and one `|` a rotation give the live count.
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        self._bits = [1 << k if k < rows else 0 for k in range(width)]
+
+    @classmethod
+    def of(cls, bits: list[int]) -> "Supports":
+        """Supports given as one bitset a column."""
+        supports = cls(0, 0)
+        supports._bits = list(bits)
+        return supports
+
+    @property
+    def live(self) -> int:
+        """Number of live entries in all columns."""
+        return sum(map(int.bit_count, self._bits))
+
+    def copy(self) -> "Supports":
+        """An independent copy."""
+        return Supports.of(self._bits)
+
+    def apply(self, rotations: Rotations) -> None:
+        """Applies all rotations without counting, in about a third of the time."""
+        bits = self._bits
+        for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
+            bits[i] = bits[j] = bits[i] | bits[j]
+
+    def apply_while_fits(
+        self, rotations: Rotations, limit: int, *, stop_at_limit: bool = True
+    ) -> tuple[int, bool]:
+        """Applies rotations until one would take the live count over `limit`.
+
+        With `stop_at_limit` it also stops at `limit` itself, where rotations that add no live entry
+        would still fit. Returns how many were applied, and whether the limit was met.
+        """
+        bits = self._bits
+        counts = [column.bit_count() for column in bits]
+        live = sum(counts)
+        pairs = zip(rotations.first.tolist(), rotations.second.tolist(), strict=True)
+        for applied, (i, j) in enumerate(pairs):
+            if live == limit and stop_at_limit:
+                return applied, True
+            union = bits[i] | bits[j]
+            count = union.bit_count()
+            gained = 2 * count - counts[i] - counts[j]
+            if live + gained > limit:
+                return applied, True
+            live += gained
+            bits[i] = bits[j] = union
+            counts[i] = counts[j] = count
+        return len(rotations), live == limit
+
+
+def schedule(rotations: Rotations, width: int) -> np.ndarray:
+    """Earliest level of each rotation such that the pairs within a level are disjoint.
+
+    Disjoint rotations commute, so applying the levels in order gives the same product.
+    """
+    last = [-1] * width
+    levels = []
+    for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
+        level = (last[i] if last[i] > last[j] else last[j]) + 1
+        last[i] = last[j] = level
+        levels.append(level)
+    return np.array(levels, dtype=np.int64)

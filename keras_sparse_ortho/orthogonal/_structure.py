@@ -1,4 +1,4 @@
-"""What every structure of live entries can say about a kernel, and the kernel drawn with it."""
+"""The base of structures: patterns of live entries that exactly orthogonal kernels can have."""
 
 import abc
 import dataclasses
@@ -16,17 +16,17 @@ from keras_sparse_ortho.orthogonal._rotations import AngleLaw
 class Structure(abc.ABC):
     """Base of the value types `Block`, `NByM` and `ConstantFan`.
 
-    All shapes here are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`.
-    Live entries come in multiples of `unit`, from `least` to `most` of them.
+    All shapes are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`. The
+    live count is a multiple of `unit`, from `least` to `most`.
     """
 
     @abc.abstractmethod
     def check(self, canonical_shape: Sequence[int]) -> None:
-        """Refuses a shape that the structure does not fit, with a `LayoutError`."""
+        """Raises a `LayoutError` for a shape that the structure does not fit."""
 
     @abc.abstractmethod
     def unit(self, canonical_shape: Sequence[int]) -> int:
-        """The number of live entries is a multiple of this."""
+        """What the live count is a multiple of."""
 
     @abc.abstractmethod
     def least(self, canonical_shape: Sequence[int]) -> int:
@@ -34,10 +34,7 @@ class Structure(abc.ABC):
 
     @abc.abstractmethod
     def covering(self, canonical_shape: Sequence[int]) -> int:
-        """Fewest live entries of such a kernel without a dead output or input.
-
-        A class of `NByM` that has no output leaves its inputs dead whatever the count.
-        """
+        """Fewest live entries of such a kernel without dead outputs or inputs, where possible."""
 
     @abc.abstractmethod
     def most(self, canonical_shape: Sequence[int]) -> int:
@@ -57,7 +54,7 @@ class Structure(abc.ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """A float64 kernel and its mask with `count` live entries, both of the canonical shape.
 
-        With `cover`, no output is zero, and no input, as far as `count` and the pattern allow.
+        With `cover`, no output and no input is zero, as far as `count` and the pattern allow.
         """
 
     def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
@@ -75,23 +72,23 @@ class Structure(abc.ABC):
             bound = ("least", least) if count < least else ("largest", most)
             raise DensityError(
                 f"An exactly orthogonal kernel of {describe(canonical_shape)} with the structure "
-                f"{self} has from {least} to {most} live entries: the {bound[0]} density is "
+                f"{self} has {least} to {most} live entries: the {bound[0]} density is "
                 f"{bound[1] / size:.6g}. Received: density={density!r} ({count} entries)"
             )
         return count
 
     def get_config(self) -> dict[str, Any]:
-        """The fields; `from_config` is the reverse."""
+        """The fields, for `from_config`."""
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Structure":
-        """The reverse of `get_config`."""
+        """The structure that `get_config` describes."""
         return cls(**config)
 
 
 def describe(canonical_shape: Sequence[int]) -> str:
-    """`64 inputs x 128 outputs`, and taps or matrices if there are more."""
+    """`64 inputs x 128 outputs`, with taps and matrices if there are several."""
     batch, parts, *taps, inputs, outputs = canonical_shape
     text = f"{inputs} inputs x {outputs} outputs"
     if taps:
@@ -105,6 +102,6 @@ def center_of(canonical_shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def positive_integers(structure: Structure, *names: str) -> None:
-    """Refuses fields of a structure that are not positive integers."""
+    """Refuses fields that are not positive integers."""
     for name in names:
         object.__setattr__(structure, name, check_integer(name, getattr(structure, name)))

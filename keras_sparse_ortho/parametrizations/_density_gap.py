@@ -8,7 +8,7 @@ from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
 from keras_sparse_ortho.parametrizations._scheduled_mask import ScheduledMask
 
-# By how much of the count asked for thresholds that go on learning may drift.
+# The fraction of the count asked for by which thresholds that still learn may drift.
 _DRIFT = 0.02
 
 
@@ -18,8 +18,8 @@ class DensityGap:
 
     Args:
         live: Live entries (or ranks) of all of them.
-        asked: How many there were to be.
-        size: How many there are.
+        asked: How many were asked for.
+        size: How many entries there are.
     """
 
     live: int
@@ -34,27 +34,26 @@ class DensityGap:
 
 
 def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> DensityGap | None:
-    """How far weights are from the density asked for; `None` if they are there, or none was.
+    """How far weights are from the density asked for; `None` if they have it, or none was asked.
 
-    A `ScheduledMask` has as many live entries as its schedule ends with; thresholds that
-    `TargetDensity` steers have as many, in all, as it was asked for, and are fixed if they were to
-    be.
+    A `ScheduledMask` should have the final density of its schedule; all thresholds that
+    `TargetDensity` steers together should have its density, and be frozen if it freezes.
 
     Args:
-        parametrizations: Of all weights of a model; those of other kinds do not count.
-        begun: Whether to leave out masks that were never renewed.
+        parametrizations: Those of all weights of a model; other kinds do not count.
+        begun: Whether to leave out masks that were never updated.
     """
     found = list(parametrizations)
     masks = [p for p in found if isinstance(p, ScheduledMask)]
     if begun:
-        masks = [mask for mask in masks if mask.last_renewed >= 0]
+        masks = [mask for mask in masks if mask.last_updated >= 0]
     counts = [(*mask.counts(), mask.weight.size) for mask in masks]
     missed = any(live != asked for live, asked, _ in counts)
     thresholds = [p for p in found if isinstance(p, LearntThreshold)]
     steered = [p for p in thresholds if p.target_density is not None]
     if steered:
         live, size = (sum(part) for part in zip(*(p.counts() for p in steered), strict=True))
-        # All have the same, but for a model that was put together of several.
+        # All have the same, except in a model assembled from several.
         asked = live_count(max(p.target_density or 0.0 for p in steered), size)
         counts.append((live, asked, size))
         missed = missed or _missed(steered, live, asked)

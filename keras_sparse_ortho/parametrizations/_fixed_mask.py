@@ -12,7 +12,7 @@ from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
-from keras_sparse_ortho.parametrizations._masked import Masked
+from keras_sparse_ortho.parametrizations._parametrization import Masked
 
 _PART = 1 << 16
 

@@ -1,4 +1,4 @@
-"""`LearntThreshold`: the base of parametrizations with a trainable threshold."""
+"""`LearntThreshold`, the base of parametrizations with a trainable threshold, and its functions."""
 
 import abc
 import dataclasses
@@ -12,22 +12,121 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
-from keras_sparse_ortho.parametrizations._threshold_functions import (
-    ThresholdFunction,
-    threshold_function,
-)
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+@dataclasses.dataclass(frozen=True)
+class ThresholdFunction:
+    """An increasing function `g` from the reals to thresholds `>= 0`, with its inverse.
+
+    Args:
+        forward: `g` on tensors of the backend, differentiable.
+        inverse: `g^-1` on NumPy arrays of magnitudes `>= 0`: `-inf` for 0, and `inf` for
+            magnitudes that no threshold reaches.
+
+    To save a model, both functions are registered with
+    `keras.saving.register_keras_serializable`.
+    """
+
+    forward: Callable[[Any], Any]
+    inverse: Callable[[np.ndarray], np.ndarray]
+
+    def get_config(self) -> dict[str, Any]:
+        """The two functions, by their registered names."""
+        serialize = keras.saving.serialize_keras_object
+        return {"forward": serialize(self.forward), "inverse": serialize(self.inverse)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ThresholdFunction":
+        """The reverse of `get_config`."""
+        restore = keras.saving.deserialize_keras_object
+        return cls(restore(config["forward"]), restore(config["inverse"]))
+
+
+def _logit(magnitude: np.ndarray) -> np.ndarray:
+    inside = np.minimum(magnitude, 1)
+    with np.errstate(divide="ignore"):
+        return np.log(inside) - np.log1p(-inside)
+
+
+def _log(magnitude: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(magnitude)
+
+
+def _inverse_softplus(magnitude: np.ndarray) -> np.ndarray:
+    # log(e^x - 1) = x + log(1 - e^-x), which does not overflow.
+    with np.errstate(divide="ignore"):
+        return magnitude + np.log(-np.expm1(-magnitude))
+
+
+_FUNCTIONS = {
+    "sigmoid": ThresholdFunction(lambda s: keras.ops.sigmoid(s), _logit),
+    "exp": ThresholdFunction(lambda s: keras.ops.exp(s), _log),
+    "softplus": ThresholdFunction(lambda s: keras.ops.softplus(s), _inverse_softplus),
+}
+
+
+def threshold_function(g: "str | ThresholdFunction") -> ThresholdFunction:
+    """The threshold function of a name, or the given one."""
+    if isinstance(g, ThresholdFunction):
+        return g
+    if isinstance(g, str) and g in _FUNCTIONS:
+        return _FUNCTIONS[g]
+    raise ValueError(
+        f"`g` must be one of {sorted(_FUNCTIONS)} or a ThresholdFunction. Received: g={g!r}"
+    )
+
+
+def shrink(value: Any, threshold: Any) -> Any:
+    """`sign(w) * relu(|w| - t)`: exactly 0 where `|w| <= t`, with its own gradients.
+
+        dL/dw = dL/dw_e where w_e is not 0, else 0
+        dL/dt = -sum(dL/dw_e * sign(w_e))
+
+    Automatic differentiation would keep more arrays in memory and read them more often.
+
+    Args:
+        value: The tensor `w`.
+        threshold: `t >= 0`, a scalar, or of the rank of `w` with dimensions that broadcast.
+    """
+    ops = keras.ops
+    scalar = len(threshold.shape) == 0
+    axes = [k for k, size in enumerate(threshold.shape) if size != value.shape[k]]
+
+    @ops.custom_gradient
+    def shrunk(w: Any, t: Any) -> tuple[Any, Any]:
+        # As a difference, which is 0 for w = t = 0: an entry frozen at 0 gets no gradient.
+        effective = w - ops.clip(w, -t, t)
+
+        def gradient(*args: Any, upstream: Any = None) -> tuple[Any, Any]:
+            if upstream is None:
+                (upstream,) = args
+            live = ops.where(effective != 0, upstream, ops.zeros((), dtype=w.dtype))
+            terms = upstream * ops.sign(effective)
+            if not scalar:
+                return live, -ops.sum(terms, axis=axes, keepdims=True)
+            # In two steps: on CPUs XLA is slow to sum to a scalar, and makes one step of two sums.
+            columns = ops.sum(ops.reshape(terms, (-1, terms.shape[-1])), axis=0)
+            return live, -ops.dot(columns, ops.ones_like(columns))
+
+        return effective, gradient
+
+    # TensorFlow takes a variable for one that the function captures; a reshape makes a tensor of it
+    # without a copy.
+    return shrunk(ops.reshape(value, value.shape), ops.reshape(threshold, threshold.shape))
 
 
 class LearntThreshold(Parametrization):
     """A threshold `t = g(s)` with a trainable `s`, which `callbacks.TargetDensity` can steer.
 
-    While it is steered `t = g(s + offset)`, and 0 once it is frozen. Subclasses say what the
-    threshold is compared with, in `effective`, `critical_offsets` and `freeze`, and what it is that
+    While it is steered `t = g(s + offset)`, and 0 once it is frozen. Subclasses define what the
+    threshold is compared with, in `effective`, `critical_offsets` and `freeze`, and what
     `TargetDensity` counts (`counted`).
 
     Args:
         g: `"sigmoid"`, `"exp"`, `"softplus"`, or a `ThresholdFunction`.
-        s_init: What `s` starts from.
+        s_init: Initial value of `s`.
         weight_decay: Strength `lambda` of the L2 that is added to the loss for the trained
             variables, `lambda / 2 * sum(v ** 2)` each.
 
@@ -85,7 +184,7 @@ class LearntThreshold(Parametrization):
         # Non-trainable: t = g(s + offset) while active, and 0 once frozen.
         self.offset = add_weight(name="s_offset", shape=(), initializer="zeros", trainable=False)
         self.active = add_weight(name="s_active", shape=(), initializer="ones", trainable=False)
-        # What TargetDensity was asked for, 0 if nothing; and 1 if the live entries are to be fixed.
+        # The density of TargetDensity, 0 without one; and 1 if it freezes the live entries.
         self._target = add_weight(name="s_target", shape=(2,), initializer="zeros", trainable=False)
         if self.weight_decay and self.s.regularizer is None:  # a shared one decays once
             add_weight_decay(self.s, self.weight_decay)
@@ -101,48 +200,48 @@ class LearntThreshold(Parametrization):
 
     @property
     def frozen(self) -> bool:
-        """Whether the threshold is 0 for good, and the live entries are fixed."""
+        """Whether the live entries are fixed, and the threshold stays 0."""
         return not float(to_numpy(self.active))
 
     @property
     def steered(self) -> Any:
-        """The variable whose entries the threshold takes."""
+        """The variable whose entries are compared with the threshold."""
         return self.weight.variable
 
     def aim(self, density: float, freeze: bool) -> None:
-        """Notes the density that `TargetDensity` was asked for; it is saved with the weight.
+        """Stores the density of `TargetDensity`, which is saved with the weight.
 
         Args:
             density: Live fraction of all steered weights together.
-            freeze: Whether the live entries are to be fixed there.
+            freeze: Whether the live entries will be fixed there.
         """
         assign(self._target, np.array([density, freeze], np.float32))
 
     @property
     def target_density(self) -> float | None:
-        """The density, of all steered weights, that was asked for; `None` if none was."""
+        """The density asked for, of all steered weights together; `None` without one."""
         density = to_numpy(self._target)[0]
-        return float(f"{density:.7g}") if density else None  # 0.1, which float32 has not
+        return float(f"{density:.7g}") if density else None  # 0.1, not float32's 0.100000001
 
     @property
     def target_is_frozen(self) -> bool:
-        """Whether the live entries are to be fixed at that density."""
+        """Whether the live entries will be fixed at that density."""
         return bool(to_numpy(self._target)[1])
 
     def counts(self) -> tuple[int, int]:
-        """How many of what `TargetDensity` counts are live now, and how many there are."""
+        """How many entries (or ranks, see `counted`) are live now, and how many there are."""
         mask = self.mask_value()
         return int(np.count_nonzero(mask)), mask.size
 
     @property
     def dies_at_once(self) -> int:
-        """How many of them die together."""
+        """How many entries die together."""
         return 1
 
     def magnitudes(self) -> tuple[PrunableWeight, np.ndarray, Callable[..., np.ndarray]] | None:
         """The weight, `s` and `g^-1`, if an entry dies at `g^-1(|w|) - s`; else `None`.
 
-        Then its entries can be ranked where they are, and need not be copied for that.
+        Such entries can be ranked on a device.
         """
         return None
 
@@ -150,8 +249,7 @@ class LearntThreshold(Parametrization):
     def critical_offsets(self) -> np.ndarray:
         """For every entry of `steered` the offset at which it dies, as a NumPy array.
 
-        An entry is live while the offset is below its critical one. So the offset between the
-        k-th and the next largest, over all weights, leaves exactly k entries live.
+        An entry is live while the offset is below its critical offset.
         """
 
     @abc.abstractmethod
@@ -159,14 +257,14 @@ class LearntThreshold(Parametrization):
         """Fixes which entries are live: the threshold becomes 0, dead entries stay 0.
 
         Args:
-            mask: Which entries of `steered` are to be live; in NumPy, or a tensor.
+            mask: The entries of `steered` that should be live, in NumPy or a tensor.
 
         Returns:
-            Which are; in NumPy, or a tensor.
+            Those that are, in NumPy or a tensor.
         """
 
     def arguments(self) -> dict[str, Any]:
-        """Those of the constructor."""
+        """The arguments of the constructor."""
         return {"g": self.g, "s_init": self.s_init, "weight_decay": self.weight_decay}
 
     def get_config(self) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.parametrizations._learnt_threshold import LearntThreshold
+from keras_sparse_ortho.parametrizations._learnt_threshold import (
+    LearntThreshold,
+    ThresholdFunction,
+    shrink,
+)
 from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
-from keras_sparse_ortho.parametrizations._shrink import shrink
-from keras_sparse_ortho.parametrizations._threshold_functions import ThresholdFunction
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -21,36 +23,36 @@ class LowRankSoftThreshold(LearntThreshold):
     """Effective weight `W_e = U diag(v_e) V^T` with `v_e = sign(v) relu(|v| - t)` and `t = g(s)`.
 
     Low-rank STR for dense and recurrent matrices: `U` (m x r), `v` (r) and `V` (n x r) are trained
-    in the place of the weight `W` (m x n), and the threshold takes values of `v`, one rank each. It
-    starts from the singular value decomposition of the weight, `W = A diag(sigma) B^T`, as
+    instead of the weight `W` (m x n), and the threshold prunes entries of `v`, one rank each. They
+    start from the singular value decomposition of the weight, `W = A diag(sigma) B^T`, as
 
         U = A sqrt(2 sigma_1),  v = sigma / (2 sigma_1),  V = B sqrt(2 sigma_1)
 
     so that `v` is in [0, 0.5] for weights of any scale, which a sigmoid reaches.
-    `keras_sparse_ortho.strip` makes two thin layers of a `Dense`, a thin one before an LSTM, GRU
-    or SimpleRNN, where these are smaller; elsewhere the layer gets the product as its weight.
+    `keras_sparse_ortho.strip` replaces a `Dense` by two thin layers, and puts a thin one before an
+    LSTM, GRU or SimpleRNN, if these are smaller; other layers get the product as their weight.
 
-    The layer's own weight is not trained any more, and used by nothing but `materialize`; weights
-    that are set from outside after the wrapper was built are decomposed by `settle`.
+    The layer's own weight is no longer trained, and used by `materialize` only; call `settle` to
+    decompose weights that are set after the wrapper was built.
 
     Args:
         rank: Number `r` of values, at most the smaller side of the matrix. Default: all of them.
         g: `"sigmoid"`, `"exp"`, `"softplus"`, or a `ThresholdFunction`.
-        s_init: What `s` starts from. The more negative, the later thresholds rise.
+        s_init: Initial value of `s`. The more negative, the later thresholds rise.
         weight_decay: Strength `lambda` of the L2 that is added to the loss,
             `lambda / 2 * (|U|^2 + |v|^2 + |V|^2 + s^2)`.
 
     Raises:
         ValueError: An unknown function, a negative strength, a rank below 1.
-        NotPrunableError: When built, if the weight is not finite, or no matrix from inputs to
-            outputs, as kernels of convolutions are not.
+        NotPrunableError: When built, if the weight is not finite, or not a matrix from inputs to
+            outputs (kernels of convolutions are not).
 
-    Limits: in training the product is computed in every step, for `r m n` multiply-adds. Of
-    entries none is 0: `mask_value` is full until no rank is left. `callbacks.TargetDensity` steers
-    the share of ranks, of all weights together; flat spectra, such as that of an orthogonal
-    recurrent kernel, lose theirs last. Leave out weights of which `strip` makes no thin layers
-    (`exclude="lstm/lstm_cell/recurrent_kernel"`): there is nothing to gain. Regularizers and
-    constraints of the layer's own kernel do not act. The unused weight is saved as well.
+    Limits: every training step computes the product, in `r m n` multiply-adds. No entry is zero:
+    `mask_value` is full until no rank is left. `callbacks.TargetDensity` steers the fraction of
+    ranks, of all weights together; flat spectra, such as that of an orthogonal recurrent kernel,
+    lose ranks last. Exclude weights that `strip` does not replace by thin layers
+    (`exclude="lstm/lstm_cell/recurrent_kernel"`): they gain nothing. Regularizers and constraints
+    of the layer's own kernel have no effect. The unused weight is saved as well.
 
     Example:
 
@@ -91,7 +93,7 @@ class LowRankSoftThreshold(LearntThreshold):
         self._rows = 0
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates `s`, `U`, `v` and `V`, and takes the weight out of training."""
+        """Creates `s`, `U`, `v` and `V`, and stops training the weight itself."""
         self._rows = _rows(weight)
         self._build_threshold(weight, add_weight)
         parts = self._decomposed()
@@ -110,18 +112,18 @@ class LowRankSoftThreshold(LearntThreshold):
             assign(variable, part)
 
     def release(self) -> None:
-        """Lets the weight be trained again, if its layer is."""
+        """Makes the weight trainable again, if its layer is."""
         self.weight.variable.trainable = self.weight.owner.trainable
 
     def effective(self, value: Any) -> Any:
-        """`U diag(v_e) V^T` in the shape of the weight, whatever the value of that is."""
+        """`U diag(v_e) V^T` in the shape of the weight, whose own value is ignored."""
         ops = keras.ops
         values = self._live_values(ops.convert_to_tensor(self.values.value))
         product = ops.matmul(self.left.value * values, ops.transpose(self.right.value))
         return ops.cast(ops.reshape(product, self.weight.shape), value.dtype)
 
     def mask_value(self) -> np.ndarray:
-        """All entries, while there is a rank."""
+        """All entries, while there is a live rank."""
         return np.full(self.weight.shape, self.live_rank > 0)
 
     @property
@@ -130,9 +132,9 @@ class LowRankSoftThreshold(LearntThreshold):
         return int(np.count_nonzero(self._numpy_values()))
 
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
-        """`U diag(v_e)` and `V^T` of live ranks, (m, k) and (k, n), whose product is the weight.
+        """Factors (m, k) and (k, n) of the live ranks, whose product is the effective weight.
 
-        The values are shared out as square roots, so that the two are of one scale.
+        Each gets the square roots of the values, so that the two are of one scale.
         """
         values = self._numpy_values()
         live = np.flatnonzero(values)
@@ -157,7 +159,7 @@ class LowRankSoftThreshold(LearntThreshold):
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which ranks are live: `v` becomes `v_e` on the mask and 0 elsewhere, `t` 0."""
         value = self._numpy_values()
-        # Within rounding of the threshold a value of the mask may be 0: it keeps its sign.
+        # By rounding, a value of the mask may be 0: the smallest number keeps it live.
         least = np.finfo(np.float32).tiny * np.sign(to_numpy(self.values))
         value = np.where(mask, np.where(value == 0, least, value), 0)
         assign(self.values, value.astype(np.float32))
@@ -165,7 +167,7 @@ class LowRankSoftThreshold(LearntThreshold):
         return mask
 
     def arguments(self) -> dict[str, Any]:
-        """Those of the constructor."""
+        """The arguments of the constructor."""
         return {"rank": self.rank, **super().arguments()}
 
     def _numpy_values(self) -> np.ndarray:
@@ -193,7 +195,7 @@ def _rows(weight: PrunableWeight) -> int:
     split = len(inputs)
     if inputs != set(range(split)) or outputs != set(range(split, rank)):
         raise NotPrunableError(
-            f"The weight '{weight.path}' is no matrix from inputs to outputs, so it has no rank; "
+            f"The weight '{weight.path}' must be a matrix from inputs to outputs to have a rank; "
             "LowRankSoftThreshold is for dense and recurrent layers. "
             f"Received: shape={weight.shape}"
         )

@@ -1,37 +1,41 @@
-"""The base of parametrizations: how a raw variable becomes the effective weight."""
+"""`Parametrization`, how a raw variable becomes the effective weight, and `Masked`."""
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 
-from keras_sparse_ortho._values import assign
+from keras_sparse_ortho._keras_internals import in_stateless_scope
+from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight
 
 
 class Parametrization(abc.ABC):
     """Maps the raw value `w` of one weight to the effective weight `w_e` that its layer uses.
 
-    A parametrization is small and belongs to one weight. `PrunableLayer` makes one for each weight
-    from a template (`from_config(get_config())`), calls `build` once, and `effective` in every
-    step; gradients are those of `effective`. Its state are variables of the wrapper, created by
+    A parametrization belongs to one weight. `PrunableLayer` makes one for each weight from a
+    template (`from_config(get_config())`), calls `build` once, and `effective` in every step;
+    gradients are those of `effective`. Its state consists of variables of the wrapper, created by
     `add_weight`, so that they are saved, loaded, and passed through compiled steps.
 
     Subclasses implement `build`, `effective`, `mask_value` and `get_config`, and `for_density` if
-    a budget can say how much of the weight is live.
+    a budget can set the density of the weight.
     """
 
     compact = False
-    """Whether the weight's own variable is given up for others, as `CompactMask` does."""
+    """Whether other variables replace that of the weight, as in `CompactMask`."""
 
     @abc.abstractmethod
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         """Creates the state for `weight` with the wrapper's `add_weight`.
 
-        That is Keras' own, with names that are unique to the weight; with `shared=True` all
-        weights of the wrapper get one variable of that name.
+        It is Keras' own, with names that are unique to the weight; with `shared=True` all weights
+        of the wrapper share one variable of that name.
         """
 
     @abc.abstractmethod
@@ -56,18 +60,18 @@ class Parametrization(abc.ABC):
         return type(self).from_config(self.get_config())
 
     def without_given(self) -> "Parametrization":
-        """One of the same configuration, without arrays that were given."""
+        """One with the same configuration, without arrays that were passed."""
         return self
 
     def for_density(self, density: float) -> "Parametrization":
-        """An unbuilt clone whose weight has this density in the end: a share of a budget.
+        """An unbuilt clone whose weight has this density in the end, as set by a budget.
 
         Raises:
             NotPrunableError: A parametrization whose density is learnt.
         """
         raise NotPrunableError(
-            f"{type(self).__name__} takes no density: it is learnt. Leave `density` and `budget` "
-            f"out, or steer it by a callback. Received: density={density!r}"
+            f"{type(self).__name__} learns its density. Leave out `density` and `budget`, or use "
+            f"callbacks.TargetDensity. Received: density={density!r}"
         )
 
     def current(self, after: Any = None) -> Any:
@@ -83,14 +87,13 @@ class Parametrization(abc.ABC):
         assign(self.weight.variable, value)
 
     def settle(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called once the raw weight has been set, after the wrapper was built with another."""
+        """Called after the raw weight was set from outside."""
 
     def clear_dead(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called before the raw weight is saved or ranked, where dead entries have no part.
+        """Called before the raw weight is saved or ranked: sets dead raw entries to zero.
 
-        Their gradients are zero, and so are their updates, but for an optimizer that mixes the
-        entries of a matrix, as Muon does. Effective weights do not depend on them. It cannot be
-        done in the step itself: on JAX an optimizer's step has no access to masks.
+        Their gradients are zero, but optimizers that mix the entries of a matrix, such as Muon,
+        change them. The step itself cannot do it: on JAX an optimizer has no access to masks.
         """
 
     def threshold_value(self) -> np.ndarray | None:
@@ -108,7 +111,7 @@ class Parametrization(abc.ABC):
 
     @property
     def layer_variable(self) -> Any:
-        """The variable that the layer reads, in whose place it gets the effective weight."""
+        """The variable of the layer that the effective weight replaces."""
         return self.weight.variable
 
     def materialize(self) -> None:
@@ -116,4 +119,90 @@ class Parametrization(abc.ABC):
         self.assign_raw(self.current())
 
     def release(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called when the weight stays in its layer as it is, and the parametrization goes."""
+        """Called when the parametrization is removed and the weight stays in its layer."""
+
+
+class Masked(Parametrization):
+    """Effective weight `w_e = w` where a stored mask is live, and exactly 0 elsewhere.
+
+    The mask is a bool variable, so that it can change without recompiling and is saved. Subclasses
+    implement `_initial_mask`. Raw weights are zero where the mask is not live.
+    """
+
+    def __init__(self) -> None:
+        self._weight: PrunableWeight | None = None
+        self.mask: Any = None
+
+    @property
+    def weight(self) -> PrunableWeight:
+        """The weight it was built for."""
+        if self._weight is None:
+            name = type(self).__name__
+            raise ValueError(f"This {name} is not built: wrap a layer with it and build that.")
+        return self._weight
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        """Creates the mask as a bool variable that is saved with the model."""
+        self._weight = weight
+        self.mask = add_weight(
+            name="mask",
+            shape=weight.shape,
+            dtype="bool",
+            trainable=False,
+            # An initializer, so that a layer built in a scope that only traces shapes gets its mask
+            # when Keras initializes the variables afterwards.
+            initializer=self._initialize,
+        )
+
+    def effective(self, value: Any) -> Any:
+        """`where(mask, w, 0)`; unlike a product it gives 0 for masked infinities and gradients."""
+        return keras.ops.where(self.mask.value, value, keras.ops.zeros((), dtype=value.dtype))
+
+    def mask_value(self) -> np.ndarray:
+        """Which entries are live, as a NumPy bool array."""
+        return to_numpy(self.mask)
+
+    def assign_mask(self, mask: Any) -> None:
+        """Sets another mask, and the raw weight to zero where it is not live.
+
+        Args:
+            mask: Bool array or tensor of the weight's shape.
+        """
+        if not keras.ops.is_tensor(mask):
+            mask = np.asarray(mask)
+        shape, dtype = tuple(mask.shape), keras.backend.standardize_dtype(mask.dtype)
+        if shape != self.weight.shape or dtype != "bool":
+            raise ValueError(
+                f"The mask of '{self.weight.path}' must be bool, of shape {self.weight.shape}. "
+                f"Received: dtype {dtype}, shape {shape}"
+            )
+        mask = placed(mask, self.mask)
+        # Also entries that were dead before: an optimizer may have changed them, see `clear_dead`.
+        self._clear(keras.ops.logical_and(mask, self.mask.value))
+        assign(self.mask, mask)
+
+    def settle(self) -> None:
+        """Sets the raw weight to zero where the mask is not live."""
+        self.clear_dead()
+
+    def clear_dead(self) -> None:
+        """Sets the raw weight to zero where the mask is not live."""
+        self._clear(self.mask.value)
+
+    @abc.abstractmethod
+    def _initial_mask(self) -> np.ndarray:
+        """The mask for the weight as it is when the wrapper is built."""
+
+    def _clear(self, mask: Any) -> None:
+        raw = self.weight.variable
+        assign(raw, keras.ops.where(mask, raw.value, keras.ops.zeros((), dtype=raw.dtype)))
+
+    def _initialize(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
+        if in_stateless_scope():  # only shapes are traced
+            return keras.ops.zeros(shape, dtype="bool")
+        mask = self._initial_mask()
+        if not are_weights_set_later():
+            self._clear(placed(mask, self.weight.variable))
+        # From here on the variable holds it.
+        self._weight = dataclasses.replace(self.weight, drawn_mask=None)
+        return keras.ops.convert_to_tensor(mask)

@@ -1,4 +1,4 @@
-"""Weight decay through the loss, on top of what a variable has."""
+"""Weight decay through the loss, on top of a variable's own regularizer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import keras
 _SUMS_OVER_ENTRIES = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
-class _Sum(keras.regularizers.Regularizer):  # Keras 3.10 takes no other callables
+class _Sum(keras.regularizers.Regularizer):  # Keras 3.10 accepts no other callables
     """The sum of two regularizers."""
 
     def __init__(self, first: Any, second: Any) -> None:
@@ -41,11 +41,11 @@ class _Dense(keras.regularizers.Regularizer):
 
 
 def of_values(regularizer: Any, dense: Callable[[Any], Any]) -> Any:
-    """The regularizer of live values that is equal to one of the kernel, where the rest is zero.
+    """The regularizer of live values that equals one of the kernel they are scattered to.
 
     Args:
         regularizer: That of the kernel, or `None`.
-        dense: From the values to the kernel.
+        dense: The function from values to kernel.
     """
     if regularizer is None or type(regularizer) in _SUMS_OVER_ENTRIES:
         return regularizer

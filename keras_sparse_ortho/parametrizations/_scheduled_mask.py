@@ -1,4 +1,4 @@
-"""The base of parametrizations whose mask is renewed by magnitude in the course of training."""
+"""Masks by magnitude that are updated during training: `MagnitudeMask`, `StraightThroughTopK`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,61 +11,61 @@ from keras_sparse_ortho._ranking import largest_magnitudes, number_of, ranks_on_
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
-from keras_sparse_ortho.parametrizations._masked import Masked
+from keras_sparse_ortho.parametrizations._parametrization import Masked
 from keras_sparse_ortho.schedules import as_schedule
 
 
 class ScheduledMask(Masked):
-    """A stored mask that the callback `UpdateMasks` renews on a schedule.
+    """A stored mask that the callback `UpdateMasks` updates on a schedule.
 
     Ranking a whole kernel in every step would cost many times the step itself, and sorting on the
-    accelerator inside the compiled step more still; a stored mask costs one select.
+    accelerator inside the compiled step even more; a stored mask costs one select.
 
     Args:
         schedule: A schedule, a density, or a TFMOT `PruningSchedule`.
-        frequency: Steps between renewals where `schedule` is a density. Default: a hundredth of
-            the run, but 100 at most.
+        frequency: Steps between updates if `schedule` is a density. Default: a hundredth of the
+            run, but 100 at most.
     """
 
     def __init__(self, schedule: Any, frequency: int | None = None) -> None:
         super().__init__()
         self.schedule = as_schedule(schedule, frequency)
-        self.renewed: Any = None
+        self._updated: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates the mask, and the step at which it was last renewed (-1: never)."""
+        """Creates the mask, and the step of its last update (-1: none yet)."""
         super().build(weight, add_weight)
-        self.renewed = add_weight(
-            name="renewed",
+        self._updated = add_weight(
+            name="renewed",  # as in older files
             shape=(),
             dtype="int32",
             trainable=False,
             initializer=keras.initializers.Constant(-1),
         )
 
-    def renew(self, step: int, density: float | None = None) -> "Renewal":
-        """Renews the mask for a step, where the weight is.
+    def update(self, step: int, density: float | None = None) -> "MaskUpdate":
+        """Ranks the weight and sets the mask for a step.
 
         Args:
             step: Updates of the optimizer so far.
-            density: Live fraction. Default: that of the schedule, which then has to be in steps.
+            density: Live fraction. Default: that of the schedule, which must be in steps.
         """
         self.clear_dead()
         mask = self._ranked(self.schedule.density(step) if density is None else density)
-        mask = placed(mask, self.mask)  # once for all that follows
+        mask = placed(mask, self.mask)
         fresh = keras.ops.logical_and(mask, keras.ops.logical_not(self.mask.value))
         grown = number_of(fresh)
         self.assign_mask(mask)
-        assign(self.renewed, step)
-        return Renewal(self._forgotten(mask), grown)
+        assign(self._updated, step)
+        return MaskUpdate(self._slots_to_reset(mask), grown)
 
     @property
-    def last_renewed(self) -> int:
-        """The step at which the mask was last renewed, -1 if it never was."""
-        return int(to_numpy(self.renewed))
+    def last_updated(self) -> int:
+        """The step at which the mask was last updated, -1 if it never was."""
+        return int(to_numpy(self._updated))
 
     def counts(self) -> tuple[int, int]:
-        """How many entries are live now, and how many are to be in the end."""
+        """How many entries are live now, and how many at the end of the schedule."""
         live = number_of(self.mask.value)
         return live, live_count(self.schedule.final_density, self.weight.size)
 
@@ -88,11 +88,11 @@ class ScheduledMask(Masked):
         """The reverse of `get_config`."""
         return cls(keras.saving.deserialize_keras_object(config["schedule"]))
 
-    def _forgotten(self, mask: Any) -> Any:
+    def _slots_to_reset(self, mask: Any) -> Any:
         return keras.ops.logical_not(mask)
 
     def _ranked(self, density: float) -> Any:
-        """The mask of the largest magnitudes; a tensor, if it was ranked on a device."""
+        """The mask of the largest magnitudes; a tensor if the weight was ranked on a device."""
         count = live_count(density, self.weight.size)
         raw = self.weight.variable
         if not ranks_on_device(raw):
@@ -104,13 +104,128 @@ class ScheduledMask(Masked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Renewal:
-    """What a renewal of a mask has changed.
+class MaskUpdate:
+    """What an update of a mask has changed.
 
     Args:
-        forgotten: Bool tensor of the entries that the optimizer is to forget; `None` for none.
-        grown: How many entries are live now and were not before.
+        reset: Bool tensor of the entries whose optimizer slots are to be reset; `None` for none.
+        grown: How many entries are live now and were dead before.
     """
 
-    forgotten: Any
+    reset: Any
     grown: int
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class MagnitudeMask(ScheduledMask):
+    """Effective weight `w_e = w` on the `round(d(t) * size)` largest magnitudes, 0 elsewhere.
+
+    The density `d(t)` follows a schedule. At its steps the callback
+    `keras_sparse_ortho.callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), stores
+    the mask, and sets dropped raw weights and their optimizer slots to zero. Between updates masked
+    entries get no gradient, so an entry that was dropped returns only if the density rises.
+
+    Args:
+        schedule: `Cubic` (gradual magnitude pruning), `Linear`, `Constant`, `OneShot`; a density;
+            or a TFMOT `PruningSchedule`.
+        frequency: Steps between updates if `schedule` is a density. Default: a hundredth of the
+            run, but 100 at most.
+
+    Raises:
+        NotPrunableError: At an update, if the weight is not finite; when stripped, if no mask was
+            ever set because `UpdateMasks` was not among the callbacks.
+
+    Limits: training starts dense, and costs as much as dense training; for training that is sparse
+    from the first step see `FixedMask`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    >>> schedule = kso.schedules.Cubic(0.25, begin_step=0, end_step=4, frequency=2)
+    >>> model = kso.parametrize(dense, MagnitudeMask(schedule))
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(np.ones((16, 8)), np.ones((16, 4)), batch_size=2, verbose=0,
+    ...                     callbacks=[kso.callbacks.UpdateMasks()])
+    >>> kso.prunable_weights(model)[0].live
+    8
+
+    Reference:
+
+    - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
+    """
+
+    def unfinished(self) -> str | None:
+        """A mask that was never set."""
+        if self.last_updated >= 0:
+            return None
+        begin = self.schedule.begin_step or 1
+        steps = "1 step" if begin == 1 else f"{begin} steps"
+        least = f"{begin:.0%} of the run" if isinstance(begin, float) else steps
+        return (
+            "its mask was never set: train with keras_sparse_ortho.callbacks.UpdateMasks(), for "
+            f"at least {least}"
+        )
+
+    def _initial_mask(self) -> np.ndarray:
+        self.weight.finite_raw_value()
+        return np.ones(self.weight.shape, dtype=bool)
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class StraightThroughTopK(ScheduledMask):
+    """Effective weight `w_e = w` on the largest magnitudes, with `dL/dw = dL/dw_e` everywhere.
+
+    The straight-through estimator of "Discovering Neural Wirings" (DNW): the forward pass uses the
+    `round(d * size)` largest magnitudes (ties to the lower flat index), the gradient passes to all
+    raw weights, so that dead entries grow and come back. The callback
+    `keras_sparse_ortho.callbacks.UpdateMasks` updates the stored mask every `frequency` steps.
+
+    Args:
+        schedule: The density `d`, in (0, 1], or a schedule of it.
+        frequency: Steps between updates if `schedule` is a density. Default: 1, as in the paper.
+            The gradients of dead entries do not depend on their values, so between two updates
+            nothing holds them back: the more steps, the more of the mask is exchanged at once,
+            which can cost a network many points of accuracy.
+
+    Raises:
+        NotPrunableError: If the weight is not finite.
+
+    Limits: raw weights, their gradients and optimizer slots are dense; only `strip` and the
+    forward pass are sparse. Every update ranks all weights: on CPUs in NumPy, which can take as
+    long as a step of a small network. `MagnitudeMask` has sparse gradients, and few updates.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
+    >>> model = kso.parametrize(dense, StraightThroughTopK(0.25))
+    >>> kso.prunable_weights(model)
+    [<head/kernel shape=(8, 4), density=0.25>]
+
+    Reference:
+
+    - Wortsman, Farhadi and Rastegari, "Discovering Neural Wirings" (NeurIPS 2019), arXiv 1906.00586
+    """
+
+    def __init__(self, schedule: Any, frequency: int | None = 1) -> None:
+        super().__init__(schedule, frequency)
+
+    def effective(self, value: Any) -> Any:
+        """`w + stop_gradient(where(mask, w, 0) - w)`, which is exactly `w` or exactly 0."""
+        return value + keras.ops.stop_gradient(super().effective(value) - value)
+
+    def settle(self) -> None:
+        """Ranks the raw weight as it is now."""
+        assign(self.mask, self._initial_mask())
+
+    def _initial_mask(self) -> Any:
+        return self._ranked(self.schedule.at_start())
+
+    def _clear(self, mask: Any) -> None:
+        """Does nothing: raw weights stay, so that dead entries can come back."""
+
+    def _slots_to_reset(self, mask: Any) -> None:
+        """None, for the same reason."""

@@ -1,12 +1,16 @@
-"""`gain="auto"` and `taps="auto"`: chosen for each kernel by what stands around its layer."""
+"""`gain="auto"` and `taps="auto"`: chosen for each kernel by what follows its layer."""
 
+import dataclasses
 import math
 import warnings
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho._keras_internals import GraphCall, computes_its_graph, graph_calls
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.initializers import (
     ExactOrthogonal,
@@ -14,76 +18,108 @@ from keras_sparse_ortho.initializers import (
     activation_gain,
     layout_for,
 )
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight, find_kernels
+from keras_sparse_ortho.layers import CircularPadding
 from keras_sparse_ortho.orthogonal import least_count
-from keras_sparse_ortho.pruning._surroundings import Surroundings, surroundings_of
+
+L = keras.layers
+_NORMALIZATIONS = (
+    L.BatchNormalization,
+    L.GroupNormalization,
+    L.LayerNormalization,
+    L.RMSNormalization,
+)
+# Layers without weights that change the scale, or may do anything.
+_RESCALING = (L.Attention, L.Dot, L.Lambda, L.Multiply, L.Rescaling, L.UnitNormalization)
+# Class names of layers, and of operations of keras.ops, whose classes are not public.
+_SUMS = {"Add", "Subtract", "Average"}
+_PASSED_OPERATIONS = _SUMS | {"Concatenate", "Reshape", "Transpose", "Mean", "Max"}
+_ACTIVATIONS = {name.replace("_", "") for name in dir(keras.activations)} - {"linear"}
+_linear = keras.activations.linear
+
+
+@dataclasses.dataclass(frozen=True)
+class _Following:
+    """What the outputs of a layer reach before the next kernel.
+
+    Args:
+        activations: The first activation, or the identity, on each path to another kernel.
+        normalized: Whether every path leads to normalization.
+        circular: Whether the input has circular padding, and the layer itself pads nothing.
+        unknown: Why the layer's own activation is all that is known; `None` if more is.
+    """
+
+    activations: list[Any]
+    normalized: bool = False
+    circular: bool = False
+    unknown: str | None = None
 
 
 class AutoOptions:
-    """Chooses what the patterns of weights leave to be chosen.
-
-    Args:
-        model: The Keras 3 model.
-        weights: Weights of it that are to be drawn.
-        patterns: By path what is to draw them.
+    """Chooses the options that are `"auto"` in the patterns of weights, by path.
 
     Raises:
-        ValueError: A model that is none of Keras 3, where something is to be chosen.
+        ValueError: Anything else than a Keras 3 model, if an option is `"auto"`.
     """
 
     def __init__(
         self, model: Any, weights: list[PrunableWeight], patterns: dict[str, SparseInitializer]
     ) -> None:
-        self._around: dict[str, Surroundings] = {}
         chosen = [w for w in weights if getattr(patterns[w.path], "has_auto", False)]
         if chosen and not isinstance(model, keras.layers.Layer):
             raise ValueError(
-                'gain="auto" and taps="auto" are chosen by what follows each layer, which is known '
-                "of Keras 3 models only. Give a number and the taps. "
+                'gain="auto" and taps="auto" need a Keras 3 model, to find what follows each '
+                "layer. Give a number and the taps. "
                 f"Received: initializer={patterns[chosen[0].path]!r}"
             )
-        if chosen:
-            self._around = surroundings_of(model, chosen)
+        graph = _Graph(model) if chosen and _is_graph(model) else None
+        self._following = {
+            weight.path: graph.following(weight.owner)
+            if graph is not None
+            else _own_activation(weight.owner, "the model is subclassed")
+            for weight in chosen
+        }
         self._gains: dict[tuple[int, float], float] = {}
 
     def with_taps(self, weight: PrunableWeight, pattern: SparseInitializer) -> SparseInitializer:
-        """The pattern with known `taps`.
+        """The pattern with its `taps` chosen.
 
-        All taps, by `"shift"`, where the padding is circular: an exact isometry. Else the center
-        tap, which is one under zero padding, and trains better where normalization follows: the
-        small CNN of benchmarks/results/tuned.md loses up to a point with all taps.
+        `"shift"` under circular padding, where it is an exact isometry. Else the center tap, which
+        is one under zero padding, and trains better with normalization (`eoi_shift` in
+        benchmarks/results/methods.md).
         """
         if not isinstance(pattern, ExactOrthogonal) or pattern.taps != "auto":
             return pattern
-        around = self._around[weight.path]
-        layout = layout_for(weight, pattern)
-        window = math.prod(layout.canonical_shape(weight.shape)[2:-2])
+        window = math.prod(layout_for(weight, pattern).canonical_shape(weight.shape)[2:-2])
         center = window == 1 or pattern.structure is not None or pattern.center_density is not None
-        shift = around.circular and not center
+        shift = self._following[weight.path].circular and not center
         return pattern.with_options(taps="shift" if shift else "center")
 
     def with_gain(
         self, weight: PrunableWeight, pattern: SparseInitializer, live: int
     ) -> SparseInitializer:
-        """The pattern with a number for its `gain`, for so many live entries.
+        """The pattern with its `gain` chosen for so many live entries.
 
-        Where normalization follows, that of `usual_gain`; else `activation_gain` of the activation
-        that follows; 1 for heads of the model and linear layers.
+        `default_gain` before normalization; else the `activation_gain` of the activation that
+        follows, 1 for linear layers and those that end the model.
         """
         if not isinstance(pattern, ExactOrthogonal) or pattern.gain != "auto":
             return pattern
-        around = self._around[weight.path]
-        if around.normalized:
-            gain = usual_gain(weight, pattern, live)
-        elif around.unknown is None:
-            gain = self._one_gain(weight, around.activations)
-        else:
-            gain = self._activation_gain(weight, getattr(weight.owner, "activation", None))
-        return pattern.with_options(gain=gain)
+        following = self._following[weight.path]
+        if following.normalized:
+            return pattern.with_options(gain=default_gain(weight, pattern, live))
+        gains = [self._gain(weight, activation) for activation in following.activations] or [1.0]
+        if max(gains) - min(gains) > 1e-6:
+            raise ValueError(
+                f"The output of '{weight.path}' goes to activations that need different gains. "
+                'Give it a number, in a call of its own with `include`. Received: gain="auto", '
+                f"gains {sorted({round(gain, 4) for gain in gains})}"
+            )
+        return pattern.with_options(gain=gains[0])
 
     def warn_of_guesses(self, draws: dict[str, Any]) -> None:
-        """Names the kernels whose surroundings are not known, and what was taken for them."""
-        guessed = {path: a.unknown for path, a in self._around.items() if a.unknown is not None}
+        """Warns of kernels whose options were chosen by their layer's own activation alone."""
+        guessed = {p: f.unknown for p, f in self._following.items() if f.unknown is not None}
         if guessed:
             lines = [
                 f"'{path}' ({why}): gain={draws[path].initializer.gain:.6g}, "
@@ -91,23 +127,14 @@ class AutoOptions:
                 for path, why in guessed.items()
             ]
             warnings.warn(
-                "Where it is not known what follows a layer, its own activation decides gain and "
-                f"taps; give these kernels others by `include`. Received: {'; '.join(lines)}",
+                "It is not known what follows these layers, so gain and taps were chosen by their "
+                "own activations. To set them, make these kernels sparse in a call of their own "
+                f"with `include`. Received: {'; '.join(lines)}",
                 stacklevel=5,
             )
 
-    def _one_gain(self, weight: PrunableWeight, activations: tuple[Any, ...]) -> float:
-        found = [self._activation_gain(weight, activation) for activation in activations]
-        if found and max(found) - min(found) > 1e-6:
-            raise ValueError(
-                f"The output of '{weight.path}' meets several activations, each with another gain. "
-                f'Give it a number, in a call of its own with `include`. Received: gain="auto", '
-                f"gains {sorted(round(gain, 4) for gain in found)}"
-            )
-        return found[0] if found else 1.0
-
-    def _activation_gain(self, weight: PrunableWeight, activation: Any) -> float:
-        if activation in (None, keras.activations.linear):
+    def _gain(self, weight: PrunableWeight, activation: Any) -> float:
+        if activation is _linear:
             return 1.0
         bias = getattr(weight.owner, "bias_initializer", None)
         bias_std = 0.0
@@ -119,15 +146,122 @@ class AutoOptions:
                 self._gains[key] = activation_gain(activation, bias_std)
             except ValueError as error:
                 raise ValueError(
-                    f"The weight '{weight.path}' has no gain='auto': {error}"
+                    f"gain='auto' is not possible for the weight '{weight.path}': {error}"
                 ) from None
         return self._gains[key]
 
 
-def usual_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) -> float:
-    """The gain with which a kernel has the expected norm of the usual one under the same mask.
+class _Graph:
+    """The calls of a functional or Sequential model, and of the models nested in it."""
 
-    With `n` singular values, all `gain`, and the mean square `v` of the layer's usual initializer,
+    def __init__(self, model: Any) -> None:
+        self._calls: defaultdict[int, list[GraphCall]] = defaultdict(list)
+        self._consumers: defaultdict[int, list[GraphCall]] = defaultdict(list)
+        # Tensors outside and inside a nested model that are the same.
+        self._same: defaultdict[int, list[Any]] = defaultdict(list)
+        self._padded: set[int] = set()
+        self._outputs = {id(tensor) for tensor in model.outputs}
+        self._add(model)
+
+    def _add(self, model: Any) -> None:
+        for call in graph_calls(model):
+            layer = call.operation
+            if _is_graph(layer):
+                for inside, outside in zip(layer.inputs, call.inputs, strict=False):
+                    self._same[id(outside)].append(inside)
+                for inside, outside in zip(layer.outputs, call.outputs, strict=True):
+                    self._same[id(inside)].append(outside)
+                if id(layer) not in self._calls:
+                    self._add(layer)
+            else:
+                for tensor in call.inputs:
+                    self._consumers[id(tensor)].append(call)
+            self._calls[id(layer)].append(call)
+            if isinstance(layer, L.TimeDistributed):
+                self._calls[id(layer.layer)].append(call)
+            if isinstance(layer, CircularPadding):
+                self._padded |= {id(tensor) for tensor in call.outputs}
+
+    def following(self, layer: Any) -> _Following:
+        """What follows a layer, over all its calls."""
+        calls = self._calls.get(id(layer))
+        if not calls:
+            return _own_activation(layer, "it is inside another layer")
+        own = getattr(layer, "activation", None)
+        own = None if own is _linear else own
+        seen: set[tuple[int, int]] = set()
+        ends = [e for c in calls for tensor in c.outputs for e in self._ends(tensor, own, seen)]
+        for kind, found in ends:
+            if kind == "unknown":
+                return _own_activation(layer, f"its output goes to '{found}'")
+        return _Following(
+            activations=[found for kind, found in ends if kind == "kernel"],
+            normalized=bool(ends) and all(kind == "normalization" for kind, _ in ends),
+            circular=getattr(layer, "padding", None) == "valid"
+            and all(id(call.inputs[0]) in self._padded for call in calls),
+        )
+
+    def _ends(
+        self, tensor: Any, activation: Any, seen: set[tuple[int, int]]
+    ) -> Iterator[tuple[str, Any]]:
+        """The ends of all paths from a tensor, with the first activation or an unknown layer."""
+        if (id(tensor), id(activation)) in seen:
+            return
+        seen.add((id(tensor), id(activation)))
+        if id(tensor) in self._outputs:
+            yield "output", None
+        for same in self._same.get(id(tensor), ()):
+            yield from self._ends(same, activation, seen)
+        for call in self._consumers.get(id(tensor), ()):
+            operation = call.operation
+            if isinstance(operation, _NORMALIZATIONS):
+                yield "normalization", None
+            elif isinstance(operation, L.Layer) and find_kernels(operation, ""):
+                yield "kernel", _linear if activation is None else activation
+            elif not _is_passed(operation):
+                yield "unknown", operation.name
+            else:
+                first = _activation_of(operation) if activation is None else activation
+                for output in call.outputs:
+                    yield from self._ends(output, first, seen)
+
+
+def _is_graph(model: Any) -> bool:
+    return isinstance(model, keras.Model) and computes_its_graph(model)
+
+
+def _own_activation(layer: Any, why: str) -> _Following:
+    return _Following([getattr(layer, "activation", None) or _linear], unknown=why)
+
+
+def _is_passed(operation: Any) -> bool:
+    """Whether signals pass an operation at their scale, or it is an activation."""
+    name = type(operation).__name__
+    if not isinstance(operation, L.Layer):
+        return name in _PASSED_OPERATIONS or name.lower() in _ACTIVATIONS
+    if isinstance(operation, CircularPadding):
+        return True
+    of_keras = type(operation).__module__.startswith("keras.")
+    return of_keras and not operation.weights and not isinstance(operation, _RESCALING)
+
+
+def _activation_of(operation: Any) -> Any:
+    """The activation that an operation is, or `None`.
+
+    That of a sum is the identity: its terms are residual branches, which keep their scale.
+    """
+    name = type(operation).__name__
+    if name in _SUMS:
+        return _linear
+    if isinstance(operation, L.Activation):
+        return None if operation.activation is _linear else operation.activation
+    return operation if name.lower() in _ACTIVATIONS else None
+
+
+def default_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) -> float:
+    """The gain that gives a kernel the expected norm of its default one under the same mask.
+
+    With `n` singular values, all `gain`, and the mean square `v` of the layer's own initializer,
 
         gain^2 n = live v,
 
@@ -138,8 +272,8 @@ def usual_gain(weight: PrunableWeight, pattern: ExactOrthogonal, live: int) -> f
     return math.sqrt(live * _mean_square(weight) / singular_values)
 
 
-def usual_initializer(weight: PrunableWeight) -> Any:
-    """The dense initializer that the layer has for the weight, Glorot's uniform one by default."""
+def default_initializer(weight: PrunableWeight) -> Any:
+    """The dense initializer of the layer, or Glorot's uniform one."""
     own = weight.initializer
     if own is None or isinstance(own, SparseInitializer):
         return keras.initializers.GlorotUniform(seed=0)
@@ -147,28 +281,28 @@ def usual_initializer(weight: PrunableWeight) -> Any:
 
 
 def _mean_square(weight: PrunableWeight) -> float:
-    """Of the usual initializer: from its variance where that is known, else from one draw."""
-    usual = usual_initializer(weight)
-    if isinstance(usual, keras.initializers.VarianceScaling):
+    """The mean square of the default initializer: from its variance, if known, or from a draw."""
+    default = default_initializer(weight)
+    if isinstance(default, keras.initializers.VarianceScaling):
         shape: tuple[int, ...] = weight.shape
-        if weight.layout is not None and isinstance(weight.owner, keras.layers.EinsumDense):
-            # It takes the fans of its equation, and not those of a convolution's kernel.
+        if weight.layout is not None and isinstance(weight.owner, L.EinsumDense):
+            # Its fans are those of the equation, not of a convolution's kernel.
             shape = weight.layout.canonical_shape(shape)[2:]
         *taps, rows, columns = shape
         window = math.prod(taps)
         fans = {"fan_in": rows * window, "fan_out": columns * window}
-        fan = fans.get(usual.mode, sum(fans.values()) / 2)
-        return float(usual.scale) / max(1.0, fan)
-    if isinstance(usual, keras.initializers.RandomNormal):
-        return float(usual.mean**2 + usual.stddev**2)
-    if isinstance(usual, keras.initializers.RandomUniform):
-        low, high = usual.minval, usual.maxval
+        fan = fans.get(default.mode, sum(fans.values()) / 2)
+        return float(default.scale) / max(1.0, fan)
+    if isinstance(default, keras.initializers.RandomNormal):
+        return float(default.mean**2 + default.stddev**2)
+    if isinstance(default, keras.initializers.RandomUniform):
+        low, high = default.minval, default.maxval
         return float(low**2 + low * high + high**2) / 3
-    drawn = to_numpy(usual(weight.shape, dtype="float32"))
+    drawn = to_numpy(default(weight.shape, dtype="float32"))
     mean = float(np.mean(np.square(drawn, dtype=np.float64)))
     if not (math.isfinite(mean) and mean > 0):
         raise ValueError(
-            f"The weight '{weight.path}' has no gain='auto': its layer's initializer gives no norm "
-            f"to keep. Received: initializer={usual!r}, mean square {mean}"
+            f"gain='auto' is not possible for the weight '{weight.path}': its layer's initializer "
+            f"gives no norm to keep. Received: initializer={default!r}, mean square {mean}"
         )
     return mean

@@ -1,10 +1,13 @@
-"""Drawing sparse kernels for given weights, each with its own density and seed."""
+"""Drawing sparse kernels for given weights, and the warning where that loses trained ones."""
 
 import random
 import warnings
 from typing import Any
 
+import numpy as np
+
 from keras_sparse_ortho._checks import check_seed
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.budgets import Budget, fit_structure
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.initializers import (
@@ -19,11 +22,14 @@ from keras_sparse_ortho.initializers import (
 )
 from keras_sparse_ortho.kernels import PrunableWeight, derived_seed
 from keras_sparse_ortho.orthogonal import Structure, dead_outputs
-from keras_sparse_ortho.pruning._auto_options import AutoOptions, usual_initializer
+from keras_sparse_ortho.pruning._auto_options import AutoOptions, default_initializer
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
 
 Pattern = str | SparseInitializer
 """`"exact_orthogonal"`, `"random_sparse"`, or an initializer to take the settings from."""
+
+# Drawing larger kernels again would take too long; training changes small ones as well.
+_MOST_ENTRIES = 2**18
 
 
 def draw_kernels(
@@ -39,24 +45,23 @@ def draw_kernels(
 ) -> dict[str, AnyDraw]:
     """Sparse kernels and their masks for weights, by path.
 
-    The budget shares out the live entries, and every kernel is drawn with a seed that is derived
+    The budget allocates the live entries, and every kernel is drawn with a seed that is derived
     from `seed` and its path. Nothing is changed.
 
     Args:
         model: The model, or the list of its weights.
         weights: The weights.
-        density: Global live fraction, or `None` where the budget says it.
+        density: Global live fraction, or `None` if the budget has it.
         budget: See `plan_for`.
         pattern: See `Pattern`; with `"exact_orthogonal"` a layer whose own initializer has a
             structure keeps it.
         structure: For all kernels.
         seed: Integer, or `None` for one from Python's `random`.
-        dense: Whether kernels are kept as they are drawn, and not live values alone: where the
-            weights will be stored so, each in place of its draw.
+        dense: Whether the weights will be stored densely; else draws keep live values alone.
 
     Warns:
-        UserWarning: Outputs of exactly orthogonal kernels that stay zero; layers of which it is not
-            known what follows, where an option is `"auto"`.
+        UserWarning: Outputs of exactly orthogonal kernels that stay zero; with `"auto"`, layers
+            for which it is not known what follows.
     """
     base_seed = check_seed(seed)
     pattern = _checked(pattern, structure)
@@ -98,8 +103,8 @@ def _warn_of_dead_outputs(dead: dict[str, int]) -> None:
     found = [f"{count} of '{path}'" for path, count in dead.items() if count]
     if found:
         warnings.warn(
-            "These kernels have outputs without a nonzero entry, which never wake under ReLU: the "
-            "density is too low for them all, or their own count in the `budget` (see "
+            "These kernels have outputs without a nonzero entry, which stay dead under ReLU: the "
+            "density is too low for all outputs, or the kernel's own count in the `budget` is (see "
             'keras_sparse_ortho.budgets.lift), or start="published" leaves them empty. '
             f"Received: {', '.join(found)}",
             stacklevel=5,
@@ -107,7 +112,7 @@ def _warn_of_dead_outputs(dead: dict[str, int]) -> None:
 
 
 def _checked(pattern: Pattern, structure: Structure | None) -> Pattern:
-    """The pattern with the structure, or an error that says what is possible."""
+    """The pattern with the structure; refuses impossible combinations."""
     if pattern is None:
         raise ValueError(
             "sparsify draws new kernels; to keep the weights and mask them, call "
@@ -117,8 +122,8 @@ def _checked(pattern: Pattern, structure: Structure | None) -> Pattern:
         pattern, SparseInitializer
     ):
         raise ValueError(
-            '`initializer` must be "exact_orthogonal", "random_sparse", or an initializer that '
-            f"draws a mask, such as ExactOrthogonal(). Received: initializer={pattern!r}"
+            '`initializer` must be "exact_orthogonal", "random_sparse", or a sparse initializer '
+            f"such as ExactOrthogonal(). Received: initializer={pattern!r}"
         )
     if structure is None:
         return pattern
@@ -128,7 +133,7 @@ def _checked(pattern: Pattern, structure: Structure | None) -> Pattern:
         config = {**pattern.get_config(), "seed": 0, "structure": structure}
         return ExactOrthogonal.from_config(config)
     raise ValueError(
-        "A `structure` is for exactly orthogonal kernels, and is given once. "
+        "A `structure` needs exactly orthogonal kernels, and can be given only once. "
         f"Received: structure={structure!r}, initializer={pattern!r}"
     )
 
@@ -139,6 +144,54 @@ def _own_pattern(pattern: Pattern, weight: PrunableWeight) -> SparseInitializer:
         structure = own.structure if isinstance(own, ExactOrthogonal) else None
         return ExactOrthogonal(seed=0, structure=structure)
     if pattern == "random_sparse":
-        return RandomSparse(initializer=usual_initializer(weight), seed=0)
+        return RandomSparse(initializer=default_initializer(weight), seed=0)
     assert isinstance(pattern, SparseInitializer)
     return pattern
+
+
+def warn_of_training_lost(model: Any, weights: list[PrunableWeight]) -> None:
+    """Warns if the optimizer has stepped, or a kernel differs from what its initializer draws."""
+    reason = _steps(model) or _changed(weights)
+    if reason:
+        warnings.warn(
+            "sparsify draws new kernels, so the trained ones are lost. To keep trained weights and "
+            f"mask them, call keras_sparse_ortho.prune(model, density). {reason}",
+            stacklevel=4,
+        )
+
+
+def _steps(model: Any) -> str | None:
+    iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
+    steps = 0 if iterations is None else int(to_numpy(iterations))
+    return f"Received: a model whose optimizer has made {steps} steps" if steps else None
+
+
+def _changed(weights: list[PrunableWeight]) -> str | None:
+    for weight in sorted(weights, key=lambda weight: weight.size):
+        initializer = weight.initializer
+        # Other initializers may not be reproducible.
+        seed = getattr(initializer, "seed", None)
+        if not isinstance(seed, int) or isinstance(initializer, SparseInitializer):
+            continue
+        if weight.size > _MOST_ENTRIES:
+            return None
+        drawn = to_numpy(initializer(weight.shape, dtype=weight.variable.dtype))
+        if _are_proportional(drawn, weight.raw_value()):
+            return None
+        return (
+            f"Received: the weight '{weight.path}', which differs from what its initializer "
+            f"{type(initializer).__name__} draws"
+        )
+    return None
+
+
+def _are_proportional(drawn: np.ndarray, value: np.ndarray) -> bool:
+    """Whether two kernels are equal up to a factor.
+
+    EinsumDense draws with the fans of its equation, which its initializer does not know.
+    """
+    square = np.vdot(drawn, drawn)
+    factor = np.vdot(drawn, value) / square if square > 0 else 1.0
+    # Relative to the largest entry: small values of a uniform draw are differences of large ones.
+    rounding = 1e-6 * float(np.abs(value).max(initial=0.0))
+    return bool(np.abs(drawn * factor - value).max(initial=0.0) <= rounding)

@@ -8,8 +8,8 @@ from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
-from keras_sparse_ortho.pruning._choosing import weights_to_prune
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
+from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import in_storage
 from keras_sparse_ortho.pruning._wrapping import hold, wrap
 

@@ -11,8 +11,8 @@ from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWei
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
-from keras_sparse_ortho.pruning._choosing import weights_to_prune
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
+from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
 from keras_sparse_ortho.pruning._wrapping import hold
 from keras_sparse_ortho.saliency import Saliency, saliency_by_name

@@ -8,11 +8,10 @@ from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
 from keras_sparse_ortho.orthogonal import Structure
-from keras_sparse_ortho.pruning._choosing import weights_to_prune
-from keras_sparse_ortho.pruning._drawing import draw_kernels
+from keras_sparse_ortho.pruning._drawing import draw_kernels, warn_of_training_lost
 from keras_sparse_ortho.pruning._planning import BudgetLike
+from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
-from keras_sparse_ortho.pruning._training_lost import warn_of_training_lost
 from keras_sparse_ortho.pruning._wrapping import hold
 
 
@@ -54,10 +53,10 @@ def sparsify(
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
             layer's own initializer times a random mask); or a sparse initializer as a pattern, of
             which density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name the
-            gain is 1 and the entries of convolutions lie at their center tap. What
-            `ExactOrthogonal(gain="auto", taps="auto")` chooses for each kernel by what follows its
-            layer trained no better where each start had a learning rate of its own
-            (benchmarks/results/tuned.md).
+            gain is 1 and the entries of convolutions lie at their center tap. With
+            `ExactOrthogonal(gain="auto", taps="auto")` they are chosen for each kernel by what
+            follows its layer; that trained no better where each start had a learning rate of its
+            own (benchmarks/results/methods.md).
         structure: `Block`, `NByM` or `ConstantFan` for every selected kernel.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras
             does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name

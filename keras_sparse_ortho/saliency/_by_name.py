@@ -1,17 +1,20 @@
-"""The saliencies by name, for what takes one as an argument."""
+"""The saliencies by name, for arguments such as `score` of `prune`."""
 
+from collections.abc import Callable
 from typing import Any
 
-from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.saliency._baselines import magnitude, random
-from keras_sparse_ortho.saliency._grasp import grasp
-from keras_sparse_ortho.saliency._saliency import Saliency
-from keras_sparse_ortho.saliency._snip import snip
+from keras_sparse_ortho.saliency._gradient_scores import grasp, snip
+from keras_sparse_ortho.saliency._saliency import Saliency, magnitude, random
 from keras_sparse_ortho.saliency._synflow import synflow
 
-_WITH_DATA = {"snip": snip, "grasp": grasp}
-SALIENCIES = ("magnitude", "random", "snip", "grasp", "synflow")
-"""What can be asked for by name."""
+SALIENCIES: dict[str, Callable[..., Saliency]] = {
+    "magnitude": magnitude,
+    "random": random,
+    "snip": snip,
+    "grasp": grasp,
+    "synflow": synflow,
+}
+_OF_DATA = ("snip", "grasp")
 
 
 def saliency_by_name(
@@ -21,46 +24,34 @@ def saliency_by_name(
     data: Any = None,
     *,
     seed: int | None = None,
-    include: Selection = None,
-    exclude: Selection = None,
-    on_collapse: str = "error",
-    verbose: int = 0,
+    **options: Any,
 ) -> Saliency:
-    """The saliency of this name, with the defaults of its function for all else.
+    """The saliency of this name.
 
     Args:
         name: `"magnitude"`, `"random"`, `"snip"`, `"grasp"` or `"synflow"`.
         model: A built Keras model.
         density: Global live fraction over the selected weights, in (0, 1].
-        data: What SNIP and GraSP are computed on, as one argument that `fit` would take.
-        seed: Of the random scores, or of the samples that are drawn from arrays.
-        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
-        exclude: Which weights not.
-        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
-        verbose: 1 for a progress bar, where there is one.
+        data: For SNIP and GraSP, as for `fit`, in one argument.
+        seed: For random scores, and for samples that are drawn from arrays.
+        **options: `include`, `exclude`, `on_collapse`.
 
     Raises:
-        ValueError: A name that is not known; no data for a method that needs them, or data for one
-            that uses none.
+        ValueError: An unknown name; missing data, or data for a method that uses none.
     """
     if name not in SALIENCIES:
         names = ", ".join(f'"{known}"' for known in SALIENCIES)
         raise ValueError(f"`score` must be one of {names}. Received: score={name!r}")
-    if name in _WITH_DATA and data is None:
+    if name in _OF_DATA and data is None:
         raise ValueError(
             f"The score of {name} is a derivative of the loss: give `data`, such as (x, y). "
             f"Received: score={name!r}, data=None"
         )
-    if name not in _WITH_DATA and data is not None:
+    if name not in _OF_DATA and data is not None:
         raise ValueError(
-            f"{name} looks at weights alone: leave `data` out. "
+            f"{name} uses the weights alone: leave `data` out. "
             f"Received: score={name!r}, data of type {type(data).__name__}"
         )
-    options: dict[str, Any] = {"include": include, "exclude": exclude, "on_collapse": on_collapse}
-    if name == "magnitude":
-        return magnitude(model, density, **options)
-    if name == "random":
-        return random(model, density, seed=seed, **options)
-    if name == "synflow":
-        return synflow(model, density, verbose=verbose, **options)
-    return _WITH_DATA[name](model, density, data, seed=seed, verbose=verbose, **options)
+    if name in (*_OF_DATA, "random"):
+        options["seed"] = seed
+    return SALIENCIES[name](model, density, *([] if data is None else [data]), **options)

@@ -1,5 +1,6 @@
-"""`Saliency`: the scores of a model's kernels, and the masks and the budget that follow."""
+"""`Saliency`: scores of a model's kernels, with their masks and budget; two baseline scores."""
 
+import random as python_random
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -14,23 +15,22 @@ from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit, weights_of
 from keras_sparse_ortho.orthogonal import largest_mask, largest_masks, live_count
 
-# Live entries of a collapsed weight: more than none, so that its share can be scaled.
+# Live entries of a collapsed weight: more than zero, so that its share can be scaled.
 _ALMOST_NOTHING = 1e-9
 _ON_COLLAPSE = ("error", "warn", "ignore")
 
 
 class Saliency:
-    """Scores of all entries of a model's kernels, and what follows from them.
+    """Scores of all entries of a model's kernels, and their masks and budget.
 
-    The `round(density * size)` entries of highest score over all kernels together are live; ties
-    go to the kernel that is listed first, and in it to the lower flat index.
+    The `round(density * size)` entries with the highest scores over all kernels together are live;
+    ties go to the kernel that is listed first, then to the lower flat index.
 
-    `snip`, `grasp`, `synflow`, `magnitude` and `random` return one. There are four ways on:
+    `snip`, `grasp`, `synflow`, `magnitude` and `random` return one. It can be used in four ways:
 
-    - *base*: `keras_sparse_ortho.prune(model, score=saliency)`, the criterion's own
-      masks on the given weights;
-    - `keras_sparse_ortho.sparsify(model, budget=saliency.orthogonal_budget)`: only how much of each
-      kernel, with an exactly orthogonal one drawn for it (EOI);
+    - `keras_sparse_ortho.prune(model, score=saliency)`: its masks on the given weights;
+    - `keras_sparse_ortho.sparsify(model, budget=saliency.orthogonal_budget)`: only its densities;
+      the kernels are drawn anew, exactly orthogonal (exact orthogonal initialization, EOI);
     - the same with `budget=saliency.budget` and another initializer;
     - `saliency.masks_for(budget)`: the counts of a budget, and in each kernel its highest scores.
 
@@ -38,10 +38,10 @@ class Saliency:
         method: Name of the criterion.
         density: Global live fraction, in (0, 1].
         weights: The weights.
-        scores: An array for each, of its shape; higher is kept.
-        on_collapse: What to do if a weight is left without a live entry: `"error"`, `"warn"`, or
-            `"ignore"`, where a budget is to say how much of each weight is live (`masks_for`).
-        masks: Which entries are live, if it does not follow from the scores alone.
+        scores: An array for each weight, of its shape; higher is kept.
+        on_collapse: What to do if a weight is left without live entries: `"error"`, `"warn"`, or
+            `"ignore"`, e.g. for `masks_for`, where a budget sets the counts.
+        masks: Which entries are live, if the scores alone do not say.
 
     Raises:
         BudgetError: A weight without live entries (layer collapse), if `on_collapse="error"`.
@@ -97,7 +97,7 @@ class Saliency:
 
     @property
     def budget(self) -> Budget:
-        """How much of every weight is live, to the entry.
+        """The density of every weight, exact to the entry.
 
         Raises:
             BudgetError: If a weight has no live entry.
@@ -111,8 +111,8 @@ class Saliency:
     def orthogonal_budget(self) -> Budget:
         """The budget with every weight lifted to the least density of an orthogonal kernel.
 
-        The total stays the same: the other weights give entries up in proportion. Weights that
-        collapsed are lifted as well; `lifted` of the budget names them.
+        The total stays the same: the other weights give up entries in proportion. Collapsed weights
+        are lifted as well; `lifted` of the budget names them.
 
         Raises:
             BudgetError: A density too small for exactly orthogonal kernels.
@@ -121,9 +121,9 @@ class Saliency:
         return allocate(self._weights, self.density, relative, orthogonal=True)
 
     def masks_for(self, budget: Budget) -> dict[str, np.ndarray]:
-        """Masks of the highest scores within each kernel, as many as a budget gives it.
+        """Masks of the highest scores within each kernel, with the counts of a budget.
 
-        So scores of different kernels are not compared, and no kernel is left without live entries.
+        Scores of different kernels are not compared, and no kernel is left without live entries.
         Ties go to the lower flat index.
 
         Args:
@@ -153,8 +153,8 @@ class Saliency:
         if how == "ignore":
             return
         text = (
-            f"Layer collapse: {self.method} at the density {self.density:.6g} leaves these weights "
-            "without any live entry, so that nothing passes them. Use a higher density, `exclude` "
+            f"Layer collapse: {self.method} at density {self.density:.6g} leaves these weights "
+            "without live entries, so no signal passes them. Use a higher density, `exclude` "
             "them, another method, or on_collapse='warn' and `orthogonal_budget`. "
             f"Received: {self.collapsed}"
         )
@@ -169,16 +169,92 @@ class Saliency:
         return "\n".join(lines) + ">"
 
 
+def magnitude(
+    model: Any,
+    density: float,
+    *,
+    include: Selection = None,
+    exclude: Selection = None,
+    on_collapse: str = "error",
+) -> Saliency:
+    """Score `|w|`, compared over all kernels together: global magnitude pruning.
+
+    Args:
+        model: A built Keras model.
+        density: Global live fraction over the selected weights, in (0, 1].
+        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
+        exclude: Which weights to leave out.
+        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
+
+    Raises:
+        BudgetError: Layer collapse, if `on_collapse="error"`.
+        NotPrunableError: Weights that are wrapped or not finite.
+
+    Limits: in a freshly initialized network magnitudes reflect the scale of the initializer, so
+    layers with a large fan-in, whose weights are small, are pruned most. `erk` has no such bias.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a")])
+    >>> magnitude(model, 0.1)
+    <Saliency by magnitude, density 0.1
+      a/kernel  20 of 200>
+    """
+    check_density(density)
+    weights = scored_weights(model, include, exclude, on_collapse)
+    scores = [np.abs(weight.raw_value()) for weight in weights]
+    return Saliency("magnitude", density, weights, scores, on_collapse)
+
+
+def random(
+    model: Any,
+    density: float,
+    *,
+    seed: int | None = None,
+    include: Selection = None,
+    exclude: Selection = None,
+    on_collapse: str = "error",
+) -> Saliency:
+    """Scores drawn uniformly from [0, 1): a uniformly random global mask of exact count.
+
+    Args:
+        model: A built Keras model.
+        density: Global live fraction over the selected weights, in (0, 1].
+        seed: Integer; the same seed gives the same mask on every backend and machine. `None` takes
+            one from Python's `random`.
+        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
+        exclude: Which weights to leave out.
+        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
+
+    Raises:
+        BudgetError: Layer collapse, if `on_collapse="error"`.
+
+    Limits: the densities of small layers scatter; `uniform` gives each layer its exact share.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a")])
+    >>> random(model, 0.1, seed=0)
+    <Saliency by random, density 0.1
+      a/kernel  20 of 200>
+    """
+    check_density(density)
+    weights = scored_weights(model, include, exclude, on_collapse)
+    rng = np.random.default_rng(python_random.randrange(2**31) if seed is None else seed)
+    scores = [rng.random(weight.shape) for weight in weights]
+    return Saliency("random", density, weights, scores, on_collapse)
+
+
 def scored_weights(
     model: Any, include: Selection, exclude: Selection, on_collapse: str
 ) -> list[PrunableWeight]:
-    """The weights that are to be scored.
-
-    Matrices that are not registered are scored where their own paths stand in `include`.
+    """The weights to score; unregistered matrices only if `include` lists their paths.
 
     Raises:
-        NotPrunableError: No such weights; weights that are wrapped, or not finite.
-        ValueError: An `on_collapse` that is not known.
+        NotPrunableError: No such weights; weights that are wrapped or not finite.
+        ValueError: An unknown `on_collapse`.
     """
     if on_collapse not in _ON_COLLAPSE:
         raise ValueError(

@@ -1,16 +1,44 @@
 """`synflow`: pruning without data, by conserved synaptic saliency."""
 
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
+import keras
 import numpy as np
 
+from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.kernels import Selection, walk
+from keras_sparse_ortho.layers import ScannedStack
+from keras_sparse_ortho.models import input_specs
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
-from keras_sparse_ortho.saliency._derivatives import progress_bar
-from keras_sparse_ortho.saliency._linear_network import SynapticFlow
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
+
+L = keras.layers
+
+# Layers that are the identity in a linear network of positive weights, or scale data.
+_IDENTITIES = (
+    L.Activation,
+    L.ReLU,
+    L.LeakyReLU,
+    L.PReLU,
+    L.ELU,
+    L.Softmax,
+    L.Rescaling,
+    L.Normalization,
+    L.UnitNormalization,
+)
+_BY_INPUT = tuple(
+    getattr(L, name)
+    for name in ("LayerNormalization", "GroupNormalization", "RMSNormalization")
+    if hasattr(L, name)  # the oldest supported Keras has no RMSNormalization
+)
 
 
 def synflow(
@@ -28,46 +56,45 @@ def synflow(
 ) -> Saliency:
     """Score `|w| * dR/d|w|` with `R = 1^T (prod |W_l|) 1`, pruned in many rounds, without data.
 
-    In round `k` of `n` the `round(density^(k / n) * size)` highest scores of what is still live
-    stay, and `R` is that of the masked network. `R` is the sum of outputs of the network for one
-    input of ones, made linear and positive:
+    In round `k` of `n`, the `round(density^(k / n) * size)` highest scores among the live entries
+    are kept, and `R` is that of the masked network. `R` is the sum of the outputs for an input of
+    ones, of a network made linear and positive:
 
-    - kernels, biases and all other float variables by their absolute value;
-    - batch normalization as in inference, with `|gamma|`, `|beta|`, its moving variance, and mean 0
-      (which the mean of a fresh network is; the reference subtracts its absolute value);
+    - kernels, biases and all other float variables are replaced by their absolute values;
+    - batch normalization is as in inference, with `|gamma|`, `|beta|`, its moving variance, and
+      mean 0 (the mean of a fresh network; the reference subtracts its absolute value);
     - activations are the identity. For ReLU that is what the reference computes, since nothing is
       negative; a softmax or tanh would make the gradient vanish;
     - layer, group and RMS normalization keep scale and offset only; an Embedding is multiplied by
-      ones, not by one-hot vectors; Rescaling and Normalization of data are left out.
+      ones, not by one-hot vectors; Rescaling and Normalization of data are skipped.
 
     The model is not changed, but its layers are patched while the function runs: do not use it
     from another thread meanwhile.
 
     Args:
-        model: A built Keras model: Sequential, functional, nested, or written as a class. It needs
-            no loss.
+        model: A built Keras model: Sequential, functional, nested or subclassed. It needs no loss.
         density: Global live fraction over the selected weights, in (0, 1].
         rounds: Number of rounds.
-        dtype: `"float64"`, or `"float32"`, which is faster, but `R` of a deep network overflows it.
-        input_shape: Shape of one sample, where the model does not know it.
-        jit_compile: Whether TensorFlow compiles with XLA, which takes long and pays on GPUs.
+        dtype: `"float64"`, or `"float32"`: faster, but `R` overflows in deep networks.
+        input_shape: Shape of one sample, if the model does not know it.
+        jit_compile: Whether TensorFlow compiles with XLA, which takes long and pays off on GPUs.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
-        exclude: Which weights not.
+        exclude: Which weights to leave out.
         on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
         verbose: 1 for a progress bar over rounds.
 
     Returns:
-        A `Saliency` whose scores are those of the last round. What was dead before it has negative
-        ones: the earlier it died, the lower, and among equals in the order of that round.
+        A `Saliency` with the scores of the last round. Entries that were removed earlier have
+        negative scores: the earlier, the lower, and within a round in the order of its scores.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: An `R` that over- or underflows, weights that are wrapped or not finite.
 
-    Limits: recurrent gates and attention weights are no linear network and stay as they are: query
-    and key kernels get scores of 0 and should be excluded. Functions that a model calls as
-    operations, not as layers or `activation=`, stay too. One round takes one forward and backward
-    pass of one sample.
+    Limits: recurrent gates and attention weights are not linear and stay as they are: query and
+    key kernels get scores of 0 and should be excluded. Functions that a model calls as operations,
+    not as layers or `activation=`, stay as well. One round takes one forward and backward pass of
+    one sample.
 
     Example:
 
@@ -91,33 +118,31 @@ def synflow(
     values = [np.abs(weight.raw_value()).astype(dtype) for weight in weights]
     masks = [np.ones(weight.shape, dtype=bool) for weight in weights]
     scores = values
-    progress = progress_bar(rounds, verbose)
+    progress = keras.utils.Progbar(rounds, verbose=verbose, unit_name="round")
     variables = [weight.variable for weight in weights]
-    with SynapticFlow(model, variables, dtype, input_shape, jit_compile) as flow:
+    with _synaptic_flow(model, variables, dtype, input_shape, jit_compile) as gradient:
         for number in range(1, rounds + 1):
-            total, gradients = flow.gradient(values)
+            total, gradients = gradient(values)
             _check_flow(total, gradients, dtype, number)
             scores = [
-                np.where(mask, value * gradient, dead)
-                for mask, value, gradient, dead in zip(
-                    masks, values, gradients, scores, strict=True
-                )
+                np.where(mask, value * slope, dead)
+                for mask, value, slope, dead in zip(masks, values, gradients, scores, strict=True)
             ]
             before = masks
             masks = largest_masks(scores, live_count(density ** (number / rounds), size))
             if number < rounds:
-                _rank_dead(scores, before, masks, number - rounds)
+                _rank_removed(scores, before, masks, number - rounds)
             values = [value * mask for value, mask in zip(values, masks, strict=True)]
             progress.add(1)
     return Saliency("SynFlow", density, weights, scores, on_collapse, masks)
 
 
-def _rank_dead(
+def _rank_removed(
     scores: list[np.ndarray], before: list[np.ndarray], after: list[np.ndarray], level: int
 ) -> None:
-    """Moves the scores of what dies between two masks to [level, level + 1/2], in their order.
+    """Moves the scores of entries removed between two masks to [level, level + 1/2], in order.
 
-    With a negative level they are below all that live, so that what is dead never comes back.
+    With a negative level they are below all live scores, so removed entries never come back.
     """
     highest = max(float(score.max()) for score in scores) or 1.0
     for score, old, new in zip(scores, before, after, strict=True):
@@ -131,6 +156,145 @@ def _check_flow(total: float, gradients: list[np.ndarray], dtype: str, number: i
         return
     hint = 'Use dtype="float64". ' if dtype == "float32" else ""
     raise NotPrunableError(
-        f"The synaptic flow R of the model over- or underflows {dtype}, or nothing passes the "
-        f"network. {hint}Received: R={total} in round {number}"
+        f"The synaptic flow R of the model over- or underflows {dtype}, or no signal reaches the "
+        f"outputs. {hint}Received: R={total} in round {number}"
     )
+
+
+@contextlib.contextmanager
+def _synaptic_flow(
+    model: Any, variables: list[Any], dtype: str, input_shape: Any, jit_compile: bool
+) -> Iterator[Callable[[Sequence[np.ndarray]], tuple[float, list[np.ndarray]]]]:
+    """Inside, the model is linear; gives the function `values -> R, dR/dvalues` of `variables`.
+
+    All other float variables are replaced by their absolute values, moving means by zeros, so that
+    everything stays positive.
+    """
+    ones = _ones(model, input_shape)
+    with contextlib.ExitStack() as stack:
+        if dtype == "float64":
+            stack.enter_context(float64_operations())
+        stack.enter_context(_linearized(model, dtype))
+        given = {id(variable) for variable in variables}
+        others = [
+            v
+            for v in model.variables
+            if id(v) not in given and keras.backend.is_float_dtype(v.dtype)
+        ]
+        means = _moving_means(model)
+        rest = [np.abs(to_numpy(v)) * (id(v) not in means) for v in others]
+        constants = [keras.ops.convert_to_tensor(value, dtype=dtype) for value in rest]
+
+        def pure(values: list[Any], constants: list[Any]) -> Any:
+            def flow(inner: list[Any]) -> Any:
+                pairs = zip([*variables, *others], [*inner, *constants], strict=True)
+                # The outer scope catches and drops updates, of seed states for instance.
+                with keras.StatelessScope(), VariableOverrides(pairs):
+                    outputs = keras.tree.flatten(model(ones, training=False))
+                    sums = [keras.ops.sum(keras.ops.cast(o, dtype)) for o in outputs]
+                return sum(sums[1:], sums[0])
+
+            return value_and_gradients(flow, values)
+
+        # JAX would be slow without XLA; on TensorFlow the user decides.
+        step = compiled(pure, xla=jit_compile or keras.backend.backend() == "jax")
+
+        def gradient(values: Sequence[np.ndarray]) -> tuple[float, list[np.ndarray]]:
+            tensors = [keras.ops.convert_to_tensor(value, dtype=dtype) for value in values]
+            total, gradients = step(tensors, constants)
+            return float(to_numpy(total)), [to_numpy(gradient) for gradient in gradients]
+
+        yield gradient
+
+
+def _ones(model: Any, input_shape: Any) -> Any:
+    """Ones for a batch of one, in the structure of the model's inputs."""
+    if input_shape is None:
+        specs = input_specs(model)
+        if specs is None:
+            raise NotPrunableError(
+                "The shape of a sample is unknown or not fixed: give `input_shape`. "
+                f"Received: the model '{model.name}', input_shape=None"
+            )
+        return keras.tree.map_structure(_ones_like, specs)
+    if isinstance(input_shape, dict):
+        return {key: _ones(model, shape) for key, shape in input_shape.items()}
+    if input_shape and isinstance(input_shape[0], tuple | list):
+        return [_ones(model, shape) for shape in input_shape]
+    return np.ones((1, *input_shape), dtype="float32")
+
+
+def _ones_like(spec: Any) -> np.ndarray:
+    is_float = keras.backend.is_float_dtype(spec.dtype)  # NumPy has no bfloat16
+    return np.ones(spec.shape, dtype="float32" if is_float else str(spec.dtype))
+
+
+@contextlib.contextmanager
+def _linearized(model: Any, dtype: str) -> Iterator[None]:
+    """Inside, the layers of a model compute in `dtype` and are linear, as `synflow` describes."""
+    with contextlib.ExitStack() as stack:
+        for layer in _layers(model):
+            policy = layer.dtype_policy
+            if getattr(layer, "quantization_mode", None) is None and policy.name != dtype:
+                stack.callback(setattr, layer, "dtype_policy", policy)
+                layer.dtype_policy = dtype
+            call = _replacement(layer)
+            if call is not None:
+                stack.enter_context(mock.patch.object(layer, "call", call))
+            activation = getattr(layer, "activation", None)
+            if callable(activation) and not isinstance(activation, L.Layer):
+                # In recurrent cells only this one; recurrent_activation, the gates, stays.
+                stack.enter_context(mock.patch.object(layer, "activation", _identity))
+        yield
+
+
+def _moving_means(model: Any) -> set[int]:
+    """The ids of a model's moving means: in the linear network they are zero."""
+    means: set[int] = set()
+    for layer, _ in walk(model, ""):
+        found = [getattr(layer, "moving_mean", None)]
+        if isinstance(layer, ScannedStack):
+            found = [v for v in layer.weights if v.name.endswith("moving_mean")]
+        means.update(id(mean) for mean in found if isinstance(mean, keras.Variable))
+    return means
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """All layers, and for a `ScannedStack` also the layer that it repeats."""
+    for layer, _ in walk(model, ""):
+        yield layer
+        if isinstance(layer, ScannedStack):
+            yield from _layers(layer.layer)
+
+
+def _identity(x: Any, *args: Any, **kwargs: Any) -> Any:
+    return x
+
+
+def _replacement(layer: Any) -> Callable[..., Any] | None:
+    if isinstance(layer, _IDENTITIES):
+        return _identity
+    if isinstance(layer, L.Embedding):
+        return functools.partial(_embed_ones, layer)
+    if isinstance(layer, _BY_INPUT):
+        return functools.partial(_scale_and_shift, layer)
+    return None
+
+
+def _embed_ones(layer: Any, inputs: Any) -> Any:
+    row = keras.ops.sum(keras.ops.convert_to_tensor(layer.embeddings), axis=0)
+    return keras.ops.broadcast_to(row, (*inputs.shape, *row.shape))
+
+
+def _scale_and_shift(layer: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    axis = layer.axis
+    axes = [a % len(inputs.shape) for a in (axis if isinstance(axis, list | tuple) else [axis])]
+    shape = [size if k in axes else 1 for k, size in enumerate(inputs.shape)]
+    for name in ("gamma", "scale"):
+        value = getattr(layer, name, None)
+        if isinstance(value, keras.Variable):
+            inputs = inputs * keras.ops.reshape(value.value, shape)
+    beta = getattr(layer, "beta", None)
+    if isinstance(beta, keras.Variable):
+        inputs = inputs + keras.ops.reshape(beta.value, shape)
+    return inputs

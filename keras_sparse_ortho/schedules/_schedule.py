@@ -1,39 +1,45 @@
-"""The base of schedules: a density for every step, and the steps at which masks are renewed."""
+"""Schedules: a density for every step, and the steps at which masks are updated."""
 
 import abc
 import copy
 import math
 from typing import Any
 
-from keras_sparse_ortho._checks import check_density, check_integer, check_moment
+import keras
 
-# How many renewals there are at least between begin and end, if the frequency is not given.
-_RENEWALS = 100
-# And how many steps lie between two of them at most.
+from keras_sparse_ortho._checks import (
+    check_density,
+    check_integer,
+    check_moment,
+    explains_density,
+)
+
+# The default frequency: at least _UPDATES updates, at most _MOST_STEPS steps between two.
+_UPDATES = 100
 _MOST_STEPS = 100
-# In which every part that is not 0 becomes a step after the first.
+# Long enough for every fraction but 0 to be a step after the first.
 _LONG_RUN = 10**9
 
 
 class Schedule(abc.ABC):
-    """A live fraction `d(t)` over the optimizer step `t`, and when a mask is renewed.
+    """A live fraction `d(t)` over the optimizer step `t`, and when masks are updated.
 
-    Masks are renewed at `begin_step`, every `frequency` steps after it, and at `end_step`; step
+    Masks are updated at `begin_step`, every `frequency` steps after it, and at `end_step`; step
     `t` is the state after `t` updates of the optimizer, so step 0 is before the first.
 
-    Begin and end are steps (integers), or parts of the run (floats in [0, 1], as 0.7 for 70% of
-    it). Parts become steps when training begins and its length is known: `laid_out`.
+    Begin and end are steps (integers), or fractions of the run (floats in [0, 1], as 0.7 for 70% of
+    it). Fractions become steps when training begins and its length is known: `resolved`.
 
     Args:
         final_density: Live fraction at the end, in (0, 1].
-        begin_step: First step at which a mask is renewed, or a part of the run.
+        begin_step: First step at which masks are updated, or a fraction of the run.
         end_step: Last one; `None` if there is none.
-        frequency: Steps between renewals. Default: a hundredth of the steps from begin to end, or
+        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, or
             to the end of the run if the schedule has none; at least 1 and at most 100.
 
     Raises:
         DensityError: A density outside (0, 1].
-        ValueError: Steps that are negative or in the wrong order, parts outside [0, 1].
+        ValueError: Steps that are negative or in the wrong order, fractions outside [0, 1].
 
     Subclasses implement `density` and `get_config`.
     """
@@ -76,39 +82,39 @@ class Schedule(abc.ABC):
         return type(self).from_config({**self.get_config(), "final_density": density})
 
     @property
-    def is_laid_out(self) -> bool:
+    def is_resolved(self) -> bool:
         """Whether begin and end are steps; `density` and `due` need that."""
         return not isinstance(self.begin_step, float) and not isinstance(self.end_step, float)
 
-    def laid_out(self, steps: int | None, start: int = 0) -> "Schedule":
+    def resolved(self, steps: int | None, start: int = 0) -> "Schedule":
         """The same schedule for a run: begin, end and frequency in steps.
 
-        A part `f` of the run becomes the step `start + floor(f * steps)`.
+        A fraction `f` of the run becomes the step `start + floor(f * steps)`.
 
         Args:
             steps: Updates of the optimizer in the run; `None` if that is not known.
-            start: Updates before the run; below 0 where a part of the run has been made already,
-                and the optimizer does not count it.
+            start: Updates before the run; negative if the optimizer does not count some that were
+                made in the run.
 
         Raises:
-            ValueError: Parts of a run of unknown length; an end that is not after the begin.
+            ValueError: Fractions of a run of unknown length; an end that is not after the begin.
 
         Example:
 
         >>> import keras_sparse_ortho as kso
-        >>> kso.schedules.Cubic(0.1).laid_out(steps=2000)  # by default over 70% of the run
+        >>> kso.schedules.Cubic(0.1).resolved(steps=2000)  # by default over 70% of the run
         Cubic(final_density=0.1, begin_step=0, end_step=1400, initial_density=1.0, frequency=14)
         """
-        if steps is None and not self.is_laid_out:
+        if steps is None and not self.is_resolved:
             raise ValueError(
-                "Parts of a run need a number of steps that is known before training; give "
+                "Fractions of a run need a number of steps that is known before training; give "
                 f"`begin_step` and `end_step` in steps. Received: schedule={self!r}, steps=None"
             )
         made = copy.copy(self)
         begin = _step(self.begin_step, steps, start)
         end = None if self.end_step is None else _step(self.end_step, steps, start)
         if isinstance(self.begin_step, float) and isinstance(self.end_step, float):
-            # Also in a very short run.
+            # In a very short run as well.
             end = max(end or 0, begin + (self.end_step > self.begin_step))
         if end is not None and end < begin:
             raise ValueError(
@@ -122,15 +128,15 @@ class Schedule(abc.ABC):
         return made
 
     def at_start(self) -> float:
-        """The live fraction that is asked for before the first step, of a run of any length."""
-        return self.laid_out(_LONG_RUN).density(0)
+        """The live fraction before the first step, in a run of any length."""
+        return self.resolved(_LONG_RUN).density(0)
 
     def due(self, step: int, executed: int = 1) -> bool:
-        """Whether a mask is renewed at `step`, or was to be at one of the steps before it.
+        """Whether masks are updated at `step`, or should have been since the last call.
 
         Args:
             step: Updates of the optimizer so far.
-            executed: Updates since the last time that this was asked (`steps_per_execution`).
+            executed: Updates since the last call (`steps_per_execution`).
         """
         begin, end = self._steps()
         last = step if end is None else min(step, end)
@@ -139,24 +145,25 @@ class Schedule(abc.ABC):
             return False
         if last == self.end_step:
             return True
-        # The last renewal up to `last` lies after `after`.
+        # The last update up to `last` lies after `after`.
         return last - (last - begin) % (self.frequency or _MOST_STEPS) > after
+
+    def _attributes(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
     def _steps(self) -> tuple[int, int | None]:
         """Begin and end in steps."""
-        if not self.is_laid_out:
+        if not self.is_resolved:
             raise ValueError(
-                "This schedule is in parts of a run: `laid_out(steps)` makes steps of them. "
+                "This schedule is in fractions of a run: `resolved(steps)` makes them steps. "
                 f"Received: schedule={self!r}"
             )
         return int(self.begin_step), None if self.end_step is None else int(self.end_step)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            type(other) is type(self)
-            and isinstance(other, Schedule)
-            and (other.get_config() == self.get_config())
-        )
+        if not isinstance(other, Schedule) or type(other) is not type(self):
+            return False
+        return other.get_config() == self.get_config()
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, self.final_density, self.begin_step, self.end_step))
@@ -166,12 +173,225 @@ class Schedule(abc.ABC):
         return f"{type(self).__name__}({fields})"
 
 
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class Constant(Schedule):
+    """`d(t) = final_density`, with masks updated from `begin_step` on.
+
+    Args:
+        final_density: Live fraction, in (0, 1].
+        begin_step: First step at which masks are updated, or a fraction of the run (a float in
+            [0, 1]). Before it, nothing is pruned.
+        end_step: Last one, or a fraction of the run; `None` (default) if there is none.
+        frequency: Steps between updates. Default: a hundredth of the run, but 100 at most.
+
+    Example:
+
+    >>> schedule = Constant(0.1, begin_step=100, frequency=50)
+    >>> [schedule.due(step) for step in (0, 100, 120, 150)]
+    [False, True, False, True]
+    """
+
+    @explains_density
+    def __init__(
+        self,
+        final_density: float,
+        begin_step: int | float = 0,
+        end_step: int | float | None = None,
+        frequency: int | None = None,
+    ) -> None:
+        super().__init__(final_density, begin_step, end_step, frequency)
+
+    def density(self, step: int) -> float:
+        """`final_density` from `begin_step` on, and 1 before."""
+        return self.final_density if step >= self._steps()[0] else 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return self._attributes("final_density", "begin_step", "end_step", "frequency")
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class OneShot(Schedule):
+    """`d(t) = 1` before `step`, and `final_density` from then on; one update, at `step`.
+
+    Args:
+        final_density: Live fraction, in (0, 1].
+        step: When to prune: a step, or a fraction of the run (a float in [0, 1]).
+
+    Example:
+
+    >>> schedule = OneShot(0.1, step=500)
+    >>> schedule.density(499), schedule.density(500), schedule.due(500), schedule.due(501)
+    (1.0, 0.1, True, False)
+    """
+
+    @explains_density
+    def __init__(self, final_density: float, step: int | float = 0) -> None:
+        super().__init__(final_density, step, step, 1)
+
+    def density(self, step: int) -> float:
+        """1 before the step, `final_density` from it on."""
+        return self.final_density if step >= self._steps()[0] else 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {"final_density": self.final_density, "step": self.begin_step}
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class Polynomial(Schedule):
+    """Density that falls from `initial_density` to `final_density`, fast at first.
+
+    With `u = (t - begin_step) / (end_step - begin_step)`, held to [0, 1]:
+
+        d(t) = final + (initial - final) * (1 - u) ** power
+
+    which is TFMOT's `PolynomialDecay` in terms of density. `Cubic` and `Linear` are this with a
+    power of 3 and 1.
+
+    Args:
+        final_density: Live fraction at `end_step` and after it, in (0, 1].
+        begin_step: First step at which masks are updated, or a fraction of the run (a float
+            in [0, 1]); nothing is pruned before it. Default: the start of the run.
+        end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
+        initial_density: Live fraction at `begin_step`.
+        power: The exponent, positive.
+        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, but
+            100 at most.
+
+    Raises:
+        ValueError: An `end_step` not after `begin_step`; a power that is not positive.
+
+    Example:
+
+    >>> schedule = Polynomial(0.1, begin_step=0, end_step=1000, power=2.0)
+    >>> round(schedule.density(500), 3)
+    0.325
+    """
+
+    @explains_density
+    def __init__(
+        self,
+        final_density: float,
+        begin_step: int | float = 0.0,
+        end_step: int | float = 0.7,
+        initial_density: float = 1.0,
+        power: float = 3.0,
+        frequency: int | None = None,
+    ) -> None:
+        super().__init__(final_density, begin_step, end_step, frequency)
+        if type(self.begin_step) is type(self.end_step) and end_step <= begin_step:
+            raise ValueError(
+                "`end_step` must come after `begin_step`. "
+                f"Received: begin_step={begin_step!r}, end_step={end_step!r}"
+            )
+        if not power > 0:
+            raise ValueError(f"`power` must be positive. Received: power={power!r}")
+        self.initial_density = check_density(initial_density)
+        self.power = float(power)
+
+    def density(self, step: int) -> float:
+        """The formula above; 1 before `begin_step`."""
+        begin, end = self._steps()
+        if end is None or step < begin:
+            return 1.0
+        done = min((step - begin) / max(end - begin, 1), 1.0)
+        fall = self.initial_density - self.final_density
+        return self.final_density + fall * (1 - done) ** self.power
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        names = ("final_density", "begin_step", "end_step", "initial_density", "power", "frequency")
+        return self._attributes(*names)
+
+
+class _FixedPower(Polynomial):
+    """A `Polynomial` without the argument `power`."""
+
+    _POWER: float
+
+    @explains_density
+    def __init__(
+        self,
+        final_density: float,
+        begin_step: int | float = 0.0,
+        end_step: int | float = 0.7,
+        initial_density: float = 1.0,
+        frequency: int | None = None,
+    ) -> None:
+        super().__init__(
+            final_density, begin_step, end_step, initial_density, self._POWER, frequency
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        config = super().get_config()
+        del config["power"]
+        return config
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class Cubic(_FixedPower):
+    """Density that falls with the cube of the remaining time: the schedule of gradual pruning.
+
+    `d(t) = final + (initial - final) * (1 - u) ** 3`, where `u` in [0, 1] is the fraction of the
+    way from `begin_step` to `end_step`; see `Polynomial`.
+
+    Args:
+        final_density: Live fraction at `end_step` and after it, in (0, 1].
+        begin_step: First step at which masks are updated, or a fraction of the run (a float
+            in [0, 1]); nothing is pruned before it. Default: the start of the run.
+        end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
+        initial_density: Live fraction at `begin_step`.
+        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, but
+            100 at most.
+
+    Example:
+
+    >>> schedule = Cubic(0.1, begin_step=0, end_step=1000)
+    >>> round(schedule.density(500), 4)
+    0.2125
+
+    Reference:
+
+    - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
+    """
+
+    _POWER = 3.0
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class Linear(_FixedPower):
+    """Density that falls evenly from `initial_density` to `final_density`.
+
+    `d(t) = final + (initial - final) * (1 - u)`, where `u` in [0, 1] is the fraction of the
+    way from `begin_step` to `end_step`; see `Polynomial`.
+
+    Args:
+        final_density: Live fraction at `end_step` and after it, in (0, 1].
+        begin_step: First step at which masks are updated, or a fraction of the run (a float
+            in [0, 1]); nothing is pruned before it. Default: the start of the run.
+        end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
+        initial_density: Live fraction at `begin_step`.
+        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, but
+            100 at most.
+
+    Example:
+
+    >>> schedule = Linear(0.1, begin_step=0, end_step=1000)
+    >>> round(schedule.density(500), 4)
+    0.55
+    """
+
+    _POWER = 1.0
+
+
 def _step(moment: int | float, steps: int | None, start: int) -> int:
-    """A moment as a step; 0.29 of 100 steps, which is 28.999... in floating point, is step 29."""
+    """A moment as a step; 0.29 of 100 steps is step 29, not 28.999... as in floating point."""
     if not isinstance(moment, float):
         return moment
     return start + math.floor(moment * (steps or 0) + 1e-9)
 
 
 def _frequency(steps: int) -> int:
-    return min(max(steps // _RENEWALS, 1), _MOST_STEPS)
+    return min(max(steps // _UPDATES, 1), _MOST_STEPS)

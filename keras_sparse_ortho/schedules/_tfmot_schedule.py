@@ -1,20 +1,19 @@
-"""`TfmotSchedule` and `as_schedule`: what else may stand where a schedule is expected."""
+"""`TfmotSchedule` and `as_schedule`: what is accepted in place of a schedule."""
 
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho.schedules._constant import Constant
-from keras_sparse_ortho.schedules._schedule import Schedule
+from keras_sparse_ortho.schedules._schedule import Constant, Schedule
 
-# What TFMOT's own schedules call the sparsity that they end with.
+# What TFMOT's own schedules call their final sparsity.
 _FINAL_NAMES = ("final_sparsity", "target_sparsity")
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class TfmotSchedule(Schedule):
-    """`d(t) = 1 - sparsity(t)`, renewed at the steps at which the TFMOT schedule prunes.
+    """`d(t) = 1 - sparsity(t)`, updated at the steps at which the TFMOT schedule prunes.
 
     A TFMOT schedule returns `(should_prune, sparsity)` for a step, as TensorFlow tensors, so this
     works where TensorFlow is installed, on any backend of Keras. `as_schedule` makes one wherever
@@ -26,10 +25,10 @@ class TfmotSchedule(Schedule):
     Raises:
         ValueError: Something that does not return `(should_prune, sparsity)` for a step.
 
-    Limits: what is due at step `t` is done before the update number `t + 1`, when `t` updates have
-    been made. TFMOT's own wrapper counts from 1 and does it before update `t`, one update earlier:
-    with `begin_step=0, frequency=100` it first prunes at step 100, where here step 0 counts. For
-    the same updates give TFMOT's schedule with `begin_step` and `end_step` one smaller.
+    Limits: masks that are due at step `t` are updated after `t` updates of the optimizer. TFMOT's
+    wrapper counts from 1 and does it one update earlier: with `begin_step=0, frequency=100` it
+    first prunes at step 100, here at step 0 as well. For the same masks use TFMOT's schedule with
+    `begin_step` and `end_step` one smaller.
     """
 
     def __init__(self, schedule: Any) -> None:
@@ -55,8 +54,8 @@ class TfmotSchedule(Schedule):
         """Whether the TFMOT schedule prunes at `step`, or at one of the steps before it."""
         steps = range(max(step - executed + 1, 0), step + 1)
         if all(hasattr(self.schedule, name) for name in ("begin_step", "end_step", "frequency")):
-            # The rule of TFMOT's `_should_prune_in_step`, without a TensorFlow call in every step.
-            # Unlike our schedules, it prunes at the end only if the frequency gets there.
+            # TFMOT's `_should_prune_in_step`, without a TensorFlow call in every step. Unlike our
+            # schedules, it prunes at `end_step` only if that is a multiple of the frequency.
             last = step if self.end_step is None else self.end_step
             frequency = self.frequency or 1
             return any(
@@ -72,8 +71,8 @@ class TfmotSchedule(Schedule):
         names = [name for name in _FINAL_NAMES if name in config]
         if not names:
             raise ValueError(
-                "A TFMOT schedule without `final_sparsity` or `target_sparsity` cannot be given "
-                f"another density. Received: schedule={self.schedule!r}"
+                "A TFMOT schedule needs `final_sparsity` or `target_sparsity` to be given another "
+                f"density. Received: schedule={self.schedule!r}"
             )
         config[names[0]] = 1 - density
         return TfmotSchedule(type(self.schedule)(**config))
@@ -111,7 +110,7 @@ def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
 
     Args:
         value: A `Schedule`; a density in (0, 1], for `Constant`; or a TFMOT schedule.
-        frequency: Steps between renewals where `value` is a density; see `Constant`.
+        frequency: Steps between updates if `value` is a density; see `Constant`.
 
     Raises:
         DensityError: A number outside (0, 1].
@@ -143,8 +142,8 @@ def _restored(config: dict[str, Any]) -> Any:
         kind = getattr(sparsity, config["name"], None)
     if kind is None:
         raise ValueError(
-            "A schedule that is not TFMOT's own can be loaded if its class is registered with "
-            "Keras, or given as a custom object. "
+            "To load a schedule of your own class, register the class with Keras, or pass it as a "
+            "custom object. "
             f"Received: {config['module']}.{config['name']}"
         )
     return kind(**config["config"])

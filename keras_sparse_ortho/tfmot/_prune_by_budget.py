@@ -1,6 +1,6 @@
-"""`prune_by_budget`: TFMOT's own magnitude pruning, with a sparsity for each layer."""
+"""`prune_by_budget`: TFMOT's own magnitude pruning, with its own sparsity for each layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_sparse_ortho.budgets import Budget
@@ -8,13 +8,12 @@ from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.pruning import plan_for
 from keras_sparse_ortho.schedules import TfmotSchedule
-from keras_sparse_ortho.tfmot._budget_structure import refuse_structure
-from keras_sparse_ortho.tfmot._imports import tfmot
 from keras_sparse_ortho.tfmot._rewrite import rewrite, select_weights
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
     PruneRegistry,
     build_attention,
+    tfmot,
 )
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, find_kernels
 
@@ -30,26 +29,26 @@ def prune_by_budget(
     pruning_policy: Any = None,
     **options: Any,
 ) -> Any:
-    """Wraps the layers of a tf_keras model with TFMOT's wrapper, each with a sparsity of its own.
+    """Wraps the layers of a tf_keras model with TFMOT's wrapper, each with its own sparsity.
 
-    TFMOT's `prune_low_magnitude` takes one schedule for all layers. Here each layer gets one that
-    ends at `final_sparsity = 1 - density` of the layer in the budget. All else is TFMOT's: masks
-    by magnitude, `UpdatePruningStep` (which must be given to `fit`), `strip_pruning`.
+    TFMOT's `prune_low_magnitude` takes one schedule for all layers. Here each layer gets a schedule
+    that ends at `final_sparsity = 1 - density` of the layer in the budget. The rest is TFMOT's:
+    masks by magnitude, `UpdatePruningStep` (which must be passed to `fit`), `strip_pruning`.
 
-    TFMOT prunes all kernels of a layer by one schedule, so that a layer with several (a GRU) gets
-    the density of them together. Layers whose budget is 1 stay as they are.
+    TFMOT prunes all kernels of a layer by one schedule, so a layer with several kernels (a GRU)
+    gets their joint density. Layers with density 1 in the budget stay as they are.
 
     Args:
-        model: A built tf_keras model: Sequential, functional or nested. It is left as it is.
-        density: Global live fraction over the selected kernels, in (0, 1]; may be left out if
-            `budget` is a `Budget`.
+        model: A built tf_keras model: Sequential, functional or nested. It is not changed.
+        density: Global live fraction over the selected kernels, in (0, 1]; optional if `budget` is
+            a `Budget`.
         budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
-        schedule: A TFMOT schedule as a pattern, of which the final sparsity is replaced
-            (`PolynomialDecay`, `ConstantSparsity`), or a function from final sparsity to schedule.
+        schedule: A TFMOT schedule whose final sparsity is replaced (`PolynomialDecay`,
+            `ConstantSparsity`), or a function from final sparsity to schedule.
         include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
             or a predicate. Default: all kernels and embeddings.
-        exclude: Which kernels not.
-        pruning_policy: A TFMOT `PruningPolicy`: which layers may be pruned, such as
+        exclude: Which kernels to leave out.
+        pruning_policy: A TFMOT `PruningPolicy` that says which layers may be pruned, such as
             `PruneForLatencyOnXNNPack()`. Default: all.
         **options: For TFMOT's wrapper: `block_size`, `block_pooling_type`, `sparsity_m_by_n`.
 
@@ -57,22 +56,21 @@ def prune_by_budget(
         A new model with the same weights, not compiled.
 
     Raises:
-        NotPrunableError: A layer that TFMOT does not prune, or not the selected kernels of it
-            (`exclude` it, or use `prune_with_mask`, which takes every layer); a Keras 3 model, one
-            that is not built or written as a class; weights that are wrapped already; nothing to
-            prune.
-        BudgetError: A density or budget that does not fit the model; a pattern that starts from
-            more sparsity than the budget gives a layer; a budget that `sparsity_m_by_n` or
+        NotPrunableError: A layer that TFMOT does not prune, or whose selected kernels it does not
+            (`exclude` it, or use `prune_with_mask`, which takes every layer); a Keras 3, unbuilt or
+            subclassed model; weights that are wrapped already; nothing to prune.
+        BudgetError: A density or budget that does not fit the model; a schedule that starts with
+            more sparsity than a layer has in the budget; a budget that `sparsity_m_by_n` or
             `block_size` cannot meet.
-        UnknownWeightError: An `include` or `exclude` that names nothing.
+        UnknownWeightError: `include` or `exclude` matches nothing.
         ValueError: No schedule, or one whose final sparsity cannot be replaced.
 
-    Limits: TFMOT's. With `sparsity_m_by_n=(m, n)` its density is `1 - m / n` whatever the schedule
-    says, so that only a budget of this density for every layer is taken. With `block_size` whole
-    blocks of 2-D kernels are pruned, so that a layer's count is met to half a block. Its wrapper
-    does not save `sparsity_m_by_n`. Weights are sparse at the ends of epochs, not in between; with
-    `begin_step=0` the first pruning is at step `frequency`, so a shorter run is not pruned. It
-    passes on one positional argument: call `MultiHeadAttention` with `value=` by name.
+    Limits: TFMOT's. With `sparsity_m_by_n=(m, n)` the density is `1 - m / n` whatever the schedule,
+    so only a budget with this density for every layer is accepted. With `block_size` whole blocks
+    of 2-D kernels are pruned, so a layer's count is met to half a block. TFMOT's wrapper does not
+    save `sparsity_m_by_n`. Weights are sparse at the ends of epochs, not in between; with
+    `begin_step=0` the first pruning is at step `frequency`, so a shorter run is not pruned. Only
+    one positional argument is passed on: call `MultiHeadAttention` with `value=` by name.
 
     Example:
 
@@ -95,26 +93,27 @@ def prune_by_budget(
     """
     weights = select_weights(model, include, exclude, pruning_policy)
     plan = plan_for(density, budget, weights, orthogonal=False)
-    make = _maker(schedule)
+    schedule_for = _schedules(schedule)
     paths = {id(weight.variable): weight.path for weight in weights}
     chosen: list[tuple[list[int], list[str]]] = []
 
     def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> Any:
         own = [paths[id(kernels[k].variable)] for k in indices]
         chosen.append((indices, own))
-        _refuse_unknown(copy, own)
-        build_attention(copy)  # TFMOT asks it for kernels that it would make when it is called
+        _check_supported(copy, own)
+        build_attention(copy)  # TFMOT asks for kernels that would be created in the first call
         live = sum(plan.counts[path] for path in own)
         size = sum(plan.sizes[path] for path in own)
         shapes = [tuple(kernels[k].shape) for k in indices]
-        if live != size:
-            refuse_structure(own, shapes, live, size, options)
-        return copy if live == size else PruneLowMagnitude(copy, make(live / size, own), **options)
+        if live == size:
+            return copy
+        _check_options(own, shapes, live, size, options)
+        return PruneLowMagnitude(copy, schedule_for(live / size, own), **options)
 
     result, layers = rewrite(model, weights, wrap)
     for layer, (indices, own) in zip(layers, chosen, strict=True):
         if isinstance(layer, PruneLowMagnitude):
-            _refuse_others(layer, indices, own)
+            _check_pruned(layer, indices, own)
     if not any(isinstance(layer, PruneLowMagnitude) for layer in layers):
         raise NotPrunableError(
             "Nothing in the model would be pruned: the budget leaves all weights dense. "
@@ -123,7 +122,7 @@ def prune_by_budget(
     return result
 
 
-def _maker(schedule: Any) -> Callable[[float, list[str]], Any]:
+def _schedules(schedule: Any) -> Callable[[float, list[str]], Any]:
     """A function from density and weight paths to a TFMOT schedule."""
     if isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
         pattern = TfmotSchedule(schedule)
@@ -133,7 +132,7 @@ def _maker(schedule: Any) -> Callable[[float, list[str]], Any]:
             first = getattr(made, "initial_sparsity", 0.0)
             if first > 1 - density:
                 raise BudgetError(
-                    f"The schedule starts from more sparsity than {paths} are to end with, "
+                    f"The schedule starts with more sparsity than {paths} must end with, "
                     f"{1 - density:.6g}. Received: initial_sparsity={first!r}"
                 )
             return made
@@ -147,16 +146,16 @@ def _maker(schedule: Any) -> Callable[[float, list[str]], Any]:
     return lambda density, paths: schedule(1 - density)
 
 
-def _refuse_unknown(layer: Any, paths: list[str]) -> None:
+def _check_supported(layer: Any, paths: list[str]) -> None:
     if not (PruneRegistry.supports(layer) or hasattr(layer, "get_prunable_weights")):
         raise NotPrunableError(
             f"TFMOT does not know how to prune the layer '{layer.name}', which holds {paths}. "
-            "`exclude` it, or take prune_with_mask or prune_with_soft_threshold, which take every "
+            "`exclude` it, or use prune_with_mask or prune_with_soft_threshold, which accept every "
             f"layer. Received: layer={type(layer).__name__}"
         )
 
 
-def _refuse_others(wrapper: Any, indices: list[int], paths: list[str]) -> None:
+def _check_pruned(wrapper: Any, indices: list[int], paths: list[str]) -> None:
     """Raises if TFMOT would not prune exactly the selected kernels of a layer."""
     kernels = find_kernels(wrapper.layer, wrapper.layer.name)
     pruned = {id(variable) for variable, _, _ in wrapper.pruning_vars}
@@ -167,6 +166,48 @@ def _refuse_others(wrapper: Any, indices: list[int], paths: list[str]) -> None:
     if left or more:
         raise NotPrunableError(
             f"TFMOT prunes other weights of the layer '{wrapper.layer.name}' than were selected. "
-            "Select as it does, or take prune_with_mask or prune_with_soft_threshold. "
+            "Select the same ones, or use prune_with_mask or prune_with_soft_threshold. "
             f"Received: selected but not pruned {left}, pruned but not selected {more}"
         )
+
+
+def _check_options(
+    paths: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    live: int,
+    size: int,
+    options: Mapping[str, Any],
+) -> None:
+    """Raises if TFMOT's wrapper with these options would end at another density than the budget.
+
+    `sparsity_m_by_n` ignores the schedule. `block_size` ranks blocks of 2-D kernels, and fails in
+    the middle of training for a kernel that is one block high or wide.
+    """
+    m_by_n = options.get("sparsity_m_by_n")
+    if m_by_n:
+        zeros, length = m_by_n
+        meant = 1 - zeros / length
+        if abs(live - meant * size) > 1:
+            raise BudgetError(
+                f"With sparsity_m_by_n={tuple(m_by_n)} TFMOT leaves the density {meant:.6g} in "
+                f"every layer, whatever the schedule. Use density={meant:.6g} with "
+                "budget='uniform', or another pattern. "
+                f"Received: density={live / size:.6g} for {list(paths)}"
+            )
+    high, wide = options.get("block_size", (1, 1))
+    if (high, wide) == (1, 1):
+        return
+    for path, shape in zip(paths, shapes, strict=True):
+        blocks = [-(-side // block) for side, block in zip(shape, (high, wide), strict=False)]
+        if len(shape) != 2 or min(blocks) < 2:
+            raise NotPrunableError(
+                "TFMOT prunes blocks only in 2-D kernels at least two blocks high and two blocks "
+                f"wide. `exclude` the others. Received: block_size={(high, wide)}, "
+                f"{path!r} of shape {shape}"
+            )
+        if live * blocks[0] * blocks[1] < 0.5 * size:
+            raise BudgetError(
+                f"The budget leaves '{path}' less than half a block of its "
+                f"{blocks[0] * blocks[1]}, but TFMOT keeps at least one. Use a higher density or "
+                f"smaller blocks. Received: density={live / size:.6g}, block_size={(high, wide)}"
+            )

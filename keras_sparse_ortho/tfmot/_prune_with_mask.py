@@ -1,20 +1,236 @@
-"""`prune_with_mask`: a whole tf_keras model with masks that are given and held."""
+"""Fixed masks: `PruneWithMask`, `prune_with_mask`, `prune_exact_orthogonal`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from keras_sparse_ortho._checks import check_density, explains_density
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt
+from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
-from keras_sparse_ortho.orthogonal import largest_mask
-from keras_sparse_ortho.pruning import BudgetLike, plan_for
-from keras_sparse_ortho.tfmot._prune_with_mask_layer import PruneWithMask
-from keras_sparse_ortho.tfmot._rewrite import rewrite, select_weights
-from keras_sparse_ortho.tfmot._unbuilt import sizes_are_unknown, wrap_unbuilt
-from keras_sparse_ortho.tfmot._weights import TfKerasWeight
+from keras_sparse_ortho.orthogonal import Structure, largest_mask, live_count
+from keras_sparse_ortho.pruning import BudgetLike, draw_kernels, plan_for
+from keras_sparse_ortho.tfmot._rewrite import (
+    rewrite,
+    select_weights,
+    sizes_are_unknown,
+    wrap_unbuilt,
+)
+from keras_sparse_ortho.tfmot._tf_keras_internals import tf_keras
+from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
+from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
+
+
+class _Masked(WeightState):
+    """Effective weight `w` where the mask is not 0, and exactly 0 elsewhere."""
+
+    def __init__(self, weight: TfKerasWeight, raw: Any, mask: Any) -> None:
+        super().__init__(weight, raw)
+        self.variable = mask
+
+    def effective(self) -> Any:
+        # Unlike in a product, 0 even for infinite or NaN weights and gradients. Faster than
+        # `tf.where`, which converts the mask and broadcasts a scalar, forward and backward.
+        raw = tf.convert_to_tensor(self.raw)
+        return tf.math.multiply_no_nan(raw, tf.cast(self.variable, raw.dtype))
+
+    def mask(self) -> np.ndarray:
+        return as_numpy(self.variable) != 0
+
+    def settle(self) -> None:
+        self.raw.assign(self.effective())
+
+    def assign(self, mask: np.ndarray) -> None:
+        self.variable.assign(mask.astype(self.variable.dtype.as_numpy_dtype))
+        self.settle()
+
+
+@tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class PruneWithMask(EffectiveWeightWrapper):
+    """Wraps a tf_keras layer with fixed masks: `w_e = w` where live, 0 elsewhere.
+
+    A subclass of TFMOT's `PruneLowMagnitude`: `strip_pruning`, `UpdatePruningStep`,
+    `PruningSummaries` and `collect_prunable_layers` treat it as one of their own. The mask holds
+    from the first step, with or without callbacks, and gradients and optimizer moments of dead
+    entries are exactly zero. So are raw weights: checkpoints are sparse at every step.
+
+    The mask comes from the first of these: `masks`; the `initializers`, which draw kernel and mask;
+    `density`, or the counts in `live`, as the largest magnitudes of each kernel when the wrapper is
+    built (`clone_model` draws new weights, and so needs a new mask of the same count); the layer's
+    own sparse initializers.
+
+    Args:
+        layer: Any tf_keras layer, built or not, whether or not TFMOT supports it.
+        masks: Dict from weight name (`"kernel"`, or `"query/kernel"` for a sublayer) to a bool
+            array of its shape; other weights stay dense. `None` for another source.
+        selected: Which of the layer's kernels, as indices into the list of them; `None` for all.
+        initializers: A sparse initializer for each kernel, or `None`.
+        live: Number of live entries of each kernel, or `None`.
+        density: Live fraction of every kernel, in (0, 1], or `None`.
+        **kwargs: As for tf_keras' `Layer`. The default name is `prune_with_mask_` and the layer's.
+
+    Raises:
+        DensityError: A density outside (0, 1].
+        NotPrunableError: When built: a layer without kernels, weights that are not finite, or no
+            source of a mask.
+        ValueError: Several of `masks`, `live` and `density`; TFMOT's `pruning_schedule`,
+            `block_size`, `block_pooling_type` and `sparsity_m_by_n`, as nothing is ranked here.
+            When built: masks with wrong names, shapes or dtypes, or a wrong number of initializers
+            or counts.
+
+    Limits: the dense kernel is stored and multiplied. Under `MirroredStrategy`, wrap the sublayers
+    of a layer that holds a BatchNormalization besides kernels.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> tf_keras = kso.tfmot.register_initializers()
+    >>> mask = np.eye(4, dtype=bool)
+    >>> layer = kso.tfmot.PruneWithMask(tf_keras.layers.Dense(4, name="hidden"), {"kernel": mask})
+    >>> _ = layer(np.ones((1, 4), "float32"))
+    >>> int(np.count_nonzero(layer.layer.kernel.numpy())), layer.name
+    (4, 'prune_with_mask_hidden')
+    >>> kso.tfmot.PruneWithMask(tf_keras.layers.Dense(4), density=0.25).get_config()["density"]
+    0.25
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        masks: Mapping[str, np.ndarray] | None = None,
+        *,
+        selected: Sequence[int] | None = None,
+        initializers: Sequence[Any] | None = None,
+        live: Sequence[int] | None = None,
+        density: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        given = {"masks": masks, "live": live, "density": density}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) > 1:
+            raise ValueError(f"Give only one of `masks`, `live` and `density`. Received: {given}")
+        self._density = None if density is None else check_density(density)
+        self._pending = None if masks is None else dict(masks)
+        self._initializers: list[Any] | None = None
+        if initializers is not None:
+            self._initializers = [tf_keras.initializers.get(one) for one in initializers]
+        self._live = None if live is None else [int(count) for count in live]
+        super().__init__(layer, selected, **kwargs)
+
+    def build(self, input_shape: Any) -> None:
+        """Builds the layer, and sets the masks."""
+        self._build_layer(input_shape)
+        self._check_sources()
+        super().build(input_shape)
+        for name, mask in (self._pending or {}).items():
+            self.assign_mask(f"{self.layer.name}/{name}", np.asarray(mask))
+        self._pending = None
+        self._live = [int(state.mask().sum()) for state in self.states]
+        self._density = None
+
+    def assign_mask(
+        self, path: str, mask: np.ndarray, kernel: np.ndarray | None = None, initializer: Any = None
+    ) -> None:
+        """Sets the mask of a weight, and its dead entries to zero.
+
+        Args:
+            path: Path of the weight, beginning with the layer's name.
+            mask: Bool array of its shape with at least one live entry.
+            kernel: New values of the weight, or `None` to keep them.
+            initializer: The initializer that drew both, for clones.
+        """
+        states = self.states
+        index = next((k for k, s in enumerate(states) if s.weight.path == path), None)
+        if index is None:
+            known = [state.weight.path for state in states]
+            raise ValueError(f"The wrapper prunes {known}. Received: path={path!r}")
+        state = states[index]
+        if mask.shape != state.weight.shape or mask.dtype != bool or not mask.any():
+            raise ValueError(
+                f"The mask of '{path}' must be a bool array of shape {state.weight.shape} with a "
+                f"live entry. Received: dtype {mask.dtype}, shape {mask.shape}, {np.sum(mask)} live"
+            )
+        if kernel is not None:
+            state.raw.assign(kernel)
+        check_finite(state.weight)
+        state.assign(mask)
+        if self._live is not None and len(self._live) == len(states):
+            self._live[index] = int(mask.sum())
+        if initializer is not None:
+            self._initializers = self._initializers or [None] * len(states)
+            self._initializers[index] = initializer
+        elif self._initializers is not None:
+            self._initializers[index] = None
+
+    def get_config(self) -> dict[str, Any]:
+        """The layer, counts and initializers; masks are saved as variables."""
+        config = super().get_config()
+        initializers = self._initializers
+        if initializers is not None:
+            initializers = [
+                None if one is None else tf_keras.initializers.serialize(one)
+                for one in initializers
+            ]
+        return {
+            **config,
+            "initializers": initializers,
+            "live": self._live,
+            "density": self._density,
+        }
+
+    def _check_sources(self) -> None:
+        """Selects the kernels that `masks` name; checks names, and counts of the other sources."""
+        paths = [w.path for w in find_kernels(self.layer, self.layer.name)]
+        if self._pending is not None:
+            names = [path.removeprefix(f"{self.layer.name}/") for path in paths]
+            if not self._pending or not set(self._pending) <= set(names):
+                raise ValueError(
+                    f"`masks` must name kernels of the layer '{self.layer.name}', which are "
+                    f"{names}. Received: masks={list(self._pending)}"
+                )
+            self._selected = [k for k, name in enumerate(names) if name in self._pending]
+        if self._selected is not None:
+            paths = [paths[k] for k in self._selected]
+        for name, values in (("initializers", self._initializers), ("live", self._live)):
+            if values is not None and paths and len(values) != len(paths):
+                raise ValueError(
+                    f"`{name}` must hold one for each kernel, which are {paths}. "
+                    f"Received: {len(values)} of them, {values!r}"
+                )
+
+    def _new_state(
+        self, index: int, weight: TfKerasWeight, variable: Any, mask: Any, threshold: Any
+    ) -> WeightState:
+        state = _Masked(weight, variable, mask)
+        if self._pending is not None:
+            return state
+        value = check_finite(weight)
+        initializer = weight.initializer
+        if self._initializers is not None and self._initializers[index] is not None:
+            initializer = self._initializers[index]
+            drawn = draw(weight, initializer)
+            variable.assign(drawn.kernel)
+            state.assign(drawn.mask)
+        elif self._live is not None:
+            state.assign(largest_mask(np.abs(value), self._live[index]))
+        elif self._density is not None:
+            state.assign(largest_mask(np.abs(value), live_count(self._density, weight.size)))
+        elif isinstance(initializer, SparseInitializer):
+            drawn = adopt(weight, initializer)
+            if drawn.kernel is not None:
+                variable.assign(drawn.kernel)
+            state.assign(drawn.mask)
+        else:
+            raise NotPrunableError(
+                f"PruneWithMask has no mask for '{weight.path}': give it `masks`, `density`, "
+                "`initializers` or `live` counts, or the layer a sparse initializer. "
+                f"Received: initializer={type(initializer).__name__}"
+            )
+        return state
 
 
 def prune_with_mask(
@@ -27,43 +243,43 @@ def prune_with_mask(
     exclude: Selection = None,
     pruning_policy: Any = None,
 ) -> Any:
-    """Wraps the layers of a tf_keras model so that their kernels keep masks.
+    """Wraps the layers of a tf_keras model with fixed masks.
 
     1. `prune_with_mask(model, {"hidden/kernel": mask})`: the given masks.
-    2. `prune_with_mask(model, density=0.1)`: the largest magnitudes of each kernel stay, as many
-       as the budget gives it. For trained models.
-    3. `prune_with_mask(model)`: the masks of our initializers, in the layers that have one.
+    2. `prune_with_mask(model, density=0.1)`: the largest magnitudes of each kernel, with the counts
+       of the budget. For trained models.
+    3. `prune_with_mask(model)`: the masks of the layers' own sparse initializers.
 
-    The wrappers are `PruneWithMask`; TFMOT's `strip_pruning`, callbacks, and what follows
-    (clustering, quantization, TFLite) take the model as if TFMOT had wrapped it. Layers are
-    wrapped whether or not TFMOT knows them: subclasses of Dense, depthwise convolutions,
+    The wrappers are `PruneWithMask`; TFMOT's `strip_pruning`, callbacks, and later steps
+    (clustering, quantization, TFLite) treat the model as if TFMOT had wrapped it. Any layer can be
+    wrapped, whether or not TFMOT supports it: subclasses of Dense, depthwise convolutions,
     EinsumDense, Bidirectional, blocks of layers.
 
-    Where sizes are not known yet, `density` with `budget="uniform"` gives every kernel the same
-    density when it is built: `prune_with_mask(layers, density=0.1, budget="uniform")`.
+    Before sizes are known, `density` with `budget="uniform"` gives every kernel the same density
+    when it is built: `prune_with_mask(layers, density=0.1, budget="uniform")`.
 
     Args:
-        model: A built tf_keras model: Sequential, functional or nested. It is left as it is. Or a
-            Sequential model that is not built, or a list of layers, which are wrapped themselves.
+        model: A built tf_keras model: Sequential, functional or nested, which is not changed. Or an
+            unbuilt Sequential model, or a list of layers, which are wrapped themselves.
         masks: Dict from weight path (see `prunable_weights`) to a bool array of its shape.
         density: Global live fraction over the selected kernels, in (0, 1].
         budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
-        include: Which kernels, in ways 2 and 3: weight paths, layer paths or regular expressions
-            (one or a list), or a predicate. Default: all kernels and embeddings.
-        exclude: Which kernels not.
-        pruning_policy: A TFMOT `PruningPolicy`: which layers may be pruned, such as
+        include: Which kernels, in 2 and 3: weight paths, layer paths or regular expressions (one
+            or a list), or a predicate. Default: all kernels and embeddings.
+        exclude: Which kernels to leave out.
+        pruning_policy: A TFMOT `PruningPolicy` that says which layers may be pruned, such as
             `PruneForLatencyOnXNNPack()`. Default: all.
 
     Returns:
         A new model with the same weights, not compiled; for a list, the list with the wrappers.
 
     Raises:
-        NotPrunableError: A Keras 3 model, one that is not built or written as a class; weights
-            that are wrapped already or not finite; nothing to prune.
+        NotPrunableError: A Keras 3, unbuilt or subclassed model; weights that are wrapped already
+            or not finite; nothing to prune.
         BudgetError: A density or budget that does not fit the model.
         UnknownWeightError: A path that no weight has.
-        ValueError: A mask of another shape or dtype, or without live entries; masks, selections or
-            budgets for what is not built.
+        ValueError: A mask of the wrong shape or dtype, or without live entries; masks, selections
+            or budgets for an unbuilt model.
 
     Example:
 
@@ -88,47 +304,47 @@ def prune_with_mask(
         )
     if masks is not None and (by_density or include is not None or exclude is not None):
         raise ValueError(
-            "`masks` name the weights and say how sparse they are; leave the other arguments out. "
+            "`masks` and the other arguments are mutually exclusive. "
             f"Received: density={density!r}, include={include!r}, exclude={exclude!r}"
         )
     if masks is not None:
         weights = select_weights(model, lambda w: w.path in masks, None)
         for path in masks:
             select(weights, path, "masks")
-        return hold(model, {w.path: Draw(np.asarray(masks[w.path])) for w in weights})
+        return _hold(model, {w.path: Draw(np.asarray(masks[w.path])) for w in weights})
     weights = select_weights(model, include, exclude, pruning_policy)
     if by_density:
         counts = plan_for(density, budget, weights, orthogonal=False).counts
-        return hold(
+        return _hold(
             model,
             {w.path: Draw(largest_mask(np.abs(w.raw_value()), counts[w.path])) for w in weights},
         )  # fmt: skip
     table: dict[str, Draw] = {}
     for weight in weights:
         if isinstance(weight.initializer, SparseInitializer):
-            # The layer keeps its initializer, of which a clone takes the mask.
+            # The layer keeps its initializer, from which clones draw their masks.
             drawn = adopt(weight, weight.initializer)
             kernel = drawn.kernel if drawn.sets_values else None
             table[weight.path] = Draw(drawn.mask, kernel, fresh=drawn.fresh)
     if not table:
         raise NotPrunableError(
-            "The model has no layer with one of our initializers, and neither `masks` nor "
-            f"`density` was given. Received: model={model.name!r}"
+            "No layer of the model has a sparse initializer, and neither `masks` nor `density` was "
+            f"given. Received: model={model.name!r}"
         )
-    return hold(model, table)
+    return _hold(model, table)
 
 
-def hold(model: Any, table: Mapping[str, AnyDraw]) -> Any:
-    """A copy of a model in which the weights of `table` keep their masks."""
+def _hold(model: Any, table: Mapping[str, AnyDraw]) -> Any:
+    """A copy of a model in which the weights of `table` have these masks and values."""
     weights: list[PrunableWeight] = select_weights(model, lambda w: w.path in table, None)
     full_paths = {id(weight.variable): weight.path for weight in weights}
     plans: list[list[AnyDraw]] = []
 
     def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> PruneWithMask:
         chosen = [kernels[k] for k in indices]
-        # In the order of the wrapper's states: a copy may have got another name.
+        # In the order of the wrapper's states: a copy may have another name.
         plans.append([table[full_paths[id(w.variable)]] for w in chosen])
-        # Built with full masks, for there are the weights of the given model only afterwards.
+        # Built with full masks: the weights of the given model are copied afterwards.
         selected = None if len(indices) == len(kernels) else indices
         return PruneWithMask(copy, selected=selected, live=[w.size for w in chosen])
 
@@ -138,3 +354,73 @@ def hold(model: Any, table: Mapping[str, AnyDraw]) -> Any:
             path = state.weight.path
             wrapper.assign_mask(path, drawn.mask, drawn.kernel, drawn.initializer)
     return result
+
+
+@explains_density
+def prune_exact_orthogonal(
+    model: Any,
+    density: float | None = None,
+    budget: BudgetLike = "erk",
+    initializer: str | SparseInitializer = "exact_orthogonal",
+    *,
+    structure: Structure | None = None,
+    seed: int | None = None,
+    include: Selection = None,
+    exclude: Selection = None,
+    pruning_policy: Any = None,
+) -> Any:
+    """Draws sparse, exactly orthogonal kernels for a tf_keras model, and fixes their masks.
+
+    The counterpart of `keras_sparse_ortho.sparsify`: the budget shares `round(density * size)` live
+    entries among the kernels, each kernel is drawn anew with `K^T K = I`, and its layer is wrapped
+    with `PruneWithMask`. With the same paths and seeds the kernels are those of Keras 3. Train with
+    or without TFMOT's `UpdatePruningStep`, then call its `strip_pruning`.
+
+    Args:
+        model: A built tf_keras model: Sequential, functional or nested. It is not changed.
+        density: Global live fraction over the selected kernels, in (0, 1]; optional if `budget` is
+            a `Budget`.
+        budget: `"erk"` (default), `"er"`, `"uniform"`, a `Budget` for the selected kernels, or a
+            dict of densities by weight path, layer path or regular expression.
+        initializer: `"exact_orthogonal"` (default), `"random_sparse"`, or a sparse initializer,
+            whose density and seed are replaced.
+        structure: `Block`, `NByM` or `ConstantFan` for every selected kernel.
+        seed: Integer, or `None` for a new one in each call (from Python's `random`). Each kernel's
+            seed is derived from it and the kernel's path.
+        include: As in `prune_with_mask`.
+        exclude: As in `prune_with_mask`.
+        pruning_policy: As in `prune_with_mask`.
+
+    Returns:
+        A new model, not compiled. Biases and kernels that are not selected keep their values.
+
+    Raises:
+        DensityError: A density outside (0, 1].
+        BudgetError: A density or budget that does not fit the model, e.g. one too small for
+            exactly orthogonal kernels; the message names the least density.
+        NotPrunableError: A Keras 3, unbuilt or subclassed model; weights that are wrapped already
+            or not finite; nothing to prune.
+        UnknownWeightError: `include` or `exclude` matches nothing.
+
+    Example:
+
+    >>> import keras_sparse_ortho as kso
+    >>> tf_keras = kso.tfmot.register_initializers()
+    >>> dense = tf_keras.Sequential([
+    ...     tf_keras.Input((64,)),
+    ...     tf_keras.layers.Dense(128, activation="relu", name="hidden"),
+    ...     tf_keras.layers.Dense(10, name="head"),
+    ... ])
+    >>> model = kso.tfmot.prune_exact_orthogonal(dense, density=0.1, seed=0)
+    >>> for weight in kso.tfmot.prunable_weights(model):
+    ...     print(weight)
+    <hidden/kernel shape=(64, 128), density=0.0672607>
+    <head/kernel shape=(128, 10), density=0.309375>
+
+    Reference:
+
+    - Nowak et al. (ICML 2024), arXiv 2406.01755
+    """
+    weights = select_weights(model, include, exclude, pruning_policy)
+    draws = draw_kernels(weights, weights, density, budget, initializer, structure, seed)
+    return _hold(model, draws)

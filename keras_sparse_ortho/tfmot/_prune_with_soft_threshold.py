@@ -1,16 +1,326 @@
-"""`prune_with_soft_threshold`: learnt thresholds for a whole tf_keras model."""
+"""Learnt thresholds (STR): `PruneWithSoftThreshold` and `prune_with_soft_threshold`."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.tfmot._prune_with_soft_threshold_layer import (
-    PruneWithSoftThreshold,
-    check_arguments,
+from keras_sparse_ortho.parametrizations import threshold_function
+from keras_sparse_ortho.tfmot._rewrite import (
+    rewrite,
+    select_weights,
+    sizes_are_unknown,
+    wrap_unbuilt,
 )
-from keras_sparse_ortho.tfmot._rewrite import rewrite, select_weights
-from keras_sparse_ortho.tfmot._soft_threshold_state import SoftThresholdState
-from keras_sparse_ortho.tfmot._unbuilt import sizes_are_unknown, wrap_unbuilt
-from keras_sparse_ortho.tfmot._weights import TfKerasWeight
+from keras_sparse_ortho.tfmot._tf_keras_internals import in_replica, own_weights, tf_keras, track
+from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy
+from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
+
+# In TensorFlow, whatever the backend of Keras 3.
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "sigmoid": tf.sigmoid,
+    "exp": tf.exp,
+    "softplus": tf.nn.softplus,
+}
+
+
+def _shrink(value: Any, threshold: Any) -> Any:
+    """`sign(w) * relu(|w| - t)`, with the gradients given in `PruneWithSoftThreshold`."""
+    axes = [k for k, size in enumerate(threshold.shape) if size != value.shape[k]]
+
+    @tf.custom_gradient
+    def shrunk(w: Any, t: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+        # By subtraction, so that w = t = 0 gives 0: an entry frozen at 0 gets no gradient.
+        effective = w - tf.clip_by_value(w, -t, t)
+
+        def gradient(upstream: Any) -> tuple[Any, Any]:
+            live = tf.where(effective != 0, upstream, tf.zeros((), w.dtype))
+            terms = upstream * tf.sign(effective)
+            scalar = len(t.shape) == 0
+            total = tf.reduce_sum(terms, None if scalar else axes, keepdims=not scalar)
+            return live, -total
+
+        return effective, gradient
+
+    return shrunk(tf.convert_to_tensor(value), threshold)
+
+
+class SoftThresholdState(WeightState):
+    """Effective weight `sign(w) * relu(|w| - t)`, `t = g(s + offset)`; `t = 0` once frozen.
+
+    It has the interface of `parametrizations.LearntThreshold`, which `ThresholdSteering` needs.
+
+    Args:
+        weight: The kernel of the layer, which holds the effective weight.
+        raw: The raw weight.
+        g: Name of the threshold function.
+        s: The trainable variable of the threshold.
+        offset: Variable of `TargetDensity`, added to `s`.
+        active: 1, or 0 once frozen.
+        kept: TFMOT's variables for mask and threshold, which `settle` updates.
+    """
+
+    counted = "entries"
+
+    def __init__(
+        self,
+        weight: TfKerasWeight,
+        raw: Any,
+        g: str,
+        s: Any,
+        offset: Any,
+        active: Any,
+        kept: tuple[Any, Any],
+    ) -> None:
+        super().__init__(weight, raw)
+        self.s = s
+        self.offset = offset
+        self.active = active
+        self._kept = kept
+        self._forward = _FUNCTIONS[g]
+        self._inverse = threshold_function(g).inverse
+
+    def effective(self) -> Any:
+        return _shrink(self.raw, tf.cast(self._threshold(), self.raw.dtype))
+
+    def mask(self) -> np.ndarray:
+        return as_numpy(self.effective()) != 0
+
+    def show(self) -> Any:
+        """Sets the kernel to the effective weight."""
+        effective = self.effective()
+        self.weight.variable.assign(effective)
+        return effective
+
+    def settle(self) -> None:
+        effective = self.show()
+        mask, threshold = self._kept
+        mask.assign(tf.cast(effective != 0, mask.dtype))
+        threshold.assign(tf.cast(tf.reduce_mean(self._threshold()), threshold.dtype))
+
+    def adopt_raw(self) -> None:
+        """Sets the raw weight to the kernel."""
+        self.raw.assign(tf.convert_to_tensor(self.weight.variable))
+        self.settle()
+
+    def adopt_effective(self) -> None:
+        """Sets the raw weight so that the kernel is effective: `w = w_e + sign(w_e) * t`."""
+        value = tf.convert_to_tensor(self.weight.variable)
+        self.raw.assign(value + tf.sign(value) * tf.cast(self._threshold(), value.dtype))
+        self.settle()
+
+    def threshold_value(self) -> np.ndarray:
+        """The threshold `t`: one value, or one per output."""
+        return np.ravel(as_numpy(self._threshold()))
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the live entries are fixed, with threshold 0."""
+        return not float(as_numpy(self.active))
+
+    @property
+    def steered(self) -> Any:
+        """The variable that `critical_offsets` and `freeze` refer to."""
+        return self.raw
+
+    def critical_offsets(self) -> np.ndarray:
+        """For every entry, the offset `g^-1(|w|) - s` at which it becomes zero."""
+        return np.asarray(self._inverse(np.abs(as_numpy(self.raw))) - as_numpy(self.s))
+
+    def freeze(self, mask: np.ndarray) -> np.ndarray:
+        """Fixes the live entries: `w` becomes `w_e` on the mask and 0 elsewhere, `t` becomes 0."""
+        raw, value = as_numpy(self.raw), as_numpy(self.effective())
+        # An entry of the mask at the threshold may round to 0: it keeps its sign.
+        value = np.where(value == 0, np.finfo(np.float32).tiny * np.sign(raw), value)
+        tf_keras.backend.set_value(self.raw, np.where(mask, value, 0))
+        self.active.assign(0.0)
+        self.settle()
+        return mask
+
+    def _threshold(self) -> Any:
+        t = self._forward(self.s + self.offset)
+        # Not a product: an inactive threshold is 0 even if g overflows.
+        return tf.where(self.active > 0, t, tf.zeros((), t.dtype))
+
+
+@tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class PruneWithSoftThreshold(EffectiveWeightWrapper):
+    """Wraps a tf_keras layer so that its kernels are `w_e = sign(w) * relu(|w| - t)`, `t = g(s)`.
+
+    Soft threshold reparameterization (STR), the counterpart of `parametrizations.SoftThreshold`.
+    The raw weight `w` and `s` are trainable variables of the wrapper, with the gradients
+
+        dL/dw = dL/dw_e where w_e is not 0, else 0
+        dL/ds = -g'(s) * sum(dL/dw_e * sign(w_e))
+
+    The kernel of the layer is not trained. It holds `w_e`, which is updated by optimizers of
+    tf_keras in every step (as a constraint), by TFMOT's `UpdatePruningStep`, by saving, and by
+    reading the attribute `layer`. So TFMOT's `strip_pruning` returns the plain layer with the
+    effective weight, however it was trained. The kernel's regularizer and constraint act on `w`.
+
+    Args:
+        layer: Any tf_keras layer, built or not, whether or not TFMOT supports it.
+        granularity: `"layer"`: one `s` per kernel; `"channel"`: one per output.
+        g: `"sigmoid"` (as in the paper), `"exp"` or `"softplus"`.
+        s_init: Initial value of `s`.
+        weight_decay: Strength `lambda` of the L2 penalty that is added to the loss,
+            `lambda / 2 * (sum(w ** 2) + sum(s ** 2))`.
+        selected: Which of the layer's kernels, as indices into the list of them; `None` for all.
+        **kwargs: As for tf_keras' `Layer`. The default name is `prune_with_soft_threshold_` and the
+            layer's.
+
+    Raises:
+        ValueError: An unknown granularity or function, a negative strength.
+        NotPrunableError: When built: a layer without kernels, or weights that are not finite.
+
+    Limits: the weight is stored as raw and effective weight, as TFMOT's mask, and in optimizer
+    slots. Under a `tf.distribute.Strategy`, and in training loops without a tf_keras optimizer, the
+    kernel is not updated in every step, but by `UpdatePruningStep` at the end of each epoch, by
+    `get_weights` and by `wrapper.layer`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> tf_keras = kso.tfmot.register_initializers()
+    >>> dense = tf_keras.layers.Dense(1, use_bias=False)
+    >>> layer = kso.tfmot.PruneWithSoftThreshold(dense, s_init=0.0)
+    >>> layer.build((None, 3))
+    >>> layer.states[0].raw.assign([[0.25], [1.5], [-2.0]]) is not None
+    True
+    >>> layer(np.eye(3)).numpy().ravel().tolist()  # t = sigmoid(0) = 0.5
+    [0.0, 1.0, -1.5]
+
+    Reference:
+
+    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
+      2020), arXiv 2002.03231
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        granularity: str = "layer",
+        g: str = "sigmoid",
+        s_init: float = -8.0,
+        weight_decay: float = 0.0,
+        *,
+        selected: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _check_arguments(granularity, g, s_init, weight_decay)
+        self.granularity = granularity
+        self.g = g
+        self.s_init = float(s_init)
+        self.weight_decay = float(weight_decay)
+        super().__init__(layer, selected, **kwargs)
+
+    @property
+    def layer(self) -> Any:
+        """The wrapped layer, whose kernels hold the effective weights."""
+        if tf.executing_eagerly() and not in_replica():
+            for state in self.states:
+                state.settle()
+        return vars(self)["layer"]
+
+    @layer.setter
+    def layer(self, layer: Any) -> None:
+        self.__dict__["layer"] = layer
+        track(self, layer)
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        """Those of the layer, with raw weights in place of kernels, and the thresholds."""
+        raw = {id(state.weight.variable): state.raw for state in self.states}
+        own = [raw.get(id(v), v) for v in self._inner.trainable_weights]
+        return [*own, *(state.s for state in self.states)] if own else []
+
+    @property
+    def non_trainable_weights(self) -> list[Any]:
+        """The kernels, which follow the raw weights, and other variables that are not trained."""
+        trained = {id(v) for v in self.trainable_weights}
+        return [v for v in [*self._inner.weights, *own_weights(self)] if id(v) not in trained]
+
+    def _new_state(
+        self, index: int, weight: TfKerasWeight, variable: Any, mask: Any, threshold: Any
+    ) -> WeightState:
+        value = check_finite(weight)
+        suffix = f"_{index}" if index else ""
+        dtype = getattr(variable, "true_dtype", variable.dtype)
+
+        def add(name: str, shape: Sequence[int], value: float, **options: Any) -> Any:
+            start = tf_keras.initializers.Constant(value)
+            options = {"aggregation": tf.VariableAggregation.MEAN, "trainable": False, **options}
+            return self.add_weight(
+                f"{name}{suffix}", shape=shape, initializer=start, dtype=dtype, **options
+            )
+
+        raw = add("raw", weight.shape, 0.0, trainable=True, constraint=variable.constraint)
+        shape = weight.outputs_shape if self.granularity == "channel" else ()
+        # The constraint of `s` runs after the update of the raw weight, which comes first. (A
+        # replica of a strategy could not assign to the kernel.)
+        update = None if tf.distribute.has_strategy() else _UpdateKernel()
+        s = add("s", shape, self.s_init, trainable=True, constraint=update)
+        offset, active = add("s_offset", (), 0.0), add("s_active", (), 1.0)
+        state = SoftThresholdState(weight, raw, self.g, s, offset, active, (mask, threshold))
+        if update is not None:
+            update.show = state.show
+        raw.assign(value)
+        state.settle()
+        self._add_losses(weight, variable, state)
+        return state
+
+    def _add_losses(self, weight: TfKerasWeight, variable: Any, state: SoftThresholdState) -> None:
+        regularizer = weight.regularizer
+        if regularizer is not None:
+            # Replaces the penalty that the layer adds for the kernel, which has no gradient.
+            self.add_loss(lambda: regularizer(state.raw) - tf.stop_gradient(regularizer(variable)))
+        if self.weight_decay:
+            decay = tf_keras.regularizers.L2(self.weight_decay / 2)
+            self.add_loss(lambda: decay(state.raw) + decay(state.s))
+
+    def _adopt(self) -> None:
+        for state in self.states:
+            state.adopt_effective()
+
+    def get_config(self) -> dict[str, Any]:
+        """The layer and the arguments; raw weights and thresholds are saved as variables."""
+        return {
+            **super().get_config(),
+            "granularity": self.granularity,
+            "g": self.g,
+            "s_init": self.s_init,
+            "weight_decay": self.weight_decay,
+        }
+
+
+class _UpdateKernel:
+    """A constraint that does not change `s`, but updates the kernel after the optimizer's step."""
+
+    def __init__(self) -> None:
+        self.show: Callable[[], Any] | None = None
+
+    def __call__(self, s: Any) -> Any:
+        if self.show is not None:
+            self.show()
+        return s
+
+
+def _check_arguments(granularity: str, g: str, s_init: float, weight_decay: float) -> None:
+    if granularity not in ("layer", "channel"):
+        raise ValueError(
+            f"`granularity` must be 'layer' or 'channel'. Received: granularity={granularity!r}"
+        )
+    if g not in _FUNCTIONS:
+        raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
+    if not np.isfinite(s_init):
+        raise ValueError(f"`s_init` must be finite. Received: s_init={s_init!r}")
+    if not weight_decay >= 0:
+        raise ValueError(
+            f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
+        )
 
 
 def prune_with_soft_threshold(
@@ -26,32 +336,30 @@ def prune_with_soft_threshold(
 ) -> Any:
     """Wraps the layers of a tf_keras model so that their kernels get learnt thresholds (STR).
 
-    What `keras_sparse_ortho.parametrize(model, SoftThreshold(...))` is on Keras 3. Layers are
-    wrapped by `PruneWithSoftThreshold`, whether or not TFMOT knows them. `tfmot.TargetDensity`
-    ends at the density asked for, and TFMOT's `strip_pruning` returns the plain model with the
-    effective weights.
+    The counterpart of `keras_sparse_ortho.parametrize(model, SoftThreshold(...))`. Layers are
+    wrapped with `PruneWithSoftThreshold`, whether or not TFMOT supports them. With
+    `tfmot.TargetDensity` training ends at a given density, and TFMOT's `strip_pruning` returns the
+    plain model with the effective weights.
 
     Args:
-        model: A built tf_keras model: Sequential, functional or nested. It is left as it is. Or a
-            Sequential model that is not built, or a list of layers, which are wrapped themselves.
-        granularity: `"layer"`: one threshold for each kernel; `"channel"`: one for each output.
+        model: A built tf_keras model: Sequential, functional or nested, which is not changed. Or an
+            unbuilt Sequential model, or a list of layers, which are wrapped themselves.
+        granularity: `"layer"`: one threshold per kernel; `"channel"`: one per output.
         g: `"sigmoid"`, `"exp"` or `"softplus"`.
-        s_init: What the trainable `s` of `t = g(s)` starts from.
-        weight_decay: Strength of the L2 on raw weights and `s` that is added to the loss.
-        include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
-            or a predicate. Default: all kernels and embeddings.
-        exclude: Which kernels not.
-        pruning_policy: A TFMOT `PruningPolicy`: which layers may be pruned, such as
-            `PruneForLatencyOnXNNPack()`. Default: all.
+        s_init: Initial value of the trainable `s` of `t = g(s)`.
+        weight_decay: Strength of the L2 penalty on raw weights and `s`.
+        include: As in `prune_with_mask`.
+        exclude: As in `prune_with_mask`.
+        pruning_policy: As in `prune_with_mask`.
 
     Returns:
-        A new model, not compiled, whose raw weights are those of the given one; for a list, the
-        list with the wrappers.
+        A new model, not compiled, with the given weights as raw weights; for a list, the list with
+        the wrappers.
 
     Raises:
-        NotPrunableError: A Keras 3 model, one that is not built or written as a class; weights
-            that are wrapped already or not finite; nothing to prune.
-        UnknownWeightError: An `include` or `exclude` that names nothing.
+        NotPrunableError: A Keras 3, unbuilt or subclassed model; weights that are wrapped already
+            or not finite; nothing to prune.
+        UnknownWeightError: `include` or `exclude` matches nothing.
         ValueError: An unknown granularity or function, a negative strength.
 
     Example:
@@ -73,7 +381,7 @@ def prune_with_soft_threshold(
     - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
       2020), arXiv 2002.03231
     """
-    check_arguments(granularity, g, s_init, weight_decay)
+    _check_arguments(granularity, g, s_init, weight_decay)
     if sizes_are_unknown(model):
         return wrap_unbuilt(
             model,
@@ -91,6 +399,5 @@ def prune_with_soft_threshold(
     result, wrappers = rewrite(model, weights, wrap)
     for wrapper in wrappers:
         for state in wrapper.states:
-            assert isinstance(state, SoftThresholdState)
             state.adopt_raw()
     return result

@@ -1,13 +1,12 @@
-"""`TargetDensity` for tf_keras: learnt thresholds that end at the density asked for."""
+"""`TargetDensity` for tf_keras: learnt thresholds that end at a given density."""
 
 from typing import Any
 
 from keras_sparse_ortho.callbacks import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.schedules import as_schedule
-from keras_sparse_ortho.tfmot._imports import tf_keras
-from keras_sparse_ortho.tfmot._soft_threshold_state import SoftThresholdState
-from keras_sparse_ortho.tfmot._tf_keras_internals import zero_slots
+from keras_sparse_ortho.tfmot._prune_with_soft_threshold import SoftThresholdState
+from keras_sparse_ortho.tfmot._tf_keras_internals import tf_keras, zero_slots
 from keras_sparse_ortho.tfmot._weights import as_numpy, prunable_weights
 
 
@@ -16,28 +15,26 @@ class TargetDensity(tf_keras.callbacks.Callback):
 
     `keras_sparse_ortho.callbacks.TargetDensity` for tf_keras: all layers share an offset `o`,
     their thresholds are `t_l = g(s_l + o)`, and at the steps of the schedule the offset is set so
-    that `round(d(t) * size)` entries are live. At the end the live entries are fixed. See there.
+    that `round(d(t) * size)` entries are live. At the end the live entries are fixed.
 
     Args:
-        final_density: Global live fraction in the end, in (0, 1].
+        final_density: Final global live fraction, in (0, 1].
         schedule: One of `keras_sparse_ortho.schedules`, or of TFMOT's; its final density is
             replaced. Default: `Cubic` over the first 70% of the run.
-        frequency: Steps between two settings of the offset, if there is no schedule.
+        frequency: Steps between two updates of the offset, if there is no schedule.
         freeze: Whether to fix the live entries at the end of the schedule.
 
     Raises:
         DensityError: A density outside (0, 1].
         NotPrunableError: When training begins, if no weight has a soft threshold.
-        ValueError: When training begins without a schedule on data whose length is not known.
+        ValueError: When training begins without a schedule on data of unknown length.
 
-    It goes into a training loop of one's own as TFMOT's callbacks do: `set_model(model)`,
-    `on_train_begin()`, then `on_train_batch_begin(...)` before each step and `on_epoch_end(...)`,
-    and, for what is due at the last step, `on_train_end()`. Steps are those of `model.optimizer`
-    if it has one, else the calls of `on_train_batch_begin`. It needs a `schedule` there, as the
-    length of the training is not known.
+    In a custom training loop call it as TFMOT's callbacks: `set_model(model)`, `on_train_begin()`,
+    `on_train_batch_begin(...)` before each step, `on_epoch_end(...)`, and `on_train_end()` for the
+    last step. Steps are those of `model.optimizer` if there is one, else the calls of
+    `on_train_batch_begin`. It needs a `schedule` there, as the length of the training is unknown.
 
-    Limits: those of the callback for Keras 3. Together with TFMOT's `UpdatePruningStep` it may
-    stand before or after it.
+    Limits: those of the callback for Keras 3. It may come before or after `UpdatePruningStep`.
 
     Example: see `prune_with_soft_threshold`.
     """
@@ -58,7 +55,7 @@ class TargetDensity(tf_keras.callbacks.Callback):
         self._calls = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses a model without soft thresholds; lays out the schedule."""
+        """Resolves the schedule; raises for a model without soft thresholds."""
         states = [getattr(weight, "state", None) for weight in prunable_weights(self.model)]
         thresholds = [state for state in states if isinstance(state, SoftThresholdState)]
         if not thresholds:
@@ -66,24 +63,24 @@ class TargetDensity(tf_keras.callbacks.Callback):
                 "TargetDensity needs weights with soft thresholds, see keras_sparse_ortho.tfmot."
                 f"prune_with_soft_threshold. Received: model={self.model.name!r} without any"
             )
-        params = getattr(self, "params", None) or {}  # none in a loop of one's own
+        params = getattr(self, "params", None) or {}  # none in a custom loop
         self._steering.begin(thresholds, params.get("epochs"), params.get("steps"))
         self._last = None
         self._executed = 1
         self._calls = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the offset if the schedule says so, and fixes the live entries at its end."""
+        """Sets the offset at the steps of the schedule, and fixes the live entries at its end."""
         step = self._step()
         self._calls += 1
         executed = 1 if self._last is None else step - self._last
-        if executed:  # not where a loss scale was too large, and the step left out
+        if executed:  # no update after a step that loss scaling skipped
             self._last, self._executed = step, executed
             if self._steering.is_due(step, executed):
                 self._steer(step)
 
     def on_epoch_end(self, epoch: int = -1, logs: Any = None, *, batch: int = -1) -> None:
-        """Fixes the live entries if the schedule has ended, for those who never end training.
+        """Fixes the live entries if the schedule has ended, for loops without `on_train_end`.
 
         (TFMOT's callbacks call the first argument `batch`, and so do loops written for them.)
         """
@@ -108,5 +105,5 @@ class TargetDensity(tf_keras.callbacks.Callback):
         for state, _ in frozen:
             zero_slots(self.model.optimizer, state.raw, as_numpy(state.raw) == 0)
         steered: list[Any] = self._steering.thresholds
-        for state in steered:  # not frozen: freezing settles
+        for state in steered:  # frozen ones are up to date
             state.settle()

@@ -1,51 +1,58 @@
-"""Every private name of tf_keras and TFMOT that this room uses, in one place.
+"""tf_keras and TFMOT, and every private name of them that this room uses.
 
 Private are: `Layer._flatten_layers`, `Layer._call_spec`, `Layer._autocast`, the lists of nodes, the
-two attributes in which a layer remembers how it was called for SavedModel, what
-MultiHeadAttention calls its projections, the index by which optimizers find their slots, and the
-modules of TFMOT under `python`.
+two attributes in which a layer records for SavedModel how it was called, MultiHeadAttention's
+projections, the index by which optimizers find their slots, and the modules of TFMOT under
+`python`.
 """
+# ruff: noqa: E402 (TFMOT may be imported only as `_import` does it)
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
-from tensorflow_model_optimization.python.core.keras.utils import smart_cond
+
+
+def _import() -> tuple[Any, Any]:
+    """Imports tf_keras and TFMOT without changing what `tf.keras` is."""
+    try:
+        # TFMOT sets TF_USE_LEGACY_KERAS when it is imported, and `tf.keras` reads it when it is
+        # first used. So `tf.keras` is used first, and the variable is restored afterwards.
+        _ = tf.keras.__name__
+        before = os.environ.get("TF_USE_LEGACY_KERAS")
+        try:
+            import tensorflow_model_optimization as tfmot
+            import tf_keras
+        finally:
+            if before is None:
+                os.environ.pop("TF_USE_LEGACY_KERAS", None)
+            else:
+                os.environ["TF_USE_LEGACY_KERAS"] = before
+    except ImportError as error:
+        raise ImportError(
+            "keras_sparse_ortho.tfmot needs tf_keras and tensorflow-model-optimization: "
+            "pip install 'keras-sparse-ortho[tfmot]'"
+        ) from error
+    return tf_keras, tfmot
+
+
+tf_keras, tfmot = _import()
+
+from tensorflow_model_optimization.python.core.keras.utils import smart_cond as smart_cond
 from tensorflow_model_optimization.python.core.quantization.keras import collab_opts
-from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import PruneRegistry
-from tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper import (
-    PruneLowMagnitude,
+from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import (
+    PruneRegistry as PruneRegistry,
 )
-
-from keras_sparse_ortho.tfmot._imports import tf_keras
-
-__all__ = [
-    "KeepsDepthwiseZeros",
-    "PruneLowMagnitude",
-    "PruneRegistry",
-    "attribute_overrides",
-    "build_attention",
-    "build_by_calling",
-    "every_layer_is_built",
-    "forget_calls",
-    "in_replica",
-    "is_graph",
-    "keep_inputs_uncast",
-    "known_to_tfmot",
-    "own_weights",
-    "rename",
-    "smart_cond",
-    "sublayers",
-    "takes",
-    "track",
-    "zero_slots",
-]
+from tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper import (
+    PruneLowMagnitude as PruneLowMagnitude,
+)
 
 
 def sublayers(layer: Any) -> list[Any]:
-    """The layers that a tf_keras layer or model itself holds, in the order of their creation."""
+    """The direct sublayers of a tf_keras layer or model, in the order of their creation."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
@@ -55,9 +62,9 @@ def every_layer_is_built(layer: Any) -> bool:
 
 
 def build_attention(layer: Any) -> None:
-    """Builds the projections of a MultiHeadAttention, whose own `build` makes no weights.
+    """Builds the projections of a MultiHeadAttention, whose own `build` creates no weights.
 
-    Only one that has been called, or made from the configuration of one that has, knows how.
+    Only a layer that was called, or created from the configuration of one that was, has the shapes.
     """
     if not isinstance(layer, tf_keras.layers.MultiHeadAttention) or layer._query_shape is None:
         return
@@ -74,10 +81,10 @@ def build_attention(layer: Any) -> None:
 
 
 def build_by_calling(layer: Any, args: Any, kwargs: Any) -> None:
-    """Builds a layer whose sublayers get their weights when it is first called."""
+    """Builds a layer whose sublayers get their weights in its first call."""
     before = len(layer._inbound_nodes)
     layer(*args, **kwargs)
-    for node in layer._inbound_nodes[before:]:  # of a call on symbolic inputs: it never was
+    for node in layer._inbound_nodes[before:]:  # a symbolic call leaves nodes; remove them
         layer._inbound_nodes.remove(node)
         for tensor in node.keras_inputs:
             outbound = tensor._keras_history.layer._outbound_nodes
@@ -86,42 +93,42 @@ def build_by_calling(layer: Any, args: Any, kwargs: Any) -> None:
 
 
 def is_graph(model: Any) -> bool:
-    """Whether a tf_keras model is functional, and can be cloned layer by layer."""
+    """Whether a tf_keras model is functional and can be cloned layer by layer."""
     return bool(model._is_graph_network)
 
 
 def own_weights(layer: Any) -> list[Any]:
-    """The variables that a layer made itself, without those of the layers inside it."""
+    """The variables of a layer without those of its sublayers."""
     return [*layer._trainable_weights, *layer._non_trainable_weights]
 
 
 def in_replica() -> bool:
-    """Whether this is one of the replicas of a strategy, which may not assign to all."""
+    """Whether this runs in one replica of a strategy, which must not assign to all."""
     return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
 def track(layer: Any, inner: Any) -> None:
-    """Counts `inner` among the layers of `layer`, as an attribute that is no property does."""
+    """Tracks `inner` as a sublayer of `layer`, as assigning an ordinary attribute does."""
     layer._maybe_create_attribute("_self_tracked_trackables", [])
     if not any(one is inner for one in layer._self_tracked_trackables):
         layer._self_tracked_trackables.append(inner)
 
 
 def rename(layer: Any, name: str) -> None:
-    """Gives a layer that has no weights yet another name."""
+    """Renames a layer that has no weights yet."""
     layer._name = name
 
 
 def takes(layer: Any, argument: str) -> bool:
-    """Whether the call of a layer takes `training` or `mask`."""
+    """Whether a layer's `call` takes `training` or `mask`."""
     return bool(getattr(layer._call_spec, f"expects_{argument}_arg"))
 
 
 @contextmanager
 def known_to_tfmot(layer: Any) -> Iterator[None]:
-    """Lets TFMOT's wrapper take a layer of any kind, which it knows by a method.
+    """Lets TFMOT's wrapper accept any layer, which it does for layers with `get_prunable_weights`.
 
-    The method does not stay: TFMOT would go on pruning what it names after `strip_pruning`.
+    The method must not stay: TFMOT would use it again after `strip_pruning`.
     """
     own = "get_prunable_weights" in vars(layer) if hasattr(layer, "__dict__") else True
     if own or not isinstance(layer, tf_keras.layers.Layer):
@@ -135,14 +142,14 @@ def known_to_tfmot(layer: Any) -> Iterator[None]:
 
 
 def keep_inputs_uncast(layer: Any) -> None:
-    """Leaves the casting of inputs to the layers inside `layer`."""
+    """Leaves the casting of inputs to the sublayers."""
     layer._autocast = False
 
 
 def forget_calls(layer: Any) -> None:
-    """Makes SavedModel trace the inside of `layer` as a part of its wrapper, not by itself.
+    """Makes SavedModel trace the sublayers of `layer` as parts of its wrapper, not separately.
 
-    A trace of its own would read its variables, not the effective weights.
+    A separate trace would read the variables, not the effective weights.
     """
     for inner in layer._flatten_layers():
         inner._saved_model_inputs_spec = None
@@ -151,16 +158,12 @@ def forget_calls(layer: Any) -> None:
 
 @contextmanager
 def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Lets attributes that hold variables answer with tensors.
+    """Replaces attributes that hold variables by tensors: `(owner, attribute, tensor)` triples.
 
-    Past `Layer.__setattr__`, which would take the variable off the layer's list of weights.
-
-    Args:
-        overrides: `(owner, attribute, tensor)` triples.
+    It bypasses `Layer.__setattr__`, which would remove the variable from the layer's weights.
 
     Raises:
-        RuntimeError: If something else has been put there in the meantime, such as another
-            replica of a MirroredStrategy whose threads take turns inside the layer.
+        RuntimeError: An attribute was replaced again meanwhile, e.g. by another replica.
     """
     overrides = list(overrides)
     before = [vars(owner)[name] for owner, name, _ in overrides]
@@ -171,9 +174,9 @@ def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[N
         for owner, name, tensor in overrides:
             if vars(owner)[name] is not tensor:
                 raise RuntimeError(
-                    f"The weight '{name}' of '{owner.name}' was replaced while the layer ran: a "
-                    "replica of MirroredStrategy took its turn inside it, as BatchNormalization "
-                    "makes it do. Wrap the layers inside one by one. "
+                    f"The weight '{name}' of '{owner.name}' was replaced while the layer ran: "
+                    "another replica of MirroredStrategy ran inside it, as happens with "
+                    "BatchNormalization. Wrap the layers inside one by one. "
                     f"Received: owner={type(owner).__name__}"
                 )
     finally:
@@ -182,13 +185,7 @@ def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[N
 
 
 def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
-    """Resets moments and averages of some entries of a weight to where they started.
-
-    Args:
-        optimizer: A tf_keras optimizer, new or legacy, or `None`.
-        variable: The weight.
-        entries: Bool array of its shape: which entries to forget.
-    """
+    """Resets the optimizer slots of the given entries of a weight to their initial values."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if hasattr(optimizer, "get_slot_names"):  # legacy
         slots = {name: optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()}
@@ -203,22 +200,22 @@ def zero_slots(optimizer: Any, variable: Any, entries: np.ndarray) -> None:
         }
     for name, slot in slots.items():
         if isinstance(slot, tf.Variable) and slot is not variable and slot.shape == variable.shape:
-            # Adagrad's sums of squares do not start from 0.
+            # Adagrad's accumulators do not start from 0.
             start = getattr(optimizer, "initial_accumulator_value", 0.0)
             start = start if "accumulator" in name else 0.0
             slot.assign(tf.where(entries, tf.cast(start, slot.dtype), slot))
 
 
-preserving: Any = collab_opts.prune_preserve.prune_preserve_quantize_registry
+_preserving: Any = collab_opts.prune_preserve.prune_preserve_quantize_registry
 
 
-class KeepsDepthwiseZeros(preserving.Default8bitPrunePreserveQuantizeRegistry):
-    """TFMOT's registry for prune-preserving quantization, DepthwiseConv2D not left out."""
+class KeepsDepthwiseZeros(_preserving.Default8bitPrunePreserveQuantizeRegistry):
+    """TFMOT's registry for prune-preserving quantization, with DepthwiseConv2D added."""
 
     _DISABLE_PRUNE_PRESERVE: ClassVar[frozenset[Any]] = frozenset()
     _LAYERS_CONFIG_MAP: ClassVar[dict[Any, Any]] = {
-        **preserving.Default8bitPrunePreserveQuantizeRegistry._LAYERS_CONFIG_MAP,
-        tf_keras.layers.DepthwiseConv2D: preserving._PrunePreserveInfo(
+        **_preserving.Default8bitPrunePreserveQuantizeRegistry._LAYERS_CONFIG_MAP,
+        tf_keras.layers.DepthwiseConv2D: _preserving._PrunePreserveInfo(
             ["depthwise_kernel"], ["Default8BitConvQuantizeConfig"]
         ),
     }

@@ -10,9 +10,8 @@ import tensorflow as tf
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import KernelLayout
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.tfmot._imports import tf_keras
-from keras_sparse_ortho.tfmot._layouts import layouts_of
-from keras_sparse_ortho.tfmot._tf_keras_internals import PruneLowMagnitude, sublayers
+from keras_sparse_ortho.tfmot._registration import layouts_of
+from keras_sparse_ortho.tfmot._tf_keras_internals import PruneLowMagnitude, sublayers, tf_keras
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -21,7 +20,7 @@ class TfKerasWeight(PrunableWeight):
 
     Args:
         attribute: Name of the owner's attribute that holds the variable.
-        state: Of a wrapped weight: what answers `mask_value()` and `effective()`.
+        state: For a wrapped weight, the object with `mask()` and `effective()`.
         wrapped: Whether a pruning wrapper holds the weight.
     """
 
@@ -31,17 +30,17 @@ class TfKerasWeight(PrunableWeight):
 
     @property
     def live(self) -> int:
-        """Number of live entries: of the mask, or of nonzeros in a plain layer."""
+        """Number of live entries: those of the mask, or nonzeros in a plain layer."""
         return int(np.count_nonzero(self.value() if self.state is None else self.state.mask()))
 
     @property
     def initializer(self) -> Any:
-        """The initializer that the owner has for the weight, `None` if it has none."""
+        """The owner's initializer for the weight, or `None`."""
         return self._of_owner("initializer")
 
     @property
     def regularizer(self) -> Any:
-        """The regularizer that the owner has for the weight, `None` if it has none."""
+        """The owner's regularizer for the weight, or `None`."""
         return self._of_owner("regularizer")
 
     def _of_owner(self, what: str) -> Any:
@@ -67,20 +66,13 @@ def as_numpy(value: Any) -> np.ndarray:
 
 
 def find_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
-    """All kernels of a built tf_keras layer or model, its sublayers included, each once."""
-    found: list[TfKerasWeight] = []
-    seen: set[int] = set()
+    """All kernels of a built tf_keras layer or model and its sublayers, each once."""
+    found: dict[int, TfKerasWeight] = {}
     for inner, here in walk(layer, path):
-        if isinstance(inner, PruneLowMagnitude):
-            for weight in _wrapped(inner, here):
-                seen.add(id(weight.variable))
-                found.append(weight)
-            continue
-        for weight in _own_kernels(inner, here):
-            if id(weight.variable) not in seen:
-                seen.add(id(weight.variable))
-                found.append(weight)
-    return found
+        kernels = _wrapped if isinstance(inner, PruneLowMagnitude) else _own_kernels
+        for weight in kernels(inner, here):
+            found.setdefault(id(weight.variable), weight)
+    return list(found.values())
 
 
 def prunable_weights(model: Any) -> list[PrunableWeight]:
@@ -90,12 +82,12 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
         model: A built tf_keras model or layer.
 
     Returns:
-        A list that `keras_sparse_ortho.budgets` takes in place of a model. Paths are those that
-        the same Keras 3 model has: names of layers, sublayers and of the attribute, joined by `/`.
-        A pruning wrapper adds nothing to a path.
+        A list that `keras_sparse_ortho.budgets` accepts in place of a model. Paths are those of
+        the same model in Keras 3: the names of layer, sublayers and attribute, joined by `/`.
+        Pruning wrappers do not appear in paths.
 
     Raises:
-        NotPrunableError: Something else, such as a Keras 3 model.
+        NotPrunableError: Not a tf_keras model or layer, e.g. a Keras 3 model.
 
     Example:
 
@@ -110,7 +102,7 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
     """
     if not isinstance(model, tf_keras.layers.Layer):
         raise NotPrunableError(
-            "keras_sparse_ortho.tfmot is for tf_keras models; for Keras 3 there is "
+            "keras_sparse_ortho.tfmot is for tf_keras models; for Keras 3 use "
             "keras_sparse_ortho.sparsify. "
             f"Received: model={model!r} of type {type(model).__module__}.{type(model).__name__}"
         )
@@ -119,7 +111,7 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
 
 
 def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """A layer and all layers inside it, each once, with their paths; not those of wrappers."""
+    """A layer and all its sublayers, each once, with their paths; not those inside wrappers."""
     seen: set[int] = set()
 
     def visit(current: Any, here: str) -> Iterator[tuple[Any, str]]:
@@ -140,7 +132,7 @@ def _below(path: str, layer: Any) -> str:
 
 
 def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
-    # The method of the class: wrappers leave one of their own on every layer that they hold.
+    # The method of the class: TFMOT's wrapper sets one on every layer instance that it wraps.
     named = getattr(type(layer), "get_prunable_weights", None)
     if named is not None:
         return [_held(layer, path, variable) for variable in named(layer)]
@@ -154,7 +146,7 @@ def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
 
 
 def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
-    """The weight of a variable that `get_prunable_weights` names: who holds it, and where."""
+    """The weight of a variable that `get_prunable_weights` returns, with its owner."""
     for inner, here in walk(layer, path):
         for name, value in vars(inner).items():
             if value is variable:
@@ -163,14 +155,14 @@ def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
                     layout = layouts_of(inner).get(name)
                 return TfKerasWeight(f"{here}/{name}", variable, inner, layout, attribute=name)
     raise NotPrunableError(
-        f"The layer '{path}' names a weight in get_prunable_weights that no attribute of it, or of "
-        "a layer in it, holds by itself (it may be in a list). "
+        f"The layer '{path}' returns a weight from get_prunable_weights that is not an attribute "
+        "of it or of a sublayer (it may be in a list). "
         f"Received: {getattr(variable, 'name', variable)}"
     )
 
 
 class _TfmotState:
-    """What TFMOT's own wrapper makes of one of its weights."""
+    """Mask and effective weight of a kernel in TFMOT's own wrapper."""
 
     def __init__(self, raw: Any, mask: Any) -> None:
         self.raw = raw
@@ -185,7 +177,7 @@ class _TfmotState:
 
 def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:
     states = getattr(wrapper, "states", None)
-    if states is None:  # TFMOT's own
+    if states is None:  # TFMOT's own wrapper
         states = {id(w): _TfmotState(w, m) for w, m, _ in wrapper.pruning_vars}
     else:
         states = {id(state.weight.variable): state for state in states}

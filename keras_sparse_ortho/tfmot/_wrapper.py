@@ -1,4 +1,4 @@
-"""The base of our pruning wrappers for tf_keras: TFMOT's class with effective weights."""
+"""The base of the pruning wrappers for tf_keras: TFMOT's class with effective weights."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.tfmot._imports import tf_keras, tfmot
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
     attribute_overrides,
@@ -20,11 +19,13 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
     known_to_tfmot,
     smart_cond,
     takes,
+    tf_keras,
+    tfmot,
 )
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
 
 
-class FixedSchedule(tfmot.sparsity.keras.PruningSchedule):
+class _FixedSchedule(tfmot.sparsity.keras.PruningSchedule):
     """A schedule that never prunes: the wrapper's own masks or thresholds do."""
 
     def __call__(self, step: Any) -> tuple[Any, Any]:
@@ -43,7 +44,7 @@ class WeightState(abc.ABC):
 
     @abc.abstractmethod
     def effective(self) -> Any:
-        """The effective weight as a tensor, differentiable."""
+        """The effective weight as a differentiable tensor."""
 
     @abc.abstractmethod
     def mask(self) -> np.ndarray:
@@ -51,19 +52,19 @@ class WeightState(abc.ABC):
 
     @abc.abstractmethod
     def settle(self) -> None:
-        """Makes the variable of the layer hold the effective weight."""
+        """Sets the variable of the layer to the effective weight."""
 
 
 class _PruningObject:
-    """What TFMOT's callbacks ask of a wrapper; between updates there is nothing to do."""
+    """The interface of TFMOT's callbacks to a wrapper; there are no mask updates to make."""
 
     def __init__(self, states: Sequence[WeightState], pruning_vars: Sequence[Any]) -> None:
-        self._states = states
+        self._weight_states = states
         self._pruning_vars = pruning_vars
 
     def weight_mask_op(self) -> Any:
-        """Asked for at the end of every epoch by `UpdatePruningStep`."""
-        for state in self._states:
+        """Called at the end of every epoch by `UpdatePruningStep`."""
+        for state in self._weight_states:
             state.settle()
         return tf.no_op()
 
@@ -76,43 +77,34 @@ class _PruningObject:
             tf.summary.scalar(f"{threshold.name}/threshold", threshold)
 
 
-class _Hidden:
-    """Keeps references from tf_keras' tracking."""
-
-    def __init__(self) -> None:
-        self.states: list[WeightState] = []
-        self.weights: list[TfKerasWeight] = []
-
-
 class EffectiveWeightWrapper(PruneLowMagnitude):
     """A TFMOT pruning wrapper whose layer sees effective weights while it is called.
 
     TFMOT's wrapper assigns `w * mask` to the weight in every call, and lets gradients of dead
-    entries through. Here the attribute of the layer that holds the variable answers with the
-    effective weight for the duration of the call: the gradient is that of the effective weight,
-    so optimizer moments of dead entries stay zero. Nothing needs to be assigned, and there is no
-    step at which weights are not sparse.
+    entries through. Here the layer's attribute is the effective weight during the call, so that
+    gradients and optimizer moments of dead entries stay zero and weights are sparse at every step.
 
     Args:
         layer: The tf_keras layer.
         selected: Which of the layer's kernels, as indices into `find_kernels`; `None` for all.
 
     Raises:
-        ValueError: An argument of TFMOT's wrapper that would say how it ranks magnitudes.
+        ValueError: An argument of TFMOT's wrapper that says how to rank magnitudes.
     """
 
     def __init__(self, layer: Any, selected: Sequence[int] | None = None, **kwargs: Any) -> None:
         _refuse_ranking(type(self).__name__, kwargs)
         self._selected = None if selected is None else [int(k) for k in selected]
-        self._hidden = _Hidden()
+        # Past `Layer.__setattr__`, so that tf_keras does not track the states.
+        self.__dict__["_weight_states"] = []
         # The layers inside cast inputs and weights; parametrizations see full precision.
         if isinstance(layer, tf_keras.layers.Layer):
             kwargs.setdefault("dtype", layer.dtype)
         with known_to_tfmot(layer):
-            super().__init__(layer, pruning_schedule=FixedSchedule(), **kwargs)
+            super().__init__(layer, pruning_schedule=_FixedSchedule(), **kwargs)
         keep_inputs_uncast(self)
         self.supports_masking = self._inner.supports_masking
-        # Before the first call, so that TFMOT's callbacks find it in a model that is not built.
+        # Before the first call, so that TFMOT's callbacks find it in an unbuilt model.
         self.pruning_step = self.add_weight(
             "pruning_step",
             shape=[],
@@ -123,25 +115,25 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         )
 
     def build(self, input_shape: Any) -> None:
-        """Builds the layer, if need be; adds TFMOT's variables and the states of the weights."""
+        """Builds the layer if needed; adds TFMOT's variables and the states of the weights."""
         self._build_layer(input_shape)
         found = find_kernels(self._inner, self._inner.name)
         if not found:
             raise NotPrunableError(
-                f"The layer '{self._inner.name}' has no kernel that could be pruned, or has not "
-                "created it yet (call the layer once, then wrap it). "
+                f"The layer '{self._inner.name}' has no kernel to prune, or has not created it "
+                "yet (call the layer once, then wrap it). "
                 f"Received: layer={type(self._inner).__name__}"
             )
         chosen = range(len(found)) if self._selected is None else self._selected
-        found_here = self._hidden.weights = [found[k] for k in chosen]
+        weights = [found[k] for k in chosen]
         super(PruneLowMagnitude, self).build(input_shape)
-        # Past `Layer.__setattr__`, for which they would be the wrapper's own, and saved twice.
-        self.__dict__["prunable_weights"] = [weight.variable for weight in found_here]
+        # Past `Layer.__setattr__`, which would track them as the wrapper's own and save them twice.
+        self.__dict__["prunable_weights"] = [weight.variable for weight in weights]
         del self.pruning_vars
         self.__dict__["pruning_vars"] = []
-        for index, weight in enumerate(found_here):
+        for index, weight in enumerate(weights):
             variable = weight.variable
-            # As TFMOT makes them, but under names of their own, which `.h5` files need.
+            # As TFMOT creates them, but with unique names, which `.h5` files need.
             common = {"dtype": getattr(variable, "true_dtype", variable.dtype), "trainable": False}
             common["aggregation"] = tf.VariableAggregation.MEAN
             suffix = f"_{index}" if index else ""
@@ -152,8 +144,8 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
                 f"threshold{suffix}", shape=[], initializer="zeros", **common
             )
             self.pruning_vars.append((variable, mask, threshold))
-            self._hidden.states.append(self._new_state(index, weight, variable, mask, threshold))
-        self.pruning_obj = _PruningObject(self._hidden.states, self.pruning_vars)
+            self._weight_states.append(self._new_state(index, weight, variable, mask, threshold))
+        self.pruning_obj = _PruningObject(self._weight_states, self.pruning_vars)
 
     def _build_layer(self, input_shape: Any) -> None:
         if not self._inner.built:
@@ -162,7 +154,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         build_attention(self._inner)
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Builds the layer while loading, unless only a call can."""
+        """Builds the layer while loading, unless only a call can build it."""
         shape = config.get("input_shape")
         if shape is not None:
             shape = tf.TensorShape(shape)  # a list where it comes from a file
@@ -171,8 +163,8 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
                 self.build(shape)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer; the first time, builds it before itself."""
-        if not self._hidden.states and not every_layer_is_built(self._inner):
+        """Calls the layer; the first call builds the layer before the wrapper."""
+        if not self._weight_states and not every_layer_is_built(self._inner):
             build_by_calling(self._inner, args, kwargs)
         return super().__call__(*args, **kwargs)
 
@@ -180,17 +172,17 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     def _new_state(
         self, index: int, weight: TfKerasWeight, variable: Any, mask: Any, threshold: Any
     ) -> WeightState:
-        """The state of a weight, for which TFMOT has made a mask of ones and a threshold of 0."""
+        """The state of a weight, given its variables for mask (ones) and threshold (0)."""
 
     @property
     def _inner(self) -> Any:
-        """The layer as it is: for what is done in every step."""
+        """The layer, without the side effects that a subclass' `layer` may have."""
         return vars(self)["layer"]
 
     @property
-    def states(self) -> list[WeightState]:
+    def states(self) -> list[Any]:
         """The states of the pruned weights; empty before the layer is built."""
-        return list(self._hidden.states)
+        return list(self._weight_states)
 
     def call(
         self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any
@@ -203,7 +195,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         if mask is not None and takes(self._inner, "mask"):
             kwargs["mask"] = mask
         overrides = []
-        for state in self._hidden.states:
+        for state in self._weight_states:
             owner = state.weight.owner
             effective = tf.cast(state.effective(), owner.compute_dtype)
             overrides.append((owner, state.weight.attribute, effective))
@@ -218,29 +210,29 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     @property
     def losses(self) -> list[Any]:
-        """Those of the layer and of the wrapper; TFMOT's leaves out what is added by functions."""
+        """Losses of layer and wrapper; TFMOT's property omits those added as functions."""
         return list(super(PruneLowMagnitude, self).losses)
 
     def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the layer; TFMOT's wrapper drops it."""
+        """The layer's mask, which TFMOT's wrapper drops."""
         return self.layer.compute_mask(*args, **kwargs)
 
     def get_weights(self) -> list[np.ndarray]:
-        """The weights of the layer, dead ones zero."""
+        """The weights of the layer, with dead entries zero."""
         self.pruning_obj.weight_mask_op()
         return super().get_weights()
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Sets the weights of the layer, and dead ones to zero."""
+        """Sets the weights of the layer, and dead entries to zero."""
         super().set_weights(weights)
         self._adopt()
 
     def _adopt(self) -> None:
-        """Takes over what has been assigned to the variables of the layer."""
+        """Updates the states after the layer's variables were assigned."""
         self.pruning_obj.weight_mask_op()
 
     def get_config(self) -> dict[str, Any]:
-        """The layer, which of its kernels are pruned, and the name."""
+        """The layer, the selected kernels, and the name."""
         config = super(PruneLowMagnitude, self).get_config()
         return {**config, "selected": self._selected}
 
@@ -251,7 +243,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         """The reverse of `get_config`."""
         config = dict(config)
         layer = config.pop("layer")
-        legacy = "module" not in layer  # as `.h5` files and SavedModel hold it
+        legacy = "module" not in layer  # the format of `.h5` files and SavedModel
         layer = tf_keras.layers.deserialize(
             layer, custom_objects=custom_objects, use_legacy_format=legacy
         )
@@ -262,20 +254,20 @@ _RANKING = {"pruning_schedule", "block_size", "block_pooling_type", "sparsity_m_
 
 
 def _refuse_ranking(name: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError for the arguments by which TFMOT's wrapper ranks magnitudes."""
+    """Raises ValueError for arguments that say how TFMOT's wrapper ranks magnitudes."""
     given = sorted(_RANKING.intersection(options))
     if given:
         raise ValueError(
-            f"{name} ranks nothing, so {given} would have no effect. For TFMOT's own pruning with "
-            "a density for each layer there is keras_sparse_ortho.tfmot.prune_by_budget; for blocks"
-            " or N:M give PruneWithMask such `masks`, or the layer an initializer "
+            f"{name} does not rank magnitudes, so {given} would have no effect. For TFMOT's own "
+            "pruning with a density for each layer use keras_sparse_ortho.tfmot.prune_by_budget; "
+            "for blocks or N:M give PruneWithMask such `masks`, or the layer an initializer "
             "ExactOrthogonal(structure=Block(...) or NByM(...)). "
             f"Received: { {key: options[key] for key in given} }"
         )
 
 
 def check_finite(weight: TfKerasWeight) -> np.ndarray:
-    """The raw weight as NumPy array; raises NotPrunableError if it is not finite."""
+    """The raw weight as a NumPy array; raises NotPrunableError if it is not finite."""
     value = as_numpy(weight.variable)
     wrong = np.count_nonzero(~np.isfinite(value))
     if wrong:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_sparse_ortho.budgets import er, erk, uniform
-from keras_sparse_ortho.budgets._allocation import allocate
+from keras_sparse_ortho.budgets import allocate, er, erk, uniform
 from keras_sparse_ortho.errors import BudgetError, DensityError, UnknownWeightError
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
 from keras_sparse_ortho.models import prunable_weights

@@ -182,5 +182,5 @@ def test_processes_go_on_from_the_last_epoch_that_all_have(tmp_path, monkeypatch
     np.testing.assert_array_equal(array(fresh.weights[0]), array(plain(dropout=True).weights[0]))
     record = tmp_path / "worker_1" / "latest.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"before": None}))
-    with pytest.raises(ValueError, match=r"another one has only 1. Received: .* with \[2\]"):
+    with pytest.raises(ValueError, match=r"another process has only 1. Received: .* with \[2\]"):
         begun(1)

@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.callbacks import BestAtDensity, TargetDensity, UpdateMasks
+from keras_sparse_ortho.callbacks import (
+    BestAtDensity,
+    DensityLogger,
+    TargetDensity,
+    UpdateMasks,
+)
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.parametrizations import (
     ChannelSoftThreshold,
@@ -103,7 +108,7 @@ def test_weights_of_a_denser_epoch_are_restored(method, first, tmp_path):
     pair = [callback(), best_is_dense()]
     watch = Watch()
     with pytest.warns(DensityWarning, match=RESTORED) as caught:
-        fit(model, *(pair if first == "ours" else pair[::-1]), watch)
+        fit(model, DensityLogger(), *(pair if first == "ours" else pair[::-1]), watch)
     assert places(caught) == [__file__]  # where the user called `fit`
     # They are as they were in that epoch, and not pruned without training.
     assert density(model) == watch.seen[0] > 0.3
@@ -137,8 +142,8 @@ def test_only_epochs_at_the_density_count(method, tmp_path):
     slower = keras.callbacks.ReduceLROnPlateau("density", mode="max", patience=3, factor=0.5)
     wrapped = [BestAtDensity(c) for c in (stop, checkpoint, slower)]
     watch = Watch()
-    fit(model, *wrapped[:1], callback(), *wrapped[1:], watch, epochs=6)
-    # Masks have the count with the renewal before the last, thresholds are fixed in the fifth.
+    fit(model, DensityLogger(), *wrapped[:1], callback(), *wrapped[1:], watch, epochs=6)
+    # Masks have the count with the update before the last, thresholds are fixed in the fifth.
     assert stop.best_epoch == (4 if isinstance(made(model), SoftThreshold) else 3)
     assert watch.seen[2] > watch.seen[stop.best_epoch] == REACHED
     assert density(model) == REACHED
@@ -219,7 +224,7 @@ def test_thresholds_that_were_fixed_stay_and_it_is_said():
     with pytest.warns(DensityWarning, match=r"fixed before, by another run.*where 0.1003"):
         fit(model, TargetDensity(ASKED), epochs=2)
     assert density(kso.finish(model)) == REACHED
-    with pytest.warns(DensityWarning, match=r"more entries than that are 0"):
+    with pytest.warns(DensityWarning, match=r"more entries than that are already 0"):
         fit(model, TargetDensity(0.5), epochs=1)
 
 

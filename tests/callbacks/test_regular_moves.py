@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.callbacks._regular_moves import move_regular
+from keras_sparse_ortho.callbacks._drop_and_grow import move_regular
 
 pytestmark = pytest.mark.numpy_only
 

@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.callbacks._structured_moves import move
+from keras_sparse_ortho.callbacks._drop_and_grow import move
 from keras_sparse_ortho.orthogonal import Block, ConstantFan, KernelLayout, NByM, exact_orthogonal
 
 pytestmark = pytest.mark.numpy_only

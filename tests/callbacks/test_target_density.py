@@ -112,7 +112,7 @@ def test_weights_that_no_sigmoid_reaches():
     model.compile(keras.optimizers.SGD(1e-6), "mse")
     for weight in kso.prunable_weights(model):
         weight.variable.assign(np.sign(weight.raw_value()) * 3.0)
-    unreached = r"take g='exp'.*Received: 768 such weights, 77 to keep"
+    unreached = r"use g='exp'.*Received: 768 such entries, 77 to keep"
     collapsed = r"without a live entry.*Received: \['head/kernel'\]"
     with pytest.warns(UserWarning, match=unreached), pytest.warns(UserWarning, match=collapsed):
         fit(model, TargetDensity(0.1, OneShot(0.1, 2)), epochs=1)

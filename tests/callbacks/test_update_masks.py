@@ -1,4 +1,4 @@
-"""`UpdateMasks`: when masks are renewed, by what, and what it refuses."""
+"""`UpdateMasks`: when masks are updated, by what, and what it refuses."""
 
 import keras
 import numpy as np
@@ -49,7 +49,7 @@ def test_the_density_follows_the_cubic_schedule():
     schedule = Cubic(0.1, begin_step=2, end_step=12, frequency=4)
     model, watch = network(MagnitudeMask(schedule)), Watch()
     fit(model, UpdateMasks(), watch)
-    steps = [0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 12, 12, 12]  # of the last renewal
+    steps = [0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 12, 12, 12]  # of the last update
     assert watch.live == [round(schedule.density(t) * 512) if t else 512 for t in steps]
     assert watch.live[-1] == 51
 

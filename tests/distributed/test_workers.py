@@ -14,10 +14,9 @@ import pytest
 
 import keras_sparse_ortho as kso
 from examples.scale.recipe import free_ports
-from keras_sparse_ortho._workers import Workers, digest_of
-from keras_sparse_ortho._workers._averaging import Averaging
+from keras_sparse_ortho._workers import AveragingWorkers, Workers, digest_of
 from keras_sparse_ortho.errors import WorkerError
-from keras_sparse_ortho.saliency import _derivatives
+from keras_sparse_ortho.saliency import _gradient_scores
 from tests.helpers import slow_on_jax
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MADE_EQUAL = {"tensorflow": ["other_weights", "other_weights_where_they_are_scored"]}
 
 
-class Threads(Averaging):
+class Threads(AveragingWorkers):
     """Workers that are threads of this process."""
 
     def __init__(self, rank, count, barrier, board):
@@ -62,9 +61,9 @@ def on_all(action, count=3):
 
 
 @pytest.mark.numpy_only
-def test_texts_of_any_length_are_heard():
+def test_texts_of_any_length_are_gathered():
     said = ["", "ä longer text", "short"]
-    assert on_all(lambda workers: workers.hear(said[workers.rank])) == [said] * 3
+    assert on_all(lambda workers: workers.gather_text(said[workers.rank])) == [said] * 3
 
 
 @pytest.mark.numpy_only
@@ -142,7 +141,7 @@ def test_scores_of_shards_are_those_of_all_data(monkeypatch, score):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 12, 8)).astype("float32")
     kernel, of_thread = rng.normal(size=(8, 8)), threading.local()
-    monkeypatch.setattr(_derivatives, "workers_of", lambda model: of_thread.workers)
+    monkeypatch.setattr(_gradient_scores, "workers_of", lambda model: of_thread.workers)
 
     def scores(workers, rows, factor=1.0):
         of_thread.workers = workers

@@ -31,7 +31,7 @@ def test_all_the_way(tmp_path):
     last = done.stdout.strip().splitlines()[-10:]
 
     backend = keras.backend.backend()
-    assert last[0].startswith("What came out: digits, 1347 training and 450 test images")
+    assert last[0].startswith("Results: digits, 1347 training and 450 test images")
     assert f"backend {backend}" in last[0]
     for place, name in ((1, "MLP"), (5, "CNN")):
         found = re.fullmatch(

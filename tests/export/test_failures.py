@@ -146,7 +146,8 @@ def test_class_that_no_other_process_can_import(tmp_path):
 
 def test_a_full_disk_is_an_error_of_the_system(target):
     """No file of this process may be longer than 2 kB: neither TensorFlow's nor HDF5's error."""
-    resource = pytest.importorskip("resource")
+    import resource
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:

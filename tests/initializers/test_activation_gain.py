@@ -32,5 +32,5 @@ def test_variance_1_stays_variance_1(name):
 
 
 def test_activations_that_mix_are_refused():
-    with pytest.raises(ValueError, match=r"each entry by itself.*Received: activation='softmax'"):
+    with pytest.raises(ValueError, match=r"must be elementwise.*Received: activation='softmax'"):
         activation_gain("softmax")

@@ -51,7 +51,7 @@ def test_refusals():
     mask = np.ones((4, 4), bool)
     with pytest.raises(DensityError, match=r"must be in .*Received: density=None"):
         ApproximateIsometry(None)
-    with pytest.raises(DensityError, match=r"`mask` has its own density.*density=0.5"):
+    with pytest.raises(DensityError, match=r"`density` must be None with a `mask`.*density=0.5"):
         ApproximateIsometry(0.5, mask=mask)
     with pytest.raises(ValueError, match=r"bool array .*float64 with 16 live"):
         ApproximateIsometry(None, mask=mask.astype(float))

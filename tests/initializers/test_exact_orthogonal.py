@@ -1,4 +1,4 @@
-"""`ExactOrthogonal` inside Keras layers: its start, equal norms, and taps beyond the center."""
+"""`ExactOrthogonal` inside Keras layers: its start, and taps beyond the center."""
 
 import hashlib
 import json
@@ -21,9 +21,8 @@ L = keras.layers
 
 OPTIONS = [
     {"start": "published"},
-    {"norms": "equal"},
     {"taps": "shift"},
-    {"taps": "cascade", "norms": "equal", "gain": 1.5},
+    {"taps": "shift", "start": "published", "gain": 1.5},
 ]
 
 
@@ -56,23 +55,31 @@ def test_every_backend_and_dtype_has_the_same_kernels(start):
 
 def test_configurations_from_before_have_the_defaults():
     config = ExactOrthogonal(0.3, seed=3).get_config()
-    for name in ("start", "norms", "taps"):
+    for name in ("start", "taps"):
         del config[name]
     restored = ExactOrthogonal.from_config(config)
-    assert (restored.start, restored.norms, restored.taps) == ("covering", None, "center")
+    assert (restored.start, restored.taps) == ("covering", "center")
+
+
+def test_configurations_with_removed_options():
+    config = ExactOrthogonal(0.3, seed=3).get_config()
+    restored = ExactOrthogonal.from_config({**config, "norms": None})
+    assert restored.get_config() == config
+    with pytest.raises(ValueError, match=r'`norms="equal"` has been removed.*Received: norms='):
+        ExactOrthogonal.from_config({**config, "norms": "equal"})
+    with pytest.raises(ValueError, match=r'"cascade" has been removed; use "shift"'):
+        ExactOrthogonal.from_config({**config, "taps": "cascade"})
 
 
 def test_unknown_options_are_refused_at_once():
     with pytest.raises(ValueError, match=r"`start` must be .*Received: start='cover'"):
         ExactOrthogonal(0.1, start="cover")
-    with pytest.raises(ValueError, match=r"`norms` must be .*Received: norms='unit'"):
-        ExactOrthogonal(0.1, norms="unit")
     with pytest.raises(ValueError, match=r"`taps` must be .*Received: taps='all'"):
         ExactOrthogonal(0.1, taps="all")
     with pytest.raises(ValueError, match=r"`center_density` must be .*Received"):
         ExactOrthogonal(0.1, center_density="more")
-    with pytest.raises(ValueError, match=r"chooses angles itself"):
-        ExactOrthogonal(0.1, norms="equal", structure=ConstantFan())
+    with pytest.raises(ValueError, match=r'need taps="center"'):
+        ExactOrthogonal(0.1, taps="shift", structure=ConstantFan())
 
 
 STRIDED = [
@@ -131,10 +138,9 @@ def circular(x, before, after):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("taps", ["shift", "cascade"])
 @pytest.mark.parametrize(("strides", "filters"), [(1, 12), (2, 40)])
-def test_a_wrapped_convolution_keeps_the_norm_under_circular_padding(taps, strides, filters):
-    eoi = ExactOrthogonal(0.15, seed=1, taps=taps)
+def test_a_wrapped_convolution_keeps_the_norm_under_circular_padding(strides, filters):
+    eoi = ExactOrthogonal(0.15, seed=1, taps="shift")
     layer = L.Conv2D(filters, 3, strides, padding="valid", kernel_initializer=eoi, use_bias=False)
     wrapped = kso.PrunableLayer(layer)
     x = np.random.default_rng(0).normal(size=(2, 8, 8, 10)).astype("float32")

@@ -29,7 +29,7 @@ def test_relu_form():
 def test_refusals_and_configuration():
     with pytest.raises(LayoutError, match=r"degrees that do are \[4, 6\]. Received: degree=5"):
         RamanujanOrthogonal(5)((12, 12))
-    with pytest.raises(LayoutError, match=r"Only square kernels"):
+    with pytest.raises(LayoutError, match=r"RamanujanOrthogonal needs square kernels"):
         RamanujanOrthogonal(4)((12, 16))
     with pytest.raises(ValueError, match=r"positive integer"):
         RamanujanOrthogonal(0)

@@ -66,5 +66,5 @@ def test_scheduled_masks_do_not_bring_dead_entries_back():
     trained(model, kso.callbacks.UpdateMasks())
     [weight, _] = kso.prunable_weights(model)
     first = weight.parametrization.mask_value()
-    weight.parametrization.renew(1000)
+    weight.parametrization.update(1000)
     np.testing.assert_array_equal(weight.parametrization.mask_value(), first)

@@ -17,13 +17,14 @@ pytestmark = pytest.mark.core
 def network(dropout=0.0):
     """Smooth, with normalization, an activity loss, a weight loss and a wrapped convolution."""
     inputs = keras.Input((6, 6, 2))
-    x = L.Conv2D(4, 3, activation="tanh", activity_regularizer=keras.regularizers.L2(0.1))(inputs)
+    activity = keras.regularizers.L2(0.1)
+    x = L.Conv2D(4, 3, activation="tanh", activity_regularizer=activity, name="conv")(inputs)
     x = L.BatchNormalization()(x)
     x = L.Dropout(dropout, seed=4)(x)
     x = L.Dense(3, name="head", kernel_regularizer="l2")(L.Flatten()(x))
-    # An output of a small norm would be steep after batch statistics, too steep for differences.
-    equal = kso.initializers.ExactOrthogonal(norms="equal")
-    return kso.sparsify(keras.Model(inputs, x), 0.5, initializer=equal, seed=0)
+    # With this seed no output has a small norm: after batch statistics it would be too steep for
+    # finite differences.
+    return kso.sparsify(keras.Model(inputs, x), 0.5, seed=3)
 
 
 def batch(count=8):

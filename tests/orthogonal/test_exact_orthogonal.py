@@ -182,11 +182,11 @@ def test_the_density_of_the_center_tap():
 @pytest.mark.parametrize(
     ("shape", "layout", "least"),
     [
-        ((100, 400), None, "100 live entries on: the least density is 0.0025"),
-        ((400, 100), None, "100 live entries on: the least density is 0.0025"),
-        ((3, 3, 16, 32), None, "16 live entries on: the least density is 0.00347222"),
-        ((3, 3, 24, 1), KernelLayout.depthwise(), "24 live entries on: the least density is 0.11"),
-        ((16, 64), KernelLayout.recurrent(4), "64 live entries on: the least density is 0.0625"),
+        ((100, 400), None, "at least 100 live entries: the least density is 0.0025"),
+        ((400, 100), None, "at least 100 live entries: the least density is 0.0025"),
+        ((3, 3, 16, 32), None, "at least 16 live entries: the least density is 0.00347222"),
+        ((3, 3, 24, 1), KernelLayout.depthwise(), "24 live entries: the least density is 0.11"),
+        ((16, 64), KernelLayout.recurrent(4), "64 live entries: the least density is 0.0625"),
     ],
 )
 def test_too_low_a_density_is_refused_with_the_least_one(shape, layout, least):
@@ -226,7 +226,7 @@ def test_bad_sequences(sequence, message):
 def test_sequences_are_for_a_single_matrix():
     with pytest.raises(ValueError, match="this layout has 4 of them"):
         exact_orthogonal((8, 32), 0.5, layout=KernelLayout.recurrent(4), rotations=[(0, 1, 0.1)])
-    with pytest.raises(DensityError, match="only be None with explicit"):
+    with pytest.raises(DensityError, match="must be a number without `rotations`"):
         exact_orthogonal((8, 32), None)
 
 
@@ -270,17 +270,17 @@ def test_the_gain_and_the_generator():
 
 
 def test_shapes_that_do_not_fit():
-    with pytest.raises(LayoutError, match="do not divide into 1 groups of 4 gates"):
+    with pytest.raises(LayoutError, match="cannot be divided into 1 groups of 4 gates"):
         exact_orthogonal((8, 30), 0.5, layout=KernelLayout.recurrent(4))
     with pytest.raises(LayoutError, match="must be distinct axes of the kernel"):
         exact_orthogonal((8, 30), 0.5, layout=KernelLayout(inputs=(0,), outputs=(-2,)))
-    with pytest.raises(LayoutError, match="positive dimensions"):
+    with pytest.raises(LayoutError, match="must be positive"):
         exact_orthogonal((0, 8), 0.5)
     with pytest.raises(LayoutError, match="`groups` must be a positive integer"):
         KernelLayout.convolution(groups=0)
     with pytest.raises(LayoutError, match="form 'input,kernel->output'"):
         KernelLayout.einsum("ab->ba")
-    with pytest.raises(DensityError, match=r"rank 2 and more.*shape=\(8,\)"):
+    with pytest.raises(DensityError, match=r"rank 2 or more.*shape=\(8,\)"):
         exact_orthogonal((8,), 0.5)
 
 

@@ -126,7 +126,7 @@ def test_refusals():
     cases = [
         ({"mask": mask.astype(float)}, "bool array of the kernel's shape"),
         ({"mask": mask[:3]}, r"shape \(3, 4\)"),
-        ({"mask": np.zeros((4, 4), bool)}, "with a live entry"),
+        ({"mask": np.zeros((4, 4), bool)}, "with at least one live entry"),
         ({"kernel": start * np.inf}, "must be finite"),
         ({"gain": 0.0}, "Received: gain=0.0"),
         ({"max_iterations": 0}, "Received: max_iterations=0"),

@@ -1,4 +1,4 @@
-"""Options of `exact_orthogonal` that are unknown or exclude each other."""
+"""Options of `exact_orthogonal` that are unknown, mutually exclusive, or removed."""
 
 import pytest
 
@@ -10,17 +10,17 @@ pytestmark = pytest.mark.numpy_only
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"taps": "middle"}, r'`taps` must be "center", "shift" or "cascade". Received: taps='),
-        ({"norms": "unit"}, r'`norms` must be None or "equal". Received: norms=\'unit\''),
+        ({"taps": "middle"}, r'`taps` must be "center" or "shift". Received: taps='),
+        ({"taps": "cascade"}, r'\("cascade" has been removed; use "shift"\). Received: taps='),
         ({"start": None}, r'`start` must be "covering" or "published". Received: start=None'),
-        ({"taps": "shift", "center_density": 0.3}, r"are for taps=\"center\". Received: taps="),
-        ({"taps": "shift", "structure": Block(1, 2)}, r"are for taps=\"center\". Received: taps="),
-        ({"taps": "cascade", "rotations": [(0, 1, 0.5)]}, r"A cascade draws its own rotations"),
-        ({"norms": "equal", "rotations": [(0, 1, 0.5)]}, r"chooses angles itself.*Received"),
-        ({"norms": "equal", "structure": Block(1, 2)}, r"chooses angles itself.*Received"),
-        ({"norms": "equal", "start": "published"}, r"chooses angles itself.*start='published'"),
+        ({"taps": "shift", "center_density": 0.3}, r"need taps=\"center\". Received: taps="),
+        ({"taps": "shift", "structure": Block(1, 2)}, r"need taps=\"center\". Received: taps="),
+        (
+            {"structure": Block(1, 2), "rotations": [(0, 1, 0.5)]},
+            r"`structure` and `rotations` are mutually exclusive. Received: structure=",
+        ),
     ],
 )
-def test_options_that_are_unknown_or_exclude_each_other(options, message):
+def test_unknown_and_mutually_exclusive_options(options, message):
     with pytest.raises(ValueError, match=message):
         exact_orthogonal((3, 3, 8, 16), 0.5, **options)

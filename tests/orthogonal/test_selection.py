@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_sparse_ortho.orthogonal import largest_mask
-from keras_sparse_ortho.orthogonal._selection import largest_masks
+from keras_sparse_ortho.orthogonal import largest_mask, largest_masks
 
 pytestmark = pytest.mark.numpy_only
 

@@ -198,5 +198,5 @@ def test_refusals():
         NByM(3, 4)
     with pytest.raises(ValueError, match=r'"in" or "out"'):
         ConstantFan("both")
-    with pytest.raises(ValueError, match=r"draws its own rotations"):
+    with pytest.raises(ValueError, match=r"mutually exclusive"):
         exact_orthogonal((8, 8), 0.5, structure=ConstantFan(), rotations=[(0, 1, 0.5)])

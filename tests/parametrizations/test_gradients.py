@@ -71,7 +71,7 @@ def assert_finite_differences(model, variable, gradient, step=1e-2):
 def test_masked_entries_have_no_gradient(parametrization):
     model, made = built(parametrization)
     if isinstance(made, MagnitudeMask):
-        made.renew(0)
+        made.update(0)
     gradient = differentiated(model)["kernel"]
     np.testing.assert_array_equal(gradient, np.where(made.mask_value(), COEFFICIENTS, 0))
     assert made.mask_value().sum() == 12

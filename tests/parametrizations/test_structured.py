@@ -345,7 +345,9 @@ def test_attention_and_models_written_as_a_class_get_the_product():
 
 @pytest.mark.tensorflow_only
 def test_what_low_rank_refuses():
-    with pytest.raises(NotPrunableError, match=r"is no matrix.*Received: shape=\(3, 3, 2, 16\)"):
+    with pytest.raises(
+        NotPrunableError, match=r"must be a matrix.*Received: shape=\(3, 3, 2, 16\)"
+    ):
         kso.parametrize(network(), LowRankSoftThreshold())
     with pytest.raises(ValueError, match=r"`rank` must be .*Received: rank=0"):
         LowRankSoftThreshold(0)

@@ -40,7 +40,7 @@ def test_nothing_is_dead_where_the_count_allows(budget):
 
 
 def test_what_stays_dead_is_named_counted_and_never_wakes(tmp_path):
-    with pytest.warns(UserWarning, match=r"never wake under ReLU.*Received: .*'b/kernel'") as told:
+    with pytest.warns(UserWarning, match=r"stay dead under ReLU.*Received: .*'b/kernel'") as told:
         model = kso.sparsify(widening(), 0.015, seed=0)
     [warning] = [w for w in told if w.category is UserWarning]  # not Keras' own
     assert warning.filename == __file__

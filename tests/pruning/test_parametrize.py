@@ -65,7 +65,7 @@ def test_include_and_exclude():
 
 
 def test_refusals():
-    with pytest.raises(NotPrunableError, match=r"SoftThreshold takes no density.*density=0.09"):
+    with pytest.raises(NotPrunableError, match=r"SoftThreshold learns its density.*density=0.09"):
         kso.parametrize(dense(), SoftThreshold(), density=0.1, budget="uniform")
     with pytest.raises(BudgetError, match=r"`budget` must be one of.*Received: budget='magic'"):
         kso.parametrize(dense(), MagnitudeMask(0.5), density=0.1, budget="magic")

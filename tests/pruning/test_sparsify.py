@@ -215,7 +215,7 @@ def test_adopting_a_model_trained_without_masks_is_refused():
     )
     model.compile("sgd", "mse")
     model.fit(np.ones((8, 8)), np.zeros((8, 4)), verbose=0)
-    with pytest.raises(NotPrunableError, match="'hidden/kernel' has been changed since"):
+    with pytest.raises(NotPrunableError, match="'hidden/kernel' has changed since"):
         kso.adopt_masks(model)
 
 

@@ -145,10 +145,10 @@ class Diagonal(SparseInitializer):
 
 
 def test_an_initializer_without_a_density_is_refused():
-    with pytest.raises(ValueError, match=r"A Diagonal has no density .*Give it to the layers"):
+    with pytest.raises(ValueError, match=r"A Diagonal has no `density` .*Use it as"):
         kso.sparsify(network(), 0.1, initializer=Diagonal())
     given = ApproximateIsometry(None, mask=np.eye(4, dtype=bool))
-    with pytest.raises(ValueError, match=r"`mask` of an ApproximateIsometry .*Give it to the"):
+    with pytest.raises(ValueError, match=r"ApproximateIsometry with a `mask` .*Use it"):
         kso.sparsify(network(), 0.1, initializer=given)
 
 
@@ -179,7 +179,7 @@ def test_inadmissible_degrees_are_refused_with_their_neighbours():
     near = r"'a/kernel'.* 0.166666667 \(degree 4\) and 0.25 \(degree 6\). Received: density=0.199"
     with pytest.raises(LayoutError, match=near):
         kso.sparsify(square(24), 0.2, "uniform", pattern)
-    with pytest.raises(LayoutError, match=r"'head/kernel' does not fit: Only square kernels"):
+    with pytest.raises(LayoutError, match=r"'head/kernel' does not fit: .* needs square kernels"):
         kso.sparsify(square(24, keras.layers.Dense(9, name="head")), 0.25, "uniform", pattern)
     with pytest.raises(LayoutError, match=r"square kernels of even width.*25 inputs x 25"):
         kso.sparsify(square(25), 0.2, "uniform", RamanujanOrthogonal(2, relu=True))

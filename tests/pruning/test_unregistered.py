@@ -13,7 +13,7 @@ from tests.helpers import array
 
 L = keras.layers
 pytestmark = pytest.mark.core
-TOLD = "Matrices with 57.14% of all entries stay dense: .* Received: 'mixer/mix' \\(3, 8, 8\\)$"
+TOLD = "Matrices with 57.14% of all entries stay dense, .* Received: 'mixer/mix' \\(3, 8, 8\\)$"
 
 
 @keras.saving.register_keras_serializable(package="tests")

@@ -1,4 +1,4 @@
-"""Densities and renewal steps of every schedule."""
+"""Densities and update steps of every schedule."""
 
 import itertools
 
@@ -44,20 +44,20 @@ def test_linear_is_half_way_at_half_time():
     assert Linear(0.2, 0, 10, initial_density=0.6).density(5) == pytest.approx(0.4)
 
 
-def test_one_shot_renews_once():
+def test_one_shot_updates_once():
     schedule = OneShot(0.3, 25)
     assert [t for t in range(100) if schedule.due(t)] == [25]
     assert (schedule.density(24), schedule.density(25)) == (1, 0.3)
 
 
-def test_renewals_are_at_the_beginning_every_frequency_and_at_the_end():
+def test_updates_are_at_the_beginning_every_frequency_and_at_the_end():
     assert [t for t in range(200) if ALL[2].due(t)] == [10, 40, 70, 100, 110]
     assert [t for t in range(201) if ALL[1].due(t)] == [0, 100, 200]
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=repr)
 @pytest.mark.parametrize("executed", [1, 2, 7, 64])
-def test_no_renewal_is_lost_with_several_steps_per_execution(schedule, executed):
+def test_no_update_is_lost_with_several_steps_per_execution(schedule, executed):
     exact = [t for t in range(0, 641) if schedule.due(t)]
     asked = [t for t in range(0, 641, executed) if schedule.due(t, executed)]
     # Each is made at the first step asked for that does not come before it, and no other.
@@ -71,24 +71,24 @@ def test_configuration_round_trip_and_another_final_density(schedule):
     other = schedule.with_final(0.07)
     assert other.frequency == schedule.frequency
     assert other != schedule
-    plans = schedule.laid_out(100), other.laid_out(100)
+    plans = schedule.resolved(100), other.resolved(100)
     assert plans[1].density(10**6) == pytest.approx(0.07)
     assert all(0 < plans[0].density(t) <= 1 for t in range(200))
 
 
 def test_parts_of_a_run_become_steps_of_it():
-    cubic = Cubic(0.1).laid_out(200)  # by default over 70% of it
+    cubic = Cubic(0.1).resolved(200)  # by default over 70% of it
     assert (cubic.begin_step, cubic.end_step, cubic.frequency) == (0, 140, 1)
-    later = Linear(0.1, 0.25, 0.29).laid_out(100, start=1000)
+    later = Linear(0.1, 0.25, 0.29).resolved(100, start=1000)
     assert (later.begin_step, later.end_step) == (1025, 1029)
     assert later.density(1027) == pytest.approx(0.55)
-    mixed = Polynomial(0.1, 4, 0.5, frequency=3).laid_out(40)
+    mixed = Polynomial(0.1, 4, 0.5, frequency=3).resolved(40)
     assert [t for t in range(30) if mixed.due(t)] == [4, 7, 10, 13, 16, 19, 20]
-    half = OneShot(0.3, 0.5).laid_out(9)
+    half = OneShot(0.3, 0.5).resolved(9)
     assert [t for t in range(9) if half.due(t)] == [4]
-    assert Cubic(0.1).laid_out(1).end_step == 1  # and not 0, where it begins
+    assert Cubic(0.1).resolved(1).end_step == 1  # and not 0, where it begins
     # What was trained before without being counted: the rest of the way.
-    assert Linear(0.1, 0.0, 1.0).laid_out(100, start=-50).density(0) == pytest.approx(0.55)
+    assert Linear(0.1, 0.0, 1.0).resolved(100, start=-50).density(0) == pytest.approx(0.55)
     assert [s.at_start() for s in (Cubic(0.1), Cubic(0.1, initial_density=0.4))] == [1.0, 0.4]
     assert [s.at_start() for s in (Constant(0.1), Constant(0.1, 0.01))] == [0.1, 1.0]
 
@@ -96,28 +96,28 @@ def test_parts_of_a_run_become_steps_of_it():
 @pytest.mark.parametrize("steps", [16 * 3, 16 * 20, 10_000, 10_000 * 90])
 @pytest.mark.parametrize("make", [Cubic, Linear])
 def test_the_ramp_is_smooth_in_runs_of_any_length(make, steps):
-    schedule = make(0.1).laid_out(steps)
-    renewed = [t for t in range(0, steps + 1) if schedule.due(t)]
-    densities = [schedule.density(t) for t in renewed]
+    schedule = make(0.1).resolved(steps)
+    updated = [t for t in range(0, steps + 1) if schedule.due(t)]
+    densities = [schedule.density(t) for t in updated]
     falls = [a - b for a, b in itertools.pairwise(densities)]
     assert densities[-1] == 0.1
-    # In one renewal no more than the formula falls in one step, or in a hundredth of the way.
+    # In one update no more than the formula falls in one step, or in a hundredth of the way.
     steepest = {Cubic: 3, Linear: 1}[make] * 0.9
     assert max(falls) <= steepest * max(1 / schedule.end_step, 0.01) + 1e-9
     assert schedule.frequency == min(max(schedule.end_step // 100, 1), 100)
 
 
-def test_what_is_not_laid_out():
+def test_what_is_not_resolved():
     schedule = Cubic(0.1, 0.1, 0.5)
     for ask in (schedule.density, schedule.due):
-        with pytest.raises(ValueError, match=r"`laid_out\(steps\)`.*Received: schedule=Cubic\("):
+        with pytest.raises(ValueError, match=r"`resolved\(steps\)`.*Received: schedule=Cubic\("):
             ask(3)
     with pytest.raises(ValueError, match=r"known before training.*Received: .*steps=None"):
-        schedule.laid_out(None)
+        schedule.resolved(None)
     with pytest.raises(ValueError, match=r"before `begin_step` in this run.*steps=10"):
-        Cubic(0.1, 8, 0.5).laid_out(10)
-    assert Constant(0.1).laid_out(None).frequency == 100
-    assert Constant(0.1).laid_out(320).frequency == 3
+        Cubic(0.1, 8, 0.5).resolved(10)
+    assert Constant(0.1).resolved(None).frequency == 100
+    assert Constant(0.1).resolved(320).frequency == 3
 
 
 def test_a_density_is_a_constant_schedule():

@@ -1,5 +1,8 @@
 """Figures of the pages are those of the results, and the check notices where they are not."""
 
+import os
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -61,6 +64,7 @@ def test_figures_of_every_kind(results):
     less = {"of": "r | method=dense | time", "less": "r | density=0.1; time | time", "as": "g"}
     assert figure(less) == "1.5"
     assert figure({"of": "r | method=dense | time", "times": 100, "as": ".0f"}) == "200"
+    assert figure({"of": "r#net a, | method=ours | time", "inverse": True, "as": "g"}) == "2"
 
 
 @pytest.mark.parametrize(
@@ -106,12 +110,34 @@ def test_a_gap_is_a_dash_until_it_is_measured(results):
         figures.fill_table(PAGE, table | {"gaps": [["0.1", "accuracy | .1f"]]}, results)
 
 
+def test_sections_and_words_between(results):
+    page = "# A\n\nends at 1.0\n\n## Net\n\nIt ends, as\nmeant, at 2.0 %\n\n# B\n\nends at 3.0\n"
+    entry = {"page": "p", "text": "ends ... at {}", "cells": ["r | method=more | accuracy | .1f"]}
+    for section, old in (("Net", "2.0"), ("B", "3.0")):
+        filled = figures.fill_text(page, entry | {"section": section}, results)
+        assert filled == page.replace(old, "60.0")
+    with pytest.raises(figures.FigureError, match="stands there 3 times"):
+        figures.fill_text(page, entry, results)
+    with pytest.raises(figures.FigureError, match="no such section"):
+        figures.fill_text(page, entry | {"section": "C"}, results)
+    other = page.replace("as\nmeant", "as\n\nmeant")  # not across paragraphs
+    with pytest.raises(figures.FigureError, match="stands there 0 times"):
+        figures.fill_text(other, entry | {"section": "Net"}, results)
+
+
 def test_a_wrong_figure_is_noticed():
     """Every page of the list fails the check if one of its numbers is changed."""
-    entries = tomllib.loads(figures.LIST.read_text())
-    for entry in entries["text"]:
+    for entry in figures.texts(tomllib.loads(figures.LIST.read_text())["text"]):
         page = (figures.ROOT / entry["page"]).read_text()
         assert figures.fill_text(page, entry) == page, entry["text"]
-        right = figures.figure(entry["cells"][0])
-        wrong = page.replace(right, right.replace(right[-1], str((int(right[-1]) + 1) % 10)))
-        assert figures.fill_text(wrong, entry) != wrong, entry["text"]
+        found = figures.find_text(page, entry)
+        for k in range(1, 1 + len(entry["cells"])):
+            begin = found.start(k)
+            wrong = page[:begin] + str((int(page[begin]) + 1) % 10) + page[begin + 1 :]
+            assert figures.fill_text(wrong, entry).split() == page.split(), entry["text"]
+
+
+def test_results_of_another_folder_are_not_asked(tmp_path):
+    command = [sys.executable, "tools/figures.py", "--check"]
+    environment = os.environ | {"KSO_RESULTS": str(tmp_path)}
+    subprocess.run(command, cwd=figures.ROOT, env=environment, check=True)

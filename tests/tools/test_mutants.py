@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.mutants import PACKAGE, ROOT, Mutant, judge, read_list, room_of, run_pytest
+from tools.mutants import PACKAGE, ROOT, Mutant, judge, read_list, run_pytest
 
 pytestmark = pytest.mark.numpy_only
 MUTANTS = read_list()
@@ -10,10 +10,10 @@ MUTANTS = read_list()
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[m.name for m in MUTANTS])
 def test_every_fault_can_be_put_in(mutant, tmp_path):
-    place = mutant.located(ROOT)
-    copy = tmp_path / PACKAGE / place
+    file = mutant.located(ROOT).file
+    copy = tmp_path / PACKAGE / file
     copy.parent.mkdir(parents=True)
-    copy.write_text((ROOT / PACKAGE / place).read_text())
+    copy.write_text((ROOT / PACKAGE / file).read_text())
     mutant.apply(tmp_path)  # raises where it would change nothing, or would not compile
     assert mutant.fault
     for test in mutant.tests:
@@ -23,10 +23,10 @@ def test_every_fault_can_be_put_in(mutant, tmp_path):
 def test_every_room_has_its_faults():
     assert len(MUTANTS) >= 40
     rooms = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
-    assert rooms <= {room_of(mutant.located(ROOT)) for mutant in MUTANTS}
+    assert rooms <= {mutant.located(ROOT).room for mutant in MUTANTS}
 
 
-CODE = "def twice(x):\n    return 2 * x\n\n\ndef thrice(x):\n    return 3 * x\n"
+CODE = 'def twice(x):\n    """2 * x"""\n    return 2 * x\n\n\ndef thrice(x):\n    return 3 * x\n'
 TESTS = "from keras_sparse_ortho import twice\n\n\ndef test_twice():\n    assert twice(2) == 4\n"
 
 
@@ -42,6 +42,19 @@ TESTS = "from keras_sparse_ortho import twice\n\n\ndef test_twice():\n    assert
         ({"find": "* x"}, "broken", "__init__.py, __init__.py"),
         ({"find": "4 * x"}, "broken", "nowhere"),
         ({"find": "def twice", "replace": "def double"}, "broken", "not collected"),
+        ({"find": "* x", "replace": "* 3 + x", "within": "__init__.twice"}, "killed", "test_twice"),
+        (
+            {"find": "* x", "replace": "* 3 + x", "within": "__init__.thrice"},
+            "SURVIVED",
+            "test_it.py",
+        ),
+        (
+            {"find": "* x", "replace": "* 3 + x", "within": "room.thrice"},
+            "SURVIVED",
+            "test_it.py",
+        ),  # it has moved
+        ({"find": "2*x", "within": "__init__.double"}, "killed", "test_twice"),  # it is renamed
+        ({"find": "3 * x", "within": "__init__.twice"}, "broken", "nowhere"),
     ],
 )
 def test_verdicts(tmp_path, changes, word, note):

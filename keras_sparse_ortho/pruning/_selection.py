@@ -1,4 +1,4 @@
-"""Which weights of a model are to be sparse, and which matrices are left out of it."""
+"""The weights of a model that are to be sparse, and a warning of matrices that stay dense."""
 
 import warnings
 from typing import Any
@@ -12,21 +12,15 @@ _UNREGISTERED = ("warn", "dense", "guess")
 def weights_to_prune(
     model: Any, include: Selection, exclude: Selection, unregistered: str
 ) -> list[PrunableWeight]:
-    """The weights that are selected.
-
-    Args:
-        model: The model.
-        include: See `sparsify`.
-        exclude: See `sparsify`.
-        unregistered: See `sparsify`.
+    """The weights that `include`, `exclude` and `unregistered` select; see `sparsify`.
 
     Raises:
         NotPrunableError: A model that is not built.
         UnknownWeightError: An `include` or `exclude` that names nothing.
-        ValueError: An `unregistered` that is not known.
+        ValueError: An unknown `unregistered`.
 
     Warns:
-        UserWarning: Matrices that are not registered and will be dense, unless that was asked for.
+        UserWarning: Unregistered matrices that stay dense, unless they are excluded by name.
     """
     if unregistered not in _UNREGISTERED:
         raise ValueError(
@@ -53,9 +47,9 @@ def _warn(dense: list[PrunableWeight], everything: list[PrunableWeight]) -> None
     listed = ", ".join(f"'{weight.path}' {weight.shape}" for weight in dense[:5])
     more = f" and {len(dense) - 5} more" if len(dense) > 5 else ""
     warnings.warn(
-        f"Matrices with {share:.2%} of all entries stay dense: the meaning of their axes "
+        f"Matrices with {share:.2%} of all entries stay dense, because the meaning of their axes "
         "is unknown. Register their layers with keras_sparse_ortho.initializers.kernel_layouts, or "
-        'have them masked as (*batch, in, out) with unregistered="guess"; unregistered="dense" '
-        f"leaves them as they are. Received: {listed}{more}",
+        'mask them as (*batch, in, out) with unregistered="guess"; unregistered="dense" keeps them '
+        f"dense without this warning. Received: {listed}{more}",
         stacklevel=5,
     )

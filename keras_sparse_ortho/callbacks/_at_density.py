@@ -1,0 +1,213 @@
+"""`BestAtDensity` and `finish`: epochs at the density asked for, or that density at once."""
+
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho.callbacks._offset_search import cut, entries_of
+from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.models import model_gap, prunable_weights, watch_saving
+from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask
+from keras_sparse_ortho.schedules import OneShot
+
+
+def _pass_on(name: str) -> Any:
+    def hook(self: Any, *args: Any, **kwargs: Any) -> None:
+        getattr(self.callback, name)(*args, **kwargs)
+
+    hook.__name__, hook.__doc__ = name, "Passes it on."
+    return hook
+
+
+class BestAtDensity(keras.callbacks.Callback):
+    """Hides from a callback the epochs that end before the density asked for is reached.
+
+    While masks are updated and thresholds rise the loss is best early, when the model is dense. So
+    `EarlyStopping` stops there, and restores the dense weights; `ModelCheckpoint` keeps them as the
+    best ones; `ReduceLROnPlateau` lowers the learning rate too soon. Wrapped in this, they only see
+    epochs that end with every weight at its final density: all masks as sparse as at the end of
+    their schedules, thresholds fixed at the density of `TargetDensity`. It changes nothing for
+    models whose density does not change in training (`FixedMask`, SET, RigL).
+
+    Args:
+        callback: A Keras callback, such as `EarlyStopping(restore_best_weights=True)`,
+            `ModelCheckpoint(save_best_only=True)` or `ReduceLROnPlateau()`. Its `on_epoch_end`
+            and `on_train_batch_end` are not called before; everything else is passed on.
+
+    Raises:
+        ValueError: Something that is no callback.
+
+    Limits: the density is checked after epochs, not batches: a checkpoint after a number of batches
+    waits for the next epoch. `EarlyStopping(start_from_epoch=n)` does the same if the epoch in
+    which the schedule ends is known. What `ReduceLROnPlateau` adds to the logs is missing before.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
+    >>> model = kso.parametrize(dense, kso.SoftThreshold)
+    >>> model.compile("sgd", "mse")
+    >>> stop = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
+    >>> history = model.fit(np.ones((64, 64)), np.ones((64, 32)), verbose=0, epochs=4,
+    ...                     callbacks=[kso.callbacks.TargetDensity(0.125), BestAtDensity(stop)])
+    >>> kso.prunable_weights(model)
+    [<dense/kernel shape=(64, 32), density=0.125>]
+    """
+
+    def __init__(self, callback: keras.callbacks.Callback) -> None:
+        super().__init__()
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ValueError(
+                "`callback` must be a Keras callback, such as EarlyStopping(). "
+                f"Received: callback={callback!r}"
+            )
+        self.callback = callback
+        # Keras asks the class whether a step must wait for a callback; the batch methods of this
+        # one do nothing more than those of the wrapped callback.
+        kind, base = type(callback), keras.callbacks.Callback
+        self.async_safe = getattr(callback, "async_safe", False) or (
+            kind.on_train_batch_end is base.on_train_batch_end
+            and kind.on_test_batch_end is base.on_test_batch_end
+            and kind.on_predict_batch_end is base.on_predict_batch_end
+            and kind.on_batch_end is base.on_batch_end
+        )
+        self._reached = False
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Passes them on."""
+        super().set_params(params)
+        self.callback.set_params(params)
+
+    def set_model(self, model: Any) -> None:
+        """Passes it on."""
+        super().set_model(model)
+        self.callback.set_model(model)
+        self._reached = False
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Passes it on if the model is at the density asked for."""
+        self._reached = model_gap(self.model) is None
+        if self._reached:
+            self.callback.on_epoch_end(epoch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Passes it on if the last epoch has ended at the density asked for."""
+        if self._reached:
+            self.callback.on_train_batch_end(batch, logs)
+
+    on_train_begin = _pass_on("on_train_begin")
+    on_train_end = _pass_on("on_train_end")
+    on_epoch_begin = _pass_on("on_epoch_begin")
+    on_train_batch_begin = _pass_on("on_train_batch_begin")
+    on_test_begin = _pass_on("on_test_begin")
+    on_test_end = _pass_on("on_test_end")
+    on_test_batch_begin = _pass_on("on_test_batch_begin")
+    on_test_batch_end = _pass_on("on_test_batch_end")
+    on_predict_begin = _pass_on("on_predict_begin")
+    on_predict_end = _pass_on("on_predict_end")
+    on_predict_batch_begin = _pass_on("on_predict_batch_begin")
+    on_predict_batch_end = _pass_on("on_predict_batch_end")
+
+
+def finish(model: Any, density: float | None = None) -> Any:
+    """Brings a model to the density that was asked for, without training it.
+
+    This does at once what the end of the schedule would have done: a `MagnitudeMask` or
+    `StraightThroughTopK` keeps the `round(d * size)` largest magnitudes, where `d` is the final
+    density of its schedule; learnt thresholds are set so that `round(d * size)` entries of the
+    whole model are live, where `d` is the density of `TargetDensity`, and these are fixed. The
+    optimizer's moments of entries that die are reset.
+
+    Use it for runs that ended before their schedule, and for weights of an earlier epoch. Entries
+    that training has not made small are lost at once, so train on for some epochs; `UpdateMasks`
+    and `TargetDensity` do not change a finished model.
+
+    Args:
+        model: A Keras model with such parametrizations. It is changed in place.
+        density: For learnt thresholds: the global density, in (0, 1]. Default: that of
+            `TargetDensity`.
+
+    Returns:
+        The model.
+
+    Raises:
+        DensityError: A density outside (0, 1].
+        NotPrunableError: A model without such parametrizations; thresholds without a density, or a
+            density for scheduled masks, which have their own; weights that are not finite.
+
+    Limits: entries that are 0 stay 0, so a density above that of the model is not reached.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
+    >>> model = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.125)))
+    >>> kso.prunable_weights(finish(model))  # as at the end of a run
+    [<dense/kernel shape=(64, 32), density=0.125>]
+    """
+    made = [weight.parametrization for weight in prunable_weights(model)]
+    masks = [p for p in made if isinstance(p, ScheduledMask)]
+    thresholds = [p for p in made if isinstance(p, LearntThreshold)]
+    if not masks and not thresholds:
+        raise NotPrunableError(
+            "finish() is for learnt thresholds and masks on a schedule, see "
+            f"keras_sparse_ortho.parametrize. Received: model={model.name!r} without any"
+        )
+    if density is not None and not thresholds:
+        raise NotPrunableError(
+            "Masks on a schedule have the density with which it ends: make the model again with "
+            f"another one, or `prune` it. Received: density={density!r}"
+        )
+    asked = density if density is not None or not thresholds else _asked(model, thresholds)
+    for mask in masks:
+        _finish_mask(model, mask)
+    if thresholds:
+        _finish_thresholds(model, thresholds, ThresholdSteering(asked or 0.0, OneShot(1.0)))
+    watch_saving(model, False)
+    return model
+
+
+def _asked(model: Any, thresholds: list[LearntThreshold]) -> float:
+    asked = {t.target_density for t in thresholds if t.target_density is not None}
+    if len(asked) != 1:
+        raise NotPrunableError(
+            "finish() needs a `density` for thresholds that TargetDensity has not steered to one. "
+            f"Received: model={model.name!r}, density=None"
+        )
+    return asked.pop()
+
+
+def _finish_mask(model: Any, mask: ScheduledMask) -> None:
+    live, final = mask.counts()
+    if live == final:
+        return
+    # At least step 0, so that the mask counts as updated.
+    update = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
+    zero_slots(_optimizer(model), mask.weight.variable, update.reset)
+
+
+def _finish_thresholds(
+    model: Any, thresholds: list[LearntThreshold], steering: ThresholdSteering
+) -> None:
+    steering.take(thresholds)
+    steering.resolve(1)
+    frozen = [threshold for threshold in thresholds if threshold.frozen]
+    pairs: list[tuple[Any, Any]] = list(steering.steer(0))
+    if len(frozen) == len(thresholds):  # by a run to another density
+        entries = [entries_of(threshold) for threshold in thresholds]
+        count = live_count(steering.final_density, sum(one.size for one in entries))
+        masks = cut(entries, count).masks()
+        pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
+    for threshold, live in pairs:
+        zero_slots(_optimizer(model), threshold.steered, keras.ops.logical_not(live))
+    for threshold in thresholds:
+        threshold.aim(steering.final_density, freeze=True)
+
+
+def _optimizer(model: Any) -> Any:
+    return getattr(model, "optimizer", None)

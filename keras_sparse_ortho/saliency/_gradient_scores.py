@@ -1,0 +1,337 @@
+"""`snip` and `grasp`: scores from first and second derivatives of the loss."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._backend import hessian_vector_product
+from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._data import Batch, first_batches, refuse_separate_targets, samples
+from keras_sparse_ortho._keras_internals import compiled_loss_waits
+from keras_sparse_ortho._values import placed, to_numpy
+from keras_sparse_ortho._workers import digest_of, workers_of
+from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.models import Objective, StatelessLoss
+from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
+
+L = keras.losses
+_ON_CLASSES = (L.CategoricalCrossentropy, L.SparseCategoricalCrossentropy)
+_ON_BITS = (L.BinaryCrossentropy,)
+_NAMES = {
+    "categorical_crossentropy": "classes",
+    "sparse_categorical_crossentropy": "classes",
+    "binary_crossentropy": "bits",
+}
+
+
+def snip(
+    model: Any,
+    density: float,
+    data: Any,
+    *separate: Any,
+    batch_size: int = 128,
+    batches: int | None = 1,
+    shuffle: bool = True,
+    seed: int | None = None,
+    objective: Objective | None = None,
+    training: bool = True,
+    include: Selection = None,
+    exclude: Selection = None,
+    on_collapse: str = "error",
+    verbose: int = 0,
+) -> Saliency:
+    """Score `|w * dL/dw|`: to first order, the change of the loss if the entry is removed.
+
+    `L` is the loss that the model was compiled with, over all the batches together, without weight
+    regularizers. The model is not changed.
+
+    Args:
+        model: A built Keras model: Sequential, functional, nested or subclassed; compiled unless
+            there is an `objective`.
+        density: Global live fraction over the selected weights, in (0, 1].
+        data: As for `fit`, in one argument: arrays `(x, y)` or `(x, y, sample_weight)`, each an
+            array or a list or dict of arrays; or batches: `PyDataset`, `tf.data`, `DataLoader`, a
+            list, a generator, or a function that returns one.
+        *separate: Rejected: inputs and targets are one argument.
+        batch_size: Samples per batch of arrays.
+        batches: How many batches to use; `None` for all.
+        shuffle: Whether to draw the samples of arrays at random; otherwise the first ones are
+            used. Datasets and generators keep their own order.
+        seed: For drawing samples; `None` takes one from Python's `random`.
+        objective: `objective(model, x, y, sample_weight, training)`, another loss.
+        training: Whether batch statistics and dropout are those of training.
+        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
+        exclude: Which weights to leave out.
+        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
+        verbose: 1 for a progress bar over batches.
+
+    Raises:
+        BudgetError: Layer collapse, if `on_collapse="error"`.
+        NotPrunableError: Weights that are wrapped or not finite, scores that are not finite.
+        WorkerError: On all processes that train one model, if their weights differ.
+        TypeError: Targets as a separate argument, `x, y` instead of `(x, y)`.
+        ValueError: No data, or a model that was not compiled.
+
+    Limits: at low densities a layer may be left with no live entries; `synflow` prevents that. In
+    mixed_float16 small gradients underflow: score the model in float32. If several processes train
+    one model (docs/scale.md), all of them must call this; gradients are those of all data.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="a")])
+    >>> model.compile(loss="mse")
+    >>> model.layers[0].set_weights([np.array([[1.0], [3.0]]), np.zeros(1)])
+    >>> saliency = snip(model, 0.5, (np.array([[1.0, 1.0]]), np.array([[2.0]])))
+    >>> saliency.scores["a/kernel"].tolist()  # |w * 2 (x w - y) x|
+    [[4.0], [12.0]]
+
+    Reference:
+
+    - Lee, Ajanthan and Torr, "SNIP: Single-shot Network Pruning based on Connection Sensitivity"
+      (ICLR 2019), arXiv 1810.02340
+    """
+    refuse_separate_targets("snip(model, density, (x, y))", separate)
+    check_density(density)
+    weights = scored_weights(model, include, exclude, on_collapse)
+    if objective is None and getattr(model, "compiled", False):
+        objective = _DataLoss()
+    taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
+    variables = [weight.variable for weight in weights]
+    progress = keras.utils.Progbar(len(taken), verbose=verbose, unit_name="batch")
+    loss = _Derivatives(model, variables, objective, taken, training, progress)
+    pairs = zip(weights, loss.gradient(), strict=True)
+    scores = [np.abs(weight.raw_value() * gradient) for weight, gradient in pairs]
+    return Saliency("SNIP", density, weights, scores, on_collapse)
+
+
+def grasp(
+    model: Any,
+    density: float,
+    data: Any,
+    *separate: Any,
+    temperature: float | None = None,
+    batch_size: int = 128,
+    batches: int | None = 1,
+    shuffle: bool = True,
+    seed: int | None = None,
+    objective: Objective | None = None,
+    training: bool = True,
+    include: Selection = None,
+    exclude: Selection = None,
+    on_collapse: str = "error",
+    verbose: int = 0,
+) -> Saliency:
+    """Score `w * (H g)`, with gradient `g` and Hessian `H` of the loss: the highest are kept.
+
+    Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so the entries
+    with the highest `-w (H g)` are removed, which preserves the gradient flow as far as possible.
+    (The paper calls `-w (H g)` the score; here, as everywhere, a high score is kept.) `g` and `H`
+    are over all selected weights and all the batches together. The model is not changed.
+
+    Args:
+        model: A built Keras model: Sequential, functional, nested or subclassed; compiled unless
+            there is an `objective`.
+        density: Global live fraction over the selected weights, in (0, 1].
+        data: As for `fit`, in one argument; see `snip`.
+        *separate: Rejected: inputs and targets are one argument.
+        temperature: What logits are divided by, so that the softmax is not saturated. `None` is
+            200 if all losses are cross-entropies, of logits or of probabilities, else 1.
+        batch_size: As in `snip`.
+        batches: As in `snip`.
+        shuffle: As in `snip`.
+        seed: As in `snip`.
+        objective: `objective(model, x, y, sample_weight, training)`, another loss, to which no
+            temperature is applied.
+        training: Whether batch statistics and dropout are those of training.
+        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
+        exclude: Which weights to leave out.
+        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
+        verbose: 1 for a progress bar over batches and derivatives.
+
+    Raises:
+        BudgetError, NotPrunableError, WorkerError, TypeError: As `snip`.
+        ValueError: As `snip`, or a temperature for a loss that is not a cross-entropy.
+
+    Limits: second derivatives take about three times the memory of a training step; use a smaller
+    `batch_size` and more `batches`. With piecewise linear activations, the Hessian comes from the
+    loss and from products of weights only. If several processes train one model (docs/scale.md),
+    all of them must call this; derivatives are those of all data.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="a")])
+    >>> model.compile(loss="mse")
+    >>> model.layers[0].set_weights([np.array([[1.0], [3.0]]), np.zeros(1)])
+    >>> saliency = grasp(model, 0.5, (np.array([[1.0, 1.0]]), np.array([[2.0]])))
+    >>> saliency.scores["a/kernel"].tolist()  # g = [4, 4], H = [[2, 2], [2, 2]]
+    [[16.0], [48.0]]
+
+    Reference:
+
+    - Wang, Zhang and Grosse, "Picking Winning Tickets Before Training by Preserving Gradient Flow"
+      (ICLR 2020), arXiv 2002.07376
+    """
+    refuse_separate_targets("grasp(model, density, (x, y))", separate)
+    check_density(density)
+    weights = scored_weights(model, include, exclude, on_collapse)
+    if objective is None and getattr(model, "compiled", False):
+        temperature = _default_temperature(model) if temperature is None else float(temperature)
+        if not temperature > 0:
+            raise ValueError(
+                f"`temperature` must be positive. Received: temperature={temperature!r}"
+            )
+        objective = _DataLoss(temperature)
+    taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
+    variables = [weight.variable for weight in weights]
+    progress = keras.utils.Progbar(2 * len(taken), verbose=verbose, unit_name="batch")
+    loss = _Derivatives(model, variables, objective, taken, training, progress)
+    products = loss.hessian_times(loss.gradient())
+    scores = [w.raw_value() * product for w, product in zip(weights, products, strict=True)]
+    return Saliency("GraSP", density, weights, scores, on_collapse)
+
+
+class _DataLoss:
+    """The compiled loss and `add_loss` terms as an objective for `StatelessLoss`.
+
+    Weight regularizers are left out: their gradient does not depend on the data. Logits are divided
+    by `temperature`; probabilities `p` count as the logits `log p`, so they become `p^(1/T)`,
+    normalized.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        self.temperature = float(temperature)
+
+    def __call__(self, model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
+        y_pred = model(x, training=training)
+        if self.temperature != 1:
+            y_pred = self._with_temperature(model, y_pred)
+        loss = model.compute_loss(
+            x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+        )
+        for variable in model.trainable_weights:
+            if variable.regularizer is not None:
+                loss = loss - keras.ops.cast(variable.regularizer(variable.value), loss.dtype)
+        return loss
+
+    def _with_temperature(self, model: Any, y_pred: Any) -> Any:
+        loss = model.loss
+        if isinstance(loss, dict) and not isinstance(y_pred, dict):
+            loss = [loss[name] for name in model.output_names]
+        losses = keras.tree.flatten(loss)
+        outputs = keras.tree.flatten(y_pred)
+        if len(losses) == 1:
+            losses = losses * len(outputs)
+        if len(losses) != len(outputs):
+            raise ValueError(
+                "A temperature needs the loss of every output. "
+                f"Received: {len(losses)} losses for {len(outputs)} outputs, "
+                f"temperature={self.temperature}"
+            )
+        scaled = [self._scaled(*pair) for pair in zip(outputs, losses, strict=True)]
+        return keras.tree.pack_sequence_as(y_pred, scaled)
+
+    def _scaled(self, output: Any, loss: Any) -> Any:
+        kind = _cross_entropy(loss)
+        if kind is None:
+            raise ValueError(
+                "A temperature divides logits, so the loss must be a cross-entropy; otherwise give "
+                f"`temperature=1`. Received: loss={loss!r}, temperature={self.temperature}"
+            )
+        labels, logits = kind
+        if logits:
+            return output / self.temperature
+        # Clipped as in the cross-entropies of Keras, so that log is finite.
+        p = keras.ops.clip(output, keras.config.epsilon(), 1 - keras.config.epsilon())
+        if labels == "classes":
+            return keras.ops.softmax(keras.ops.log(p) / self.temperature, axis=-1)
+        return keras.ops.sigmoid((keras.ops.log(p) - keras.ops.log(1 - p)) / self.temperature)
+
+
+def _cross_entropy(loss: Any) -> tuple[str, bool] | None:
+    """`"classes"` or `"bits"`, and whether of logits; `None` for a loss of another kind."""
+    if isinstance(loss, _ON_CLASSES + _ON_BITS):
+        labels = "classes" if isinstance(loss, _ON_CLASSES) else "bits"
+        return labels, bool(loss.get_config().get("from_logits", False))
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", None)
+    return (_NAMES[name], False) if name in _NAMES else None
+
+
+def _default_temperature(model: Any) -> float:
+    """200, as in the paper, if every loss is a cross-entropy; else 1."""
+    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
+    return 200.0 if losses and all(_cross_entropy(loss) for loss in losses) else 1.0
+
+
+class _Derivatives:
+    """Gradient and Hessian-vector products of the mean loss over batches, at a model's weights.
+
+    Batches are weighted by their number of samples: for a loss that is a mean over samples, the
+    result is that of all samples together, including those of other workers.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        variables: list[Any],
+        objective: Objective | None,
+        batches: list[Batch],
+        training: bool,
+        progress: Any,
+    ) -> None:
+        self._loss = StatelessLoss(model, variables, objective=objective, training=training)
+        self._workers = workers_of(model)
+        if self._workers.count > 1:
+            values = {f"{n}, {v.path}": digest_of(to_numpy(v)) for n, v in enumerate(variables)}
+            self._workers.compare("where weights are scored", values)
+        self._total = sum(samples(batch) for batch in batches)
+        self._batches = self._workers.batches(batches)
+        self._progress = progress
+        if compiled_loss_waits(model):
+            # What a loss creates in its first call must not be created while tracing.
+            self._loss.loss([v.value for v in variables], *self._batches[0])
+
+    def gradient(self) -> list[np.ndarray]:
+        """The gradient for each variable, in float64."""
+        return self._mean(lambda batch: self._loss.gradients(None, *batch))
+
+    def hessian_times(self, vectors: list[np.ndarray]) -> list[np.ndarray]:
+        """`H u` for each variable, with `H` the Hessian over all of them and `u = vectors`."""
+        run = self._loss.compiled(_hessian_product)
+        pairs = zip(vectors, self._loss.variables, strict=True)
+        u = [placed(vector, v) for vector, v in pairs]
+        return self._mean(lambda batch: run(None, *batch, u))
+
+    def _mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
+        mean = self._workers.together(lambda: self._own_mean(of))
+        return self._workers.mean(mean, self._total)
+
+    def _own_mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
+        total = sum(samples(batch) for batch in self._batches)
+        mean: list[np.ndarray] | None = None
+        for batch in self._batches:
+            share = samples(batch) / total
+            parts = [share * _float64(part) for part in of(batch)]
+            mean = parts if mean is None else [a + b for a, b in zip(mean, parts, strict=True)]
+            self._progress.add(1)
+        assert mean is not None
+        return mean
+
+
+def _float64(value: Any) -> np.ndarray:
+    return (value if isinstance(value, np.ndarray) else to_numpy(value)).astype("float64")
+
+
+def _hessian_product(loss: Any, values: list[Any], vectors: list[Any]) -> list[Any]:
+    if keras.backend.backend() == "jax":
+        import jax
+
+        # Forward over reverse takes a third of the memory of reverse over reverse.
+        try:
+            return jax.jvp(jax.grad(loss), (values,), (vectors,))[1]
+        except TypeError:  # a function without a forward-mode rule, such as layers of live blocks
+            pass
+    return hessian_vector_product(loss, values, vectors)
