@@ -72,7 +72,7 @@ def test_kernel_functions():
     for initializer in ("orthogonal", kso.initializers.ExactOrthogonal(0.5)):
         with pytest.raises(ValueError, match='starts from "exact_orthogonal"'):
             built(kernel_initializer=initializer)
-    with pytest.raises(ValueError, match="places of their own"):
+    with pytest.raises(ValueError, match="come with their places"):
         built(density=None, inputs_of=[[0]])
     with pytest.raises(NotPrunableError, match="cannot be compared"):
         built(kernel_regularizer=keras.regularizers.OrthogonalRegularizer())

@@ -179,7 +179,7 @@ def lowered(model, shape):
 @pytest.mark.jax_only
 @pytest.mark.parametrize("make", [wide_matrices, convolutions])
 def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_host(make):
-    from keras_sparse_ortho.layers import _block_product
+    from keras_sparse_ortho.layers import _blocks
 
     model, shape = make()
     text = lowered(model, shape)
@@ -190,7 +190,7 @@ def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_
         assert "?x" not in text[platform]  # no size is left open
     if make is wide_matrices:
         one = np.zeros((8, 32, 8192), "float32")
-        assert _block_product._chunks(one, model.layers[0].inputs_of) > 1
+        assert _blocks._chunks(one, model.layers[0].inputs_of) > 1
         assert "while" in text["cpu"]
 
 
