@@ -131,10 +131,8 @@ def ship(model: keras.Model, data: Dataset, folder: Path) -> dict:
             mode="fast",
             sample=data.x_test[:200],
             representative_data=data.x_train[:200],
-            sidecar="zstd",
         )
     console.print(report)
-    report.plot(folder / f"{model.name}.png")
     (folder / f"{model.name}.json").write_text(report.to_json())
     opened = load_litert(path)
     rows = min(1000, len(data.x_test))

@@ -1,25 +1,40 @@
-"""Files that are whole or not there: written aside, then renamed."""
+"""Files that are complete or absent: atomic writes, staging folders, tables checked on reading."""
 
 import contextlib
+import csv
+import errno
+import glob
+import json
 import os
 import pathlib
+import shutil
+import socket
 import tempfile
-from collections.abc import Iterator
-from typing import TextIO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+_NAME_PART = 24  # characters of a file's name that go into the name of its staging folder
+# How the libraries that write files report a full disk, each with an error class of its own.
+_DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+_COUNT = "of"  # the column that holds the number of rows
+_LONGEST = 200  # characters of a file's content that an error message shows
+
+Row = tuple[str, dict[str, Any]]
+"""Where the row is (`"line 3"`), and its columns."""
 
 
 @contextlib.contextmanager
-def written_aside(path: str | pathlib.Path) -> Iterator[TextIO]:
-    """Opens a new text file that takes the place of `path` when all of it has been written.
+def atomic_write(path: str | pathlib.Path) -> Iterator[TextIO]:
+    """Opens a new text file that replaces `path` once it is complete.
 
-    An error, a full disk or a kill on the way leaves what stood there before. A link keeps
-    pointing where it does; what is no regular file, such as a pipe, is written to directly.
+    After an error, a full disk or a kill the old file is unchanged. A symbolic link keeps its
+    target; anything but a regular file, such as a pipe, is written to directly.
 
     Example:
 
     >>> import tempfile
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "table.csv"
-    >>> with written_aside(file) as stream:
+    >>> with atomic_write(file) as stream:
     ...     _ = stream.write("new")
     >>> file.read_text()
     'new'
@@ -29,18 +44,18 @@ def written_aside(path: str | pathlib.Path) -> Iterator[TextIO]:
         with target.open("w", newline="", encoding="utf-8") as stream:
             yield stream
         return
-    # Of the name a part, as names may be as long as the file system allows.
+    # Only a part of the name, which may be as long as the file system allows.
     descriptor, name = tempfile.mkstemp(f".{target.name[-32:]}.part", ".", target.parent)
-    aside = pathlib.Path(name)
+    partial = pathlib.Path(name)
     try:
         with open(descriptor, "w", newline="", encoding="utf-8") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        aside.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
-        aside.replace(target)
+        partial.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
+        partial.replace(target)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 
@@ -48,3 +63,144 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@contextlib.contextmanager
+def staging(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
+    """A hidden folder in `parent`, on the same file system, that is removed at the end.
+
+    Folders that killed processes left behind for the same name are removed first.
+
+    Raises:
+        OSError: if nothing can be written; with `ENOSPC` if the disk is full, whichever library
+            noticed it.
+    """
+    prefix = f".{name[:_NAME_PART]}-kso-{socket.gethostname()[:32]}-"
+    for folder in parent.glob(glob.escape(prefix) + "*"):
+        pid = folder.name.removeprefix(prefix).partition("-")[0]
+        if pid.isdecimal() and not _is_alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+    prefix += f"{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as made:
+        folder = pathlib.Path(made).absolute()
+        try:
+            yield folder
+        except Exception as error:
+            if not isinstance(error, OSError) and is_full(folder, [str(error)]):
+                raise disk_full(parent, str(error)) from error
+            raise
+
+
+def is_full(folder: pathlib.Path, reasons: Iterable[str]) -> bool:
+    """Whether failures come from a full disk: by their messages, or as no byte is left."""
+    if any(text in reason for reason in reasons for text in _DISK_FULL):
+        return True
+    return shutil.disk_usage(folder).free == 0
+
+
+def disk_full(folder: pathlib.Path, reason: str) -> OSError:
+    """The error to raise for a full disk."""
+    return OSError(
+        errno.ENOSPC,
+        "No room for the files of the export: a copy of the model and a file for each route are "
+        "kept beside the target until one file is final. Free some space or write to another "
+        f"disk. Received: {shutil.disk_usage(folder).free} free bytes in {str(folder)!r}; "
+        f"{reason[:300]}",
+    )
+
+
+def _is_alive(pid: int) -> bool:
+    if os.name == "nt":  # os.kill would end the process there
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # another user's process; not a process id
+        return True
+    return True
+
+
+def write_csv(
+    path: str | pathlib.Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """Writes a table whose last column is the number of rows, so that a truncated file is known."""
+    rows = list(rows)
+    with atomic_write(path) as stream:
+        writer = csv.DictWriter(stream, [*columns, _COUNT])
+        writer.writeheader()
+        writer.writerows({**row, _COUNT: _rows(rows)} for row in rows)
+
+
+def read_csv(path: pathlib.Path, needed: Sequence[str], error: type[ValueError]) -> list[Row]:
+    """The rows of a CSV file in UTF-8 as text; `error` if it is damaged or lacks a column."""
+    rows: list[Row] = []
+    line = 1
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream)
+            names = list(reader.fieldnames or [])
+            if not set(needed) <= set(names) or len(set(names)) < len(names):
+                columns = " and ".join(repr(name) for name in needed)
+                raise error(
+                    f"{path}, line 1: the columns {columns} are needed, each column once. "
+                    f"Received: {shown(names)}"
+                )
+            for row in reader:
+                line = reader.line_num
+                if None in row or None in row.values():
+                    raise error(
+                        f"{path}, line {line}: {len(names)} columns are needed. "
+                        f"Received: {shown(row)}"
+                    )
+                rows.append((f"line {line}", row))
+    except (UnicodeDecodeError, csv.Error) as problem:
+        raise error(
+            f"{path}, line {line} or later: the file is not CSV in UTF-8. Received: {problem}"
+        ) from None
+    counts = {row.pop(_COUNT, _rows(rows)) for _, row in rows}
+    if counts - {_rows(rows)}:
+        raise error(
+            f"{path}, line {line}: the file is incomplete; its column {_COUNT!r} holds the number "
+            f"of rows (delete this column from a file that you edit). Received: {_rows(rows)}, and "
+            f"{_COUNT}={shown(sorted(counts))}"
+        )
+    return rows
+
+
+def _rows(rows: Sequence[Any]) -> str:
+    # A word follows the number, so that no truncated count is a count.
+    return f"{len(rows)} rows"
+
+
+def write_json(path: str | pathlib.Path, content: Any) -> None:
+    """Writes a JSON file."""
+    with atomic_write(path) as stream:
+        stream.write(json.dumps(content, indent=1) + "\n")
+
+
+def read_json_rows(path: pathlib.Path, key: str, error: type[ValueError]) -> list[Row]:
+    """The objects of the list `key` of a JSON file; `error` if it is anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as problem:
+        raise error(
+            f"{path}, line {problem.lineno}: {problem.msg}. Received: a file that is not JSON"
+        ) from None
+    except (UnicodeDecodeError, RecursionError, ValueError) as problem:
+        raise error(
+            f"{path}: the file is not readable as JSON in UTF-8. "
+            f"Received: {type(problem).__name__}: {shown(str(problem))}"
+        ) from None
+    rows = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise error(
+            f'{path}, line 1: an object {{"{key}": [{{...}}, ...]}} is needed. Received: other JSON'
+        )
+    return [(f"entry {number}", row) for number, row in enumerate(rows, 1)]
+
+
+def shown(value: Any) -> str:
+    """A value from a file for an error message, shortened if it is long."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"

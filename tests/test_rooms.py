@@ -17,8 +17,6 @@ ORDER = (
         "errors",
         "_checks",
         "_files",
-        "_tables",
-        "_workplace",
         "_keras_internals",
         "_values",
         "_workers",

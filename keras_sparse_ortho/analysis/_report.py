@@ -14,7 +14,7 @@ import rich.measure
 import rich.table
 
 from keras_sparse_ortho._data import first_batches
-from keras_sparse_ortho._files import written_aside
+from keras_sparse_ortho._files import atomic_write
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -128,7 +128,7 @@ class SparsityReport:
         """Writes one line for each kernel, then for each unregistered matrix."""
         figures = self.to_dict()
         rows = [*figures["weights"], *figures["unregistered"]]
-        with written_aside(path) as stream:
+        with atomic_write(path) as stream:
             writer = csv.DictWriter(stream, [*(f.name for f in dataclasses.fields(Row)), "density"])
             writer.writeheader()
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)

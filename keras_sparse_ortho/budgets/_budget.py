@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho._tables import read_csv, read_json_rows, shown, write_csv, write_json
+from keras_sparse_ortho._files import read_csv, read_json_rows, shown, write_csv, write_json
 from keras_sparse_ortho.errors import BudgetError, DensityError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import global_generators, set_global_generators
-from keras_sparse_ortho._files import written_aside
+from keras_sparse_ortho._files import atomic_write
 from keras_sparse_ortho._keras_internals import initial_epoch_is
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho._workers import Workers, workers_of
@@ -142,7 +142,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self._workers.count > 1 and self._saved is not None:
             kept.add(self._folder / _WEIGHTS.format(self._saved["epoch"]))
             record = {**saved, "before": self._saved}
-        with written_aside(self._folder / _RECORD) as stream:
+        with atomic_write(self._folder / _RECORD) as stream:
             json.dump(record, stream)
         self._delete_weights(but=kept)
         self._saved = saved

@@ -4,20 +4,17 @@ TensorFlow and ai-edge-litert are loaded in subprocesses and only when an export
 importing this module loads neither.
 """
 
-from keras_sparse_ortho.export._errors import (
-    ExportConversionError,
+from keras_sparse_ortho.export._candidates import ExportConversionError, ExportVerificationError
+from keras_sparse_ortho.export._export_litert import (
     ExportFallbackWarning,
-    ExportRouteError,
-    ExportVerificationError,
-    LiteRTFileError,
+    export_litert,
+    export_routes,
 )
-from keras_sparse_ortho.export._export_litert import export_litert
-from keras_sparse_ortho.export._export_routes import export_routes
 from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
-from keras_sparse_ortho.export._litert_file import WeightZeros
+from keras_sparse_ortho.export._litert_file import LiteRTFileError, WeightZeros
 from keras_sparse_ortho.export._load_litert import LiteRTModel, load_litert
-from keras_sparse_ortho.export._outcome import RouteOutcome
-from keras_sparse_ortho.export._report import ExportReport
+from keras_sparse_ortho.export._report import ExportReport, RouteOutcome
+from keras_sparse_ortho.export._routes import ExportRouteError
 
 __all__ = [
     "BenchmarkCase",

@@ -1,38 +1,44 @@
-"""From routes to verified files: convert, encode, run with and without XNNPACK, count zeros."""
+"""From routes to verified files: convert, encode, run, compare with Keras, check the zeros."""
 
 import dataclasses
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
-from keras_sparse_ortho._workplace import is_full, no_room
-from keras_sparse_ortho.export._arguments import Task
-from keras_sparse_ortho.export._conversion import convert
-from keras_sparse_ortho.export._errors import (
-    ExportConversionError,
-    ExportRouteError,
-    ExportVerificationError,
-)
-from keras_sparse_ortho.export._kernels_in_file import find_kernels_in_file
-from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
-from keras_sparse_ortho.export._litert_file import attach, seal, stored_weights
-from keras_sparse_ortho.export._outcome import RouteOutcome
-from keras_sparse_ortho.export._process import Worker
-from keras_sparse_ortho.export._routes import Route
-from keras_sparse_ortho.export._verification import (
-    Comparison,
-    litert_outputs,
-    paths_in_use,
-    sparse_kernels,
-    verify,
-)
+from keras_sparse_ortho._files import disk_full, is_full
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.export._litert_file import attach, find_kernels, seal, stored_weights
+from keras_sparse_ortho.export._model import Task, full_batches, keras_outputs, write_saved_model
+from keras_sparse_ortho.export._process import JobError, Worker, converter
+from keras_sparse_ortho.export._report import RouteOutcome
+from keras_sparse_ortho.export._routes import ExportRouteError, Route
 
-Failure = ExportConversionError | ExportVerificationError | ExportRouteError
 
-# So much speed is given up for a smaller file; 5% cannot be told from the noise of the clock.
-_NEAR = {"fast": 1.05, "auto": 1.1}
+class ExportConversionError(RuntimeError):
+    """The model could not be turned into a LiteRT file: an operation LiteRT lacks, or a crash."""
+
+
+class ExportVerificationError(RuntimeError):
+    """The LiteRT file crashed, disagreed with Keras, or lost zeros, and was not handed over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The difference of two lists of outputs, over all outputs and rows.
+
+    `error` is in the measure asked for, the largest over the outputs, and `worst_output` is the
+    output that has it.
+    """
+
+    max_abs_diff: float
+    mean_abs_diff: float
+    argmax_agreement: float | None
+    error: float
+    worst_output: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +49,11 @@ class Candidate:
     outcome: RouteOutcome
     file: Path | None = None
     comparison: Comparison | None = None
-    failure: Failure | None = None
+    failure: ExportConversionError | ExportVerificationError | ExportRouteError | None = None
 
 
 def candidates(task: Task, routes: Sequence[Route]) -> list[Candidate]:
-    """Try each route; a failure is part of the result, not raised, but for a full disk.
+    """Try each route; a failure is part of the result, not raised, except for a full disk.
 
     Raises:
         OSError: if there is no room for the files.
@@ -57,90 +63,66 @@ def candidates(task: Task, routes: Sequence[Route]) -> list[Candidate]:
     found = [_candidate(task, route, converted[route.converted_as.name]) for route in routes]
     failures = [str(c.failure) for c in found if c.failure is not None]
     if failures and is_full(task.folder, failures):
-        raise no_room(task.folder.parent, failures[0])  # no fault of a route
+        raise disk_full(task.folder.parent, failures[0])
     return found
-
-
-def timed(task: Task, tried: Sequence[Candidate], threads: int) -> list[Candidate]:
-    """The same candidates with the latency of each verified file."""
-    rows = task.signature.batch_size
-    inputs = {
-        spec.name: np.resize(array, (rows, *array.shape[1:]))
-        for spec, array in zip(task.signature.inputs, task.sample, strict=True)
-    }
-    cases = [
-        (c.route.name, BenchmarkCase(c.file, inputs, xnnpack, threads))
-        for c in tried
-        if c.file is not None
-        for xnnpack, verified in ((True, c.outcome.xnnpack), (False, c.outcome.without_xnnpack))
-        if verified
-    ]
-    measured = latencies([case for _, case in cases], timeout=task.timeout) if cases else []
-    times: dict[str, dict[bool, float]] = {}
-    for (name, case), ms in zip(cases, measured, strict=True):
-        times.setdefault(name, {})[case.xnnpack] = ms
-    return [_with_latency(c, times[c.route.name], threads) if c.file else c for c in tried]
-
-
-def choose(mode: str, tried: Sequence[Candidate], sidecar: str | None) -> Candidate:
-    """The candidate that a mode takes, of at least one verified.
-
-    Files that only run without XNNPACK are taken where there is no other: a plain interpreter
-    would crash on them.
-    """
-    good = [c for c in tried if c.file is not None]
-    good = [c for c in good if c.outcome.xnnpack] or good
-
-    def size(c: Candidate) -> int:
-        packed = {"gzip": c.outcome.gzip_bytes, "zstd": c.outcome.zstd_bytes}.get(sidecar or "")
-        return packed or c.outcome.bytes or 0
-
-    def latency(c: Candidate) -> float:
-        return c.outcome.latency_ms or float("inf")
-
-    if mode in _NEAR:
-        least = min(map(latency, good))
-        good = [c for c in good if latency(c) <= _NEAR[mode] * least]
-    return min(good, key=size)
 
 
 def _candidate(task: Task, route: Route, converted: Path | ExportConversionError) -> Candidate:
     rows = task.signature.batch_size
+    allowed = route.tolerance if task.tolerance is None else task.tolerance
     try:
         if isinstance(converted, ExportConversionError):
             raise converted
         encoded = route.finish(converted.read_bytes())
-        content = attach(encoded.content, _record(task, route))
+        record = {
+            "route": route.name,
+            "model": task.model.name,
+            "inputs": [dataclasses.asdict(spec) for spec in task.signature.inputs],
+            "outputs": [
+                {"name": name, "shape": [rows, *want.shape[1:]]}
+                for name, want in zip(task.names, task.want, strict=True)
+            ],
+            "measure": route.measure,
+            "tolerance": allowed,
+        }
+        content = attach(encoded.content, record)
         file = task.folder / f"{route.name}.verified.tflite"
         file.write_bytes(content)
+        good: dict[bool, tuple[Comparison, int | None]] = {}
+        failed: dict[bool, ExportVerificationError] = {}
         with Worker() as worker:
-            runs = [_run(worker, task, route, file, xnnpack) for xnnpack in (True, False)]
-        good = [run for run in runs if not isinstance(run, ExportVerificationError)]
-        # What a plain interpreter does with a dense file must be right; the sparse encodings of
-        # the converter have routes that run only without XNNPACK, and those carry the setting.
-        first = runs[0]
-        if isinstance(first, ExportVerificationError) and (not good or route.encoding == "dense"):
-            raise first
-        comparison, load_bytes = good[0]
+            for xnnpack in (True, False):
+                try:
+                    got, load_bytes = litert_outputs(worker, file, task, xnnpack)
+                    good[xnnpack] = _verify(task, got, route.measure, allowed), load_bytes
+                except ExportVerificationError as error:
+                    failed[xnnpack] = error
+                    worker.close()  # the next run measures its memory in a fresh process
+        # A default interpreter, with XNNPACK, must run a dense file. A sparse file may need it off,
+        # which its record tells `load_litert`.
+        if True in failed and (not good or route.encoding == "dense"):
+            raise failed[True]
+        with_xnnpack = True in good
+        comparison, load_bytes = good[with_xnnpack]
         folded = _check_zeros(task, content)
-        with_xnnpack = first is good[0]
         file.write_bytes(seal(content, with_xnnpack))
     except (ExportConversionError, ExportVerificationError, ExportRouteError) as failure:
         return Candidate(route, RouteOutcome(route.name, rows, str(failure)), failure=failure)
-    except Exception as error:  # of a file that the schema's reader cannot follow
-        failed = ExportVerificationError(
+    except Exception as error:  # a file that the schema's reader cannot follow
+        unreadable = ExportVerificationError(
             f"The converted file must be readable. Received: {type(error).__name__}: {error}"
         )
-        return Candidate(route, RouteOutcome(route.name, rows, str(failed)), failure=failed)
+        return Candidate(route, RouteOutcome(route.name, rows, str(unreadable)), failure=unreadable)
     outcome = RouteOutcome(
         route.name,
         rows,
         bytes=file.stat().st_size,
         error=comparison.error,
+        tolerance=allowed,
         max_abs_diff=comparison.max_abs_diff,
         mean_abs_diff=comparison.mean_abs_diff,
         xnnpack=with_xnnpack,
-        without_xnnpack=not isinstance(runs[1], ExportVerificationError),
+        without_xnnpack=False in good,
         uses_xnnpack=with_xnnpack,
         load_bytes=load_bytes,
         encoded=encoded.encoded,
@@ -150,8 +132,219 @@ def _candidate(task: Task, route: Route, converted: Path | ExportConversionError
     return Candidate(route, outcome, file, comparison)
 
 
+# --- conversion -----------------------------------------------------------------------------------
+
+
+def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConversionError]:
+    """Write the model of a task as an unverified LiteRT file by each route.
+
+    One process does all routes. If the converter crashes, that route fails and a new process goes
+    on with the rest. The result has a file or an error for each route.
+
+    Raises:
+        ExportConversionError: if the model cannot be rebuilt in the worker.
+    """
+    inputs = [dataclasses.asdict(spec) for spec in task.signature.inputs]
+    saved_model = str(task.folder / "saved_model")
+    representative = None
+    if task.representative is not None:
+        representative = str(task.folder / "representative.npz")
+        np.savez(representative, *task.representative)
+    files: dict[str, Path | ExportConversionError] = {}
+    with converter() as worker:
+        traced = _trace(worker, task, inputs, saved_model)
+        for route in routes:
+            file = task.folder / f"{route.name}.tflite"
+            failure = traced or _run_job(
+                worker,
+                "convert",
+                task.timeout,
+                route=route.name,
+                saved_model=saved_model,
+                inputs=inputs,
+                representative=representative,
+                result=str(file),
+            )
+            files[route.name] = file
+            if failure is not None:
+                files[route.name] = _conversion_error(failure, task.model.name, route.name)
+    return files
+
+
+def _trace(
+    worker: Worker, task: Task, inputs: list[dict[str, Any]], saved_model: str
+) -> dict[str, Any] | None:
+    """Have the model written as a SavedModel; None, or what went wrong."""
+    how = {
+        "inputs": inputs,
+        "nesting": task.signature.nesting,
+        "output_names": task.names,
+    }
+    keras_file = str(task.folder / "plain.keras")
+    try:
+        task.model.save(keras_file)
+    except Exception as error:  # any: a custom class may do anything in get_config
+        message = f"{type(error).__name__}: {str(error).strip()[:1000]}"
+        failure: dict[str, Any] | None = {"stage": "load", "message": message}
+    else:
+        failure = _run_job(
+            worker,
+            "trace",
+            task.timeout,
+            keras_file=keras_file,
+            modules=_modules_of_custom_objects(),
+            saved_model=saved_model,
+            **how,
+        )
+    if failure is None or failure["stage"] != "load":
+        return failure
+    if keras.backend.backend() != "tensorflow":
+        raise ExportConversionError(
+            f"Model '{task.model.name}' could not be rebuilt on the TensorFlow backend in a new "
+            "process. Its custom classes must be importable there (not defined in "
+            "`__main__`) and serializable; otherwise export on the TensorFlow backend. "
+            f"Received: {failure['message']}"
+        )
+    # The classes exist in this process only, so it has to trace the model itself.
+    write_saved_model(task.model, **how, folder=saved_model)
+    return None
+
+
+def _run_job(worker: Worker, task: str, timeout: float, **job: Any) -> dict[str, Any] | None:
+    try:
+        failure: dict[str, Any] | None = worker.run(task, timeout, **job)
+    except JobError as error:
+        return {"stage": "crash", "message": f"the converter's process failed: {error}"}
+    return failure
+
+
+def _conversion_error(
+    failure: dict[str, Any], model_name: str, route_name: str
+) -> ExportConversionError:
+    if failure.get("missing_ops"):
+        return ExportConversionError(
+            f"Model '{model_name}' needs operations that LiteRT's built-in kernels lack. Replace "
+            "the layers that use them before the export. Received: "
+            f"operations {', '.join(failure['missing_ops'])}"
+        )
+    return ExportConversionError(
+        f"The LiteRT converter failed on model '{model_name}' by route '{route_name}'. "
+        f"Received: {failure['message']}"
+    )
+
+
+def _modules_of_custom_objects() -> list[str]:
+    """Modules that registered something with Keras and that a new process could import."""
+    registered = dict(keras.saving.get_custom_objects())
+    names = {getattr(value, "__module__", None) for value in registered.values()}
+    return sorted(n for n in names if isinstance(n, str) and n != "__main__" and _exists(n))
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+# --- the outputs of the file ----------------------------------------------------------------------
+
+
+def litert_outputs(
+    worker: Worker, file: Path, task: Task, xnnpack: bool
+) -> tuple[list[np.ndarray], int | None]:
+    """The outputs of a LiteRT file on the sample, and the memory of loading it, see `run`.
+
+    Raises:
+        ExportVerificationError: if the interpreter refuses the file or crashes.
+    """
+    batches = full_batches(task.sample, task.signature.batch_size)
+    rows, result = file.with_suffix(".sample.npz"), file.with_suffix(".outputs.npz")
+    np.savez(rows, *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])
+    try:
+        load_bytes: int | None = worker.run(
+            "run",
+            task.timeout,
+            file=str(file),
+            xnnpack=xnnpack,
+            sample=str(rows),
+            input_names=[spec.name for spec in task.signature.inputs],
+            output_names=task.names,
+            batch_size=task.signature.batch_size,
+            result=str(result),
+        )
+    except JobError as error:
+        raise ExportVerificationError(
+            "The file must run in ai-edge-litert's interpreter, in a subprocess. Received: "
+            f"{error} ({'with' if xnnpack else 'without'} XNNPACK)"
+        ) from None
+    with np.load(result) as data:
+        outputs = [data[f"arr_{i}"][: len(task.sample[0])] for i in range(len(task.names))]
+    return outputs, load_bytes
+
+
+def compare(
+    names: list[str], want: list[np.ndarray], got: list[np.ndarray], measure: str
+) -> Comparison:
+    """Compare Keras' outputs with those of the file.
+
+    With d the difference of one output y, the measure `"max"` is max|d| / max(1, max|y|), and
+    `"rms"` is sqrt(mean d^2) / sqrt(mean y^2). Rounding to int8 sometimes clips a single value by
+    much, so only the second is steady there; for a wrong file it is 1 or more. A value that is not
+    finite makes the error infinite.
+    """
+    diffs, errors, agreements = [], [], []
+    for name, y, z in zip(names, want, got, strict=True):
+        if y.shape != z.shape:
+            raise ValueError(
+                f"Output `{name}` of the file must have the shape that Keras gives, {y.shape}. "
+                f"Received: shape={z.shape}"
+            )
+        y, z = y.astype(np.float64), z.astype(np.float64)
+        diff = np.abs(z - y)
+        diffs.append(diff.ravel())
+        errors.append(_error(y, diff, measure))
+        if y.ndim == 2 and y.shape[1] > 1:
+            agreements.append(float(np.mean(y.argmax(1) == z.argmax(1))))
+    worst = int(np.argmax(errors))
+    joined = np.concatenate(diffs)
+    return Comparison(
+        max_abs_diff=float(joined.max()),
+        mean_abs_diff=float(joined.mean()),
+        argmax_agreement=min(agreements) if agreements else None,
+        error=errors[worst],
+        worst_output=names[worst],
+    )
+
+
+def _error(y: np.ndarray, diff: np.ndarray, measure: str) -> float:
+    if not np.all(np.isfinite(diff)):
+        return float("inf")
+    if measure == "max":
+        return float(diff.max() / max(1.0, np.abs(y).max()))
+    scale = float(np.sqrt(np.mean(y**2)))
+    return float(np.sqrt(np.mean(diff**2))) / (scale or 1.0)
+
+
+def _verify(task: Task, got: list[np.ndarray], measure: str, allowed: float) -> Comparison:
+    try:
+        result = compare(task.names, task.want, got, measure)
+    except ValueError as error:
+        raise ExportVerificationError(str(error)) from error
+    if not result.error <= allowed:
+        raise ExportVerificationError(
+            f"The file must agree with Keras to {allowed:g} ({measure} error, see "
+            f"`tolerance`). Received: error={result.error:.3g} at output "
+            f"`{result.worst_output}`, maximal difference {result.max_abs_diff:.3g}"
+        )
+    return result
+
+
+# --- the zeros of the file ------------------------------------------------------------------------
+
+
 def _check_zeros(task: Task, content: bytes) -> tuple[str, ...]:
-    """Paths of the kernels that are in use, but in no tensor of the file.
+    """Paths of the kernels that are in use, but that no tensor of the file holds.
 
     Raises:
         ExportVerificationError: if a tensor has lost zeros of the kernel that it holds.
@@ -159,54 +352,49 @@ def _check_zeros(task: Task, content: bytes) -> tuple[str, ...]:
     kernels = sparse_kernels(task.model.weights)
     if all(value.all() for _, value in kernels):
         return ()
-    found = find_kernels_in_file(kernels, stored_weights(content))
+    found = find_kernels(kernels, stored_weights(content))
     if found.lost is not None:
         raise ExportVerificationError(
             f"The conversion must keep every zero. Received: {found.lost}"
         )
-    if not found.absent:
-        return ()
-    return paths_in_use(task.model, task.signature, task.sample, found.absent)
+    return _in_use(task, found.absent) if found.absent else ()
 
 
-def _record(task: Task, route: Route) -> dict[str, Any]:
-    return {
-        "route": route.name,
-        "model": task.model.name,
-        "inputs": [dataclasses.asdict(spec) for spec in task.signature.inputs],
-        "outputs": [
-            {"name": name, "shape": [task.signature.batch_size, *want.shape[1:]]}
-            for name, want in zip(task.names, task.want, strict=True)
-        ],
-        "measure": route.measure,
-        "tolerance": task.allowed(route),
-    }
+def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndarray]]:
+    """Path and value of the weights whose zeros must not be lost.
+
+    These are kernels by name, and any weight of a custom layer of which some entries are zero. A
+    bias can have rank 2 as well (GRU, MultiHeadAttention), and the converter may fold it away.
+    """
+    kernels = []
+    for variable in weights:
+        if len(variable.shape) < 2 or "bias" in variable.name:
+            continue
+        value = np.asarray(to_numpy(variable.value))
+        live = np.count_nonzero(value)
+        if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
+            kernels.append((variable.path, value))
+    return kernels
 
 
-def _run(
-    worker: Worker, task: Task, route: Route, file: Path, xnnpack: bool
-) -> tuple[Comparison, int | None] | ExportVerificationError:
-    try:
-        got, load_bytes = litert_outputs(
-            worker, file, task.signature, task.names, task.sample, task.timeout, xnnpack
-        )
-        return verify(task.names, task.want, got, route.measure, task.allowed(route)), load_bytes
-    except ExportVerificationError as error:
-        worker.close()  # the next run is to be one in a fresh process, its memory counted anew
-        return error
+def _in_use(task: Task, paths: Iterable[str]) -> tuple[str, ...]:
+    """The weights that the outputs depend on, found by writing NaN into each.
 
+    The converter leaves the others out, such as those of a pooling layer whose result is unused.
+    """
+    first = [array[: task.signature.batch_size] for array in task.sample]
+    _, before = keras_outputs(task.model, task.signature, first)
 
-def _with_latency(candidate: Candidate, times: dict[bool, float], threads: int) -> Candidate:
-    """The candidate with its figures, and the faster setting in the record of its file."""
-    # Without XNNPACK only where that is clearly faster: the other is what users have by default.
-    xnnpack = min(times, key=lambda key: times[key] * (1.0 if key else 1.05))
-    if candidate.file is not None and xnnpack != candidate.outcome.uses_xnnpack:
-        candidate.file.write_bytes(seal(candidate.file.read_bytes(), xnnpack))
-    outcome = dataclasses.replace(
-        candidate.outcome,
-        uses_xnnpack=xnnpack,
-        latency_ms=times[xnnpack],
-        default_ms=times.get(True),
-        threads=threads,
-    )
-    return dataclasses.replace(candidate, outcome=outcome)
+    def matters(variable: keras.Variable) -> bool:
+        value = keras.ops.copy(variable.value)
+        try:
+            assign(variable, keras.ops.full_like(value, float("nan")))
+            _, after = keras_outputs(task.model, task.signature, first)
+        except ValueError:  # outputs that are not finite
+            return True
+        finally:
+            assign(variable, value)
+        return not all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+
+    known = {variable.path: variable for variable in task.model.weights}
+    return tuple(path for path in paths if matters(known[path]))

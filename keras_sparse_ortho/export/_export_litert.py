@@ -1,32 +1,46 @@
-"""A Keras model to a LiteRT file that was run and compared before it is handed over."""
+"""`export_litert` and `export_routes`: a Keras model to LiteRT files, verified."""
 
 import dataclasses
 import os
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 from rich.console import Console
 
-from keras_sparse_ortho._workplace import workplace
-from keras_sparse_ortho.export._arguments import (
+from keras_sparse_ortho._files import staging
+from keras_sparse_ortho.export._candidates import Candidate, ExportVerificationError, candidates
+from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
+from keras_sparse_ortho.export._litert_file import read_weights, seal
+from keras_sparse_ortho.export._model import Task, make_task
+from keras_sparse_ortho.export._process import require
+from keras_sparse_ortho.export._report import (
+    ExportReport,
+    RouteOutcome,
+    gzip_size,
+    installed_versions,
+    zstd_size,
+)
+from keras_sparse_ortho.export._routes import (
     MODES,
+    ROUTES,
+    ExportRouteError,
+    Route,
     accepted,
-    check_path,
-    check_positive,
-    make_task,
-    require_litert,
+    route_for,
+    route_named,
     routes_of,
 )
-from keras_sparse_ortho.export._candidates import Candidate, candidates, choose, timed
-from keras_sparse_ortho.export._errors import (
-    ExportFallbackWarning,
-    ExportRouteError,
-    ExportVerificationError,
-)
-from keras_sparse_ortho.export._report import ExportReport, gzip_size, report_on, zstd_size
-from keras_sparse_ortho.export._routes import Route, route_for
-from keras_sparse_ortho.export._sidecar import check_sidecar, write_sidecar
+
+# The speed that is given up for a smaller file; less than 5% is within the noise of the clock.
+_NEAR = {"fast": 1.05, "auto": 1.1}
+
+
+class ExportFallbackWarning(UserWarning):
+    """The dense route was taken instead of the one asked for, or the file needs XNNPACK off."""
 
 
 def export_litert(
@@ -39,7 +53,6 @@ def export_litert(
     batch_size: int = 1,
     sample: Any = None,
     tolerance: float | None = None,
-    sidecar: str | None = None,
     threads: int = 1,
     seed: int = 0,
     timeout: float = 600.0,
@@ -50,56 +63,54 @@ def export_litert(
     The model is stripped (to a plain Keras model with its effective weights), converted with a
     static batch, and the file is run by ai-edge-litert's interpreter with and without XNNPACK,
     its default, and compared with Keras on sample data. The file appears at `path` only if it
-    agrees and no zero of a kernel was lost; otherwise what stood there before stays as it was.
-    A kernel that the converter computes together with other constants (a table of positions to
-    which a bias is added) is in no tensor of the file, and the report names it (`folded`).
+    agrees and no zero of a kernel was lost; otherwise an older file there is left unchanged.
+    If the converter combines a kernel with other constants (a table of positions to which a bias
+    is added), no tensor of the file holds it, and the report names it (`folded`).
 
-    A route is a storage (float32, float16, dynamic_int8, int8), by itself dense, or with one of
-    these sparse encodings: `+csr` (float32) and `+1x4` (float32), `+1x16` (both int8) hand the
-    sparse weights of Dense layers to LiteRT's kernel, where they save time; `+sp` is what the
-    converter's own EXPERIMENTAL_SPARSITY makes, which mostly saves bytes of the file only. A
-    block of 1x16 is `Block(16, 1)` of a Keras kernel `(in, out)`.
+    A route is a storage (float32, float16, dynamic_int8, int8), either dense or with one of these
+    sparse encodings: `+csr` and `+1x4` (float32) or `+1x16` (both int8) give the sparse weights of
+    Dense layers to LiteRT's sparse kernel, where they save time. `+sp` (all storages) is the
+    converter's own EXPERIMENTAL_SPARSITY, which makes the file smaller, for convolutions and
+    unstructured masks as well, but mostly saves no time. A block of 1x16 is `Block(16, 1)` of a
+    Keras kernel `(in, out)`.
 
-    Conversion and run happen in subprocesses, on CPU, because both are known to crash. The
+    Conversion and run happen in subprocesses, on the CPU, because both are known to crash. The
     conversion rebuilds the model on the TensorFlow backend, whatever backend is in use.
 
     Args:
         model: A built functional, Sequential or subclassed Keras model, with or without our
             wrappers. Every dimension of its inputs but the batch must be known.
-        path: Where to write the file, by custom ending in `.tflite`; its folder must exist.
-        mode: `None`: dense, as `quantization` says. `"small"`: the verified route of the fewest
-            bytes (under the sidecar's compression, if one is asked for). `"fast"`: of the least
-            latency on this machine, measured; of those within 5% of it the smallest. `"sparse"`:
-            the smallest sparse encoding of the given `quantization`. `"auto"`: the smallest of
-            those within 10% of the fastest.
+        path: Where to write the file, usually `*.tflite`; its folder must exist.
+        mode: `None`: dense, as `quantization` says. `"small"`: the verified route with the fewest
+            bytes. `"fast"`: the least latency on this machine, measured; of those within 5% of
+            it the smallest. `"sparse"`: the smallest sparse encoding of the given `quantization`.
+            `"auto"`: the smallest of those within 10% of the fastest.
             Or the name of a route, such as `"dynamic_int8+1x16"`.
         quantization: With a mode, only routes of this storage are tried (`"float32"` by name);
-            `None` is no restriction, and means float32 for `"sparse"`. Without one, how the
+            `None` is no restriction, and means float32 for `"sparse"`. Without a mode, how the
             weights are stored. `None`: float32. `"float16"`: half the size.
             `"dynamic_int8"`: weights of 1024 and more entries as int8, activations quantized on
             the fly. `"int8"`: weights and activations as int8, with float32 inputs and outputs.
-        representative_data: For `"int8"` only, and needed there (modes that choose the storage
+        representative_data: For `"int8"` only, which needs it (modes that choose the storage
             try static int8 only with it): arrays of shape
             `(rows, *input shape)`, nested like the inputs or a dict by input name, to calibrate
             the activations on. 100 to 500 rows of real data are usual. Rows that do not fill a
-            last batch are left out. `(x, y)` or a data set will do as well.
+            last batch are left out. `(x, y)` or a data set work as well.
         batch_size: Rows that one call of the file takes.
         sample: Arrays of shape `(rows, *input shape)` to compare on, nested likewise; `(x, y)` or
-            batches, as `fit` takes them, of which the inputs are used. Default:
+            batches, as for `fit`, of which the inputs are used. Default:
             the first rows of `representative_data`, else 8 standard normal rows (more for a
-            larger batch). Needed where an input is of integers, and for subclassed models.
-        tolerance: The largest error that is let through, in the measure of the route. Let d be
+            larger batch). Needed for integer inputs and for subclassed models.
+        tolerance: The largest error that passes, in the measure of the route. Let d be
             the difference of one output y. float32: max|d| / max(1, max|y|), default 1e-5. The
             others: sqrt(mean d^2) / sqrt(mean y^2), the error relative to the output as a whole,
             default 5e-3 for float16, 0.1 for dynamic int8, 0.25 for int8. On MLPs, CNNs,
             LSTMs and transformers at density 0.1 we measured at most 6e-4, 0.014 and 0.12; a
             wrong file has 1 or more.
-        sidecar: `"zstd"` or `"gzip"`: also write the compressed file, at `path` with `.zst` or
-            `.gz` added, which `load_litert` opens as well.
-        threads: Threads of the interpreter where latency is measured.
+        threads: Threads of the interpreter for measurements of latency.
         seed: Seed of the random sample.
         timeout: Seconds that the conversion by one route, or one run of a file, may take.
-        verbose: 0 is silent; 1 says each step and prints the report.
+        verbose: 0 is silent; 1 prints each step and the report.
 
     Returns:
         The `ExportReport`: sizes, zeros of each weight, differences, every route tried.
@@ -113,19 +124,20 @@ def export_litert(
             lacks) or crashes.
         ExportVerificationError: if the dense file crashes, disagrees, or lost zeros. If the file
             of a sparse route does, the dense route of the same storage is taken, with an
-            `ExportFallbackWarning` that says why.
-        OSError: if nothing can be written where the file is to stand, or the disk is full.
+            `ExportFallbackWarning` that gives the reason. The same warning says if the file taken
+            runs without XNNPACK only.
+        OSError: if the file cannot be written, or the disk is full.
 
     Limits: The whole model must run on LiteRT's built-in operations; there is no fallback to
     TensorFlow operations, since a plain interpreter cannot run those (`keras.Model.export` with
     `format="litert"` takes converter options for that). Models of mixed or half precision are
-    exported, and compared, in float32. A model written as a class is to be stripped first, since
-    that changes it in place. Full int8 needs recurrent layers with `unroll=True`.
+    exported, and compared, in float32. Strip a subclassed model first, since that changes it in
+    place. Full int8 needs recurrent layers with `unroll=True`.
     Sparse encodings save time in Dense layers only: LiteRT has no sparse convolutions on x86. In
-    a dense file zeros are stored like other values, and show in its compressed size. Latencies
-    are of this machine, while it does whatever else it does. On a GPU, Keras may compute in
-    TF32 and so differ by more than 1e-5; raise `tolerance` there. Custom layers must be
-    importable in a new process, except on the TensorFlow backend.
+    a dense file zeros are stored like other values, but compress well (`gzip model.tflite`, which
+    `load_litert` opens as well). Latencies are those of this machine under its present load. On a
+    GPU, Keras may compute in TF32 and so differ by more than 1e-5; raise `tolerance` there. Custom
+    layers must be importable in a new process, except on the TensorFlow backend.
 
     Example:
     >>> import keras, tempfile, pathlib
@@ -140,98 +152,291 @@ def export_litert(
         [LiteRT: post-training quantization](
         https://ai.google.dev/edge/litert/models/post_training_quantization)
     """
-    require_litert()
-    batch_size = check_positive("batch_size", batch_size)
-    threads = check_positive("threads", threads)
-    if sidecar is not None:
-        check_sidecar(sidecar)
-    target = check_path(path, sidecar)
+    _require_litert()
+    batch_size = _check_positive("batch_size", batch_size)
+    threads = _check_positive("threads", threads)
+    target = check_path(path)
     routes = routes_of(mode, quantization, has_data=representative_data is not None)
     single = mode not in MODES
     if single:
         routes[0].check(model)
+    if single or quantization is not None:
+        _check_data(routes[0], representative_data)
     console = Console(quiet=not verbose)
-    console.print("Stripping, and asking Keras for the outputs to compare with")
-    task = make_task(
-        model,
-        batch_size,
-        sample,
-        representative_data,
-        data_for=routes[0] if single or quantization is not None else None,
-        tolerance=tolerance,
-        seed=seed,
-        timeout=timeout,
-    )
+    console.print("Stripping the model and computing Keras' outputs")
+    task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
     routes = routes if single else accepted(routes, model)
     fallback = route_for(routes[0].quantization)
 
-    # Aside, but on the same file system, so that the last step is one atomic rename.
-    with workplace(target.parent, target.name) as folder:
+    # On the same file system as the target, so that the last step is one atomic rename.
+    with staging(target.parent, target.name) as folder:
         task = dataclasses.replace(task, folder=folder)
-        # With what a named sparse route falls back to, so that nothing is converted twice.
+        # The fallback of a sparse route is converted with it, so that nothing is converted twice.
         needed = [*routes, *([] if fallback in routes else [fallback])]
         console.print(f"Converting ({', '.join(route.name for route in needed)})")
         tried = candidates(task, needed)
         wanted = [c for c in tried if c.route in routes]
-        # The record of a sparse file says which setting of the interpreter is the faster one.
-        if mode in ("fast", "auto") or (single and wanted[0].outcome.encoded):
+        # The record of a sparse file says which setting of the interpreter is faster.
+        if mode in _NEAR or (single and wanted[0].outcome.encoded):
             console.print("Timing the files that agree with Keras")
-            wanted = timed(task, wanted, threads)
-        if mode == "small" and sidecar is not None:
-            wanted = [_packed(c) for c in wanted]
+            wanted = _timed(task, wanted, threads)
         reason = None
         if any(c.file is not None for c in wanted):
-            taken = choose(mode or "", wanted, sidecar)
+            taken = choose(mode, wanted)
         else:
-            taken = _fall_back(wanted, tried, fallback)
+            if len(wanted) == 1 and isinstance(wanted[0].failure, ExportRouteError):
+                raise wanted[0].failure
             reason = wanted[0].outcome.reason
-        if taken.file is None or taken.comparison is None:
+            taken = next(c for c in tried if c.route is fallback)
+        if taken.file is None:
             raise taken.failure or ExportVerificationError("There is no file.")
-        _warn(taken, reason, routes, mode)
+        if reason is not None:
+            warnings.warn(
+                f"Route '{taken.route.name}' was taken in place of '{routes[0].name}'"
+                f"{'' if single else f' (mode={mode!r})'}, whose file did not pass. "
+                f"Received: {reason}",
+                ExportFallbackWarning,
+                stacklevel=2,
+            )
+        elif not taken.outcome.xnnpack:
+            warnings.warn(
+                f"The file of route '{taken.route.name}' runs without XNNPACK only, and a default "
+                "interpreter crashes on it. Open it with `load_litert`, which reads the setting "
+                "from the file.",
+                ExportFallbackWarning,
+                stacklevel=2,
+            )
         outcomes = [c.outcome for c in (wanted if taken in wanted else [*wanted, taken])]
-        report = report_on(
-            taken, outcomes, task, target, sidecar, mode=mode, fallback_reason=reason
-        )
-        if sidecar is not None:
-            write_sidecar(taken.file, target, sidecar)
+        report = _report_on(taken, outcomes, task, target, mode=mode, fallback_reason=reason)
         os.replace(taken.file, target)
     console.print(report)
     return report
 
 
-def _packed(candidate: Candidate) -> Candidate:
-    if candidate.file is None:
-        return candidate
-    content = candidate.file.read_bytes()
-    outcome = dataclasses.replace(
-        candidate.outcome, gzip_bytes=gzip_size(content), zstd_bytes=zstd_size(content)
+def export_routes(
+    model: keras.Model,
+    folder: str | os.PathLike[str],
+    routes: Sequence[str] | None = None,
+    *,
+    representative_data: Any = None,
+    batch_size: int = 1,
+    sample: Any = None,
+    tolerance: float | None = None,
+    seed: int = 0,
+    timeout: float = 600.0,
+) -> dict[str, ExportReport | RouteOutcome]:
+    """Export a model by many routes, each file verified as by `export_litert`.
+
+    Args:
+        model: As for `export_litert`.
+        folder: An existing folder; the file of a route is `<folder>/<route>.tflite`.
+        routes: Names of routes. `None`: all, the static int8 ones only if there is
+            `representative_data`.
+        representative_data: As for `export_litert`.
+        batch_size: Likewise.
+        sample: Likewise.
+        tolerance: Likewise.
+        seed: Likewise.
+        timeout: Likewise.
+
+    Returns:
+        By the name of the route: the report, or the outcome with the `reason` that there is no
+        file.
+
+    Raises:
+        ValueError: if an argument does not fit the model, or the folder does not exist.
+        OSError: if nothing can be written there, or the disk is full.
+
+    Limits: Latency is not measured; see `latencies`, or `export_litert(mode="fast")`.
+
+    Example:
+    >>> import keras, tempfile
+    >>> from keras_sparse_ortho.export import export_routes
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> found = export_routes(model, tempfile.mkdtemp(), ["float32", "float32+csr"])
+    >>> found["float32"].bytes > 0, found["float32+csr"].reason is None
+    (True, False)
+    """
+    _require_litert()
+    batch_size = _check_positive("batch_size", batch_size)
+    target = Path(folder)
+    if not target.is_dir():
+        raise ValueError(f"`folder` must exist. Received: folder={str(folder)!r}")
+    if routes is None:
+        has_data = representative_data is not None
+        chosen = [route for route in ROUTES if has_data or not route.needs_representative_data]
+    else:
+        chosen = [route_named(name) for name in routes]
+    for route in chosen:
+        if route.needs_representative_data:
+            _check_data(route, representative_data)
+    task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
+    results: dict[str, ExportReport | RouteOutcome] = {}
+    with staging(target, "routes") as stage:
+        task = dataclasses.replace(task, folder=stage)
+        for candidate in candidates(task, accepted(chosen, model)):
+            name = candidate.route.name
+            results[name] = candidate.outcome
+            if candidate.file is not None:
+                path = target / f"{name}.tflite"
+                results[name] = _report_on(candidate, [candidate.outcome], task, path)
+                os.replace(candidate.file, path)
+    return results
+
+
+def choose(mode: str | None, tried: Sequence[Candidate]) -> Candidate:
+    """The candidate that a mode takes; at least one must be verified.
+
+    A file that runs without XNNPACK only, so that a default interpreter would crash on it, is taken
+    if there is no other.
+    """
+    good = [c for c in tried if c.file is not None]
+    good = [c for c in good if c.outcome.xnnpack] or good
+    if mode in _NEAR:
+        times = [c.outcome.latency_ms or float("inf") for c in good]
+        limit = _NEAR[mode] * min(times)
+        good = [c for c, time in zip(good, times, strict=True) if time <= limit]
+    return min(good, key=lambda c: c.outcome.bytes or 0)
+
+
+def _timed(task: Task, tried: Sequence[Candidate], threads: int) -> list[Candidate]:
+    """The candidates with the latency of each verified file, and the faster setting in its record.
+
+    XNNPACK is turned off only where that is clearly faster: users have it on by default.
+    """
+    rows = task.signature.batch_size
+    inputs = {
+        spec.name: np.resize(array, (rows, *array.shape[1:]))
+        for spec, array in zip(task.signature.inputs, task.sample, strict=True)
+    }
+    cases = [
+        (c.route.name, BenchmarkCase(c.file, inputs, xnnpack, threads))
+        for c in tried
+        if c.file is not None
+        for xnnpack, verified in ((True, c.outcome.xnnpack), (False, c.outcome.without_xnnpack))
+        if verified
+    ]
+    measured = latencies([case for _, case in cases], timeout=task.timeout) if cases else []
+    times: dict[str, dict[bool, float]] = {}
+    for (name, case), ms in zip(cases, measured, strict=True):
+        times.setdefault(name, {})[case.xnnpack] = ms
+    found = []
+    for candidate in tried:
+        if candidate.file is not None:
+            ms_of = times[candidate.route.name]
+            xnnpack = min(ms_of, key=lambda key: ms_of[key] * (1.0 if key else 1.05))
+            if xnnpack != candidate.outcome.uses_xnnpack:
+                candidate.file.write_bytes(seal(candidate.file.read_bytes(), xnnpack))
+            outcome = dataclasses.replace(
+                candidate.outcome,
+                uses_xnnpack=xnnpack,
+                latency_ms=ms_of[xnnpack],
+                default_ms=ms_of.get(True),
+                threads=threads,
+            )
+            candidate = dataclasses.replace(candidate, outcome=outcome)
+        found.append(candidate)
+    return found
+
+
+def _report_on(
+    taken: Candidate,
+    outcomes: Sequence[RouteOutcome],
+    task: Task,
+    target: Path,
+    mode: str | None = None,
+    fallback_reason: str | None = None,
+) -> ExportReport:
+    """The report on a verified file that will be moved to `target`."""
+    assert taken.file is not None
+    assert taken.comparison is not None
+    content, result, outcome = taken.file.read_bytes(), taken.comparison, taken.outcome
+    return ExportReport(
+        path=str(target),
+        quantization=taken.route.quantization,
+        batch_size=task.signature.batch_size,
+        bytes=len(content),
+        gzip_bytes=gzip_size(content),
+        zstd_bytes=zstd_size(content),
+        weights=read_weights(content),
+        max_abs_diff=result.max_abs_diff,
+        mean_abs_diff=result.mean_abs_diff,
+        argmax_agreement=result.argmax_agreement,
+        error=result.error,
+        tolerance=outcome.tolerance or 0.0,
+        measure=taken.route.measure,
+        sample_rows=len(task.sample[0]),
+        versions=installed_versions(),
+        route=taken.route.name,
+        mode=mode,
+        xnnpack=outcome.xnnpack,
+        uses_xnnpack=outcome.uses_xnnpack,
+        load_bytes=outcome.load_bytes,
+        fallback_reason=fallback_reason,
+        folded=outcome.folded,
+        routes=tuple(outcomes),
     )
-    return dataclasses.replace(candidate, outcome=outcome)
 
 
-def _fall_back(wanted: list[Candidate], tried: list[Candidate], fallback: Route) -> Candidate:
-    """The dense file in place of the sparse one, unless the route can never work on the model."""
-    first = wanted[0]
-    if isinstance(first.failure, ExportRouteError) and len(wanted) == 1:
-        raise first.failure
-    (dense,) = [c for c in tried if c.route is fallback]
-    return dense
+# --- the arguments --------------------------------------------------------------------------------
 
 
-def _warn(taken: Candidate, reason: str | None, routes: list[Route], mode: str | None) -> None:
-    if reason is not None:
-        warnings.warn(
-            f"Route '{taken.route.name}' was taken in place of '{routes[0].name}'"
-            f"{f' (mode={mode!r})' if mode in MODES else ''}, whose file did not pass. "
-            f"Received: {reason}",
-            ExportFallbackWarning,
-            stacklevel=3,
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """The path of a file to write, in a folder that exists.
+
+    Raises:
+        ValueError: if there is no such folder, `path` is a folder or device, or its name is too
+            long or that of another kind of file.
+    """
+    target = Path(path)
+    if not target.name or not target.parent.is_dir():
+        raise ValueError(
+            "`path` must name a file in a folder that exists; make the folder first. "
+            f"Received: path={str(path)!r}"
         )
-    elif not taken.outcome.xnnpack:
-        warnings.warn(
-            f"The file of route '{taken.route.name}' runs without XNNPACK only, and a default "
-            "interpreter crashes on it: open it with `load_litert`, which reads the setting from "
-            "the file.",
-            ExportFallbackWarning,
-            stacklevel=3,
+    if target.suffix in (".h5", ".hdf5", ".keras", ".onnx", ".pb"):
+        raise ValueError(
+            "`path` is for a LiteRT file, whose name usually ends in `.tflite`; use `model.save` "
+            f"or `model.export` for other kinds. Received: path={str(path)!r}"
         )
+    try:
+        longest = os.pathconf(target.parent, "PC_NAME_MAX")
+    except (AttributeError, OSError, ValueError):  # Windows; some network file systems
+        longest = 255
+    length = len(os.fsencode(target.name))
+    if length > longest:
+        raise ValueError(
+            f"The name of a file may have {longest} bytes there. Received: {length} bytes, "
+            f"{target.name[:40]!r}..."
+        )
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "a device, pipe or socket"
+        raise ValueError(
+            f"`path` must name a file, but {kind} has that name; choose another. "
+            f"Received: path={str(path)!r}"
+        )
+    # A symbolic link keeps its target.
+    return target.resolve() if target.is_symlink() else target
+
+
+def _check_positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
+    return int(value)
+
+
+def _check_data(route: Route, data: Any) -> None:
+    if route.needs_representative_data != (data is not None):
+        rule = "is needed" if route.needs_representative_data else "is unused"
+        raise ValueError(
+            f"`representative_data` {rule} with quantization={route.quantization!r}. "
+            f"Received: representative_data={'None' if data is None else type(data).__name__}"
+        )
+
+
+def _require_litert() -> None:
+    require(
+        ("tensorflow", "ai_edge_litert"),
+        "`export_litert` converts with TensorFlow and runs the file with ai-edge-litert",
+        '"keras-sparse-ortho[litert]"',
+    )

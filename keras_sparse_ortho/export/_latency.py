@@ -1,4 +1,4 @@
-"""How long one call of a file takes, several files measured in turn."""
+"""Latency of LiteRT files, several of them measured in interleaved rounds."""
 
 import contextlib
 import dataclasses
@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.export._errors import ExportVerificationError
-from keras_sparse_ortho.export._process import Worker, WorkerError
-from keras_sparse_ortho.export._sidecar import is_packed, read_packed
+from keras_sparse_ortho.export._candidates import ExportVerificationError
+from keras_sparse_ortho.export._load_litert import read_packed
+from keras_sparse_ortho.export._process import JobError, Worker
 
-_CALLS = 5  # of one file before the next has its turn
+_CALLS = 5  # of one file before the next one's turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class BenchmarkCase:
     """A verified file to time, and how.
 
     Attributes:
-        path: A `.tflite` file, or its sidecar `.tflite.zst` or `.tflite.gz`.
+        path: A `.tflite` file, or a compressed one: `.tflite.zst` or `.tflite.gz`.
         inputs: One full batch by input name.
         xnnpack: Whether the interpreter uses XNNPACK, its default.
         threads: Threads of the interpreter.
@@ -41,16 +41,16 @@ def latencies(
     seconds: float = 10.0,
     timeout: float = 600.0,
 ) -> list[float]:
-    """Median milliseconds of one call of each file, each in a process of its own, in turn.
+    """Median milliseconds of one call of each file, measured in turn, each in its own process.
 
     Args:
-        cases: What to time; no file may crash, or there is no figure for any.
-        rounds: At most so many rounds, of five calls of each file.
-        seconds: No new round starts after this time (but for the first three).
-        timeout: Seconds until all is given up.
+        cases: What to time; if one file crashes, there is no result for any.
+        rounds: The largest number of rounds, of five calls of each file.
+        seconds: No new round starts after this time (except for the first three).
+        timeout: Seconds until the measurement is aborted.
 
     Raises:
-        ExportVerificationError: if a process dies, or the time is up.
+        ExportVerificationError: if a process dies, or the timeout is over.
     """
     last = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
@@ -61,7 +61,7 @@ def latencies(
         def measure(k: int) -> list[float]:
             try:
                 times: list[float] = workers[k].result(max(last - time.monotonic(), 0.0))
-            except WorkerError as error:
+            except JobError as error:
                 raise ExportVerificationError(
                     "Every file must run while it is timed. Received: "
                     f"{cases[k].path.name}, {error}"
@@ -86,7 +86,7 @@ def latencies(
 def _job(case: BenchmarkCase, folder: Path, number: int) -> dict[str, Any]:
     inputs, file = folder / f"{number}.npz", case.path
     np.savez(inputs, *case.inputs.values())
-    if is_packed(file):
+    if file.suffix in (".gz", ".zst"):
         file = folder / f"{number}.tflite"
         file.write_bytes(read_packed(case.path))
     return {

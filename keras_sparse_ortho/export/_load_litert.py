@@ -1,5 +1,6 @@
-"""A LiteRT file, opened with the interpreter's settings that it needs."""
+"""`load_litert`: a LiteRT file, opened with the interpreter's settings that it needs."""
 
+import gzip
 import os
 import tempfile
 import threading
@@ -9,30 +10,35 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.export._arguments import require_interpreter
-from keras_sparse_ortho.export._errors import LiteRTFileError
-from keras_sparse_ortho.export._litert_file import read_record
-from keras_sparse_ortho.export._plain_model import plain_model
-from keras_sparse_ortho.export._process import Worker, WorkerError
-from keras_sparse_ortho.export._sidecar import read_packed
-from keras_sparse_ortho.export._signature import InputSpec, Signature, signature_of
-from keras_sparse_ortho.export._verification import compare, keras_outputs
+from keras_sparse_ortho.export._candidates import compare
+from keras_sparse_ortho.export._litert_file import LiteRTFileError, read_record
+from keras_sparse_ortho.export._model import (
+    InputSpec,
+    Signature,
+    keras_outputs,
+    plain_model,
+    signature_of,
+)
+from keras_sparse_ortho.export._process import JobError, Worker, require
+
+_LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
+_CHUNK = 2**20
 
 
 class LiteRTModel:
     """An open LiteRT file, as `load_litert` returns it.
 
     Attributes:
-        route: Name of the route of its export; None for a file of another origin.
-        model_name: Name of the Keras model it was made of; likewise.
+        route: Name of the route of its export; None for a file that another tool wrote.
+        model_name: Name of the Keras model that was exported; likewise.
         xnnpack: Whether the interpreter uses XNNPACK.
         inputs: Name, static shape and dtype of each input.
         output_names: Names of the outputs.
         measure: Measure of the difference from Keras, see `export_litert`.
-        tolerance: What was allowed of it.
+        tolerance: The largest difference that was allowed.
 
-    Limits: Threads that share an instance wait for each other, as the interpreter is for one at a
-    time; for more speed open the file once for each.
+    Limits: Threads that share an instance wait for each other, as the interpreter is not
+    thread-safe; for more speed open the file once per thread.
     """
 
     def __init__(self, content: bytes, record: dict[str, Any], threads: int = 1) -> None:
@@ -56,13 +62,13 @@ class LiteRTModel:
         )
         self._runner = interpreter.get_signature_runner()
         self._lock = threading.Lock()
-        # In the order of the record, whatever nesting the Keras model had: a dict or a list.
+        # In the order of the record, for any nesting of the Keras model.
         count = len(self.inputs)
         self._signature = Signature(self.inputs, list(range(count)) if count > 1 else 0)
 
     @property
     def batch_size(self) -> int:
-        """Rows that the file takes at once; `predict` takes any number."""
+        """Rows of one call of the file; `predict` takes any number."""
         return self.inputs[0].shape[0]
 
     @property
@@ -87,7 +93,7 @@ class LiteRTModel:
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     def predict_dict(self, x: Any) -> dict[str, np.ndarray]:
-        """As `predict`, but always a dict by the name of the output."""
+        """Like `predict`, but always returns a dict by the name of the output."""
         arrays = self._signature.flatten(x, "x")
         rows, size = len(arrays[0]), self.batch_size
         pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.output_names}
@@ -121,18 +127,18 @@ def load_litert(
 ) -> LiteRTModel:
     """Open a LiteRT file for prediction, with the settings that it needs.
 
-    A file of `export_litert` carries its settings and a SHA-256 of itself: one that is corrupted,
-    truncated or edited is refused before the interpreter, which it could crash, sees it. A file
-    of another origin is first tried in a subprocess, with and without XNNPACK.
+    A file of `export_litert` holds its settings and its own SHA-256: if it is corrupted,
+    truncated or edited, it is refused before the interpreter, which it could crash, sees it. A
+    file of another tool is first tried in a subprocess, with and without XNNPACK.
 
     Args:
-        path: A `.tflite` file, or its sidecar `.tflite.zst` or `.tflite.gz`.
-        model: The Keras model that the file should be of: inputs, and outputs on `sample`, are
-            compared within the tolerance of its export (0.1 by the rms measure for foreign
-            files). `None`: not checked.
+        path: A `.tflite` file, or a compressed one: `.tflite.zst` or `.tflite.gz`.
+        model: The Keras model that was exported, to check the file against: inputs, and outputs
+            on `sample`, are compared within the tolerance of its export (0.1 by the rms measure
+            for files of other tools). `None`: not checked.
         sample: Rows to compare on, nested like the model's inputs. Default: random rows.
         threads: Threads of the interpreter.
-        timeout: Seconds that the trial of a foreign file may take.
+        timeout: Seconds for the trial of a file of another tool.
 
     Returns:
         A `LiteRTModel`, whose `predict(x)` runs any number of rows.
@@ -140,12 +146,12 @@ def load_litert(
     Raises:
         ImportError: if ai-edge-litert is missing.
         FileNotFoundError: if there is no such file.
-        LiteRTFileError: if the file is corrupted, truncated, no LiteRT file, crashes the
+        LiteRTFileError: if the file is corrupted, truncated, not a LiteRT file, crashes the
             interpreter, or is not of `model`.
 
-    Limits: A foreign file is tried on zeros only; it may still fail on other values. The checksum
-    is against accidents: it is no signature. A file of ours to which another tool added something
-    counts as edited; open such a file with ai-edge-litert itself.
+    Limits: A file of another tool is tried on zeros only; it may still fail on other values. The
+    checksum detects accidents; it is not a signature. A file of ours to which another tool added
+    something counts as edited; open it with ai-edge-litert itself.
 
     Example:
     >>> import keras, numpy as np, tempfile, pathlib
@@ -157,7 +163,9 @@ def load_litert(
     >>> file.predict(np.ones((5, 4))).shape, file.route
     ((5, 2), 'float32')
     """
-    require_interpreter()
+    require(
+        ("ai_edge_litert",), "`load_litert` runs the file with ai-edge-litert", "ai-edge-litert"
+    )
     content = _read(Path(path))
     name = str(path)
     record = read_record(content, name)
@@ -181,8 +189,52 @@ def _read(path: Path) -> bytes:
     return content
 
 
+def read_packed(path: Path) -> bytes:
+    """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
+
+    Raises:
+        LiteRTFileError: if it cannot be decompressed.
+    """
+    if path.suffix not in (".gz", ".zst"):
+        return path.read_bytes()
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as stream:
+                return _unpacked(stream, path)
+        require(("zstandard",), "zstd needs the package zstandard", '"keras-sparse-ortho[litert]"')
+        import zstandard
+
+        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
+            return _unpacked(stream, path)
+    except (ImportError, LiteRTFileError):
+        raise
+    except Exception as error:  # gzip, zlib and zstandard have errors of their own
+        raise LiteRTFileError(
+            f"{path.suffix[1:]} cannot decompress the file: it is corrupted or truncated. "
+            f"Received: {str(path)!r}, {type(error).__name__}: {error}"
+        ) from error
+
+
+def _unpacked(stream: Any, path: Path) -> bytes:
+    """The content of a stream, read only as far as it is a LiteRT file of a possible size."""
+    content = bytearray()
+    while chunk := stream.read(_CHUNK):
+        content += chunk
+        if content[4:8] != b"TFL3"[: max(0, len(content) - 4)]:
+            raise LiteRTFileError(
+                "A LiteRT file has 'TFL3' in bytes 4 to 7. "
+                f"Received: {str(path)!r} with {bytes(content[4:8])!r} there"
+            )
+        if len(content) > _LARGEST:
+            raise LiteRTFileError(
+                f"A LiteRT file has less than {_LARGEST} bytes. Received: {str(path)!r}, which "
+                "decompresses to more"
+            )
+    return bytes(content)
+
+
 def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
-    """What is needed to open a file that this package did not write, which is run on zeros.
+    """The settings and signature of a file of another tool, which is run on zeros.
 
     Raises:
         LiteRTFileError: if it cannot be read or crashes, with and without XNNPACK.
@@ -196,14 +248,14 @@ def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
                 record: dict[str, Any] = worker.run(
                     "inspect", timeout, file=str(file), xnnpack=xnnpack
                 )
-            except WorkerError as error:
+            except JobError as error:
                 reasons.append(str(error))
             else:
                 return record
     raise LiteRTFileError(
         "The file must run in ai-edge-litert's interpreter, which was tried in a subprocess: it "
-        f"is corrupted, truncated, or no LiteRT file with a signature. Received: {path!r}; with "
-        f"XNNPACK: {reasons[0]}; without: {reasons[1]}"
+        "is corrupted, truncated, or not a LiteRT file with a signature. Received: "
+        f"{path!r}; with XNNPACK: {reasons[0]}; without: {reasons[1]}"
     )
 
 

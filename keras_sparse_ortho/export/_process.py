@@ -1,14 +1,15 @@
-"""Worker processes: TensorFlow's converter and the interpreter can crash, and do so there."""
+"""Worker processes for TensorFlow's converter and the interpreter, both of which can crash."""
 
 import collections
 import contextlib
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,23 @@ _SCRIPT = Path(__file__).with_name("_worker.py")
 _MARK = "\x1e"  # before each answer, the separator of JSON texts of RFC 7464
 
 
-class WorkerError(RuntimeError):
-    """A job failed, or the process died of it; the message says how."""
+class JobError(RuntimeError):
+    """A job of a worker process failed, or the process died of it; the message says how."""
 
 
 class Worker:
-    """A Python process that does jobs of `_worker.py`, one after the other.
+    """A Python process that runs the tasks of `_worker.py`, one after the other.
 
-    It starts with its first job, on CPU and with the TensorFlow backend, is started anew for the
-    job after one that killed it, and ends with the `with` block, or with this process, however
-    that ends. Not for several threads at once.
+    It starts with its first job, on CPU and with the TensorFlow backend, is restarted after a job
+    that killed it, and ends with the `with` block or with this process, even if that is killed.
+    Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._path = ""
-        self._complaints: collections.deque[str] = collections.deque(maxlen=5)
-        self._listener = threading.Thread()
+        self._stderr: collections.deque[str] = collections.deque(maxlen=5)
+        self._reader = threading.Thread()
 
     def __enter__(self) -> "Worker":
         return self
@@ -41,21 +42,16 @@ class Worker:
         self.close()
 
     def run(self, task: str, timeout: float, **job: Any) -> Any:
-        """The answer to a job.
-
-        Args:
-            task: Name of a task of `_worker.py`.
-            timeout: Seconds until the process is killed.
-            job: The arguments of the task, such as JSON can hold.
+        """Run a task of `_worker.py` on arguments that JSON can hold; returns its result.
 
         Raises:
-            WorkerError: if the task raised, the process died, or the time is up.
+            JobError: if the task raised, the process died, or `timeout` seconds are over.
         """
         self.submit(task, **job)
         return self.result(timeout)
 
     def submit(self, task: str, **job: Any) -> None:
-        """Hand over a job; `result` is to be asked before the next one."""
+        """Start a job; call `result` before the next one."""
         process = self._running()
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # `result` says why
@@ -63,7 +59,7 @@ class Worker:
             process.stdin.flush()
 
     def result(self, timeout: float) -> Any:
-        """The answer to the job that was submitted, as by `run`."""
+        """The result of the submitted job, as by `run`."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -76,40 +72,40 @@ class Worker:
         timer = threading.Timer(timeout, give_up)
         timer.start()
         try:
-            # Whatever else stands there was printed while Python started, by a `sitecustomize`.
+            # Other lines were printed while Python started, by a `sitecustomize`.
             line = next((line for line in process.stdout if line.startswith(_MARK)), "")
-        except BaseException:  # Ctrl-C: an answer that comes later must not be the next job's
+        except BaseException:  # Ctrl-C: a late answer must not become the next job's
             self.close()
             raise
         finally:
             timer.cancel()
         if late.is_set():
             self.close()
-            raise WorkerError(f"it did not end within {timeout:g} seconds")
+            raise JobError(f"it did not end within {timeout:g} seconds")
         if not line.endswith("\n"):
-            raise WorkerError(self._cause_of_death(process.wait()))
+            raise JobError(self._cause_of_death(process.wait()))
         answer = json.loads(line.removeprefix(_MARK))
         if "error" in answer:
-            raise WorkerError(answer["error"])
+            raise JobError(answer["error"])
         return answer["answer"]
 
     def close(self) -> None:
-        """End the process; another job would start a new one."""
+        """End the process; the next job starts a new one."""
         if self._process is not None:
             self._process.kill()
-            self._listener.join()
+            self._reader.join()
             self._process.communicate()
             self._process = None
 
     def _running(self) -> "subprocess.Popen[str]":
-        """The process, if it is alive and finds the same modules as this one; else a new one."""
+        """The process if it is alive and has our module path, otherwise a new one."""
         environment = _environment()
         process, path = self._process, environment["PYTHONPATH"]
         if process is not None and process.poll() is None and self._path == path:
             return process
         self.close()
         self._path = path
-        self._complaints.clear()
+        self._stderr.clear()
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", str(_SCRIPT)],
             env=environment,
@@ -119,19 +115,35 @@ class Worker:
             text=True,
             errors="replace",
         )
-        # A full pipe would stop the process, so somebody has to read all the time.
-        self._listener = threading.Thread(
-            target=self._complaints.extend, args=(process.stderr,), daemon=True
+        # A full pipe would block the process, so a thread reads all the time.
+        self._reader = threading.Thread(
+            target=self._stderr.extend, args=(process.stderr,), daemon=True
         )
-        self._listener.start()
+        self._reader.start()
         return process
 
     def _cause_of_death(self, status: int) -> str:
-        self._listener.join()
+        self._reader.join()
         if status < 0:
-            return f"it was ended by {_signal_name(-status)}"
-        lines = [line.strip() for line in self._complaints if line.strip()]
+            return f"it was killed by {_signal_name(-status)}"
+        lines = [line.strip() for line in self._stderr if line.strip()]
         return lines[-1] if status > 0 and lines else f"exit status {status}"
+
+
+def require(names: Sequence[str], use: str, install: str) -> None:
+    """Raise if a package is missing, without importing it.
+
+    Raises:
+        ImportError: with what to install.
+    """
+    for name in names:
+        # None in `sys.modules` is Python's mark of a blocked import.
+        known = name in sys.modules
+        if (sys.modules[name] is None) if known else (importlib.util.find_spec(name) is None):
+            raise ImportError(
+                f"{use}. Install with: pip install {install}. Received: no module named '{name}'",
+                name=name,
+            )
 
 
 _kept: Worker | None = None
@@ -139,7 +151,7 @@ _kept: Worker | None = None
 
 @contextlib.contextmanager
 def converter() -> Iterator[Worker]:
-    """A worker for conversions: one that is kept, or a new one for the block."""
+    """A worker for conversions: the one of `kept_converter`, or a new one for the block."""
     if _kept is not None:
         yield _kept
         return
@@ -149,7 +161,7 @@ def converter() -> Iterator[Worker]:
 
 @contextlib.contextmanager
 def kept_converter() -> Iterator[Worker]:
-    """Within the block all exports convert in one process, and TensorFlow is loaded once."""
+    """Within the block all exports convert in one process, which loads TensorFlow once."""
     global _kept
     outer = _kept
     with Worker() as worker:
@@ -162,7 +174,7 @@ def kept_converter() -> Iterator[Worker]:
 
 def _environment() -> dict[str, str]:
     """The environment of a worker: on CPU, with the TensorFlow backend and our `sys.path`."""
-    # The current directory comes last: classes in it are found, but nothing in it hides a package.
+    # The current directory comes last: its modules are found, but hide no package.
     here = [os.getcwd()] if "" in sys.path else []
     return dict(
         os.environ,

@@ -1,24 +1,72 @@
-"""What an export gave, in figures."""
+"""`ExportReport` and `RouteOutcome`: the figures of an export and of each of its routes."""
 
 import dataclasses
 import gzip
 import io
 import json
-import os
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
-from keras_sparse_ortho.export._arguments import Task
-from keras_sparse_ortho.export._candidates import Candidate
-from keras_sparse_ortho.export._litert_file import WeightZeros, read_weights
-from keras_sparse_ortho.export._outcome import RouteOutcome, plot_routes, routes_table
-from keras_sparse_ortho.export._sidecar import sidecar_path
+from keras_sparse_ortho.export._litert_file import WeightZeros
+
+
+@dataclasses.dataclass(frozen=True)
+class RouteOutcome:
+    """The figures of one route of an export, taken or not.
+
+    Attributes:
+        route: Its name, such as "dynamic_int8+1x16".
+        batch_size: Rows of one call.
+        reason: None if the file verified; otherwise why there is none.
+        bytes: Size of the file.
+        error: Difference from Keras in the route's measure.
+        tolerance: The largest `error` that was allowed.
+        max_abs_diff: Largest difference from Keras.
+        mean_abs_diff: Mean difference.
+        xnnpack: Whether the file verified with XNNPACK, the interpreter's default.
+        without_xnnpack: Whether it verified without.
+        uses_xnnpack: Whether `load_litert` runs the file with XNNPACK, as its record says: the
+            faster of the two settings if both verified and were timed.
+        load_bytes: By how much loading the file raised the peak of the process' memory.
+        latency_ms: Median time of one call in that setting; None if it was not measured.
+        default_ms: The same with XNNPACK, as a default interpreter runs it.
+        threads: Threads of the interpreter in that measurement.
+        encoded: Tensors that this package encoded sparsely.
+        kept: Weights of Dense layers that it left dense, each with the reason.
+        folded: Paths of kernels with zeros that no tensor of the file holds: the converter has
+            combined them with other constants, such as a table of positions with a bias that is
+            added to it.
+    """
+
+    route: str
+    batch_size: int
+    reason: str | None = None
+    bytes: int | None = None
+    error: float | None = None
+    tolerance: float | None = None
+    max_abs_diff: float | None = None
+    mean_abs_diff: float | None = None
+    xnnpack: bool = False
+    without_xnnpack: bool = False
+    uses_xnnpack: bool = True
+    load_bytes: int | None = None
+    latency_ms: float | None = None
+    default_ms: float | None = None
+    threads: int = 1
+    encoded: tuple[str, ...] = ()
+    kept: dict[str, str] = dataclasses.field(default_factory=dict)
+    folded: tuple[str, ...] = ()
+
+    @property
+    def verified(self) -> bool:
+        """Whether there is a file that runs and agrees with Keras."""
+        return self.reason is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +76,7 @@ class ExportReport:
     Print it for a table; `to_dict` and `to_json` give the same for programs.
 
     Attributes:
-        path: Where the file stands.
+        path: Path of the file.
         quantization: As asked for: None, "float16", "dynamic_int8" or "int8".
         batch_size: Rows that one call of the file takes.
         bytes: Size of the file.
@@ -48,12 +96,11 @@ class ExportReport:
         mode: As asked for.
         xnnpack: Whether the file runs with XNNPACK, as a default interpreter would run it.
         uses_xnnpack: Whether `load_litert` runs it with XNNPACK, as its record says: the faster
-            of the two where both verified and were timed.
+            of the two settings if both verified and were timed.
         load_bytes: By how much loading the file raised the peak of the process' memory.
-        sidecar: Path of the compressed file beside it, or None.
         fallback_reason: Why the route asked for was not taken, or None.
         folded: Paths of kernels whose zeros are not in the file, as no tensor holds the kernel:
-            the converter has computed it together with other constants.
+            the converter has combined it with other constants.
         routes: Every route that was tried, with its figures or the reason it failed.
     """
 
@@ -77,7 +124,6 @@ class ExportReport:
     xnnpack: bool = True
     uses_xnnpack: bool = True
     load_bytes: int | None = None
-    sidecar: str | None = None
     fallback_reason: str | None = None
     folded: tuple[str, ...] = ()
     routes: tuple[RouteOutcome, ...] = ()
@@ -110,149 +156,109 @@ class ExportReport:
         """The same as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the size, and the latency where measured, of every verified route.
-
-        Args:
-            path: Of the picture to write, `.png`, `.svg` or `.pdf`. Needs matplotlib.
-        """
-        plot_routes(self.routes, path, taken=self.route)
-
     def __rich__(self) -> Group:
         """Tables: the weights, the totals, and the routes if there were several."""
         title = f"Exported to {self.path}"
         weights = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         longest = max((len(weight.name) for weight in self.weights), default=0)
-        # Names are broken, not cut: several begin alike.
+        # Names are wrapped, not cut: several begin alike.
         weights.add_column("weight", overflow="fold", min_width=min(longest, 16))
         for column in ("shape", "dtype", "encoding"):
             weights.add_column(column, overflow="fold")
         for column in ("entries", "zeros", "density"):
             weights.add_column(column, justify="right", no_wrap=True)
-        for weight in self.weights:
-            weights.add_row(
-                weight.name,
-                " x ".join(map(str, weight.shape)),
-                weight.dtype,
-                weight.encoding,
-                f"{weight.size:,}",
-                f"{weight.zeros:,}",
-                f"{1 - weight.zeros / weight.size:.4f}",
-            )
+        for one in self.weights:
+            shape = " x ".join(map(str, one.shape))
+            counts = _counts(one.size, one.zeros, 1 - one.zeros / one.size)
+            weights.add_row(one.name, shape, one.dtype, one.encoding, *counts)
         weights.add_section()
-        weights.add_row(
-            "all",
-            "",
-            "",
-            "",
-            f"{self.total_weights:,}",
-            f"{self.total_zeros:,}",
-            f"{self.density:.4f}",
-        )
-        facts = Table.grid(padding=(0, 2))
-        for label, value in self._facts().items():
-            facts.add_row(label, value)
-        return Group(weights, facts, *([routes_table(self.routes)] if len(self.routes) > 1 else []))
+        total = _counts(self.total_weights, self.total_zeros, self.density)
+        weights.add_row("all", "", "", "", *total)
+        figures = Table.grid(padding=(0, 2))
+        for label, value in self._figures().items():
+            figures.add_row(label, value)
+        routes = [_routes_table(self.routes)] if len(self.routes) > 1 else []
+        return Group(weights, figures, *routes)
 
     def __str__(self) -> str:
         text = io.StringIO()
         Console(file=text, width=100).print(self)
         return text.getvalue().rstrip()
 
-    def _facts(self) -> dict[str, str]:
-        zstd = "zstandard is not installed"
-        if self.zstd_bytes is not None:
-            zstd = f"{self.zstd_bytes:,} bytes"
-        facts = {
+    def _figures(self) -> dict[str, str]:
+        zstd = self.zstd_bytes
+        figures = {
             "route": self.route + ("" if self.xnnpack else " (without XNNPACK only)"),
             "file": f"{self.bytes:,} bytes",
             "gzip": f"{self.gzip_bytes:,} bytes",
-            "zstd": zstd,
+            "zstd": "zstandard is not installed" if zstd is None else f"{zstd:,} bytes",
             "largest difference": f"{self.max_abs_diff:.3g} (mean {self.mean_abs_diff:.3g})",
             "error": f"{self.error:.3g} ({self.measure}, allowed {self.tolerance:g})",
         }
         if self.load_bytes is not None:
-            facts["memory at load"] = f"{self.load_bytes:,} bytes more at the peak"
-        for outcome in self.routes:
-            if outcome.route == self.route and outcome.latency_ms is not None:
-                facts["latency"] = (
-                    f"{outcome.latency_ms:.3g} ms a call, batch {outcome.batch_size}, "
-                    f"{outcome.threads} thread{'s' if outcome.threads > 1 else ''}"
+            figures["memory at load"] = f"{self.load_bytes:,} bytes more at the peak"
+        for one in self.routes:
+            if one.route == self.route and one.latency_ms is not None:
+                figures["latency"] = (
+                    f"{one.latency_ms:.3g} ms a call, batch {one.batch_size}, "
+                    f"{one.threads} thread{'s' if one.threads > 1 else ''}"
                 )
         if self.fallback_reason is not None:
-            facts["fell back, because"] = self.fallback_reason
+            figures["reason of the fallback"] = self.fallback_reason
         if self.folded:
-            facts["folded into other constants"] = ", ".join(self.folded)
+            figures["folded into other constants"] = ", ".join(self.folded)
         if self.argmax_agreement is not None:
-            facts["same argmax"] = f"{self.argmax_agreement:.1%} of {self.sample_rows} rows"
-        return facts
+            figures["same argmax"] = f"{self.argmax_agreement:.1%} of {self.sample_rows} rows"
+        return figures
 
 
-def report_on(
-    taken: Candidate,
-    outcomes: Sequence[RouteOutcome],
-    task: Task,
-    target: Path,
-    sidecar: str | None = None,
-    mode: str | None = None,
-    fallback_reason: str | None = None,
-) -> ExportReport:
-    """Measure the sizes of a verified file and put all figures together.
+def _routes_table(routes: Sequence[RouteOutcome]) -> Group:
+    """A table of routes: sizes, latency, memory, differences; under it why a route failed."""
+    columns = {
+        "kB": [_figure(one.bytes, 1e3) for one in routes],
+        "ms": [_figure(one.latency_ms) for one in routes],
+        "load kB": [_figure(one.load_bytes, 1e3) for one in routes],
+        "max diff": [f"{d:.1e}" if (d := one.max_abs_diff) is not None else "" for one in routes],
+    }
+    columns = {title: cells for title, cells in columns.items() if any(cells)}
+    # Names are never shortened: those of several routes begin alike.
+    table = Table(title="Routes", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("route", no_wrap=True)
+    for title in columns:
+        table.add_column(title, justify="right", no_wrap=True)
+    notes = []
+    for k, one in enumerate(routes):
+        name = one.route if one.verified else f"{one.route}: no file"
+        table.add_row(name, *(cells[k] for cells in columns.values()))
+        note = one.reason
+        if one.verified and not one.xnnpack:
+            note = "runs without XNNPACK only"
+        elif not one.uses_xnnpack and one.default_ms is not None:
+            note = f"XNNPACK off; with it {one.default_ms:.3g} ms"
+        if note is not None:
+            notes.append(Text(f"{one.route}: {note}"))
+    return Group(table, *notes)
 
-    Args:
-        taken: A candidate with a file.
-        outcomes: Of every route that was tried.
-        task: What the routes share.
-        target: Where the file will stand.
-        sidecar: Compression of the file beside it, or None.
-        mode: As asked for.
-        fallback_reason: Why another route was taken than asked for, or None.
-    """
-    if taken.file is None or taken.comparison is None:
-        raise ValueError(f"Only a verified file has a report. Received: {taken.outcome.reason}")
-    content = taken.file.read_bytes()
-    result = taken.comparison
-    return ExportReport(
-        path=str(target),
-        quantization=taken.route.quantization,
-        batch_size=task.signature.batch_size,
-        bytes=len(content),
-        gzip_bytes=gzip_size(content),
-        zstd_bytes=zstd_size(content),
-        weights=read_weights(content),
-        max_abs_diff=result.max_abs_diff,
-        mean_abs_diff=result.mean_abs_diff,
-        argmax_agreement=result.argmax_agreement,
-        error=result.error,
-        tolerance=task.allowed(taken.route),
-        measure=taken.route.measure,
-        sample_rows=len(task.sample[0]),
-        versions=_versions(),
-        route=taken.route.name,
-        mode=mode,
-        xnnpack=taken.outcome.xnnpack,
-        uses_xnnpack=taken.outcome.uses_xnnpack,
-        load_bytes=taken.outcome.load_bytes,
-        sidecar=None if sidecar is None else str(sidecar_path(target, sidecar)),
-        fallback_reason=fallback_reason,
-        folded=taken.outcome.folded,
-        routes=tuple(outcomes),
-    )
+
+def _counts(size: int, zeros: int, density: float) -> tuple[str, str, str]:
+    return f"{size:,}", f"{zeros:,}", f"{density:.4f}"
+
+
+def _figure(value: float | None, unit: float = 1) -> str:
+    """At least three digits, never as a power of ten."""
+    if value is None:
+        return ""
+    value /= unit
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def gzip_size(content: bytes) -> int:
-    """Bytes under gzip, level 6.
-
-    On 38 MB at density 0.1, level 9 saves 2% and takes 9 times as long.
-    """
+    """Bytes under gzip, level 6 (9 saves 2% and takes 9 times as long)."""
     return len(gzip.compress(content, compresslevel=6))
 
 
 def zstd_size(content: bytes) -> int | None:
-    """Bytes under zstandard, level 12; None if the package `zstandard` is missing.
-
-    On 38 MB at density 0.1, level 19 saves 7% and takes 13 times as long.
-    """
+    """Bytes under zstandard, level 12 (19 saves 7%, takes 13 times as long); None without it."""
     try:
         import zstandard
     except ImportError:
@@ -260,7 +266,7 @@ def zstd_size(content: bytes) -> int | None:
     return len(zstandard.ZstdCompressor(level=12).compress(content))
 
 
-def _versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """The versions of the packages that made and ran the file."""
     versions = {}
     for name in ("keras", "tensorflow", "ai-edge-litert"):

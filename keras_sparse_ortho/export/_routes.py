@@ -1,19 +1,17 @@
-"""The routes from a SavedModel to a LiteRT file: dense ones, sparse ones, and all by name.
+"""The routes from a SavedModel to a LiteRT file, and which of them a mode tries.
 
-The seam for further encodings: a new route is a small subclass of `Route`, listed in `ROUTES`.
-Everything else (static shapes, the worker processes, the comparison, the zero count, the report)
-is the same for all routes.
+A new route is a small subclass of `Route`, listed in `ROUTES`. Everything else (static shapes, the
+worker processes, the comparison, the check of zeros, the report) is the same for all routes.
 """
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho.export._errors import ExportRouteError
-from keras_sparse_ortho.export._plain_model import all_layers
+from keras_sparse_ortho.export._model import all_layers
 from keras_sparse_ortho.export._sparse_encoding import (
     BLOCK_1X4,
     BLOCK_1X16,
@@ -25,24 +23,39 @@ from keras_sparse_ortho.export._sparse_encoding import (
 
 Batches = Callable[[], Iterator[dict[str, np.ndarray]]]
 
+MODES = ("small", "fast", "sparse", "auto")
+
+
+class ExportRouteError(ValueError):
+    """A route that cannot work on this model, or on any, with the reason and the alternative."""
+
 
 class Route(abc.ABC):
-    """How a SavedModel becomes the bytes of a LiteRT file, and how exact the file must be."""
+    """How a SavedModel becomes the bytes of a LiteRT file, and how exact the file must be.
+
+    Attributes:
+        name: Storage and encoding, such as "dynamic_int8+1x16".
+        quantization: The storage, as the argument of `export_litert`.
+        encoding: "dense", or the sparse encoding.
+        needs_representative_data: Whether activations are calibrated.
+        measure: Measure of the error, see `compare`.
+        tolerance: The largest error that passes by default.
+    """
 
     name: str
     quantization: str | None
     encoding: str = "dense"
     needs_representative_data: bool = False
-    measure: str
+    measure: str = "rms"
     tolerance: float
 
     @property
     def converted_as(self) -> "Route":
-        """The route whose conversion `finish` starts from: itself, unless it rewrites another's."""
+        """The route whose converted file `finish` takes; most routes have their own."""
         return self
 
     def finish(self, content: bytes) -> Encoded:
-        """What is done to the converted file; routes that the converter writes do nothing.
+        """Rewrite the converted file; most routes leave it unchanged.
 
         Raises:
             ExportRouteError: if the file has no weight that this route is for.
@@ -50,19 +63,14 @@ class Route(abc.ABC):
         return Encoded(content, (), {})
 
     def check(self, model: keras.Model) -> None:  # noqa: B027 - most routes take every model
-        """Refuse a model this route is known to fail on, before any time is spent.
+        """Refuse a model that this route is known to fail on, before any time is spent.
 
         Raises:
-            ValueError: with the reason and the way out.
+            ValueError: with the reason and the alternative.
         """
 
     def convert(self, saved_model: str, batches: Batches | None) -> bytes:
-        """Convert a SavedModel; runs in the worker process, on the TensorFlow backend.
-
-        Args:
-            saved_model: Folder of the SavedModel, with static shapes.
-            batches: Gives the representative data, one call of the model at a time, by name.
-        """
+        """Convert a SavedModel (in the worker); `batches` gives the representative data."""
         import tensorflow as tf
 
         converter = tf.lite.TFLiteConverter.from_saved_model(saved_model)
@@ -86,16 +94,24 @@ class Float32(Route):
         """Leave the converter's defaults, which are float32."""
 
 
-class _Optimized(Route):
-    measure = "rms"
+class DynamicInt8(Route):
+    """Weights of 1024 and more entries as int8, activations quantized on the fly.
+
+    Measured errors: up to 0.014.
+    """
+
+    name = "dynamic_int8"
+    quantization = "dynamic_int8"
+    tolerance = 0.1
 
     def configure(self, converter: Any, batches: Batches | None) -> None:
+        """Turn on the converter's default optimization."""
         import tensorflow as tf
 
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
 
 
-class Float16(_Optimized):
+class Float16(DynamicInt8):
     """Weights stored as float16 and widened at load. Measured errors: up to 6e-4."""
 
     name = "float16"
@@ -110,18 +126,7 @@ class Float16(_Optimized):
         converter.target_spec.supported_types = [tf.float16]
 
 
-class DynamicInt8(_Optimized):
-    """Weights of 1024 and more entries as int8, activations quantized on the fly.
-
-    Measured errors: up to 0.014.
-    """
-
-    name = "dynamic_int8"
-    quantization = "dynamic_int8"
-    tolerance = 0.1
-
-
-class Int8(_Optimized):
+class Int8(DynamicInt8):
     """Weights and activations as int8, float32 at the file's inputs and outputs.
 
     Measured errors: 0.005 to 0.05, and 0.12 for a two-block transformer.
@@ -152,17 +157,15 @@ class Int8(_Optimized):
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
 
 
-class _Derived(Route):
-    """A route with the storage, measure and tolerance of another."""
+class _SparseRoute(Route):
+    """A sparse encoding with the storage, measure and tolerance of a dense route."""
 
     def __init__(self, base: Route, encoding: str) -> None:
-        self.base = base
+        self.base, self.encoding = base, encoding
         self.name = f"{base.name}+{encoding}"
         self.quantization = base.quantization
-        self.encoding = encoding
         self.needs_representative_data = base.needs_representative_data
-        self.measure = base.measure
-        self.tolerance = base.tolerance
+        self.measure, self.tolerance = base.measure, base.tolerance
 
     def check(self, model: keras.Model) -> None:
         self.base.check(model)
@@ -171,14 +174,14 @@ class _Derived(Route):
         self.base.configure(converter, batches)
 
 
-class ConverterSparsity(_Derived):
-    """What the converter's own `EXPERIMENTAL_SPARSITY` makes of the weights.
+class ConverterSparsity(_SparseRoute):
+    """The converter's own option `EXPERIMENTAL_SPARSITY`, for all weights of rank 2 and 4.
 
-    Rank 2 and 4, more than 30% zeros: elementwise behind a DENSIFY operation, which restores the
-    dense weight at load; or, where the zeros come in blocks, 1x4 (float) and 1x16 (int8). Known
-    to go wrong: float16 where a Dense turns out 1x4 (crash), dynamic int8 with XNNPACK (refused
-    or crash), 1x4 where the inputs are not divisible by 4 (wrong answers). All of it is found by
-    running the file.
+    Weights with more than 30% zeros are stored sparsely: as blocks (1x4 of floats, 1x16 of int8)
+    if the zeros form such blocks, otherwise entry by entry, with a DENSIFY operation that restores
+    the dense weight at load. Known failures: float16 with 1x4 blocks in a Dense layer (crash), int8
+    with XNNPACK (refused, or crash), 1x4 blocks of inputs that are not divisible by 4 (wrong
+    outputs). Running the file finds all of them.
     """
 
     def __init__(self, base: Route) -> None:
@@ -193,8 +196,8 @@ class ConverterSparsity(_Derived):
         converter.optimizations = [*options, tf.lite.Optimize.EXPERIMENTAL_SPARSITY]
 
 
-class SparseFullyConnected(_Derived):
-    """Dense layers' weights given sparsely to FULLY_CONNECTED, by our own rewriting.
+class SparseFullyConnected(_SparseRoute):
+    """A dense route whose file is rewritten: FULLY_CONNECTED gets sparse weights.
 
     Only the weights of matrix products are encoded: LiteRT has no kernel for sparse convolutions.
     """
@@ -215,7 +218,7 @@ class SparseFullyConnected(_Derived):
             reasons = [f"'{name}': {why}" for name, why in list(encoded.kept.items())[:5]]
             raise ExportRouteError(
                 f"Route '{self.name}' needs a weight of a Dense layer that can be stored as "
-                f"{self.layout.name}; take the dense route '{self.base.name}'. "
+                f"{self.layout.name}; use the dense route '{self.base.name}'. "
                 f"Received: {'; '.join(reasons) or 'no FULLY_CONNECTED operation in the file'}"
             )
         return encoded
@@ -232,35 +235,19 @@ ROUTES: Final[tuple[Route, ...]] = (
     SparseFullyConnected(_INT8, BLOCK_1X16),
 )
 
-_FLOAT16 = (
-    "LiteRT widens float16 weights by a DEQUANTIZE operation, so that no kernel sees the sparse "
-    "ones, and the converter's 1x4 blocks of float16 crash the interpreter; take 'float16+sp', "
-    "'float32+csr' or 'float32+1x4'"
-)
-_DYNAMIC_INT8 = (
-    "the kernel takes every sparse int8 weight for blocks of 1x16 and answers wrongly; take "
-    "'dynamic_int8+1x16'"
-)
-_STATIC_INT8 = "the kernel refuses int8 weights in any blocks but 1x16; take 'int8+1x16'"
-
-TRAPS: Final[dict[str, str]] = {
-    "float16+csr": _FLOAT16,
-    "float16+1x4": _FLOAT16,
-    "float16+1x16": _FLOAT16,
-    "float32+1x16": "the kernel takes float32 blocks of 1x4 only; take 'float32+1x4'",
-    "dynamic_int8+csr": _DYNAMIC_INT8,
-    "dynamic_int8+1x4": _DYNAMIC_INT8,
-    "int8+csr": _STATIC_INT8,
-    "int8+1x4": _STATIC_INT8,
+# Why the other sparse encodings of a storage cannot work.
+_UNSUPPORTED: Final[dict[str, str]] = {
+    "float32": "the kernel takes float32 blocks of 1x4 only; use 'float32+1x4'",
+    "float16": "LiteRT widens float16 weights by a DEQUANTIZE operation, so that no kernel gets "
+    "the sparse ones; use 'float16+sp', 'float32+csr' or 'float32+1x4'",
+    "dynamic_int8": "the kernel reads every sparse int8 weight as blocks of 1x16 and answers "
+    "wrongly; use 'dynamic_int8+1x16'",
+    "int8": "the kernel refuses int8 weights in any blocks but 1x16; use 'int8+1x16'",
 }
 
 
 def route_for(quantization: str | None) -> Route:
-    """The dense route that a value of `quantization` asks for.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """The dense route of a storage; `ValueError` if there is none."""
     for route in DENSE_ROUTES:
         if quantization in (route.quantization, route.name):
             return route
@@ -271,17 +258,59 @@ def route_for(quantization: str | None) -> Route:
 
 
 def route_named(name: str) -> Route:
-    """The route of a name, such as `"dynamic_int8+1x16"`.
-
-    Raises:
-        ExportRouteError: if it is one that cannot work, with the reason.
-        ValueError: if there is none.
-    """
+    """The route with a name; `ExportRouteError` or `ValueError` if there is none."""
     for route in ROUTES:
         if route.name == name:
             return route
-    if name in TRAPS:
-        raise ExportRouteError(f"Route '{name}' cannot work: {TRAPS[name]}. Received: {name!r}")
+    storage, _, encoding = name.partition("+")
+    if storage in _UNSUPPORTED and encoding in ("csr", "1x4", "1x16"):
+        reason = _UNSUPPORTED[storage]
+        raise ExportRouteError(f"Route '{name}' cannot work: {reason}. Received: {name!r}")
     raise ValueError(
         f"A route must be one of {[route.name for route in ROUTES]}. Received: {name!r}"
     )
+
+
+def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
+    """The routes that a mode tries, see `export_litert`; without data no static int8.
+
+    Raises:
+        ExportRouteError: for a route that cannot work, with the reason.
+        ValueError: if there is no such mode, route or storage.
+    """
+    if mode is None:
+        return [route_for(quantization)]
+    if mode not in MODES:
+        if mode.split("+")[0] not in {route.name for route in ROUTES}:
+            raise ValueError(
+                f"`mode` must be one of {list(MODES)} or the name of a route, one of "
+                f"{[route.name for route in ROUTES]}. Received: mode={mode!r}"
+            )
+        named = route_named(mode)
+        if quantization is not None and route_for(quantization).quantization != named.quantization:
+            raise ValueError(
+                f"`mode` names a route of quantization={named.quantization!r}; leave "
+                f"`quantization` out. Received: mode={mode!r}, quantization={quantization!r}"
+            )
+        return [named]
+    routes = list(ROUTES)
+    if quantization is not None or mode == "sparse":
+        storage = route_for(quantization).quantization
+        routes = [route for route in routes if route.quantization == storage]
+    elif not has_data:
+        routes = [route for route in routes if not route.needs_representative_data]
+    return [route for route in routes if mode != "sparse" or route.encoding != "dense"]
+
+
+def accepted(routes: Sequence[Route], model: keras.Model) -> list[Route]:
+    """The routes that are not known to fail on the model; raises if all are."""
+    passed = []
+    for route in routes:
+        try:
+            route.check(model)
+        except ValueError:
+            continue
+        passed.append(route)
+    if not passed:
+        routes[0].check(model)
+    return passed

@@ -1,16 +1,15 @@
 """Rewrites the FULLY_CONNECTED weights of a dense LiteRT file in a sparse encoding.
 
-The converter's own option (`EXPERIMENTAL_SPARSITY`) hides most sparse weights behind a `DENSIFY`
-operation, which restores them at load, and writes blocks in ways that crash XNNPACK. The built-in
-kernel of FULLY_CONNECTED takes sparse weights directly. An operator of **version 8** is the one
-that XNNPACK leaves to that kernel, so such a file is right and fast in every interpreter, with
+The built-in kernel of FULLY_CONNECTED takes sparse weights directly, in an operator of **version
+8**: XNNPACK leaves that to the kernel, so the file is right and fast in every interpreter, with
 and without XNNPACK (measured with ai-edge-litert 2.3: with versions 9 to 14 XNNPACK reads the
-sparse data as dense, and crashes or answers wrongly).
+sparse data as dense, and crashes or answers wrongly). The converter's own option
+(`EXPERIMENTAL_SPARSITY`, the routes `+sp`) restores most sparse weights at load by a `DENSIFY`
+operation, and writes blocks in ways that crash XNNPACK.
 """
 
 import copy
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,16 @@ import numpy as np
 from keras_sparse_ortho.export._litert_file import read_model, write_model
 
 _SPARSE_VERSION = 8
-_LEAST_ZEROS = 0.3  # as the converter: below this the indices cost more than the zeros
-_LEDGER_LIMIT = 255  # the int8 kernel keeps block counts and columns in one byte each
+_LEAST_ZEROS = 0.3  # below this the indices cost more than the zeros save
+_MOST_BLOCKS = 255  # the int8 kernel keeps block counts and columns in one byte each
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
     """How a weight `(out, in)` is stored: live blocks of `1 x block`, row by row.
 
-    `tensor_type` is the type that the kernel takes in this encoding. With any other it refuses
-    the file (float32 in 1x16, int8 in CSR) or misreads it (dynamic int8 in 1x4 and CSR).
+    The kernel takes only `tensor_type` in this encoding. It refuses files with any other (float32
+    in 1x16, int8 in CSR) or misreads them (dynamic int8 in 1x4 and CSR).
     """
 
     name: str
@@ -56,7 +55,7 @@ class Encoded:
 
 
 def encode(content: bytes, encoding: Encoding) -> Encoded:
-    """Encode every weight that gains by it; the others stay dense, their operators with XNNPACK.
+    """Encode every weight that gains by it; the others stay dense and are run by XNNPACK.
 
     Args:
         content: A LiteRT flatbuffer with dense weights.
@@ -71,7 +70,7 @@ def encode(content: bytes, encoding: Encoding) -> Encoded:
     kept: dict[str, str] = {}
     moved: dict[int, int] = {}
     for graph in model.subgraphs:
-        for position, operators in _weights(schema, model, graph):
+        for position, operators in _weights(schema, model, graph).items():
             tensor = graph.tensors[position]
             data = model.buffers[tensor.buffer].data
             name = _text(tensor.name)
@@ -87,7 +86,7 @@ def encode(content: bytes, encoding: Encoding) -> Encoded:
                 kept[name] = reason
                 continue
             tensor.sparsity, values = _compress(schema, weight, encoding.block)
-            # Equal weights share a buffer, and may still do so; one that stays dense keeps the old.
+            # Equal weights still share a buffer; a weight that stays dense keeps the old one.
             dense = tensor.buffer
             if dense not in moved:
                 moved[dense] = len(model.buffers)
@@ -102,49 +101,14 @@ def encode(content: bytes, encoding: Encoding) -> Encoded:
     return Encoded(write_model(model) if encoded else content, tuple(encoded), kept)
 
 
-def decode(sparsity: Any, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The dense array of a sparse encoding, of ours or the converter's.
-
-    The encoding is a tree: a level for each dimension, then for each dimension inside a block, in
-    the order of traversal. A node of a dense level has all children, of a sparse one those listed.
-
-    Args:
-        sparsity: The `SparsityParameters` of the schema.
-        values: What is stored: one for each leaf.
-        shape: Of the dense array.
-    """
-    from ai_edge_litert import schema_py_generated as schema
-
-    parameters = schema.SparsityParametersT.InitFromObj(sparsity)
-    blocked = [] if parameters.blockMap is None else [int(d) for d in parameters.blockMap]
-    nodes, places = 1, dict.fromkeys(range(len(shape) + len(blocked)), np.zeros(1, np.int64))
-    sizes = {}
-    for dimension, level in zip(parameters.traversalOrder, parameters.dimMetadata, strict=True):
-        if level.format == schema.DimensionType.DENSE:
-            parents = np.repeat(np.arange(nodes), level.denseSize)
-            children = np.tile(np.arange(level.denseSize), nodes)
-        else:
-            segments = np.asarray(level.arraySegments.values, np.int64)
-            parents = np.repeat(np.arange(nodes), np.diff(segments))
-            children = np.asarray(level.arrayIndices.values, np.int64)
-        places = {known: place[parents] for known, place in places.items()}
-        places[int(dimension)], nodes = children, len(children)
-        sizes[int(dimension)] = level.denseSize
-    for inner, dimension in enumerate(blocked, start=len(shape)):
-        places[dimension] = places[dimension] * sizes[inner] + places[inner]
-    dense = np.zeros(shape, values.dtype)
-    dense[tuple(places[dimension] for dimension in range(len(shape)))] = values
-    return dense
-
-
-def _weights(schema: Any, model: Any, graph: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Each weight tensor of FULLY_CONNECTED by its position, with the operators that use it."""
+def _weights(schema: Any, model: Any, graph: Any) -> dict[int, list[Any]]:
+    """The weight tensors of FULLY_CONNECTED by position, with the operators that use them."""
     users: dict[int, list[Any]] = {}
     for operator in graph.operators or []:
         code = model.operatorCodes[operator.opcodeIndex].builtinCode
         if code == schema.BuiltinOperator.FULLY_CONNECTED:
             users.setdefault(int(operator.inputs[1]), []).append(operator)
-    yield from users.items()
+    return users
 
 
 def _why_not(
@@ -169,13 +133,13 @@ def _why_not(
         position in np.asarray(operator.inputs)[[0, *range(2, len(operator.inputs))]]
         for operator in operators
     ) or _used_elsewhere(graph, position, operators):
-        return "other operations use it, too"
+        return "other operations use it as well"
     live = weight.reshape(len(weight), -1, block).any(axis=2)
     if 1.0 - live.mean() < _LEAST_ZEROS:
-        what = "entries" if block == 1 else f"blocks of 1x{block}"
-        return f"only {1.0 - live.mean():.0%} of its {what} are zero"
-    if block == 16 and (live.shape[1] > _LEDGER_LIMIT + 1 or live.sum(1).max() > _LEDGER_LIMIT):
-        return f"the kernel takes at most {_LEDGER_LIMIT} live blocks in a row, of 256"
+        unit = "entries" if block == 1 else f"blocks of 1x{block}"
+        return f"only {1.0 - live.mean():.0%} of its {unit} are zero"
+    if block == 16 and (live.shape[1] > _MOST_BLOCKS + 1 or live.sum(1).max() > _MOST_BLOCKS):
+        return f"the kernel takes at most {_MOST_BLOCKS} live blocks in a row, of 256"
     return None
 
 
@@ -188,7 +152,7 @@ def _used_elsewhere(graph: Any, position: int, operators: list[Any]) -> bool:
 
 
 def _compress(schema: Any, weight: np.ndarray, block: int) -> tuple[Any, np.ndarray]:
-    """The index structure of a weight, and its live blocks in one row."""
+    """The index structure of a weight, and its live blocks one after the other."""
     tiles = weight.reshape(len(weight), -1, block)
     live = tiles.any(axis=2)
     segments = np.concatenate([[0], np.cumsum(live.sum(axis=1))])
@@ -222,7 +186,7 @@ def _index_vector(schema: Any, values: np.ndarray) -> tuple[int, Any]:
 
 
 def _sparse_opcode(model: Any, index: int) -> int:
-    """The operator code like `index` but of the version with sparse weights; added if missing."""
+    """The operator code `index` in the version with sparse weights; added if missing."""
     wanted = copy.copy(model.operatorCodes[index])
     if wanted.version == _SPARSE_VERSION:
         return index
@@ -235,7 +199,7 @@ def _sparse_opcode(model: Any, index: int) -> int:
 
 
 def _drop_unused(model: Any) -> None:
-    """Empty the buffers that no tensor and no metadata refers to any more."""
+    """Empty the buffers that neither tensors nor metadata refer to."""
     used = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
     used |= {entry.buffer for entry in model.metadata or []}
     for k, buffer in enumerate(model.buffers):

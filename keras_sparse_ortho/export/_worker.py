@@ -1,9 +1,9 @@
-"""A worker process: it does jobs in turn, one line of JSON each, and ends when its parent does.
+"""A worker process: it runs jobs in turn, one line of JSON each, and ends when its parent does.
 
-Started by the path of this file (`_process.py`), with `python -P`: neither the current directory
-nor the private names beside this file may hide an installed package. `run`, `inspect` and `bench`
-load NumPy and ai-edge-litert only, so that they start in a fraction of a second; `trace` and
-`convert` load TensorFlow and this package.
+Started by the path of this file (`_process.py`), with `python -P`, so that neither the current
+directory nor the modules beside this file hide an installed package. `run`, `inspect` and `bench`
+load only NumPy and ai-edge-litert and start in a fraction of a second; `trace` and `convert` load
+TensorFlow and this package.
 """
 
 import functools
@@ -30,13 +30,13 @@ def trace(
     nesting: Any,
     output_names: list[str],
 ) -> dict[str, Any] | None:
-    """Write a `.keras` file as a SavedModel; None, or what went wrong and at which stage."""
+    """Write a `.keras` file as a SavedModel; returns None, or the error and its stage."""
     _load_tensorflow()
     import keras
 
-    from keras_sparse_ortho.export._conversion import write_saved_model
+    from keras_sparse_ortho.export._model import write_saved_model
 
-    keras.utils.clear_session()  # of the job before
+    keras.utils.clear_session()  # of the previous job
     try:
         model = _load(keras_file, modules)
     except Exception as error:
@@ -55,7 +55,7 @@ def convert(
     representative: str | None,
     result: str,
 ) -> dict[str, Any] | None:
-    """Convert a SavedModel by a route; None, or what went wrong."""
+    """Convert a SavedModel by a route; returns None, or the error."""
     _load_tensorflow()
     from keras_sparse_ortho.export._routes import route_named
 
@@ -79,11 +79,10 @@ def run(
 ) -> int | None:
     """Run a sample through a file as a user would, one batch at a time, and save the outputs.
 
-    Returns:
-        The bytes by which loading the file raised the peak of this process' memory, which is
-        what it is only in a fresh process; None where the system does not tell.
+    Returns the bytes by which loading the file raised the peak of this process' memory (of a fresh
+    process), or None where the system does not tell.
     """
-    import ai_edge_litert.interpreter  # noqa: F401 - no part of what loading the file takes
+    import ai_edge_litert.interpreter  # noqa: F401 - before the memory is measured
     import numpy as np
 
     with np.load(sample) as data:
@@ -95,7 +94,7 @@ def run(
     peak = _memory()
     details = runner.get_input_details()
     for name, array in zip(input_names, arrays, strict=True):
-        # The interpreter would resize the file's input to whatever it is given, in silence.
+        # The interpreter would silently resize the file's input.
         want, shape = [batch_size, *array.shape[1:]], details[name]["shape"].tolist()
         if want != shape:
             raise ValueError(f"input {name} must have shape {want}. Received: shape={shape}")
@@ -110,7 +109,7 @@ def run(
 
 
 def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
-    """Check that all data of a file lie in it, run it once on zeros, and read its signature."""
+    """Check that all buffers end within the file, run it once on zeros, and read its signature."""
     import numpy as np
     from ai_edge_litert import schema_py_generated as schema
 
@@ -138,14 +137,13 @@ def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
 def bench(
     file: str, xnnpack: bool, threads: int, inputs: str, input_names: list[str], calls: int
 ) -> list[float]:
-    """Milliseconds of some calls of a file, which stays loaded for the next job of this kind.
+    """Milliseconds of some calls of a file, which stays loaded for the next job.
 
-    One process for each file, because they are not independent: after XNNPACK has run int8
-    layers in a process, LiteRT's built-in kernels are up to three times slower there (measured
-    on an AVX-512 machine: 0.048 ms alone, 0.148 ms in turn with a file that XNNPACK runs).
+    Use a process for each file: after XNNPACK has run int8 layers in a process, LiteRT's built-in
+    kernels are up to three times slower there (AVX-512: 0.148 instead of 0.048 ms).
     """
     interpreter = _warm_interpreter(file, xnnpack, threads, inputs, tuple(input_names))
-    interpreter.invoke()  # the other files have used the caches meanwhile
+    interpreter.invoke()  # the other files have used the caches since
     times = []
     for _ in range(calls):
         start = time.perf_counter()
@@ -160,8 +158,8 @@ TASKS: dict[str, Callable[..., Any]] = {
 
 
 def serve() -> None:
-    """Answer jobs until standard input ends; an exception of a job is its answer."""
-    # Libraries print to standard output, so the answers go to a copy that only this line knows.
+    """Answer jobs until standard input ends; an exception in a job is its answer."""
+    # Libraries print to standard output, so the answers go to a private copy of it.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -178,10 +176,7 @@ def serve() -> None:
 
 
 def _read(jobs: "queue.SimpleQueue[str]") -> None:
-    """Hand on the lines of standard input; at its end, end the process, whatever it is doing.
-
-    The pipe closes when the parent dies, by SIGKILL as well.
-    """
+    """Queue the lines of standard input; exit at its end, which is also that of a killed parent."""
     for line in sys.stdin:
         jobs.put(line)
     os._exit(0)
@@ -189,7 +184,7 @@ def _read(jobs: "queue.SimpleQueue[str]") -> None:
 
 @functools.cache
 def _load_tensorflow() -> None:
-    """Import what conversions need, and keep Python from looking for garbage in it.
+    """Import what conversions need, and exempt it from garbage collection.
 
     Tracing and converting collect garbage explicitly, which would take two thirds of their time.
     """
@@ -207,8 +202,8 @@ def _load(keras_file: str, modules: list[str]) -> Any:
     try:
         return keras.saving.load_model(keras_file, compile=False, safe_mode=False)
     except Exception:
-        # Registered objects are found once their module is imported, which is done only where
-        # it is needed: importing a user's module may have effects.
+        # Registered objects are found once their module is imported. Only where it is needed:
+        # importing a user's module may have side effects.
         for name in modules:
             importlib.import_module(name)
         return keras.saving.load_model(keras_file, compile=False, safe_mode=False)
@@ -265,9 +260,9 @@ def _warm_interpreter(
 
 
 def _memory(reset: bool = False) -> int | None:
-    """Peak of this process' resident memory in bytes, after `reset` the present one.
+    """Peak of this process' resident memory in bytes since `reset`; None except on Linux.
 
-    None but on Linux: `getrusage` has the parent's peak in it.
+    `getrusage` includes the parent's peak.
     """
     try:
         if reset:

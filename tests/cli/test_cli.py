@@ -104,8 +104,8 @@ def test_bench_measures_milliseconds(tmp_path, capsys):
         (["bench", "none.tflite"], 3, "Received: path="),
         (["bench", "text.keras", "--threads", "0"], 2, "--threads"),
         (["export", "MODEL", "out.tflite", "--mode", "quick"], 2, "mode='quick'"),
-        (["export", "MODEL", "out.tflite", "--mode", "float16+csr"], 2, "take 'float16+sp'"),
-        (["export", "MODEL", "out.tflite", "--sample", "text.keras"], 3, "Rows must stand"),
+        (["export", "MODEL", "out.tflite", "--mode", "float16+csr"], 2, "use 'float16+sp'"),
+        (["export", "MODEL", "out.tflite", "--sample", "text.keras"], 3, "Pass rows as"),
         (["export", "MODEL", "none/out.tflite"], 2, "folder that exists"),
     ],
 )
@@ -139,18 +139,19 @@ def test_as_a_module(model_file, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_fast_with_picture_data_and_sidecar(tmp_path, capsys):
+def test_fast_with_data_and_a_compressed_file(tmp_path, capsys):
     model = block_model()
     model.save(tmp_path / "m.keras")
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((40, 64)))
     out = tmp_path / "m.tflite"
-    arguments = ["export", tmp_path / "m.keras", out, "--mode", "fast", "--sidecar", "zstd"]
-    more = ["--data", tmp_path / "x.npy", "--picture", tmp_path / "m.png", "--threads", "2"]
-    assert main([str(a) for a in (*arguments, *more, "--json")]) == 0
+    arguments = ["export", tmp_path / "m.keras", out, "--mode", "fast"]
+    more = ["--data", tmp_path / "x.npy", "--threads", "2", "--json"]
+    assert main([str(a) for a in (*arguments, *more)]) == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["routes"]) == 12
-    assert load_litert(f"{out}.zst", model=model).route == report["route"]
-    assert (tmp_path / "m.png").stat().st_size > 5000
+    packed = tmp_path / "m.tflite.gz"
+    packed.write_bytes(gzip.compress(out.read_bytes()))
+    assert load_litert(packed, model=model).route == report["route"]
 
 
 def command(code, *arguments):

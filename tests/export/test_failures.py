@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho import _workplace
+from keras_sparse_ortho import _files
 from keras_sparse_ortho.export import (
     ExportConversionError,
     ExportVerificationError,
@@ -151,7 +151,7 @@ def test_a_full_disk_is_an_error_of_the_system(target):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
-        with pytest.raises(OSError, match=r"no room|File too large") as caught:
+        with pytest.raises(OSError, match=r"No room|File too large") as caught:
             export_litert(tiny(), target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -161,18 +161,18 @@ def test_a_full_disk_is_an_error_of_the_system(target):
 def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path, tiny_file):
     code = (
         "import pathlib, runpy, sys, os, signal\n"
-        "workplace = runpy.run_path(sys.argv[2])['workplace']\n"
-        "with workplace(pathlib.Path(sys.argv[1]), 'model.tflite') as folder:\n"
+        "staging = runpy.run_path(sys.argv[2])['staging']\n"
+        "with staging(pathlib.Path(sys.argv[1]), 'model.tflite') as folder:\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path), str(_workplace.__file__)]
+    command = [sys.executable, "-c", code, str(tmp_path), str(_files.__file__)]
     process = subprocess.run(command, check=False)
     assert process.returncode == -signal.SIGKILL
     [left] = tmp_path.iterdir()
     foreign = tmp_path / ".model.tflite-kso-abc"
     foreign.mkdir()
-    with _workplace.workplace(tmp_path, "model.tflite") as folder:
+    with _files.staging(tmp_path, "model.tflite") as folder:
         assert not left.exists()
-        with _workplace.workplace(tmp_path, "model.tflite"):
+        with _files.staging(tmp_path, "model.tflite"):
             assert folder.exists()  # it is alive
     assert list(tmp_path.iterdir()) == [foreign]

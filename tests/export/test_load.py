@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from keras_sparse_ortho.export import LiteRTFileError, _sidecar, load_litert
+from keras_sparse_ortho.export import LiteRTFileError, _load_litert, load_litert
 from keras_sparse_ortho.export._litert_file import attach, read_record, seal
 from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, encode
 from tests.export.conftest import block_model
@@ -163,7 +163,7 @@ def test_little_is_unpacked_of_what_is_no_litert_file(content, ending, tmp_path,
     for bomb, message in ((zeros, "'TFL3' in bytes 4 to 7"), (content[:8] + zeros, "less than")):
         path.write_bytes(packed(bomb))
         with monkeypatch.context() as patch:
-            patch.setattr(_sidecar, "_LARGEST", 4 * 2**20)
+            patch.setattr(_load_litert, "_LARGEST", 4 * 2**20)
             tracemalloc.start()
             with pytest.raises(LiteRTFileError, match=message):
                 load_litert(path)
@@ -183,7 +183,7 @@ def test_no_litert_file(tmp_path):
         load_litert(tmp_path / "none.tflite")
     for name in ("m.tflite.gz", "m.tflite.zst"):
         (tmp_path / name).write_bytes(gzip.compress(b"x" * 1000)[:-9])
-        with pytest.raises(LiteRTFileError, match="unpack: it is corrupted or truncated"):
+        with pytest.raises(LiteRTFileError, match="decompress the file: it is corrupted"):
             load_litert(tmp_path / name)
 
 
@@ -227,7 +227,7 @@ def test_truncated_foreign_file(foreign, share, tmp_path):
 def test_foreign_file_that_xnnpack_would_crash_on(all_routes, monkeypatch, tmp_path):
     """Sparse weights at operator version 1, which the converter writes: see LITERT's traps."""
     from keras_sparse_ortho.export import _sparse_encoding
-    from keras_sparse_ortho.export._process import Worker, WorkerError
+    from keras_sparse_ortho.export._process import JobError, Worker
 
     monkeypatch.setattr(_sparse_encoding, "_SPARSE_VERSION", 1)
     found = encode((all_routes[3] / "float32.tflite").read_bytes(), BLOCK_1X4).content
@@ -239,7 +239,7 @@ def test_foreign_file_that_xnnpack_would_crash_on(all_routes, monkeypatch, tmp_p
         # Reading beyond a buffer crashes large models always, but such a small one by chance.
         tried.append(task)
         if len(tried) == 1:
-            raise WorkerError("it was ended by signal SIGSEGV")
+            raise JobError("it was ended by signal SIGSEGV")
         return real(worker, task, timeout, **job)
 
     monkeypatch.setattr(Worker, "run", run)

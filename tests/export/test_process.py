@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.export import RouteOutcome, _process, export_routes
-from keras_sparse_ortho.export._process import Worker, WorkerError
+from keras_sparse_ortho.export._process import JobError, Worker
 from tests.export.models import tiny
 
 pytestmark = pytest.mark.tensorflow_only
@@ -43,7 +43,7 @@ def test_one_process_does_several_jobs_and_survives_an_exception(file):
         record = worker.run("inspect", 60, file=file, xnnpack=True)
         assert (record["inputs"][0]["name"], record["outputs"][0]["name"]) == ("x", "head")
         first = pid(worker)
-        with pytest.raises(WorkerError, match=r"^FileNotFoundError: .*none\.tflite"):
+        with pytest.raises(JobError, match=r"^FileNotFoundError: .*none\.tflite"):
             worker.run("inspect", 60, file="none.tflite", xnnpack=True)
         assert worker.run("inspect", 60, file=file, xnnpack=False)["xnnpack"] is False
         assert pid(worker) == first
@@ -56,7 +56,7 @@ def test_job_after_a_crash_is_done_by_a_new_process(file, monkeypatch, tmp_path)
     with Worker() as worker:
         with monkeypatch.context() as patch:
             patch.setattr(_process, "_SCRIPT", dies)
-            with pytest.raises(WorkerError, match=signal.SIGSEGV.name):
+            with pytest.raises(JobError, match=signal.SIGSEGV.name):
                 worker.run("inspect", 60, file=file, xnnpack=True)
         assert worker.run("inspect", 60, file=file, xnnpack=True)["xnnpack"]
 
@@ -65,7 +65,7 @@ def test_last_line_of_a_process_that_could_not_start_is_told(monkeypatch, tmp_pa
     script = tmp_path / "raises.py"
     script.write_text("print('noise'); raise ValueError('no such thing')")
     monkeypatch.setattr(_process, "_SCRIPT", script)
-    with Worker() as worker, pytest.raises(WorkerError, match=r"^ValueError: no such thing$"):
+    with Worker() as worker, pytest.raises(JobError, match=r"^ValueError: no such thing$"):
         worker.run("inspect", 60, file="m.tflite", xnnpack=True)
 
 
@@ -75,7 +75,7 @@ def test_job_after_one_that_took_too_long_gets_its_own_answer(file, monkeypatch,
     with Worker() as worker:
         with monkeypatch.context() as patch:
             patch.setattr(_process, "_SCRIPT", sleeps)
-            with pytest.raises(WorkerError, match=r"within 0\.2 seconds"):
+            with pytest.raises(JobError, match=r"within 0\.2 seconds"):
                 worker.run("inspect", 0.2, file=file, xnnpack=True)
         assert worker.run("inspect", 60, file=file, xnnpack=True)["xnnpack"]
 

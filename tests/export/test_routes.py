@@ -1,4 +1,4 @@
-"""Every route on one model, really run; the traps of LiteRT; modes."""
+"""Every route on one model, really run; what LiteRT's kernels cannot do; modes."""
 
 import dataclasses
 import json
@@ -22,16 +22,15 @@ from keras_sparse_ortho.export import (
     export_routes,
     load_litert,
 )
-from keras_sparse_ortho.export._arguments import routes_of
-from keras_sparse_ortho.export._candidates import Candidate, choose
-from keras_sparse_ortho.export._kernels_in_file import dense_values
+from keras_sparse_ortho.export._candidates import Candidate
+from keras_sparse_ortho.export._export_litert import choose
 from keras_sparse_ortho.export._litert_file import (
     read_model,
     read_weights,
     stored_weights,
     write_model,
 )
-from keras_sparse_ortho.export._routes import ROUTES, TRAPS, route_named
+from keras_sparse_ortho.export._routes import ROUTES, route_named, routes_of
 from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, BLOCK_1X16, CSR, encode
 from tests.export.conftest import block_model, blocks
 from tests.export.models import interpret, kernel_zeros, layers, tiny
@@ -39,6 +38,8 @@ from tests.export.models import interpret, kernel_zeros, layers, tiny
 pytestmark = pytest.mark.tensorflow_only
 
 OURS = ["float32+csr", "float32+1x4", "dynamic_int8+1x16", "int8+1x16"]
+UNSUPPORTED = ["float16+csr", "float16+1x4", "float16+1x16", "float32+1x16"]
+UNSUPPORTED += ["dynamic_int8+csr", "dynamic_int8+1x4", "int8+csr", "int8+1x4"]
 RIGHT_ANYWHERE = ["float32", "float16", "dynamic_int8", "int8", *OURS]
 
 
@@ -126,14 +127,14 @@ def test_converter_sparsity_on_dynamic_int8_needs_the_setting_in_the_file(all_ro
     done = subprocess.run(
         [sys.executable, "-c", script, file, folder / "row.npz"], capture_output=True, check=False
     )
-    assert done.returncode != 0, "XNNPACK can run this file now: drop the trap"
+    assert done.returncode != 0, "XNNPACK runs this file now: drop the setting"
 
 
-@pytest.mark.parametrize("name", sorted(TRAPS))
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_route_that_cannot_work_is_refused_with_the_way_out(name, tmp_path):
-    with pytest.raises(ExportRouteError, match=r"cannot work: .*take '.*Received: ") as caught:
+    with pytest.raises(ExportRouteError, match=r"cannot work: .*use '.*Received: ") as caught:
         export_litert(block_model(), tmp_path / "m.tflite", mode=name)
-    for offered in str(caught.value).split("take ")[1].split("'")[1::2]:
+    for offered in str(caught.value).split("use ")[1].split("'")[1::2]:
         assert offered in [name, *(route.name for route in ROUTES)]
 
 
@@ -141,7 +142,7 @@ def test_route_that_cannot_work_is_refused_with_the_way_out(name, tmp_path):
     ("storage", "encoding"), [("float32", BLOCK_1X16), ("int8", CSR), ("dynamic_int8", BLOCK_1X4)]
 )
 def test_the_refused_encodings_really_fail(all_routes, storage, encoding, tmp_path):
-    """What `TRAPS` says of the kernel: it refuses the file, or answers wrongly."""
+    """The kernel refuses the file, or answers wrongly."""
     _, data, want, folder, _ = all_routes
     layout = dataclasses.replace(
         encoding, tensor_type="FLOAT32" if storage == "float32" else "INT8"
@@ -206,7 +207,7 @@ def test_weights_that_the_kernel_would_misread_stay_dense(all_routes):
         graph.outputs = np.array([graph.tensors.index(tensor)], np.int32)
 
     kept = encode(rewritten(content, shared), CSR).kept.values()
-    assert "other operations use it, too" in kept
+    assert "other operations use it as well" in kept
 
 
 @pytest.mark.parametrize(("blocks_in_a_row", "fits"), [(255, True), (256, False)])
@@ -247,11 +248,11 @@ def test_sparse_weights_are_decoded(all_routes):
 
     seen = set()
     for route in (name for name, made in results.items() if isinstance(made, ExportReport)):
-        dense = {w.about.shape: dense_values(w) for w in weights(route.partition("+")[0])}
+        dense = {w.about.shape: w.values for w in weights(route.partition("+")[0])}
         assert results[route].folded == ()
         for weight in weights(route):
             seen.add(weight.about.encoding.removeprefix("densify "))
-            np.testing.assert_array_equal(dense_values(weight), dense[weight.about.shape])
+            np.testing.assert_array_equal(weight.values, dense[weight.about.shape])
     assert seen == {"dense", "csr", "1x4", "1x16"}
 
 
@@ -301,10 +302,10 @@ def test_crash_of_a_sparse_file_falls_back_to_dense(converted, monkeypatch, tmp_
     model, data, _, _, _ = converted
     real = _candidates.litert_outputs
 
-    def crash(worker, file, *arguments):
+    def crash(worker, file, task, xnnpack):
         if "+" in file.name:
             raise ExportVerificationError("Received: it was ended by signal SIGSEGV")
-        return real(worker, file, *arguments)
+        return real(worker, file, task, xnnpack)
 
     monkeypatch.setattr(_candidates, "litert_outputs", crash)
     with pytest.warns(ExportFallbackWarning, match="SIGSEGV"):
@@ -321,29 +322,22 @@ def test_fast_takes_the_least_latency_that_it_measured(converted, tmp_path):
     )
     times = {one.route: one.latency_ms for one in report.routes if one.xnnpack}
     assert set(times) == {"dynamic_int8", "dynamic_int8+1x16"}
-    assert report.route == min(times, key=times.get)
+    near = [one for one in report.routes if times.get(one.route, 1e9) <= 1.05 * min(times.values())]
+    assert report.route == min(near, key=lambda one: one.bytes).route
     assert all(value > 0 for value in times.values())
     assert report.load_bytes > 0
     assert f"{times[report.route]:.3g} ms" in str(report)
     assert json.loads(report.to_json())["routes"][0]["latency_ms"] > 0
-    report.plot(tmp_path / "routes.png")
-    assert (tmp_path / "routes.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("sidecar", ["gzip", "zstd"])
-def test_small_takes_the_fewest_bytes_and_writes_the_sidecar(converted, tmp_path, sidecar):
+def test_small_takes_the_fewest_bytes(converted, tmp_path):
     model, data, want, _, _ = converted
     path = tmp_path / "m.tflite"
-    report = export_litert(
-        model, path, mode="small", quantization="dynamic_int8", sidecar=sidecar, sample=data
-    )
-    packed = {one.route: getattr(one, f"{sidecar}_bytes") for one in report.routes if one.xnnpack}
-    assert report.route == min(packed, key=packed.get)
-    ending = {"gzip": ".gz", "zstd": ".zst"}[sidecar]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.tflite", f"m.tflite{ending}"]
-    opened = load_litert(report.sidecar)
-    assert opened.route == report.route
-    assert rms(opened.predict(data), want) < 0.03
+    report = export_litert(model, path, mode="small", quantization="dynamic_int8", sample=data)
+    sizes = {one.route: one.bytes for one in report.routes if one.xnnpack}
+    assert report.route == min(sizes, key=sizes.get) == "dynamic_int8+1x16"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.tflite"]
+    assert rms(load_litert(path).predict(data), want) < 0.03
 
 
 def test_tensors_of_a_type_that_the_kernel_lacks_are_kept_dense(converted):
@@ -386,29 +380,26 @@ def test_a_kernel_that_is_zero_throughout_is_encoded_and_counted(with_a_dead_lay
     assert report.route == name
 
 
-def fake(name, size, ms, xnnpack=True, zstd=None, reason=None):
-    outcome = RouteOutcome(
-        name, 1, reason, bytes=size, zstd_bytes=zstd, latency_ms=ms, xnnpack=xnnpack
-    )
+def fake(name, size, ms, xnnpack=True, reason=None):
+    outcome = RouteOutcome(name, 1, reason, bytes=size, latency_ms=ms, xnnpack=xnnpack)
     return Candidate(route_named(name), outcome, None if reason else "file")
 
 
 def test_choice_of_each_mode():
     found = [
-        fake("float32", 100, 10.0, zstd=5),
-        fake("dynamic_int8", 50, 1.07, zstd=9),
-        fake("dynamic_int8+1x16", 70, 1.0, zstd=12),
-        fake("dynamic_int8+sp", 10, 0.1, xnnpack=False, zstd=1),
-        fake("float16", 1, 0.01, zstd=1, reason="it crashed"),
+        fake("float32", 100, 10.0),
+        fake("dynamic_int8", 50, 1.07),
+        fake("dynamic_int8+1x16", 70, 1.0),
+        fake("dynamic_int8+sp", 10, 0.1, xnnpack=False),
+        fake("float16", 1, 0.01, reason="it crashed"),
     ]
-    assert choose("fast", found, None).route.name == "dynamic_int8+1x16"
-    assert choose("auto", found, None).route.name == "dynamic_int8"
-    assert choose("small", found, None).route.name == "dynamic_int8"
-    assert choose("small", found, "zstd").route.name == "float32"
-    assert choose("small", found[3:], None).route.name == "dynamic_int8+sp"
+    assert choose("fast", found).route.name == "dynamic_int8+1x16"
+    assert choose("auto", found).route.name == "dynamic_int8"
+    assert choose("small", found).route.name == "dynamic_int8"
+    assert choose("small", found[3:]).route.name == "dynamic_int8+sp"
     # 0.4% of latency is the clock's noise, and no reason for a file five times as large.
     found = [fake("float32", 500, 1.0), fake("dynamic_int8", 100, 1.004)]
-    assert choose("fast", found, None).route.name == "dynamic_int8"
+    assert choose("fast", found).route.name == "dynamic_int8"
 
 
 def test_routes_of_each_mode():
@@ -428,11 +419,6 @@ def test_routes_of_each_mode():
         routes_of("float32+csr", "int8", False)
 
 
-def test_unknown_sidecar(tmp_path):
-    with pytest.raises(ValueError, match="Received: sidecar='zip'"):
-        export_litert(block_model(), tmp_path / "m.tflite", sidecar="zip")
-
-
 @pytest.mark.slow
 def test_named_routes_and_auto_end_to_end(tmp_path):
     model = block_model()
@@ -450,7 +436,7 @@ def test_named_routes_and_auto_end_to_end(tmp_path):
 
 @pytest.mark.slow
 def test_blocks_of_indivisible_inputs_are_found_out(tmp_path):
-    """The converter writes 1x4 blocks of 62 inputs, which the kernel answers wrongly in silence."""
+    """The converter writes 1x4 blocks of 62 inputs, and the kernel's wrong answer is no error."""
     rng = np.random.default_rng(0)
     model = keras.Sequential([keras.Input((62,), name="x"), layers.Dense(64), layers.Dense(8)])
     value = np.array(keras.ops.convert_to_numpy(model.layers[0].kernel))

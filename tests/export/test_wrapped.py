@@ -20,7 +20,7 @@ def sparse_layer(units, **kwargs):
 
 
 class Classifier(keras.Model):
-    """A model written as a class."""
+    """A subclassed model."""
 
     def __init__(self, layer):
         super().__init__()
@@ -53,7 +53,7 @@ def test_wrappers_in_a_class_are_not_taken_off_behind_the_back(tmp_path):
     assert type(model.layer) is PrunableLayer
 
 
-def test_plain_model_written_as_a_class_takes_its_shapes_from_the_sample(tmp_path):
+def test_plain_subclassed_model_takes_its_shapes_from_the_sample(tmp_path):
     model = Classifier(layers.Dense(3))
     x = np.random.default_rng(0).standard_normal((4, 5)).astype("float32")
     model(x)

@@ -168,9 +168,9 @@ def _written(here: Path, name: str, budget: kso.Budget, report: object) -> None:
             raise SystemExit(WRONG)
     report.to_csv(here / f"{part}r.csv")  # type: ignore[attr-defined]
     try:
-        from keras_sparse_ortho.export._arguments import check_path
+        from keras_sparse_ortho.export._export_litert import check_path
 
-        check_path(here / f"{name}.tflite", "zstd")
+        check_path(here / f"{name}.tflite")
     except ValueError:
         pass
 

@@ -1,0 +1,286 @@
+"""The command line: `kso report`, `kso export`, `kso bench`."""
+
+import argparse
+import json
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["main"]
+
+OK, FAILED, USAGE, BAD_FILE = 0, 1, 2, 3
+
+_EPILOG = """\
+exit status:
+  0  done
+  1  failed: conversion, verification, a missing package
+  2  wrong arguments, or arguments that do not fit the model
+  3  an input file is missing, damaged, or of the wrong kind
+
+Results go to standard output, progress and warnings to standard error.
+"""
+
+
+class InputFileError(ValueError):
+    """An input file that is missing, damaged, or of the wrong kind."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: The command line after `kso`; None: `sys.argv`.
+
+    Returns:
+        The exit status: 0 done, 1 failed, 2 wrong arguments, 3 an unreadable input file.
+
+    Example:
+    >>> from keras_sparse_ortho.cli import main
+    >>> main(["report", "none.keras"])
+    3
+    """
+    options = parsed(arguments)
+    return options if isinstance(options, int) else run(options)
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace | int:
+    """The options of a command line, or the exit status if argparse has answered it."""
+    try:
+        return _parser().parse_args(arguments)
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+
+
+def run(options: argparse.Namespace, otherwise: Callable[[], int] | None = None) -> int:
+    """Run the command of parsed options; the exit status.
+
+    Args:
+        options: The result of `parsed`.
+        otherwise: What to do after an error, instead of printing it.
+    """
+    console = Console(stderr=True)
+    command: Callable[[Any, Console], None] = options.command
+
+    def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
+        if issubclass(category, UserWarning):
+            _print(console, f"warning: {message}", "yellow")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        try:
+            command(options, console)
+        except Exception as error:
+            if otherwise is not None:
+                return otherwise()
+            match error:
+                case InputFileError():
+                    status = BAD_FILE
+                case ValueError():
+                    status = USAGE
+                case RuntimeError() | ImportError() | OSError():
+                    status = FAILED
+                case _:
+                    raise
+            _print(console, str(error), "red")
+            return status
+    return OK
+
+
+def _print(console: Console, text: str, style: str) -> None:
+    console.print(f"kso: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kso",
+        description="Inspect sparse Keras models, export them as LiteRT files, time these.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="commands", required=True)
+
+    report = commands.add_parser(
+        "report", help="density, parameters and FLOPs of every kernel of a Keras model"
+    )
+    report.add_argument("model", help="a .keras file")
+    report.add_argument(
+        "--no-orthogonality", action="store_true", help="leave out the orthogonality errors"
+    )
+    report.add_argument("--json", action="store_true", help="print JSON")
+    report.set_defaults(command=_report, needs_no_backend=True)
+
+    export = commands.add_parser(
+        "export",
+        help="write a LiteRT (TFLite) file that was run and compared with Keras",
+        description="Writes a LiteRT file that was run and compared with Keras; the options are "
+        "explained in keras_sparse_ortho.export_litert.",
+    )
+    export.add_argument("model", help="a .keras file")
+    export.add_argument("output", help="the .tflite file to write")
+    export.add_argument(
+        "--mode", help="small, fast, sparse, auto, or a route such as dynamic_int8+1x16"
+    )
+    export.add_argument("--quantization", choices=["float32", "float16", "dynamic_int8", "int8"])
+    export.add_argument("--batch-size", type=int, default=1, metavar="ROWS")
+    export.add_argument("--sample", metavar="FILE", help="rows to compare on: .npy or .npz")
+    export.add_argument("--data", metavar="FILE", help="rows to calibrate int8 on: .npy or .npz")
+    export.add_argument("--tolerance", type=float)
+    export.add_argument("--threads", type=int, default=1, help="for measurements of latency")
+    export.add_argument("--json", action="store_true", help="print the report as JSON")
+    export.set_defaults(command=_export, needs_no_backend=False)
+
+    bench = commands.add_parser(
+        "bench",
+        help="time LiteRT files, with the settings that they need",
+        description="Times files in interleaved rounds, each with the interpreter's settings "
+        "that it needs. Prints the median time of one call.",
+    )
+    bench.add_argument("files", nargs="+", help=".tflite files, also compressed: .zst or .gz")
+    bench.add_argument("--threads", type=int, nargs="+", default=[1])
+    bench.add_argument("--seconds", type=float, default=5.0, help="for all together (default 5)")
+    bench.add_argument("--json", action="store_true", help="print JSON")
+    bench.set_defaults(command=_bench, needs_no_backend=True)
+    return parser
+
+
+def _report(options: argparse.Namespace, console: Console) -> None:
+    from keras_sparse_ortho.analysis import report
+
+    with console.status("Loading the model"):
+        model = read_keras(options.model)
+    found = report(model, orthogonality=not options.no_orthogonality)
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        Console().print(found)
+
+
+def _export(options: argparse.Namespace, console: Console) -> None:
+    from keras_sparse_ortho.export import export_litert
+
+    sample, data = read_rows(options.sample), read_rows(options.data)
+    with console.status("Loading the model") as status:
+        model = read_keras(options.model)
+        status.update("Converting, running and comparing, in other processes")
+        report = export_litert(
+            model,
+            options.output,
+            mode=options.mode,
+            quantization=options.quantization,
+            representative_data=data,
+            batch_size=options.batch_size,
+            sample=sample,
+            tolerance=options.tolerance,
+            threads=options.threads,
+        )
+    if options.json:
+        print(report.to_json())
+    else:
+        Console().print(report)
+
+
+def _bench(options: argparse.Namespace, console: Console) -> None:
+    if min(options.threads) < 1 or not options.seconds > 0:
+        raise ValueError(
+            "`--threads` must be 1 or more and `--seconds` above 0. "
+            f"Received: --threads {options.threads}, --seconds {options.seconds}"
+        )
+    with console.status("Opening and checking the files") as status:
+        timings = _timings(options, status)
+    if options.json:
+        print(json.dumps(timings, indent=2))
+        return
+    table = Table("file", "route", "XNNPACK")
+    for column in ("threads", "batch", "ms a call"):
+        table.add_column(column, justify="right")
+    for one in timings:
+        setting = "on" if one["xnnpack"] else "off"
+        figures = (str(one["threads"]), str(one["batch_size"]), f"{one['latency_ms']:.3g}")
+        table.add_row(one["file"], one["route"] or "unknown", setting, *figures)
+    Console().print(table)
+
+
+def _timings(options: argparse.Namespace, status: Any) -> list[dict[str, Any]]:
+    """File, settings and median time of one call, for each file and number of threads."""
+    import numpy as np
+
+    from keras_sparse_ortho.export import BenchmarkCase, LiteRTFileError, latencies, load_litert
+
+    rng = np.random.default_rng(0)
+    cases: list[BenchmarkCase] = []
+    timings: list[dict[str, Any]] = []
+    for name in options.files:
+        try:
+            opened = load_litert(name)
+        except (LiteRTFileError, FileNotFoundError) as error:
+            raise InputFileError(str(error)) from error
+        inputs = {
+            spec.name: (
+                rng.standard_normal(spec.shape)
+                if spec.dtype.startswith("float")
+                else np.zeros(spec.shape)  # the valid values are unknown
+            ).astype(spec.dtype)
+            for spec in opened.inputs
+        }
+        for threads in options.threads:
+            cases.append(BenchmarkCase(Path(name), inputs, opened.xnnpack, threads))
+            timing = {"file": name, "route": opened.route, "xnnpack": opened.xnnpack}
+            timings.append(timing | {"threads": threads, "batch_size": opened.batch_size})
+    status.update("Timing")
+    measured = latencies(cases, rounds=200, seconds=options.seconds)
+    return [one | {"latency_ms": ms} for one, ms in zip(timings, measured, strict=True)]
+
+
+# --- the input files ------------------------------------------------------------------------------
+
+
+def read_keras(path: str) -> Any:
+    """The model in a `.keras` file, not compiled.
+
+    Raises:
+        InputFileError: if there is no such file or Keras cannot load it.
+    """
+    _check_exists(path)
+    import keras
+
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except Exception as error:  # a damaged archive or an unknown class: any kind
+        raise InputFileError(
+            "Keras must be able to load the model; its custom classes must be registered and "
+            f"importable. Received: {path!r}, {type(error).__name__}: {error}"
+        ) from error
+
+
+def read_rows(path: str | None) -> Any:
+    """The array in a `.npy` file, or a dict of those in a `.npz` file; None for None.
+
+    Raises:
+        InputFileError: if it cannot be read.
+    """
+    if path is None:
+        return None
+    _check_exists(path)
+    import numpy as np
+
+    try:
+        found = np.load(path, allow_pickle=False)
+        return found if isinstance(found, np.ndarray) else dict(found)
+    except Exception as error:  # zipfile, EOF, pickled content: any kind
+        raise InputFileError(
+            "Pass rows as a .npy file, or as a .npz file with an array for each input by name. "
+            f"Received: {path!r}, {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_exists(path: str) -> None:
+    if not Path(path).is_file():
+        raise InputFileError(
+            "There is no such file; check its name and the current folder. "
+            f"Received: {path!r} in {os.getcwd()!r}"
+        )

@@ -1,0 +1,472 @@
+"""The model to export: its inputs, its plain float32 copy, and the outputs that a file must have.
+
+The *nesting* of the inputs is their structure with the position of each tensor in its place, such
+as `{"a": 0, "b": [1, 2]}`: plain JSON, which the worker processes can be given. (`keras.tree` has
+no order of dict keys that is the same on all backends.)
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._data import first_batches, is_batched
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.models import is_clonable, is_graph_of_class, strip
+
+_SAMPLE_ROWS = 8
+_BATCHES = 16  # taken from a data set; enough for calibration
+_HALF = ("float16", "bfloat16")
+_AUTOMATIC_NAME = re.compile(r"(keras_tensor|input_layer)(_\d+)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """One input of the file: its name, its static shape (batch first) and its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """All inputs of the file in order, and the nesting in which the Keras model takes them."""
+
+    inputs: tuple[InputSpec, ...]
+    nesting: Any
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of one call of the file."""
+        return self.inputs[0].shape[0]
+
+    @property
+    def default_rows(self) -> int:
+        """Rows to compare by default: whole batches, at least 8 rows."""
+        return self.batch_size * math.ceil(_SAMPLE_ROWS / self.batch_size)
+
+    def flatten(self, data: Any, argument: str) -> list[np.ndarray]:
+        """The user's arrays, nested like the inputs or a dict by name, in the order of `inputs`.
+
+        Raises:
+            ValueError: if the nesting, a shape, a dtype or the number of rows does not fit.
+        """
+        names = [spec.name for spec in self.inputs]
+        if len(names) == 1 and not isinstance(data, dict):
+            single = (
+                isinstance(data, (list, tuple)) and len(data) == 1 and hasattr(data[0], "shape")
+            )
+            given = [data[0] if single else data]
+        elif isinstance(data, dict) and sorted(data) == sorted(names):
+            given = [data[name] for name in names]
+        elif isinstance(data, (list, tuple)) or nesting_of(data) == self.nesting:
+            given = [array for _, array in leaves(data)]
+        else:  # a dict with other names: matching its arrays by position would be a guess
+            given = []
+        if len(given) != len(names):
+            raise ValueError(
+                f"`{argument}` must hold one array for each input of the model, nested like the "
+                f"inputs or as a dict by name: {names}. Received: {_describe(data)}"
+            )
+        arrays = [
+            _check_array(spec, array, argument)
+            for spec, array in zip(self.inputs, given, strict=True)
+        ]
+        rows = [array.shape[0] for array in arrays]
+        if len(set(rows)) != 1 or 0 in rows:
+            raise ValueError(
+                f"The arrays of `{argument}` must have the same number of rows, at least one. "
+                f"Received: rows={rows}"
+            )
+        return arrays
+
+    def random_sample(self, seed: int) -> list[np.ndarray]:
+        """Standard normal rows for each input; raises if an input is not floating."""
+        rng = np.random.default_rng(seed)
+        arrays = []
+        for spec in self.inputs:
+            if not spec.dtype.startswith("float"):
+                raise ValueError(
+                    f"No random sample can be drawn for input `{spec.name}`, whose dtype is "
+                    f"{spec.dtype}: its valid values are unknown. Pass `sample=` with arrays "
+                    "for all inputs. Received: sample=None"
+                )
+            shape = (self.default_rows, *spec.shape[1:])
+            arrays.append(rng.standard_normal(shape).astype(spec.dtype))
+        return arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What all routes of an export share.
+
+    Attributes:
+        model: The plain float32 model.
+        signature: Its inputs.
+        names: Names of its outputs.
+        want: Keras' outputs on `sample`.
+        sample: Rows to compare on, one array per input.
+        representative: Rows to calibrate on, or None.
+        tolerance: The user's, or None for each route's own.
+        timeout: Seconds for each job of a subprocess.
+        folder: The staging folder; to be set before anything is converted.
+    """
+
+    model: keras.Model
+    signature: Signature
+    names: list[str]
+    want: list[np.ndarray]
+    sample: list[np.ndarray]
+    representative: list[np.ndarray] | None
+    tolerance: float | None
+    timeout: float
+    folder: Path = Path()
+
+
+def make_task(
+    model: keras.Model,
+    batch_size: int,
+    sample: Any,
+    representative_data: Any,
+    tolerance: float | None,
+    seed: int,
+    timeout: float,
+) -> Task:
+    """Check the model and its data, strip the model and compute its outputs."""
+    if tolerance is not None and not tolerance >= 0:  # `not` refuses NaN as well
+        raise ValueError(f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}")
+    signature = signature_of(model, batch_size, sample)
+    representative = None
+    if representative_data is not None:
+        data = inputs_of(representative_data, signature)
+        representative = signature.flatten(data, "representative_data")
+        if len(representative[0]) < batch_size:
+            raise ValueError(
+                "`representative_data` must fill at least one batch. Received: "
+                f"{len(representative[0])} rows with batch_size={batch_size}"
+            )
+    if sample is not None:
+        rows = signature.flatten(inputs_of(sample, signature), "sample")
+    elif representative is not None:
+        rows = [array[: signature.default_rows] for array in representative]
+    else:
+        rows = signature.random_sample(seed)
+    plain, reference = plain_model(model)
+    names, want = keras_outputs(reference, signature, rows)
+    allowed = None if tolerance is None else float(tolerance)
+    return Task(plain, signature, names, want, rows, representative, allowed, timeout)
+
+
+def inputs_of(data: Any, signature: Signature) -> Any:
+    """The inputs alone of data with targets: a tuple as for `fit`, or batches."""
+    if isinstance(data, tuple) and len(leaves(data)) != len(signature.inputs):
+        return data[0]
+    if is_batched(data):
+        inputs = [x for x, _, _ in first_batches(data, batches=_BATCHES)]
+        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *inputs)
+    return data
+
+
+# --- the signature --------------------------------------------------------------------------------
+
+
+def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Signature:
+    """Read the inputs of a built model and fix their batch dimension.
+
+    A subclassed model does not know its inputs; they are read from `sample` instead.
+
+    Raises:
+        ValueError: if the model is not built, or an input has no static shape.
+    """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"`model` must be a Keras model. Received: model of type {type(model).__name__}"
+        )
+    if not model.built:
+        raise ValueError(
+            "Only a built model can be exported: its shapes and weights must exist. Call it on "
+            f"data or give it a `keras.Input` first. Received: unbuilt model '{model.name}'"
+        )
+    structure: Any = sample
+    if getattr(model, "inputs", None):
+        # The `input` of a Sequential raises until it is called once.
+        structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        tensors = [(k or t.name, tuple(t.shape), str(t.dtype)) for k, t in leaves(structure)]
+    elif sample is None:
+        raise ValueError(
+            f"Model '{model.name}' is subclassed and does not know the shapes of its inputs. "
+            "Pass `sample=` with arrays nested like the inputs. Received: sample=None"
+        )
+    else:
+        arrays = [(key, np.asarray(array)) for key, array in leaves(sample)]
+        tensors = [(k or "input", (None, *a.shape[1:]), a.dtype.name) for k, a in arrays]
+    names = unique_names([name for name, _, _ in tensors], "input")
+    specs = tuple(
+        InputSpec(name, _static(name, shape, batch_size), dtype)
+        for name, (_, shape, dtype) in zip(names, tensors, strict=True)
+    )
+    return Signature(specs, nesting_of(structure))
+
+
+def leaves(structure: Any, key: str | None = None) -> list[tuple[str | None, Any]]:
+    """Each leaf with the innermost dict key above it, dict keys in sorted order."""
+    if isinstance(structure, dict):
+        return [pair for k in sorted(structure) for pair in leaves(structure[k], str(k))]
+    if isinstance(structure, (list, tuple)):
+        return [pair for item in structure for pair in leaves(item)]
+    return [(key, structure)]
+
+
+def nesting_of(structure: Any) -> Any:
+    """The structure with the position of each leaf, in the order of `leaves`, in its place."""
+    counter = iter(range(len(leaves(structure))))
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {k: walk(node[k]) for k in sorted(node)}
+        if isinstance(node, (list, tuple)):
+            return [walk(item) for item in node]
+        return next(counter)
+
+    return walk(structure)
+
+
+def pack(nesting: Any, flat: Sequence[Any]) -> Any:
+    """The structure of a nesting, filled with the items of a flat list."""
+    if isinstance(nesting, dict):
+        return {k: pack(v, flat) for k, v in nesting.items()}
+    if isinstance(nesting, list):
+        return [pack(item, flat) for item in nesting]
+    return flat[nesting]
+
+
+def unique_names(names: Sequence[str | None], fallback: str) -> list[str]:
+    """Names for a LiteRT signature: word characters only, unique, and independent of the session.
+
+    Keras numbers unnamed inputs through a session. Those become `fallback` (or `fallback_0`,
+    `fallback_1`... if there are several), so that a model always gets the same names.
+    """
+    result: list[str] = []
+    for position, name in enumerate(names):
+        if name is None or _AUTOMATIC_NAME.fullmatch(name):
+            name = fallback if len(names) == 1 else f"{fallback}_{position}"
+        name = re.sub(r"\W", "_", name, flags=re.ASCII)
+        free, number = name, 0
+        while free in result:
+            number += 1
+            free = f"{name}_{number}"
+        result.append(free)
+    return result
+
+
+def _static(name: str, shape: tuple[int | None, ...], batch_size: int) -> tuple[int, ...]:
+    if not shape or any(size is None for size in shape[1:]):
+        raise ValueError(
+            "A LiteRT file is exported with static shapes, so every dimension of an input but "
+            "the batch must be known. Rebuild the model with a fixed `keras.Input(shape=...)`. "
+            f"Received: input `{name}` with shape={shape}"
+        )
+    if shape[0] not in (None, batch_size):
+        raise ValueError(
+            f"The batch dimension of input `{name}` is fixed at {shape[0]} in the model. "
+            f"Received: batch_size={batch_size}"
+        )
+    return (batch_size, *(int(size) for size in shape[1:] if size is not None))
+
+
+def _check_array(spec: InputSpec, array: Any, argument: str) -> np.ndarray:
+    array = np.asarray(array)
+    if array.ndim == 0 or array.shape[1:] != spec.shape[1:]:
+        raise ValueError(
+            f"`{argument}` for input `{spec.name}` must have the shape "
+            f"(rows, {', '.join(map(str, spec.shape[1:]))}). Received: shape={array.shape}"
+        )
+    same_kind = np.can_cast(array.dtype, spec.dtype, casting="same_kind")
+    integers = array.dtype.kind in "iu" and np.dtype(spec.dtype).kind in "iu"
+    if not (same_kind or integers):
+        raise ValueError(
+            f"`{argument}` for input `{spec.name}` must be of dtype {spec.dtype}. "
+            f"Received: dtype={array.dtype}"
+        )
+    return array.astype(spec.dtype)
+
+
+def _describe(data: Any) -> str:
+    if isinstance(data, dict):
+        return f"a dict with the keys {list(data)}"
+    if isinstance(data, (list, tuple)):
+        return f"a {type(data).__name__} of {len(leaves(data))} arrays"
+    return f"one {type(data).__name__}"
+
+
+# --- the plain model ------------------------------------------------------------------------------
+
+
+def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
+    """The plain float32 model to convert, and the model whose outputs it must reproduce.
+
+    The second is the user's own, unless that computes in half precision: then it is the first.
+
+    Raises:
+        ValueError: if a subclassed model has wrapped layers. `strip` would change it in place,
+            which an export must not.
+    """
+    subclassed = [
+        layer
+        for layer in all_layers(model)
+        if isinstance(layer, keras.Model) and not (is_clonable(layer) or is_graph_of_class(layer))
+    ]
+    for owner in subclassed:
+        kinds = (PrunableLayer, BlockSparseLayer)
+        wrapped = [layer.name for layer in all_layers(owner) if isinstance(layer, kinds)]
+        if wrapped:
+            raise ValueError(
+                f"'{owner.name}' is a subclassed model, whose wrappers can only be removed in "
+                "place, which would end its sparse training. Strip it yourself after training: "
+                "`export_litert(strip(model), ...)`. "
+                f"Received: {type(owner).__name__} with the wrapped layers {wrapped[:5]}"
+            )
+    stripped = model
+    if model not in subclassed:
+        stripped = strip(model)
+        _drop_negative_zeros(stripped)
+    plain = float32_clone(stripped)
+    return plain, model if plain is stripped else plain
+
+
+def float32_clone(model: keras.Model) -> keras.Model:
+    """The model itself if it computes in float32, otherwise an equal one that does.
+
+    LiteRT has no half-precision matrix products, so a model that was trained in mixed precision
+    is exported with its float32 weights.
+    """
+    if not any(layer.compute_dtype in _HALF for layer in all_layers(model)):
+        return model
+    config = _widen(keras.saving.serialize_keras_object(model))
+    config.pop("compile_config", None)
+    clone = keras.saving.deserialize_keras_object(config, safe_mode=False)
+    if not clone.built:
+        clone.build_from_config(config["build_config"])
+    for wide, narrow in zip(clone.weights, model.weights, strict=True):
+        assign(wide, keras.ops.cast(narrow.value, wide.dtype))
+    return clone
+
+
+def all_layers(root: keras.Layer) -> Iterator[keras.Layer]:
+    """A layer and everything in it, also in wrappers and attributes, unlike `model.layers`."""
+    seen: set[int] = set()
+    todo: list[Any] = [root]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, keras.Layer):
+            yield item
+            todo.extend(vars(item).values())
+        elif isinstance(item, (list, tuple)):
+            todo.extend(item)
+        elif isinstance(item, dict):
+            todo.extend(item.values())
+
+
+def _drop_negative_zeros(model: keras.Model) -> None:
+    """Turn -0.0, which `w * mask` leaves where w < 0, into 0.0.
+
+    The outputs are the same, but a compressor stores the signs: a float32 file at density 0.1 is
+    44% larger under zstd with them (7.10 against 4.93 MB, 9.4 M weights).
+    """
+    for variable in model.weights:
+        value = np.asarray(to_numpy(variable.value))
+        if value.dtype.kind == "f" and np.any(np.signbit(value[value == 0])):
+            assign(variable, value + 0.0)
+
+
+def _widen(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _widen_item(node, key, value) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return type(node)(_widen(item) for item in node)
+    return node
+
+
+def _widen_item(node: dict[str, Any], key: str, value: Any) -> Any:
+    # A dtype is written as "dtype": "float16", or as a policy whose whole config is its name.
+    holds_dtype = key == "dtype" or (key == "name" and len(node) == 1)
+    if holds_dtype and isinstance(value, str) and value.removeprefix("mixed_") in _HALF:
+        return "float32"
+    return _widen(value)
+
+
+# --- its outputs ----------------------------------------------------------------------------------
+
+
+def keras_outputs(
+    model: keras.Model, signature: Signature, sample: list[np.ndarray]
+) -> tuple[list[str], list[np.ndarray]]:
+    """Names and values of the model's outputs on all rows, one batch at a time.
+
+    Raises:
+        ValueError: if an output is not finite, as nothing could be compared with it.
+    """
+    pieces: list[list[np.ndarray]] = []
+    keys: list[str | None] = []
+    for batch in full_batches(sample, signature.batch_size):
+        inputs = [keras.ops.convert_to_tensor(array) for array in batch]
+        answers = leaves(model(pack(signature.nesting, inputs), training=False))
+        keys = [key for key, _ in answers]
+        pieces.append([np.asarray(to_numpy(tensor)) for _, tensor in answers])
+    known = getattr(model, "output_names", None) or []
+    if len(known) == len(keys):
+        keys = [key or name for key, name in zip(keys, known, strict=True)]
+    names = unique_names(keys, "output")
+    rows = len(sample[0])
+    outputs = [np.concatenate(piece)[:rows] for piece in zip(*pieces, strict=True)]
+    for name, output in zip(names, outputs, strict=True):
+        if not np.all(np.isfinite(output)):
+            raise ValueError(
+                "Keras' own outputs must be finite on the sample, or nothing can be compared. "
+                f"Received: non-finite values in output `{name}` of model '{model.name}'"
+            )
+    return names, outputs
+
+
+def full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:
+    """Batches of a static size; the last one is padded with copies of the last row."""
+    missing = -len(sample[0]) % rows
+    full = [np.concatenate([array, *[array[-1:]] * missing]) for array in sample]
+    starts = range(0, len(full[0]), rows)
+    return [[array[start : start + rows] for array in full] for start in starts]
+
+
+def write_saved_model(
+    model: keras.Model,
+    inputs: list[dict[str, Any]],
+    nesting: Any,
+    output_names: list[str],
+    folder: str,
+) -> None:
+    """Trace a plain model for inference, with static shapes; needs the TensorFlow backend."""
+    import tensorflow as tf
+
+    def serve(*flat: Any) -> dict[str, Any]:
+        outputs = model(pack(nesting, flat), training=False)
+        return dict(zip(output_names, (tensor for _, tensor in leaves(outputs)), strict=True))
+
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint(
+        "serving_default",
+        serve,
+        input_signature=[
+            tf.TensorSpec(spec["shape"], spec["dtype"], name=spec["name"]) for spec in inputs
+        ],
+    )
+    archive.write_out(folder, verbose=False)
