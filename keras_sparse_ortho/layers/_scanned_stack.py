@@ -75,7 +75,6 @@ class ScannedStack(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         self.depth = int(depth)
         self._inside = LayersInStack(layer, self.depth)
-        self.draws = True
         self.activation = getattr(layer, "activation", None)  # what follows its kernels
 
     @property
@@ -84,9 +83,9 @@ class ScannedStack(keras.layers.Layer):
         return self._inside.layer
 
     def build(self, input_shape: Any) -> None:
-        """Draws the weights of all layers; with `draws = False` they are zero, to be set later."""
+        """Draws the weights of all layers; where they are set later, they are zero."""
         _check_shapes(self.layer, tuple(input_shape))
-        draws = self.draws and not are_weights_set_later()
+        draws = not are_weights_set_later()
         for name, variable, values in self._inside.variables(tuple(input_shape), draws):
             weight = self.add_weight(
                 name=name,

@@ -24,9 +24,9 @@ class SameFunction:
     """What a model has and computes now, to be compared with what it is rewritten to.
 
     Compared are the effective kernels by path, to the bit; the number of all other weights; and
-    the outputs for one sample where the model holds classes of someone else, whose copies may be
-    other than they are, and where its inputs are known. Layers of Keras compute the same from the
-    same weights.
+    the outputs for one sample where the model holds layers that are not Keras' own, and where its
+    inputs are known. Kernels of stacks and products, which may become several layers, are compared
+    by the outputs alone.
 
     Args:
         model: The model, before anything is changed.
@@ -34,44 +34,31 @@ class SameFunction:
 
     def __init__(self, model: Any) -> None:
         self._name = getattr(model, "name", model)
+        self._divided = tuple(f"{path}/" for layer, path in walk(model, "") if _may_divide(layer))
         self._others = _other_weights(model)
-        self._products = tuple(_products(model))
-        self._stacks = tuple(_stacks(model))
         self._kernels = self._kernels_of(model)
-        self._probe = Probe(model)
+        self._probe = Probe(model, always=bool(self._divided))
 
     def check(self, model: Any) -> None:
         """Raises NotPrunableError unless another form of the model is the same."""
         kernels = self._kernels_of(model)
-        wrong = sorted(
-            path
-            for path in kernels.keys() | self._kernels.keys()
-            if kernels.get(path) != self._kernels.get(path)
-        )
+        paths = kernels.keys() | self._kernels.keys()
+        wrong = sorted(path for path in paths if kernels.get(path) != self._kernels.get(path))
         others = _other_weights(model)
-        if wrong or (others != self._others and not self._products and not self._stacks):
+        if wrong or (others != self._others and not self._divided):
             raise NotPrunableError(
-                f"The model '{self._name}' would not have the weights that it has: Keras copies "
-                "layers by their configurations, and these do not say all of them. Received: "
+                f"The model '{self._name}' would not have the weights that it has. Received: "
                 f"other values or none for {wrong}; {others} weights that are no kernels where "
                 f"there were {self._others}"
             )
         self._probe.check(model)
 
     def _kernels_of(self, model: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for weight in prunable_weights(model, unregistered=True):
-            if weight.path.startswith(self._products):
-                continue
-            stack = next((path for path in self._stacks if weight.path.startswith(path)), None)
-            if stack is None:
-                found[weight.path] = weight.shape, _digest(weight.value())
-                continue
-            # Of a stack, or of its layers one by one.
-            value = weight.value()
-            kernels = value if isinstance(weight.owner, ScannedStack) else value[None]
-            found.setdefault(stack, set()).update((k.shape, _digest(k)) for k in kernels)
-        return found
+        return {
+            weight.path: (weight.shape, _digest(weight.value()))
+            for weight in prunable_weights(model, unregistered=True)
+            if not weight.path.startswith(self._divided)
+        }
 
 
 class Probe:
@@ -80,11 +67,14 @@ class Probe:
     Args:
         model: The model.
         values: Pairs of a variable and a value that it is to have instead of its own.
+        always: Whether it is run if all its layers are Keras', too.
     """
 
-    def __init__(self, model: Any, values: Iterable[tuple[Any, Any]] = ()) -> None:
+    def __init__(
+        self, model: Any, values: Iterable[tuple[Any, Any]] = (), *, always: bool = False
+    ) -> None:
         self._name = getattr(model, "name", model)
-        self._sample = _sample_for(model) if _is_of_others(model) else None
+        self._sample = _sample_for(model) if always or _is_of_others(model) else None
         self._outputs: list[np.ndarray] | None = None
         if self._sample is None:
             return
@@ -105,8 +95,8 @@ class Probe:
             if not error <= _tolerance(model) * scale:
                 raise NotPrunableError(
                     f"The model '{self._name}' would compute something else, though it has the "
-                    "weights that it is to have: a layer in it is copied by a configuration that "
-                    "does not say all of it, or is used where Keras does not see it. Received: "
+                    "weights that it is to have: code in it depends on the class of a layer, or "
+                    "uses a variable where Keras does not see it. Received: "
                     f"outputs of up to {scale:.3g} that differ by up to {error:.3g} for one sample"
                 )
 
@@ -141,18 +131,10 @@ def _added(layer: Any) -> list[Any]:
     return [*support, *(own_variables(layer) if hasattr(layer, "transparent_path") else [])]
 
 
-def _products(model: Any) -> list[str]:
-    """The paths of layers whose kernel is a product, of which two layers may become."""
-    return [
-        f"{path}/"
-        for layer, path in walk(model, "")
-        if any(isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values())
-    ]
-
-
-def _stacks(model: Any) -> list[str]:
-    """The paths of stacks, whose layers may come to stand one by one."""
-    return [f"{path}/" for layer, path in walk(model, "") if isinstance(layer, ScannedStack)]
+def _may_divide(layer: Any) -> bool:
+    """Whether a layer may become several: a stack, or one whose kernel is a product."""
+    products = [isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values()]
+    return isinstance(layer, ScannedStack) or any(products)
 
 
 def _is_of_others(model: Any) -> bool:

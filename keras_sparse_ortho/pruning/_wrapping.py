@@ -132,10 +132,8 @@ def _check(
     uncovered = [weight.path for weight in weights if weight.path not in wrapped]
     if paths != before or uncovered:
         raise NotPrunableError(
-            "The new model would not have the kernels of the given one, each with its mask where "
-            "it was to have one: Keras copies layers by their configurations, and these do not say "
-            f"which layers are shared. There were: {before}. Received: {paths}, without masks "
-            f"{uncovered}"
+            "The new model would not have the kernels of the given one, each with the mask that "
+            f"was planned. There were: {before}. Received: {paths}, without masks {uncovered}"
         )
     for path, count in live.items():
         if wrapped[path].live != count:
