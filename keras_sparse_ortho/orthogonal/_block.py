@@ -127,10 +127,6 @@ class Block(Structure):
         blocks = _covering_blocks(inputs, outputs, self)
         return batch * parts * blocks * self.unit(canonical_shape)
 
-    def most(self, canonical_shape: Sequence[int]) -> int:
-        """All entries."""
-        return math.prod(canonical_shape)
-
     def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
         """See `Structure.live_count`."""
         step = self.unit(canonical_shape) / math.prod(canonical_shape)
@@ -149,14 +145,14 @@ class Block(Structure):
         self,
         canonical_shape: Sequence[int],
         count: int,
-        center_density: float,
+        density: float,
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,
         *,
         cover: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See `Structure.draw`. Regular blocks ignore `center_density` and always cover."""
+        """See `Structure.draw`. Regular blocks always cover."""
         if self.regular:
             fan = self.fan_in(canonical_shape, count)
             drawn = draw_regular(canonical_shape, self.rows, self.cols, fan, gain, rng, angles)
@@ -164,7 +160,7 @@ class Block(Structure):
         batch, parts, *taps, inputs, outputs = canonical_shape
         unit = self.rows * self.cols
         matrices = batch * parts
-        at_center = live_count(center_density, matrices * inputs * outputs // unit)
+        at_center = live_count(density, matrices * inputs * outputs // unit)
         least = self.least(canonical_shape) // unit
         if cover:
             least = max(least, min(self.covering(canonical_shape), count) // unit)

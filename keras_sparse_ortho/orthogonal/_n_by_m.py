@@ -88,7 +88,7 @@ class NByM(Structure):
         self,
         canonical_shape: Sequence[int],
         count: int,
-        center_density: float,
+        density: float,
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,
@@ -98,7 +98,7 @@ class NByM(Structure):
         """See `Structure.draw`."""
         batch, parts, *taps, inputs, outputs = canonical_shape
         matrices = batch * parts
-        at_center = live_count(center_density, matrices * inputs * outputs)
+        at_center = live_count(density, matrices * inputs * outputs)
         at_center = min(at_center, count, matrices * inputs * outputs * self.n // self.m)
         least = self.least(canonical_shape)
         if cover:
