@@ -62,7 +62,15 @@ def write_orthogonal(
         return
     start = Rotations.none()
     if rotations is not None:
-        rotations = _longest_fitting(rotations, rows, width, count)
+        highest = max(rotations.first.max(initial=0), rotations.second.max(initial=0))
+        if highest >= width:
+            raise ValueError(
+                f"`rotations` must name columns below the longer side of the kernel, {width}. "
+                f"Received: column {highest}"
+            )
+        supports = Supports(rows, width)
+        applied, _ = supports.apply_while_fits(rotations, count, stop_at_limit=False)
+        rotations = rotations[:applied]
     else:
         if cover:
             start = covering_rotations(rows, width, count, rng, angles)
@@ -86,8 +94,8 @@ def covering_rotations(
     order[rows:] = rows + np.argsort(rng.random(width - rows))
     place = np.arange(rows, min(width, limit))
     # `source = place - rows * 2^k` with the largest `rows * 2^k <= place`.
-    _, exponent = np.frexp(place // rows)
-    source = place - (rows << (exponent.astype(np.int64) - 1))
+    exponent = np.frexp(place // rows)[1].astype(np.int64)
+    source = place - (rows << (exponent - 1))
     return Rotations(order[source], order[place], *cos_sin(angles, len(place), rng))
 
 
@@ -96,16 +104,12 @@ def _draw_until(
     width: int,
     limit: int,
     rng: np.random.Generator,
-    angles: AngleLaw = None,
-    start: Rotations | None = None,
+    angles: AngleLaw,
+    start: Rotations,
 ) -> Rotations:
-    """Random rotations up to the first that takes the support over `limit` entries.
-
-    `start` has the covering rotations that come before; they are not returned.
-    """
+    """Random rotations after `start`, up to the first that takes the support over `limit`."""
     supports = Supports(rows, width)
-    if start:
-        supports.apply(start)
+    supports.apply(start)
     # Up to three quarters of the density, rotations are applied without counting: the closed form
     # gives their number, and one count afterwards shows whether they fit.
     safe = 0
@@ -123,44 +127,26 @@ def _draw_until(
             supports = ahead
         else:
             safe = 0
-    applied, done = supports.apply_while_fits(drawn[safe:], limit)
-    total = safe + applied
-    while not done:
-        more = Rotations.draw(width, chunk, rng, angles)
-        applied, done = supports.apply_while_fits(more, limit)
-        drawn += more
+    total, done = safe, False
+    while True:
+        applied, done = supports.apply_while_fits(drawn[total:], limit)
         total += applied
-    return drawn[:total]
-
-
-def _longest_fitting(rotations: Rotations, rows: int, width: int, limit: int) -> Rotations:
-    """The longest prefix of an explicit sequence whose support fits `limit` entries."""
-    highest = max(rotations.first.max(initial=0), rotations.second.max(initial=0))
-    if highest >= width:
-        raise ValueError(
-            f"`rotations` must name columns below the longer side of the kernel, {width}. "
-            f"Received: column {highest}"
-        )
-    supports = Supports(rows, width)
-    applied, _ = supports.apply_while_fits(rotations, limit, stop_at_limit=False)
-    return rotations[:applied]
+        if done:
+            return drawn[:total]
+        drawn += Rotations.draw(width, chunk, rng, angles)
 
 
 def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:
     """How many of the rotations to multiply as sparse matrices; the first ones are covering."""
+
+    def at(density: float) -> int:
+        if not covering:
+            return int((width - 1) / 2 * math.log(width / _ROOTS[density]))
+        return covering + rotations_for_density(density, width, rows) if density * rows > 1 else 0
+
     if width < _SPARSE_WIDTH:
         return 0
-    if rotations <= _rotations_at(_SPARSE_UNTIL, rows, width, covering):
-        return rotations
-    return _rotations_at(_SPARSE_FIRST, rows, width, covering)
-
-
-def _rotations_at(density: float, rows: int, width: int, covering: int) -> int:
-    if not covering:
-        return int((width - 1) / 2 * math.log(width / _ROOTS[density]))
-    if density * rows <= 1:
-        return 0
-    return covering + rotations_for_density(density, width, rows)
+    return rotations if rotations <= at(_SPARSE_UNTIL) else at(_SPARSE_FIRST)
 
 
 def _sparse_factors(
