@@ -107,7 +107,8 @@ def er(
     - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
       connectivity inspired by network science" (Nature Communications 2018), arXiv 1707.04780
     """
-    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=False)
+    weights = choose(weights_of(model), include, exclude)
+    return _erdos_renyi(weights, density, orthogonal, spatial=False)
 
 
 @explains_density
@@ -146,34 +147,24 @@ def erk(
 
     - Evci et al., "Rigging the Lottery: Making All Tickets Winners" (ICML 2020), arXiv 1911.11134
     """
-    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=True)
+    weights = choose(weights_of(model), include, exclude)
+    return _erdos_renyi(weights, density, orthogonal, spatial=True)
 
 
 def _erdos_renyi(
-    model: Any,
-    density: float,
-    include: Selection,
-    exclude: Selection,
-    orthogonal: Orthogonal,
-    *,
-    spatial: bool,
+    weights: Sequence[PrunableWeight], density: float, orthogonal: Orthogonal, *, spatial: bool
 ) -> Budget:
-    weights = choose(weights_of(model), include, exclude)
-    dims = [_dims(weight, spatial) for weight in weights]
-    relative = [sum(sizes) / math.prod(sizes) for sizes in dims]
+    relative = []
+    for weight in weights:
+        layout = weight.layout or KernelLayout.convolution()
+        # Attention heads and the like are flattened to in and out.
+        batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
+        dims = [outputs * parts]
+        dims += [inputs] if layout.inputs else []
+        dims += [batch] if layout.batch else []
+        dims += taps if spatial else []
+        relative.append(sum(dims) / math.prod(dims))
     return allocate(weights, density, relative, orthogonal=orthogonal)
-
-
-def _dims(weight: PrunableWeight, spatial: bool) -> list[int]:
-    """Sizes of the kernel's axes, with attention heads and the like flattened to in and out."""
-    layout = weight.layout or KernelLayout.convolution()
-    batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
-    dims = [outputs * parts]
-    if layout.inputs:
-        dims.append(inputs)
-    if layout.batch:
-        dims.append(batch)
-    return dims + taps if spatial else dims
 
 
 def allocate(
@@ -191,15 +182,8 @@ def allocate(
     weight that would exceed density 1 is dense, a share that is too small for an orthogonal kernel
     without dead outputs is lifted to the minimum count, and the others are rescaled. A total that
     is too small for that is shared between the minimum `least_k` of an orthogonal kernel and
-    `covering_k`, which leaves as few dead outputs as possible.
-
-    Args:
-        weights: The weights.
-        density: Global live fraction over all of them.
-        relative: Density of each weight relative to the others.
-        orthogonal: Whether every kernel must be able to be exactly orthogonal, or what will draw
-            the kernels. If false, each keeps at least one live entry.
-        dense: Paths of weights that stay dense.
+    `covering_k`, which leaves as few dead outputs as possible. If kernels need not be `orthogonal`,
+    each keeps at least one live entry. The weights of the paths in `dense` stay dense.
 
     Raises:
         BudgetError: A total that the bounds do not allow; names the least possible density.

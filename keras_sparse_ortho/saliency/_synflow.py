@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
-from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
@@ -109,11 +109,10 @@ def synflow(
     - Tanaka, Kunin, Yamins and Ganguli, "Pruning neural networks without any data by iteratively
       conserving synaptic flow" (NeurIPS 2020), arXiv 2006.05467
     """
-    check_density(density)
     if dtype not in ("float32", "float64"):
         raise ValueError(f'`dtype` must be "float32" or "float64". Received: dtype={dtype!r}')
     check_integer("rounds", rounds)
-    weights = scored_weights(model, include, exclude, on_collapse)
+    weights = scored_weights(model, density, include, exclude, on_collapse)
     size = sum(weight.size for weight in weights)
     values = [np.abs(weight.raw_value()).astype(dtype) for weight in weights]
     masks = [np.ones(weight.shape, dtype=bool) for weight in weights]
