@@ -279,17 +279,9 @@ def fit_structure(
 ) -> Budget:
     """`plan` within the bounds of structures, every count a multiple of its structure's unit.
 
-    No kernel has dead outputs if the total allows that. The result has at most as many live entries
-    as the plan, and fewer by less than the smallest unit of the weights that are not full.
-
-    Args:
-        plan: Densities of the weights.
-        weights: The weights, all of which must be exactly orthogonal.
-        patterns: By path what will draw them, with a structure or without.
-
-    Raises:
-        LayoutError: A weight that its structure does not fit; the message names it.
-        BudgetError: A total outside the range that the structures allow.
+    `patterns` draw the weights, exactly orthogonal, with a structure or without. No kernel has dead
+    outputs if the total allows that. The result has at most as many live entries as the plan, and
+    fewer by less than the smallest unit of the weights that are not full.
     """
     rows = [_structure_bounds(weight, patterns[weight.path]) for weight in weights]
     units, least, covering, most = ([row[k] for row in rows] for k in range(4))

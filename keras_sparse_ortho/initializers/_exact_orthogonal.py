@@ -125,7 +125,9 @@ class ExactOrthogonal(SparseInitializer):
     ) -> None:
         super().__init__(seed, layout)
         self.density = None if density is None else check_density(density)
-        self.gain = _checked_gain(gain)
+        if isinstance(gain, str) and gain != "auto":
+            raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
+        self.gain = gain if isinstance(gain, str) else float(gain)
         if isinstance(angles, dict):
             angles = keras.saving.deserialize_keras_object(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles
@@ -251,9 +253,3 @@ class ExactOrthogonal(SparseInitializer):
             "start": self.start,
             "taps": self.taps,
         }
-
-
-def _checked_gain(gain: Any) -> float | str:
-    if isinstance(gain, str) and gain != "auto":
-        raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
-    return gain if isinstance(gain, str) else float(gain)

@@ -49,10 +49,8 @@ def write_orthogonal(
 ) -> None:
     """Writes `gain` times a sparse orthogonal matrix into a zeroed C-contiguous 2-D array.
 
-    With `n` the shorter and `m` the longer side, the `n x m` matrix `[I | 0]` is rotated while
-    its support fits `count` entries, and transposed if `out` is tall. The support never has more
-    entries than `count`, and may have fewer. With `cover`, as many empty columns as `count` allows
-    get an entry first. Explicit `rotations` replace both the covering and the random ones.
+    Its support has at most `count` entries. With `cover`, as many empty columns as that allows get
+    an entry first. Explicit `rotations` replace both the covering and the random ones.
     """
     rows, width = sorted(out.shape)
     if count < rows:
@@ -60,7 +58,7 @@ def write_orthogonal(
     if width == 1:
         out[0, 0] = gain if rng.random() < 0.5 else -gain
         return
-    start = Rotations.none()
+    start = Rotations.from_angles([])
     if rotations is not None:
         highest = max(rotations.first.max(initial=0), rotations.second.max(initial=0))
         if highest >= width:
@@ -121,7 +119,7 @@ def _draw_until(
     while len(drawn) < safe:
         drawn += Rotations.draw(width, chunk, rng, angles)
     if safe:
-        ahead = supports.copy()
+        ahead = Supports.of(supports.bits)
         ahead.apply(drawn[:safe])
         if ahead.live <= limit:
             supports = ahead
@@ -154,11 +152,8 @@ def _sparse_factors(
 ) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
     """Two sparse factors of `[I | 0] G_1 ... G_t`, of shapes `(rows, width)` and `(width, width)`.
 
-    The product is a balanced tree: two factors of half the rotations each have about the square
-    root of the live entries a row, so the last multiplication costs little more than writing its
-    result, and all others together less. Each depth of the tree is one multiplication of
-    block-diagonal stacks. The stacks are in bit-reversed order: at every depth their first half
-    holds the left factors, their second half the right ones.
+    The product is a balanced tree, each depth one multiplication of block-diagonal stacks. These
+    are in bit-reversed order: their first half holds the left factors, their second the right ones.
     """
     indptr, indices, data, blocks = _level_stack(rotations, width)
     while True:
@@ -206,7 +201,10 @@ def _level_stack(
     bits = max(deepest, 1).bit_length()
     blocks = 2 << bits
     block = np.concatenate([halves[0], halves[1] + (1 << bits)])
-    start = _bit_reversed(block, bits + 1) * width
+    reversed_bits = np.zeros_like(block)
+    for k in range(bits + 1):
+        reversed_bits |= ((block >> k) & 1) << (bits - k)
+    start = reversed_bits * width
     i, j = start + rotations.first, start + rotations.second
 
     entries = np.ones(blocks * width, dtype=np.int32)
@@ -220,13 +218,6 @@ def _level_stack(
     indices[indptr[i] + 1], data[indptr[i] + 1] = rotations.second, -rotations.sin
     indices[indptr[j] + 1], data[indptr[j] + 1] = rotations.first, rotations.sin
     return indptr, indices, data, blocks
-
-
-def _bit_reversed(numbers: np.ndarray, bits: int) -> np.ndarray:
-    result = np.zeros_like(numbers)
-    for k in range(bits):
-        result |= ((numbers >> k) & 1) << (bits - 1 - k)
-    return result
 
 
 def _write_product(out: np.ndarray, gain: float, rotations: Rotations, sparse: int) -> None:

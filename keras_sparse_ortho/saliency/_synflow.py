@@ -122,7 +122,13 @@ def synflow(
     with _synaptic_flow(model, variables, dtype, input_shape, jit_compile) as gradient:
         for number in range(1, rounds + 1):
             total, gradients = gradient(values)
-            _check_flow(total, gradients, dtype, number)
+            finite = all(np.isfinite(gradient).all() for gradient in gradients)
+            if not (finite and 0 < total < np.inf):
+                hint = 'Use dtype="float64". ' if dtype == "float32" else ""
+                raise NotPrunableError(
+                    f"The synaptic flow R of the model over- or underflows {dtype}, or no signal "
+                    f"reaches the outputs. {hint}Received: R={total} in round {number}"
+                )
             scores = [
                 np.where(mask, value * slope, dead)
                 for mask, value, slope, dead in zip(masks, values, gradients, scores, strict=True)
@@ -147,17 +153,6 @@ def _rank_removed(
     for score, old, new in zip(scores, before, after, strict=True):
         dying = np.nonzero(old & ~new)
         score[dying] = level + score[dying] / (2 * highest)
-
-
-def _check_flow(total: float, gradients: list[np.ndarray], dtype: str, number: int) -> None:
-    finite = np.isfinite(total) and all(np.isfinite(gradient).all() for gradient in gradients)
-    if finite and total > 0:
-        return
-    hint = 'Use dtype="float64". ' if dtype == "float32" else ""
-    raise NotPrunableError(
-        f"The synaptic flow R of the model over- or underflows {dtype}, or no signal reaches the "
-        f"outputs. {hint}Received: R={total} in round {number}"
-    )
 
 
 @contextlib.contextmanager
