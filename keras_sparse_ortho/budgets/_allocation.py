@@ -7,12 +7,7 @@ from typing import Any
 from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError, LayoutError
-from keras_sparse_ortho.initializers import (
-    ExactOrthogonal,
-    SparseInitializer,
-    axes_for,
-    layout_for,
-)
+from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import weights_of
 from keras_sparse_ortho.orthogonal import apportion, live_count
@@ -251,8 +246,8 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
     Args:
         model: A built Keras model, or a list of `PrunableWeight`, with the weights of the budget.
         budget: Densities, e.g. the final ones of STR or SNIP, or those of a published table.
-        initializer: What will draw the kernels, if not `ExactOrthogonal()`: other `norms`, `taps`
-            or `start` need other counts.
+        initializer: What will draw the kernels, if not `ExactOrthogonal()`: other `taps` or another
+            `start` need other counts.
 
     Raises:
         BudgetError: A budget for other weights; a global count below what orthogonal kernels need.

@@ -98,12 +98,7 @@ def covering_rotations(
 
 
 def _draw_until(
-    rows: int,
-    width: int,
-    limit: int,
-    rng: np.random.Generator,
-    angles: AngleLaw,
-    start: Rotations,
+    rows: int, width: int, limit: int, rng: np.random.Generator, angles: AngleLaw, start: Rotations
 ) -> Rotations:
     """Random rotations after `start`, up to the first that takes the support over `limit`."""
     supports = Supports(rows, width)

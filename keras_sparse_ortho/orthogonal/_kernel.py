@@ -279,12 +279,7 @@ def _check_gain(gain: float) -> None:
 
 
 def _counts(
-    shape: tuple[int, ...],
-    density: float,
-    layout: KernelLayout,
-    count: int,
-    cover: bool,
-    taps: str,
+    shape: tuple[int, ...], density: float, layout: KernelLayout, count: int, cover: bool, taps: str
 ) -> list[int]:
     """The most entries that the support of each matrix may have."""
     matrices = layout.matrices(shape)
