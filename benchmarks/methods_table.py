@@ -45,7 +45,6 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
     "ai": lambda gain: ApproximateIsometry(1.0, gain or 1.0, max_iterations=300),
     "eoi_published": lambda gain: ExactOrthogonal(gain=gain or 1.0, start="published"),
     "eoi_erk": lambda gain: ExactOrthogonal(gain=gain or 1.0),
-    "eoi_center": lambda gain: ExactOrthogonal(gain=gain or 1.0, center_density="more_nonzeros"),
     "eoi_auto": lambda gain: ExactOrthogonal(gain="auto", taps="auto"),
     "eoi_shift": lambda gain: ExactOrthogonal(gain="auto", taps="shift"),
 }
@@ -54,9 +53,8 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
 - base_erk: the usual initializer times a random mask; base_scaled: scaled to the live fan-in;
   base_orthogonal: a dense orthogonal kernel times a random mask, the baseline of the EOI paper;
 - ai: a random mask, with values as orthogonal as possible (Lee et al.);
-- eoi_published: exactly orthogonal as published; eoi_erk: without dead outputs; eoi_center: with
-  denser center taps (`more_nonzeros`); eoi_auto: gain and taps by what follows each layer;
-  eoi_shift: all on all taps.
+- eoi_published: exactly orthogonal as published; eoi_erk: without dead outputs; eoi_auto:
+  gain and taps by what follows each layer; eoi_shift: all on all taps.
 """
 
 

@@ -17,11 +17,7 @@ def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
     """A tensor or variable of the backend as a NumPy array, bfloat16 as float32.
 
     A JAX array that is sharded over processes is gathered: all of them must call this, in the same
-    order.
-
-    Args:
-        value: The tensor or variable.
-        copy: `False` if the array is only read and not kept: it may share the tensor's memory.
+    order. Without `copy` the array may share the tensor's memory: it must not be changed or kept.
     """
     value = keras.ops.convert_to_tensor(value)
     if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
@@ -38,7 +34,8 @@ def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
 def assign(variable: Any, value: Any) -> None:
     """Sets a variable to an array, number or tensor of its shape; its layout does not change."""
     waits = awaits_value(variable)
-    if layout_of(variable) is not None and not _is_on_devices(value):
+    on_devices = isinstance(value, keras.Variable) or keras.ops.is_tensor(value)
+    if layout_of(variable) is not None and not on_devices:
         value = placed(np.asarray(value), variable)
     if waits:
         give_value(variable, value)
@@ -50,16 +47,8 @@ def placed(array: Any, like: Any) -> Any:
     """An array as a tensor with the device layout of a variable of its shape.
 
     On JAX every device takes its own shard from the host's array; nothing passes through the memory
-    of one device. If several processes hold the variable, all of them must have the same array:
-    digests are compared.
-
-    Args:
-        array: An array of any dtype; it gets that of the variable, unless it is bool. A tensor is
-            returned as it is.
-        like: The variable.
-
-    Raises:
-        WorkerError: On all processes, if their arrays differ.
+    of one device. If several processes hold the variable, all of them must have the same array, or
+    all raise a WorkerError. The tensor has the dtype of the variable, or is bool as the array is.
     """
     if keras.ops.is_tensor(array):
         return array
@@ -90,10 +79,6 @@ def _compare(array: np.ndarray, variable: Any) -> None:
             "them the same seeds, models and masks. "
             f"Received: different values in the processes {other} and in the first"
         )
-
-
-def _is_on_devices(value: Any) -> bool:
-    return isinstance(value, keras.Variable) or keras.ops.is_tensor(value)
 
 
 def _is_held_elsewhere(value: Any) -> bool:

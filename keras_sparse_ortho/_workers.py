@@ -36,11 +36,7 @@ def workers_of(model: Any = None) -> "Workers":
 class Workers:
     """The processes of a training run; a single one unless a subclass says otherwise.
 
-    Every worker must call the same methods in the same order.
-
-    Args:
-        count: Number of workers.
-        rank: Index of this one, from 0.
+    Every worker must call the same methods in the same order. `rank` is the index of this one.
     """
 
     # Whether each worker has its own gradients, as NumPy arrays, which `mean` exchanges.
@@ -78,8 +74,7 @@ class Workers:
     def together(self, action: Callable[[], T]) -> T:
         """Calls a function on every worker; if it fails on one of them, all raise and none hangs.
 
-        Raises:
-            WorkerError: It failed on another worker. The worker it failed on raises its own error.
+        The worker it failed on raises its own error, the others a WorkerError.
         """
         if self.count == 1:
             return action()
@@ -100,12 +95,7 @@ class Workers:
         )
 
     def compare(self, when: str, facts: Mapping[str, str]) -> None:
-        """Raises WorkerError on every worker unless all have the same facts.
-
-        Args:
-            when: The moment of the comparison, for the error.
-            facts: Values or digests by name.
-        """
+        """Raises WorkerError on every worker unless all have the same facts, digests by name."""
         if self.count == 1:
             return
         text = json.dumps(dict(facts))

@@ -2,7 +2,6 @@
 
 from keras_sparse_ortho.analysis._jacobian import JacobianSpectrum, jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
-from keras_sparse_ortho.analysis._plot_history import plot_history
 from keras_sparse_ortho.analysis._report import SparsityReport, report
 from keras_sparse_ortho.initializers import CriticalPoint, critical_gain, critical_point
 
@@ -14,6 +13,5 @@ __all__ = [
     "critical_point",
     "jacobian_singular_values",
     "orthogonality_error",
-    "plot_history",
     "report",
 ]

@@ -185,10 +185,11 @@ class _JacobianProducts:
         self._model = model
         self._x = x.astype(keras.config.floatx())
         self._states = [v for v in model.variables if keras.backend.is_float_dtype(v.dtype)]
-        outputs = self._run(compiled(self._outputs, xla=_on_jax()), self._x[:1])
+        xla = keras.backend.backend() == "jax"  # on TensorFlow it takes longer than the products
+        outputs = self._run(compiled(self._outputs, xla=xla), self._x[:1])
         self._output_shape = outputs.shape[1:]
-        self._forward = compiled(self._jacobian_times, xla=_on_jax())
-        self._backward = compiled(self._transpose_times, xla=_on_jax())
+        self._forward = compiled(self._jacobian_times, xla=xla)
+        self._backward = compiled(self._transpose_times, xla=xla)
         self.samples = len(x)
         self.inputs = int(np.prod(x.shape[1:], dtype=np.int64))
         self.outputs = int(np.prod(self._output_shape, dtype=np.int64))
@@ -230,28 +231,22 @@ class _JacobianProducts:
             )
         return keras.ops.cast(found[0], x.dtype)
 
-    def _gradients(self, states: list[Any], x: Any, v: Any) -> list[Any]:
-        """`J^T v` and the outputs: the gradients of `<f(x), v>` with respect to `x` and `v`."""
-        return value_and_gradients(
-            lambda pair: keras.ops.sum(self._outputs(states, pair[0]) * pair[1]), [x, v]
-        )[1]
-
     def _transpose_times(self, states: list[Any], x: Any, v: Any) -> Any:
-        return self._gradients(states, x, v)[0]
+        """`J^T v`: the gradient of `<f(x), v>` with respect to `x`."""
+        # And to `v`: torch keeps the graph only for values that another gradient hangs on.
+        _, (product, _) = value_and_gradients(
+            lambda pair: keras.ops.sum(self._outputs(states, pair[0]) * pair[1]), [x, v]
+        )
+        return product
 
     def _jacobian_times(self, states: list[Any], x: Any, u: Any) -> Any:
         # `J^T v` is linear in v, so the gradient of <J^T v, u> is J u. This needs no forward-mode
         # rules, which some functions lack (live blocks).
         v = keras.ops.zeros((x.shape[0], *self._output_shape), dtype=x.dtype)
         _, (product,) = value_and_gradients(
-            lambda values: keras.ops.sum(self._gradients(states, x, values[0])[0] * u), [v]
+            lambda values: keras.ops.sum(self._transpose_times(states, x, values[0]) * u), [v]
         )
         return product
-
-
-def _on_jax() -> bool:
-    """Whether to compile with XLA; on TensorFlow that takes longer than the products."""
-    return bool(keras.backend.backend() == "jax")
 
 
 def bidiagonalize(
@@ -263,15 +258,8 @@ def bidiagonalize(
     `B = P diag(s) Q^T`. Then `sum_i Q[0, i]^2 f(s_i)` estimates `v^T f(sqrt(A^T A)) v` for
     `v = start / |start|`, exactly for polynomials in `s^2` of degree `2 steps - 1`.
 
-    Args:
-        forward: `A v` for vectors `(operators, columns)`.
-        backward: `A^T u` for vectors `(operators, rows)`.
-        start: Vectors `(operators, columns)`.
-        rows: Rows of `A`.
-        steps: Steps, at most the number of columns.
-
-    Returns:
-        The Ritz values `s`, descending, and their weights, both `(operators, steps)`.
+    `forward` and `backward` are `A` and `A^T` of vectors `(operators, columns)` and
+    `(operators, rows)`. Returns the Ritz values `s`, descending, and their weights `Q[0]^2`.
     """
     operators, columns = start.shape
     v = np.zeros((operators, steps, columns))

@@ -42,7 +42,8 @@ def orthogonality_error(
     layout = KernelLayout.convolution() if layout is None else layout
     kernel = np.asarray(kernel, dtype=np.float64)
     canonical = layout.to_canonical(kernel)
-    if layout.strides and _has_entries_off_center(canonical):
+    center: Any = (..., *center_of(canonical.shape), slice(None), slice(None))
+    if layout.strides and np.count_nonzero(canonical) > np.count_nonzero(canonical[center]):
         canonical = to_polyphase(kernel, layout)
     *taps, rows, columns = canonical.shape[2:]
     matrices = canonical.reshape(-1, *taps, rows, columns)
@@ -57,11 +58,6 @@ def orthogonality_error(
         gram[0] -= square * np.eye(gram.shape[-1])
         worst = max(worst, float(np.abs(gram).max()) / square)
     return worst
-
-
-def _has_entries_off_center(canonical: np.ndarray) -> bool:
-    center: Any = (slice(None), slice(None), *center_of(canonical.shape))
-    return bool(np.count_nonzero(canonical) > np.count_nonzero(canonical[center]))
 
 
 def _gram_by_shift(matrix: np.ndarray, taps: tuple[int, ...]) -> np.ndarray:

@@ -255,15 +255,22 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     known: list[Row] = []
     others: list[Row] = []
     for weight in weights:
-        wrapped = weight.storage is not None
-        listed = known if weight.registered or wrapped else others
-        listed.append(_row(weight, orthogonality, wrapped))
+        listed = known if weight.registered or weight.storage is not None else others
+        listed.append(_row(weight, orthogonality))
     return SparsityReport(tuple(known), str(getattr(model, "name", "")), tuple(others))
 
 
-def _row(weight: PrunableWeight, orthogonality: bool | str, wrapped: bool) -> Row:
+def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
     live = weight.live
-    state = "no mask" if weight.registered else "not registered"
+    sparse = weight.storage is not None or live < weight.size
+    drawn_by = _drawn_by(weight)
+    error = None
+    if orthogonality and (orthogonality == "all" or _is_as_drawn(weight)):
+        error = orthogonality_error(weight.value(), weight.layout)
+    if len(weight.shape) < 2 and weight.layout is None:  # the layer names its own weights
+        dead = int(np.count_nonzero(weight.value() == 0))
+    else:
+        dead = dead_outputs(weight.value(), weight.layout)
     return Row(
         path=weight.path,
         shape=weight.shape,
@@ -271,18 +278,12 @@ def _row(weight: PrunableWeight, orthogonality: bool | str, wrapped: bool) -> Ro
         live=live,
         flops=weight.flops,
         sparse_flops=weight.sparse_flops,
-        orthogonality_error=_orthogonality(weight, orthogonality),
-        dead_outputs=_dead_outputs(weight),
-        gain=getattr(_drawn_by(weight), "gain", None),
-        taps=getattr(_drawn_by(weight), "taps", None),
-        state="sparse" if wrapped or live < weight.size else state,
+        orthogonality_error=error,
+        dead_outputs=dead,
+        gain=getattr(drawn_by, "gain", None),
+        taps=getattr(drawn_by, "taps", None),
+        state="sparse" if sparse else "no mask" if weight.registered else "not registered",
     )
-
-
-def _orthogonality(weight: PrunableWeight, which: bool | str) -> float | None:
-    if not which or (which != "all" and not _is_as_drawn(weight)):
-        return None
-    return orthogonality_error(weight.value(), weight.layout)
 
 
 def _drawn_by(weight: PrunableWeight) -> SparseInitializer | None:
@@ -299,12 +300,6 @@ def _is_as_drawn(weight: PrunableWeight) -> bool:
         return weight.storage.is_as_drawn()
     # The comparison draws the kernel again; for approximate isometry that may take minutes.
     return drawn_by.isometry == "exact" and is_as_drawn(weight)
-
-
-def _dead_outputs(weight: PrunableWeight) -> int:
-    if len(weight.shape) < 2 and weight.layout is None:  # the layer names its own weights
-        return int(np.count_nonzero(weight.value() == 0))
-    return dead_outputs(weight.value(), weight.layout)
 
 
 def _sum(values: list[int | None]) -> int | None:

@@ -7,12 +7,7 @@ from typing import Any
 from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError, LayoutError
-from keras_sparse_ortho.initializers import (
-    ExactOrthogonal,
-    SparseInitializer,
-    axes_for,
-    layout_for,
-)
+from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import weights_of
 from keras_sparse_ortho.orthogonal import apportion, live_count
@@ -107,7 +102,8 @@ def er(
     - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
       connectivity inspired by network science" (Nature Communications 2018), arXiv 1707.04780
     """
-    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=False)
+    weights = choose(weights_of(model), include, exclude)
+    return _erdos_renyi(weights, density, orthogonal, spatial=False)
 
 
 @explains_density
@@ -146,34 +142,24 @@ def erk(
 
     - Evci et al., "Rigging the Lottery: Making All Tickets Winners" (ICML 2020), arXiv 1911.11134
     """
-    return _erdos_renyi(model, density, include, exclude, orthogonal, spatial=True)
+    weights = choose(weights_of(model), include, exclude)
+    return _erdos_renyi(weights, density, orthogonal, spatial=True)
 
 
 def _erdos_renyi(
-    model: Any,
-    density: float,
-    include: Selection,
-    exclude: Selection,
-    orthogonal: Orthogonal,
-    *,
-    spatial: bool,
+    weights: Sequence[PrunableWeight], density: float, orthogonal: Orthogonal, *, spatial: bool
 ) -> Budget:
-    weights = choose(weights_of(model), include, exclude)
-    dims = [_dims(weight, spatial) for weight in weights]
-    relative = [sum(sizes) / math.prod(sizes) for sizes in dims]
+    relative = []
+    for weight in weights:
+        layout = weight.layout or KernelLayout.convolution()
+        # Attention heads and the like are flattened to in and out.
+        batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
+        dims = [outputs * parts]
+        dims += [inputs] if layout.inputs else []
+        dims += [batch] if layout.batch else []
+        dims += taps if spatial else []
+        relative.append(sum(dims) / math.prod(dims))
     return allocate(weights, density, relative, orthogonal=orthogonal)
-
-
-def _dims(weight: PrunableWeight, spatial: bool) -> list[int]:
-    """Sizes of the kernel's axes, with attention heads and the like flattened to in and out."""
-    layout = weight.layout or KernelLayout.convolution()
-    batch, parts, *taps, inputs, outputs = layout.canonical_shape(weight.shape)
-    dims = [outputs * parts]
-    if layout.inputs:
-        dims.append(inputs)
-    if layout.batch:
-        dims.append(batch)
-    return dims + taps if spatial else dims
 
 
 def allocate(
@@ -191,15 +177,8 @@ def allocate(
     weight that would exceed density 1 is dense, a share that is too small for an orthogonal kernel
     without dead outputs is lifted to the minimum count, and the others are rescaled. A total that
     is too small for that is shared between the minimum `least_k` of an orthogonal kernel and
-    `covering_k`, which leaves as few dead outputs as possible.
-
-    Args:
-        weights: The weights.
-        density: Global live fraction over all of them.
-        relative: Density of each weight relative to the others.
-        orthogonal: Whether every kernel must be able to be exactly orthogonal, or what will draw
-            the kernels. If false, each keeps at least one live entry.
-        dense: Paths of weights that stay dense.
+    `covering_k`, which leaves as few dead outputs as possible. If kernels need not be `orthogonal`,
+    each keeps at least one live entry. The weights of the paths in `dense` stay dense.
 
     Raises:
         BudgetError: A total that the bounds do not allow; names the least possible density.
@@ -267,8 +246,8 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
     Args:
         model: A built Keras model, or a list of `PrunableWeight`, with the weights of the budget.
         budget: Densities, e.g. the final ones of STR or SNIP, or those of a published table.
-        initializer: What will draw the kernels, if not `ExactOrthogonal()`: other `norms`, `taps`
-            or `start` need other counts.
+        initializer: What will draw the kernels, if not `ExactOrthogonal()`: other `taps` or another
+            `start` need other counts.
 
     Raises:
         BudgetError: A budget for other weights; a global count below what orthogonal kernels need.
@@ -295,17 +274,9 @@ def fit_structure(
 ) -> Budget:
     """`plan` within the bounds of structures, every count a multiple of its structure's unit.
 
-    No kernel has dead outputs if the total allows that. The result has at most as many live entries
-    as the plan, and fewer by less than the smallest unit of the weights that are not full.
-
-    Args:
-        plan: Densities of the weights.
-        weights: The weights, all of which must be exactly orthogonal.
-        patterns: By path what will draw them, with a structure or without.
-
-    Raises:
-        LayoutError: A weight that its structure does not fit; the message names it.
-        BudgetError: A total outside the range that the structures allow.
+    `patterns` draw the weights, exactly orthogonal, with a structure or without. No kernel has dead
+    outputs if the total allows that. The result has at most as many live entries as the plan, and
+    fewer by less than the smallest unit of the weights that are not full.
     """
     rows = [_structure_bounds(weight, patterns[weight.path]) for weight in weights]
     units, least, covering, most = ([row[k] for row in rows] for k in range(4))

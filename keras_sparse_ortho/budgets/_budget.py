@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, is_integer
 from keras_sparse_ortho._files import read_csv, read_json_rows, shown, write_csv, write_json
 from keras_sparse_ortho.errors import BudgetError, DensityError
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -14,6 +14,7 @@ from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
 
 _COLUMNS = ("weight", "density", "size", "lifted", "lifted_from")
+_LARGEST = 2**63 - 1  # entries of an array; larger integers overflow as floats
 
 
 class Budget(Mapping[str, float]):
@@ -24,14 +25,15 @@ class Budget(Mapping[str, float]):
 
     Args:
         densities: From weight path to density, in (0, 1].
-        sizes: From weight path to number of entries; needed for counts before the budget is
-            applied to a model.
+        sizes: From weight path to number of entries, up to 2^63 - 1; needed for counts before the
+            budget is applied to a model.
         lifted: Paths of the weights that were given more than their share, because an exactly
             orthogonal kernel without dead outputs needs it; or a dict from these paths to the live
             entries of their share, which becomes `lifted_from`.
 
     Raises:
-        BudgetError: A density outside (0, 1], a size for a weight without a density, no weights.
+        BudgetError: A density outside (0, 1], a size or count out of range or for a weight without
+            a density, no weights.
 
     Example:
 
@@ -55,9 +57,14 @@ class Budget(Mapping[str, float]):
                 self._densities[str(path)] = check_density(density)
             except DensityError as error:
                 raise BudgetError(f"In the budget of '{path}': {error}") from None
-        self.sizes = {str(path): int(size) for path, size in (sizes or {}).items()}
+        self.sizes = {
+            str(path): _count(f"size of '{path}'", size, 1) for path, size in (sizes or {}).items()
+        }
         known = lifted if isinstance(lifted, Mapping) else dict.fromkeys(lifted)
-        self.lifted_from: dict[str, int | None] = dict(known)
+        self.lifted_from: dict[str, int | None] = {
+            path: None if share is None else _count(f"`lifted_from` of '{path}'", share, 0)
+            for path, share in known.items()
+        }
         self.lifted = tuple(known)
         unknown = [p for p in (*self.sizes, *self.lifted) if p not in self._densities]
         if unknown:
@@ -189,11 +196,11 @@ class Budget(Mapping[str, float]):
                 name.encode()  # refuses lone surrogates, which JSON can contain
                 densities[name] = check_density(row["density"])
                 if row.get("size") not in (None, ""):
-                    sizes[name] = _count("size", row["size"], 1)
+                    sizes[name] = _count(f"size of '{shown(name)}'", row["size"], 1)
                 if row.get("lifted") not in (None, "", "0", 0, False):
                     share = row.get("lifted_from")
-                    missing = share in (None, "")
-                    lifted[name] = None if missing else _count("lifted_from", share, 0)
+                    count = None if share in (None, "") else _count("`lifted_from`", share, 0)
+                    lifted[name] = count
             except (KeyError, TypeError, ValueError) as error:
                 raise BudgetError(
                     f"{path}, {place}: {shown(str(error))}. Received: {shown(row)}"
@@ -229,8 +236,13 @@ def _number(text: str) -> float | str:
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    """An integer from a file; in CSV it is text."""
+    """A size or count as an int; in CSV files it is text."""
     count = int(value) if isinstance(value, str) else value
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise ValueError(f"`{name}` must be an integer of at least {least}: {shown(value)}")
-    return count
+    if not is_integer(count) or not least <= count <= _LARGEST:
+        # Python does not print integers of more than 4300 digits.
+        long = is_integer(count) and int(count).bit_length() > 1000
+        found = f"an integer of {int(count).bit_length()} bits" if long else shown(value)
+        raise BudgetError(
+            f"The {name} must be an integer from {least} to 2^63 - 1. Received: {found}"
+        )
+    return int(count)

@@ -20,7 +20,6 @@ class DensityLogger(keras.callbacks.Callback):
     `threshold`, their mean over the kernels. They are in `History` and the progress bar; put this
     callback before others that read the logs, such as `CSVLogger` and `TensorBoard`.
     `TargetDensity` and `UpdateMasks` add the same by themselves.
-    `keras_sparse_ortho.analysis.plot_history` draws them.
 
     Args:
         per_layer: Whether to add `density/<path>` and `threshold/<path>` (the mean over channels)

@@ -117,7 +117,16 @@ class ApproximateIsometry(SparseInitializer):
         layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
         batch, parts, *rows, columns = layout.canonical_shape(shape)
         rng = np.random.default_rng(self._draw_seed)
-        mask = self._mask_for(shape, rng)
+        if self.mask is None:
+            assert self.density is not None
+            mask = np.zeros(shape, dtype=bool)
+            unmask_at_random(mask, live_count(self.density, mask.size), rng)
+        elif self.mask.shape == shape:
+            mask = self.mask.copy()
+        else:
+            raise ValueError(
+                f"The `mask` is for kernels of shape {self.mask.shape}. Received: shape={shape}"
+            )
         # The vectors along the shorter side start with norms of about `gain`.
         vectors = batch * parts * min(int(np.prod(rows)), columns)
         start = rng.normal(size=shape, scale=self.gain * np.sqrt(vectors / mask.sum()))
@@ -161,18 +170,6 @@ class ApproximateIsometry(SparseInitializer):
             "tolerance": self.tolerance,
             "min_decrease": self.min_decrease,
         }
-
-    def _mask_for(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-        if self.mask is None:
-            assert self.density is not None
-            mask = np.zeros(shape, dtype=bool)
-            unmask_at_random(mask, live_count(self.density, mask.size), rng)
-            return mask
-        if self.mask.shape != shape:
-            raise ValueError(
-                f"The `mask` is for kernels of shape {self.mask.shape}. Received: shape={shape}"
-            )
-        return self.mask.copy()
 
     def _progress(self) -> Any:
         bar = keras.utils.Progbar(self.max_iterations, stateful_metrics=["error"], unit_name="step")

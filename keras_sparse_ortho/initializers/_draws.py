@@ -17,13 +17,10 @@ from keras_sparse_ortho.orthogonal import RegularBlocks
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """A mask for a weight, and where it comes from.
+    """A mask for a weight, and the initializer that drew it, `None` for other masks.
 
-    Args:
-        mask: Bool array of the weight's shape.
-        kernel: New values for the weight; `None` keeps those it has.
-        initializer: What drew the mask and the kernel; `None` for other masks.
-        fresh: Whether the weight has, or will get, exactly the values that were drawn.
+    The weight keeps its values if `kernel` is `None`. It is `fresh` if it has, or will get, exactly
+    the values that were drawn.
     """
 
     mask: np.ndarray
@@ -44,14 +41,7 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class BlockDraw:
-    """A draw of regular blocks, stored as such; mask and kernel are made when they are read.
-
-    Args:
-        blocks: What was drawn.
-        shape: Shape of the weight.
-        layout: Meaning of its axes.
-        initializer: What drew the blocks.
-    """
+    """A draw of regular blocks, stored as such; mask and kernel are made when they are read."""
 
     blocks: RegularBlocks
     shape: tuple[int, ...]
@@ -78,19 +68,10 @@ class BlockDraw:
 
 @dataclasses.dataclass(frozen=True)
 class PackedDraw:
-    """A draw with values whose mask takes one bit an entry; a whole model is drawn at once.
+    """A draw with values whose mask takes one bit an entry; a whole model is drawn at once."""
 
-    Args:
-        bits: The mask, eight entries a byte, in the order of flat indices.
-        values: The kernel, possibly as a tensor of the backend; or the values of the live entries,
-            in the same order.
-        shape: Shape of the weight.
-        live: Number of live entries.
-        initializer: What drew them.
-    """
-
-    bits: np.ndarray
-    values: Any
+    bits: np.ndarray  # the mask, eight entries a byte, in the order of flat indices
+    values: Any  # the kernel, possibly as a tensor; or the values of the live entries alone
     shape: tuple[int, ...]
     live: int
     initializer: SparseInitializer
@@ -111,7 +92,15 @@ class PackedDraw:
         With the `variable` that will store it densely, it is kept as a tensor like that; else as
         its live entries alone.
         """
-        values = kernel[mask] if variable is None else _for_variable(kernel, variable)
+        if variable is None:
+            values: Any = kernel[mask]
+        elif layout_of(variable) is not None:
+            values = kernel  # sharded later
+        else:
+            # The array's memory is then free for the next draw; freed in pieces as the model grows,
+            # TensorFlow could not use it. Reshaped, as TensorFlow keeps the array that a tensor was
+            # made of until the next operation.
+            values = keras.ops.reshape(placed(kernel, variable), kernel.shape)
         live = int(np.count_nonzero(mask))
         return cls(np.packbits(mask), values, kernel.shape, live, initializer)
 
@@ -131,18 +120,6 @@ class PackedDraw:
         return dense
 
 
-def _for_variable(kernel: np.ndarray, variable: Any) -> Any:
-    """A kernel as a tensor like a variable; unchanged if the variable is sharded.
-
-    The array's memory is then free for the next draw. Freed only as the model grows, in pieces, it
-    would be of no use to TensorFlow.
-    """
-    if layout_of(variable) is not None:
-        return kernel
-    # An operation, as TensorFlow keeps the array that a tensor was made of until the next one.
-    return keras.ops.reshape(placed(kernel, variable), kernel.shape)
-
-
 AnyDraw = Draw | BlockDraw | PackedDraw
 
 
@@ -160,10 +137,8 @@ def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
     """The mask that a weight's own initializer drew when the layer was built.
 
     An initializer in a layer sees only a shape. If it drew along other axes than those of the
-    layer, and the weight is unchanged, the draw has a new kernel along the true axes.
-
-    Raises:
-        NotPrunableError: A weight that was changed, so that the mask would drop nonzero entries.
+    layer, and the weight is unchanged, the draw has a new kernel along the true axes. Refuses a
+    weight that was changed, so that the mask would drop nonzero entries.
     """
     if weight.drawn_mask is not None:
         return Draw(weight.drawn_mask(), None, initializer, fresh=True)

@@ -72,8 +72,6 @@ class ExactOrthogonal(SparseInitializer):
         angles: Law of the angles [radians]: `None` (uniform), a number, a `(low, high)` range, or
             a callable `(rng, count) -> angles` (registered with Keras, to be saved).
         rotations: Explicit `(i, j, angle)` triples, in place of random ones.
-        center_density: Density of a convolution's center tap: `None` (that of the kernel),
-            `"more_nonzeros"`, or a number; see `keras_sparse_ortho.orthogonal.exact_orthogonal`.
         structure: Pattern of the live entries: `Block(rows, cols)`, also with `regular=True`,
             `NByM(n, m)`, `ConstantFan(side)`, or `None`. The live count is the nearest that it
             allows.
@@ -121,19 +119,19 @@ class ExactOrthogonal(SparseInitializer):
         layout: LayoutLike = None,
         angles: AngleLaw = None,
         rotations: Sequence[tuple[int, int, float]] | None = None,
-        center_density: float | str | None = None,
         structure: Structure | None = None,
         start: str = "covering",
         taps: str = "center",
     ) -> None:
         super().__init__(seed, layout)
         self.density = None if density is None else check_density(density)
-        self.gain = _checked_gain(gain)
+        if isinstance(gain, str) and gain != "auto":
+            raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
+        self.gain = gain if isinstance(gain, str) else float(gain)
         if isinstance(angles, dict):
             angles = keras.saving.deserialize_keras_object(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles
         self.rotations = None if rotations is None else [(i, j, angle) for i, j, angle in rotations]
-        self.center_density = center_density
         if isinstance(structure, dict):
             structure = keras.saving.deserialize_keras_object(structure)
         if structure is not None and not isinstance(structure, Structure):
@@ -142,7 +140,7 @@ class ExactOrthogonal(SparseInitializer):
                 f"Received: structure={structure!r}"
             )
         known = "center" if taps == "auto" else taps
-        check_options(start, known, center_density, structure, self.rotations)
+        check_options(start, known, structure, self.rotations)
         self.structure = structure
         self.start = start
         self.taps = taps
@@ -164,7 +162,6 @@ class ExactOrthogonal(SparseInitializer):
             layout=self.resolve_layout(shape, layout),
             angles=self.angles,
             rotations=None if self.rotations is None else Rotations.from_angles(self.rotations),
-            center_density=self.center_density,
             structure=self.structure,
             start=self.start,
             taps=self.taps,
@@ -218,13 +215,14 @@ class ExactOrthogonal(SparseInitializer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ExactOrthogonal":
         """The initializer that `get_config` describes."""
-        # Files from before 0.1.0 have it.
-        norms = config.get("norms")
-        if norms is not None:
-            raise ValueError(
-                f'`norms="equal"` has been removed; use the default. Received: norms={norms!r}'
-            )
-        return cls(**{name: value for name, value in config.items() if name != "norms"})
+        # Files from before 0.1.0 have these.
+        removed = {name: config.get(name) for name in ("norms", "center_density")}
+        for name, value in removed.items():
+            if value is not None:
+                raise ValueError(
+                    f"`{name}` has been removed; use the default. Received: {name}={value!r}"
+                )
+        return cls(**{name: value for name, value in config.items() if name not in removed})
 
     def with_options(self, **options: Any) -> "ExactOrthogonal":
         """The same pattern with other options."""
@@ -251,14 +249,7 @@ class ExactOrthogonal(SparseInitializer):
             "gain": self.gain,
             "angles": angles,
             "rotations": self.rotations,
-            "center_density": self.center_density,
             "structure": keras.saving.serialize_keras_object(self.structure),
             "start": self.start,
             "taps": self.taps,
         }
-
-
-def _checked_gain(gain: Any) -> float | str:
-    if isinstance(gain, str) and gain != "auto":
-        raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
-    return gain if isinstance(gain, str) else float(gain)

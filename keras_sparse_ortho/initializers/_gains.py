@@ -125,7 +125,7 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
     """The gain of orthogonal kernels with which signals keep their size through many layers.
 
     For an odd activation such as tanh this is `critical_gain(activation, bias_std)`, 1 for tanh
-    without biases. For others it is that of He et al., here for orthogonal kernels,
+    without biases. For others it is that of He et al. (arXiv 1502.01852), for orthogonal kernels,
 
         gain = E[phi(z)^2]^(-1/2),    z standard normal,
 
@@ -133,21 +133,8 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
     critical gain, and 1 for linear layers. (The critical point of GELU and similar activations is
     that of vanishing signals, at which signals of variance 1 explode.)
 
-    Args:
-        activation: Name of a Keras activation, a function of tensors, or a layer without weights.
-        bias_std: Standard deviation of the biases; used for odd activations only.
-
-    Raises:
-        ValueError: An activation that is not elementwise, such as softmax.
-
-    Example:
-
     >>> [round(activation_gain(name), 4) for name in ("tanh", "relu", "linear", "gelu")]
     [1.0, 1.4142, 1.0, 1.5335]
-
-    Reference:
-
-    - He et al., "Delving deep into rectifiers" (ICCV 2015), arXiv 1502.01852
     """
     function = keras.activations.get(activation)
 
@@ -167,14 +154,11 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
 
 
 def gaussian_means(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """`E[f(z)]` for the standard normal `z`, by adaptive Gauss-Legendre quadrature.
+    """`E[f(z)]` for the standard normal `z`, of a function of nodes `(n,)` with values `(..., n)`.
 
-    Gauss-Hermite quadrature of a function with a jump, such as the derivative of ReLU, has an error
-    of about 1 / nodes; halving the panels with the jump leaves about 1e-13. (SciPy's `quad_vec` has
-    it, too, but calls the function for one node at a time.)
-
-    `function` maps nodes `(n,)` to values `(..., n)`, whose dtype bounds the tolerance; the means
-    have the shape `(...)`.
+    Adaptive Gauss-Legendre quadrature: where Gauss-Hermite errs by about 1 / nodes at a jump, as of
+    the derivative of ReLU, halving panels leaves about 1e-13. (SciPy's `quad_vec` calls the
+    function for one node at a time.)
     """
     tolerance = _TOLERANCE
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)

@@ -14,12 +14,7 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
     SparseInitializer,
     numpy_dtype,
 )
-from keras_sparse_ortho.orthogonal import (
-    KernelLayout,
-    center_of,
-    least_count,
-    random_orthogonal,
-)
+from keras_sparse_ortho.orthogonal import KernelLayout, center_of, least_count, random_orthogonal
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")

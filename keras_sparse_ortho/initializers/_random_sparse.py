@@ -121,11 +121,8 @@ def _with_fans_of(layout: KernelLayout | None, rank: int, dense: Any) -> Any:
 
 def _fan_in_scale(mask: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
     """`sqrt(fan_in / live fan_in)` of every output, broadcast to the kernel's shape."""
-    if layout is None:
-        layout = KernelLayout.convolution()
+    layout = layout or KernelLayout.convolution()
     canonical = layout.to_canonical(mask)
-    fan_in_axes = tuple(range(2, canonical.ndim - 1))
-    live = canonical.sum(axis=fan_in_axes, keepdims=True)
-    fan_in = canonical.size // live.size
-    scale = np.sqrt(fan_in / np.maximum(live, 1))
+    live = canonical.sum(axis=tuple(range(2, canonical.ndim - 1)), keepdims=True)
+    scale = np.sqrt(canonical.size // live.size / np.maximum(live, 1))
     return layout.from_canonical(np.broadcast_to(scale, canonical.shape), mask.shape)

@@ -23,11 +23,7 @@ _set_later: contextvars.ContextVar[bool] = contextvars.ContextVar("set_later", d
 
 @contextlib.contextmanager
 def weights_set_later() -> Iterator[None]:
-    """A scope in which sparse initializers give zeros, for copies of layers.
-
-    Their weights are set after they are built, so drawing kernels, which may take minutes
-    (`ApproximateIsometry`), would be wasted.
-    """
+    """A scope for copies of layers, whose weights are set later: sparse initializers give zeros."""
     token = _set_later.set(True)
     try:
         yield
@@ -61,7 +57,16 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     def __init__(self, seed: int | None = None, layout: LayoutLike = None) -> None:
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
-        self.layout = _restore_layout(layout)
+        if isinstance(layout, dict) and "class_name" in layout:
+            layout = keras.saving.deserialize_keras_object(layout)
+        elif isinstance(layout, dict):
+            layout = KernelLayout(**layout)
+        if not (layout is None or isinstance(layout, KernelLayout) or callable(layout)):
+            raise ValueError(
+                "`layout` must be a KernelLayout, a callable shape -> KernelLayout, or None. "
+                f"Received: layout={layout!r}"
+            )
+        self.layout = layout
 
     @abc.abstractmethod
     def sample(
@@ -176,16 +181,3 @@ def numpy_dtype(dtype: Any) -> np.dtype:
             f"Received: dtype={dtype!r}"
         )
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
-
-
-def _restore_layout(layout: Any) -> LayoutLike:
-    if isinstance(layout, dict):
-        if "class_name" in layout:
-            return keras.saving.deserialize_keras_object(layout)
-        return KernelLayout(**layout)
-    if layout is None or isinstance(layout, KernelLayout) or callable(layout):
-        return layout
-    raise ValueError(
-        "`layout` must be a KernelLayout, a callable shape -> KernelLayout, or None. "
-        f"Received: layout={layout!r}"
-    )

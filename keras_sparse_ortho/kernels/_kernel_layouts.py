@@ -41,7 +41,8 @@ def kernel_layouts(layer: Any) -> dict[str, KernelLayout | None]:
     found: dict[str, KernelLayout | None] = {
         name: None for name in names if name in ("kernel", "embeddings") or name.endswith("_kernel")
     }
-    return {**found, **known_by_name(layer)}
+    known = (_KNOWN[name] for name in _names(layer) if name in _KNOWN)
+    return {**found, **next(known, {})}
 
 
 def declares_kernels(layer: Any) -> bool:
@@ -99,23 +100,12 @@ def _einsum_dense(layer: Any) -> dict[str, KernelLayout | None]:
     return {"kernel": KernelLayout.einsum(layer.equation)}
 
 
-def _gated(gates: int) -> dict[str, KernelLayout | None]:
-    return dict.fromkeys(("kernel", "recurrent_kernel"), KernelLayout.recurrent(gates))
-
-
 @kernel_layouts.register(L.SimpleRNNCell)
-def _simple_rnn_cell(layer: keras.layers.Layer) -> dict[str, KernelLayout | None]:
-    return _gated(1)
-
-
 @kernel_layouts.register(L.GRUCell)
-def _gru_cell(layer: keras.layers.Layer) -> dict[str, KernelLayout | None]:
-    return _gated(3)
-
-
 @kernel_layouts.register(L.LSTMCell)
-def _lstm_cell(layer: keras.layers.Layer) -> dict[str, KernelLayout | None]:
-    return _gated(4)
+def _recurrent_cell(layer: Any) -> dict[str, KernelLayout | None]:
+    gates = 4 if isinstance(layer, L.LSTMCell) else 3 if isinstance(layer, L.GRUCell) else 1
+    return dict.fromkeys(("kernel", "recurrent_kernel"), KernelLayout.recurrent(gates))
 
 
 @kernel_layouts.register(ConvLSTMCell)
@@ -141,65 +131,54 @@ _FUSED_EXPERTS = {
     "expert_feedforward_output_dense": _EXPERTS,
 }
 
-# By package and class: matrices that are not called `kernel`, `*_kernel` or `embeddings`, or are
-# have other axes.
-_KNOWN: dict[str, dict[str, dict[str, KernelLayout]]] = {
-    "keras_hub": {
-        "MixtralMoeExperts": {
-            "expert_feedforward_gate_dense": _EXPERTS,
-            "expert_feedforward_intermediate_dense": _EXPERTS,
-            "expert_feedforward_output_dense": _EXPERTS,
-        },
-        "QwenMoeExperts": _FUSED_EXPERTS,
-        "Qwen3MoeExperts": _FUSED_EXPERTS,
-        "Qwen3_5MoeExperts": _FUSED_EXPERTS,
-        "Gemma4MoEBlock": dict.fromkeys(("gate_proj", "up_proj", "down_proj"), _EXPERTS),
-        # GPT-OSS interleaves gate and input, so that they count as one matrix.
-        "GptOssExperts": {"gate_up_proj": _EXPERTS, "down_proj": _EXPERTS},
-        "RelativeEmbedding": {"rel_embedding": _TABLE},
-        "WindowAttention": {"relative_position_bias_table": _TABLE},
-        "AddRelativePositionalEmbedding": {"rel_pos_h": _TABLE, "rel_pos_w": _TABLE},
-        "AddPositionalEmbedding": {"pos_embed": _MAP},
-        "DeiTEmbeddings": {"position_embedding": _ONE_TABLE},
-        # The other table, `position_embeddings`, is neither trained nor used.
-        "DINOV2Embedding": {"interpolated_position_embeddings": _ONE_TABLE},
-        "XLNetEncoder": {"segment_encoding": _HEADS},
-        "Gemma4AudioRelativePositionEmbedding": {"pos_proj": _TABLE},
-        "Qwen3_5GatedDeltaNet": {"conv1d_kernel": _CHANNELS},
-        "RWKV7TimeMix": dict.fromkeys(("w1", "w2", "a1", "a2", "v1", "v2", "g1", "g2"), _TABLE),
+# By class: matrices that are not called `kernel`, `*_kernel` or `embeddings`, or have other axes.
+_KNOWN: dict[str, dict[str, KernelLayout]] = {
+    "MixtralMoeExperts": {
+        "expert_feedforward_gate_dense": _EXPERTS,
+        "expert_feedforward_intermediate_dense": _EXPERTS,
+        "expert_feedforward_output_dense": _EXPERTS,
     },
+    "QwenMoeExperts": _FUSED_EXPERTS,
+    "Qwen3MoeExperts": _FUSED_EXPERTS,
+    "Qwen3_5MoeExperts": _FUSED_EXPERTS,
+    "Gemma4MoEBlock": dict.fromkeys(("gate_proj", "up_proj", "down_proj"), _EXPERTS),
+    # GPT-OSS interleaves gate and input, so that they count as one matrix.
+    "GptOssExperts": {"gate_up_proj": _EXPERTS, "down_proj": _EXPERTS},
+    "RelativeEmbedding": {"rel_embedding": _TABLE},
+    "WindowAttention": {"relative_position_bias_table": _TABLE},
+    "AddRelativePositionalEmbedding": {"rel_pos_h": _TABLE, "rel_pos_w": _TABLE},
+    "AddPositionalEmbedding": {"pos_embed": _MAP},
+    "DeiTEmbeddings": {"position_embedding": _ONE_TABLE},
+    # The other table, `position_embeddings`, is neither trained nor used.
+    "DINOV2Embedding": {"interpolated_position_embeddings": _ONE_TABLE},
+    "XLNetEncoder": {"segment_encoding": _HEADS},
+    "Gemma4AudioRelativePositionEmbedding": {"pos_proj": _TABLE},
+    "Qwen3_5GatedDeltaNet": {"conv1d_kernel": _CHANNELS},
+    "RWKV7TimeMix": dict.fromkeys(("w1", "w2", "a1", "a2", "v1", "v2", "g1", "g2"), _TABLE),
 }
 
-_EXPERT_LAYERS = frozenset(
-    {"MixtralMoeExperts", "QwenMoeExperts", "Qwen3MoeExperts", "Qwen3_5MoeExperts"}
-    | {"Gemma4MoEBlock", "GptOssExperts"}
-)
-_TABLES = frozenset(
-    {"PositionEmbedding", "RelativeEmbedding", "WindowAttention", "T5MultiHeadAttention"}
-    | {"AddRelativePositionalEmbedding", "AddPositionalEmbedding", "DeiTEmbeddings"}
-    | {"DINOV2Embedding", "XLNetEncoder"}
-)
-
-
-def known_by_name(layer: Any) -> dict[str, KernelLayout]:
-    """The matrices of a layer of a package that is not imported here; empty for other layers."""
-    for package, name in _names(layer):
-        known = _KNOWN.get(package, {}).get(name)
-        if known is not None:
-            return known
-    return {}
+_EXPERT_LAYERS = {
+    *("MixtralMoeExperts", "QwenMoeExperts", "Qwen3MoeExperts", "Qwen3_5MoeExperts"),
+    *("Gemma4MoEBlock", "GptOssExperts"),
+}
+_TABLES = {
+    *("PositionEmbedding", "RelativeEmbedding", "WindowAttention", "T5MultiHeadAttention"),
+    *("AddRelativePositionalEmbedding", "AddPositionalEmbedding", "DeiTEmbeddings"),
+    *("DINOV2Embedding", "XLNetEncoder"),
+}
 
 
 def are_experts(layer: Any) -> bool:
     """Whether a layer applies the matrices of all its experts to all tokens."""
-    return any(p in _KNOWN and name in _EXPERT_LAYERS for p, name in _names(layer))
+    return not _EXPERT_LAYERS.isdisjoint(_names(layer))
 
 
 def is_table(layer: Any) -> bool:
     """Whether a layer looks its own matrices up or adds them, without multiplications."""
-    return any(p in _KNOWN and name in _TABLES for p, name in _names(layer))
+    return not _TABLES.isdisjoint(_names(layer))
 
 
-def _names(layer: Any) -> list[tuple[str, str]]:
-    """The packages and names of the classes of a layer."""
-    return [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(layer).__mro__]
+def _names(layer: Any) -> list[str]:
+    """The names of the classes of a layer that are keras-hub's."""
+    kinds = type(layer).__mro__
+    return [kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] == "keras_hub"]

@@ -27,18 +27,14 @@ def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
         yield current, here
         for child in sublayers(current):
             # A wrapper of ours stands for the layer inside it.
-            inside = here if getattr(current, "transparent_path", False) else _join(here, child)
-            yield from visit(child, inside)
+            transparent = getattr(current, "transparent_path", False)
+            yield from visit(child, here if transparent else _join(here, child.name))
 
     yield from visit(layer, path)
 
 
-def _join(path: str, named: Any) -> str:
-    return _join_name(path, str(named.name))
-
-
-def _join_name(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
+def _join(path: str, name: Any) -> str:
+    return f"{path}/{name}" if path else str(name)
 
 
 def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
@@ -47,7 +43,7 @@ def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
     Those that the layer holds in a storage come first, with it.
     """
     found = [
-        dataclasses.replace(storage.weight, path=_join_name(path, name), storage=storage)
+        dataclasses.replace(storage.weight, path=_join(path, name), storage=storage)
         for name, storage in storages_of(layer).items()
     ]
     held = {id(weight.variable) for weight in found}
@@ -57,7 +53,7 @@ def own_kernels(layer: Any, path: str) -> list[PrunableWeight]:
     else:
         layouts = kernel_layouts(layer)
     return found + [
-        PrunableWeight(_join(path, v), v, layer, layouts[v.name])
+        PrunableWeight(_join(path, v.name), v, layer, layouts[v.name])
         for v in layer.weights
         if v.name in layouts and id(v) not in held
     ]
@@ -72,27 +68,16 @@ def own_unregistered(layer: Any, path: str) -> list[PrunableWeight]:
     if declares_kernels(layer):
         return []
     known = kernel_layouts(layer)
-    return [
-        PrunableWeight(
-            f"{path}/{variable.name}" if path else variable.name,
-            variable,
-            layer,
-            guessed_layout(len(variable.shape)),
-            registered=False,
-        )
-        for variable in created_trainable(layer)
-        if variable.name not in known and _is_matrix(variable)
-    ]
-
-
-def guessed_layout(rank: int) -> KernelLayout:
-    """The likeliest meaning of the axes of a matrix: `(*batch, in, out)`."""
-    return KernelLayout(inputs=(rank - 2,), outputs=(rank - 1,), batch=tuple(range(rank - 2)))
-
-
-def _is_matrix(variable: Any) -> bool:
-    bias = variable.name == "bias" or variable.name.endswith("_bias")
-    return not bias and sum(size > 1 for size in variable.shape) >= 2
+    found = []
+    for v in created_trainable(layer):
+        is_bias = v.name == "bias" or v.name.endswith("_bias")
+        if v.name in known or is_bias or sum(size > 1 for size in v.shape) < 2:
+            continue
+        # The likeliest meaning of the axes: `(*batch, in, out)`.
+        *batch, inputs, outputs = range(len(v.shape))
+        layout = KernelLayout(inputs=(inputs,), outputs=(outputs,), batch=tuple(batch))
+        found.append(PrunableWeight(_join(path, v.name), v, layer, layout, registered=False))
+    return found
 
 
 def find_kernels(layer: Any, path: str) -> list[PrunableWeight]:
@@ -108,13 +93,12 @@ def find_unregistered(
     layer: Any, path: str, known: Iterable[PrunableWeight]
 ) -> list[PrunableWeight]:
     """All matrices in a built layer but for the known weights; see `own_unregistered`."""
-    found = {id(weight.variable): weight for weight in known}
-    others: dict[int, PrunableWeight] = {}
+    held = {id(weight.variable) for weight in known}
+    found: dict[int, PrunableWeight] = {}
     for inner, here in walk(layer, path):
         for weight in own_unregistered(inner, here):
-            if id(weight.variable) not in found:
-                others.setdefault(id(weight.variable), weight)
-    return list(others.values())
+            found.setdefault(id(weight.variable), weight)
+    return [weight for key, weight in found.items() if key not in held]
 
 
 def select(
@@ -127,13 +111,8 @@ def select(
 
     A string names a weight by its path, all weights of a layer by the layer's path, or all whose
     path it matches as a regular expression: the whole path (`re.fullmatch`), or, where it is
-    anchored by `^` or `$`, a part of it (`re.search`).
-
-    Args:
-        weights: What there is to choose from.
-        selection: What to choose.
-        argument: Name of the argument that the selection was given as, for errors.
-        unregistered: Matrices that are not to be chosen from, for errors.
+    anchored by `^` or `$`, a part of it (`re.search`). Errors tell the `argument` that the
+    selection was given as, and whether it names `unregistered` matrices.
 
     Raises:
         UnknownWeightError: A string that names nothing.
@@ -189,11 +168,7 @@ def choose(
 ) -> list[PrunableWeight]:
     """The weights that `include` selects, without those that `exclude` does.
 
-    Args:
-        weights: What there is to choose from.
-        include: What to choose.
-        exclude: What not.
-        others: Matrices that are not registered, which `exclude` may name as well.
+    `exclude` may name `others`, matrices that are not registered, as well.
     """
     chosen = select(weights, include, "include", others)
     if exclude is None:

@@ -124,12 +124,8 @@ class Block(Structure):
         if self.regular:
             return self.unit(canonical_shape)
         batch, parts, *_, inputs, outputs = canonical_shape
-        blocks = _covering_blocks(inputs, outputs, self)
-        return batch * parts * blocks * self.unit(canonical_shape)
-
-    def most(self, canonical_shape: Sequence[int]) -> int:
-        """All entries."""
-        return math.prod(canonical_shape)
+        (n, a), (m, b), _ = _sides(inputs, outputs, self)
+        return batch * parts * max(m // b, n // min(a, b)) * self.unit(canonical_shape)
 
     def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
         """See `Structure.live_count`."""
@@ -149,14 +145,14 @@ class Block(Structure):
         self,
         canonical_shape: Sequence[int],
         count: int,
-        center_density: float,
+        density: float,
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,
         *,
         cover: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See `Structure.draw`. Regular blocks ignore `center_density` and always cover."""
+        """See `Structure.draw`. Regular blocks always cover."""
         if self.regular:
             fan = self.fan_in(canonical_shape, count)
             drawn = draw_regular(canonical_shape, self.rows, self.cols, fan, gain, rng, angles)
@@ -164,12 +160,11 @@ class Block(Structure):
         batch, parts, *taps, inputs, outputs = canonical_shape
         unit = self.rows * self.cols
         matrices = batch * parts
-        at_center = live_count(center_density, matrices * inputs * outputs // unit)
+        at_center = min(live_count(density, matrices * inputs * outputs // unit), count // unit)
         least = self.least(canonical_shape) // unit
         if cover:
             least = max(least, min(self.covering(canonical_shape), count) // unit)
-        at_center = max(min(at_center, count // unit), least)
-        shares = apportion(at_center, [1.0] * matrices)
+        shares = apportion(max(at_center, least), [1.0] * matrices)
 
         grid = (inputs // self.rows, outputs // self.cols)
         kernel = np.zeros(canonical_shape)
@@ -191,12 +186,6 @@ def _sides(
     rows, cols = (inputs, block.rows), (outputs, block.cols)
     wide = outputs > inputs or (outputs == inputs and block.cols <= block.rows)
     return (rows, cols, True) if wide else (cols, rows, False)
-
-
-def _covering_blocks(inputs: int, outputs: int, block: Block) -> int:
-    """Fewest blocks of an orthogonal matrix without empty lines along its longer side."""
-    (n, a), (m, b), _ = _sides(inputs, outputs, block)
-    return max(m // b, n // min(a, b))
 
 
 def _block_orthogonal(
@@ -241,7 +230,11 @@ def _block_orthogonal(
             supports.apply(start)
             pairs += zip(start.first.tolist(), start.second.tolist(), strict=True)
         pairs += _rotations_within(supports, lines, limit, rng)
-        _rotate_lines(matrix, pairs, rng, angles)
+        # Row `k` of one line with row `k` of the other, by an angle each.
+        cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(angles, len(pairs) * b, rng))
+        for (i, j), c, s in zip(pairs, cos, sin, strict=True):
+            x, y = matrix[i], matrix[j]
+            matrix[i], matrix[j] = c * x + s * y, c * y - s * x
     flat = matrix.reshape(m, n)
     return flat.T if wide else flat
 
@@ -258,14 +251,3 @@ def _rotations_within(
         part = drawn[:applied]
         pairs += zip(part.first.tolist(), part.second.tolist(), strict=True)
     return pairs
-
-
-def _rotate_lines(
-    matrix: np.ndarray, pairs: list[tuple[int, int]], rng: np.random.Generator, angles: AngleLaw
-) -> None:
-    """Rotates pairs of lines `(b, n)` in place, row `k` of one with row `k` of the other."""
-    b = matrix.shape[1]
-    cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(angles, len(pairs) * b, rng))
-    for (i, j), c, s in zip(pairs, cos, sin, strict=True):
-        x, y = matrix[i], matrix[j]
-        matrix[i], matrix[j] = c * x + s * y, c * y - s * x

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,9 +46,6 @@ class ConstantFan(Structure):
         if self.side not in ("in", "out"):
             raise ValueError(f'`side` must be "in" or "out". Received: side={self.side!r}')
 
-    def check(self, canonical_shape: Sequence[int]) -> None:
-        """Any shape fits."""
-
     def unit(self, canonical_shape: Sequence[int]) -> int:
         """One entry for each output (input) of each matrix."""
         batch, parts, *_, inputs, outputs = canonical_shape
@@ -63,15 +61,11 @@ class ConstantFan(Structure):
         from_, to = (inputs, outputs) if self.side == "in" else (outputs, inputs)
         return -(-from_ // to) * self.unit(canonical_shape)
 
-    def most(self, canonical_shape: Sequence[int]) -> int:
-        """All entries."""
-        return math.prod(canonical_shape)
-
     def draw(
         self,
         canonical_shape: Sequence[int],
         count: int,
-        center_density: float,
+        density: float,
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,
@@ -83,7 +77,7 @@ class ConstantFan(Structure):
         fan = count // self.unit(canonical_shape)
         from_, to = (inputs, outputs) if self.side == "in" else (outputs, inputs)
         least = -(-from_ // to) if cover else 1
-        center_fan = min(max(least, live_count(center_density, from_)), fan)
+        center_fan = min(max(least, live_count(density, from_)), fan)
 
         kernel = np.zeros(canonical_shape)
         center = center_of(canonical_shape)
@@ -126,8 +120,8 @@ def _fan_orthogonal(
         start = _disjoint_rows(np.ones(lines, dtype=np.int64), width, rng)
     else:
         # Each column belongs to one or more rows of its own.
-        owners = np.arange(lines) % width
-        start = _unit_columns(owners[rng.random(lines).argsort()], width, rng)
+        owners = (np.arange(lines) % width)[rng.random(lines).argsort()]
+        start = _entries(np.arange(lines), owners, owners, (lines, width), rng)
     bits = [0] * lines
     for line, column in zip(*(index.tolist() for index in np.nonzero(start)), strict=True):
         bits[line] |= 1 << column
@@ -138,7 +132,10 @@ def _fan_orthogonal(
         ahead = rng.random(lines).argsort()[: 2 * round((growth - 1) * lines / 2)].tolist()
         _join(bits, zip(ahead[::2], ahead[1::2], strict=False), fan, pairs)
     for _ in range(levels):
-        _join(bits, _even_matching(bits, rng), fan, pairs)
+        # Small supports are joined to large ones, at random among equals.
+        order = sorted(rng.random(lines).argsort().tolist(), key=lambda k: bits[k].bit_count())
+        half = lines // 2
+        _join(bits, zip(order[:half], order[: -half - 1 : -1], strict=True), fan, pairs)
     idle = 0
     while idle < _PATIENCE and lines > 1:
         order = rng.random(lines).argsort().tolist()
@@ -160,32 +157,18 @@ def _disjoint_rows(sizes: np.ndarray, width: int, rng: np.random.Generator) -> n
     """Unit rows with the given numbers of entries, in disjoint columns."""
     columns = rng.random(width).argsort()[: sizes.sum()]
     lines = np.repeat(np.arange(len(sizes)), sizes)
-    values = _values(len(columns), rng)
-    norms = np.sqrt(np.bincount(lines, values**2, minlength=len(sizes)))
-    matrix = np.zeros((len(sizes), width))
-    matrix[lines, columns] = values / norms[lines]
+    return _entries(lines, columns, lines, (len(sizes), width), rng)
+
+
+def _entries(
+    lines: np.ndarray, columns: np.ndarray, unit: np.ndarray, shape: Any, rng: np.random.Generator
+) -> np.ndarray:
+    """A matrix of random entries, those of equal numbers in `unit` scaled to the norm 1."""
+    signs = np.where(rng.random(len(unit)) < 0.5, -0.5, 0.5)
+    values = signs * (1.0 + rng.random(len(unit)))
+    matrix = np.zeros(shape)
+    matrix[lines, columns] = values / np.sqrt(np.bincount(unit, values**2))[unit]
     return matrix
-
-
-def _unit_columns(owners: np.ndarray, width: int, rng: np.random.Generator) -> np.ndarray:
-    """Unit columns; row `k` has its one entry in column `owners[k]`."""
-    values = _values(len(owners), rng)
-    norms = np.sqrt(np.bincount(owners, values**2, minlength=width))
-    matrix = np.zeros((len(owners), width))
-    matrix[np.arange(len(owners)), owners] = values / norms[owners]
-    return matrix
-
-
-def _values(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Random signs, magnitudes in [0.5, 1)."""
-    return np.where(rng.random(count) < 0.5, -0.5, 0.5) * (1.0 + rng.random(count))
-
-
-def _even_matching(bits: list[int], rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Disjoint pairs of rows with small and with large supports, at random among equals."""
-    order = sorted(rng.random(len(bits)).argsort().tolist(), key=lambda k: bits[k].bit_count())
-    half = len(order) // 2
-    return list(zip(order[:half], order[: -half - 1 : -1], strict=True)) if half else []
 
 
 def _join(

@@ -106,7 +106,12 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
     if count in (0, size):
         return [np.full(score.shape, count > 0) for score in scores]
     # A single array is not copied: at this size, allocating costs more than arithmetic.
-    least = _nth_largest(flat[0] if len(flat) == 1 else np.concatenate(flat), count)
+    values = flat[0] if len(flat) == 1 else np.concatenate(flat)
+    # Selection is slow among equal values, as pruned weights are: the smallest ones stay out.
+    least = values.min()
+    rest = values[values > least]
+    if count <= rest.size:
+        least = np.partition(rest, rest.size - count)[rest.size - count]
     masks = [part > least for part in flat]
     missing = count - sum(int(np.count_nonzero(mask)) for mask in masks)
     for part, mask in zip(flat, masks, strict=True):
@@ -116,14 +121,6 @@ def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
         if missing == 0:
             break
     return [mask.reshape(score.shape) for mask, score in zip(masks, scores, strict=True)]
-
-
-def _nth_largest(values: np.ndarray, n: int) -> np.floating:
-    """The `n`-th largest value."""
-    # Selection is slow among equal values, as pruned weights are: the smallest ones stay out.
-    least = values.min()
-    rest = values[values > least]
-    return np.partition(rest, rest.size - n)[rest.size - n] if n <= rest.size else least
 
 
 def default_layout(shape: Sequence[int]) -> KernelLayout:

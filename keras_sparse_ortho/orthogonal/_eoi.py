@@ -49,10 +49,8 @@ def write_orthogonal(
 ) -> None:
     """Writes `gain` times a sparse orthogonal matrix into a zeroed C-contiguous 2-D array.
 
-    With `n` the shorter and `m` the longer side, the `n x m` matrix `[I | 0]` is rotated while
-    its support fits `count` entries, and transposed if `out` is tall. The support never has more
-    entries than `count`, and may have fewer. With `cover`, as many empty columns as `count` allows
-    get an entry first. Explicit `rotations` replace both the covering and the random ones.
+    Its support has at most `count` entries. With `cover`, as many empty columns as that allows get
+    an entry first. Explicit `rotations` replace both the covering and the random ones.
     """
     rows, width = sorted(out.shape)
     if count < rows:
@@ -60,9 +58,17 @@ def write_orthogonal(
     if width == 1:
         out[0, 0] = gain if rng.random() < 0.5 else -gain
         return
-    start = Rotations.none()
+    start = Rotations.from_angles([])
     if rotations is not None:
-        rotations = _longest_fitting(rotations, rows, width, count)
+        highest = max(rotations.first.max(initial=0), rotations.second.max(initial=0))
+        if highest >= width:
+            raise ValueError(
+                f"`rotations` must name columns below the longer side of the kernel, {width}. "
+                f"Received: column {highest}"
+            )
+        supports = Supports(rows, width)
+        applied, _ = supports.apply_while_fits(rotations, count, stop_at_limit=False)
+        rotations = rotations[:applied]
     else:
         if cover:
             start = covering_rotations(rows, width, count, rng, angles)
@@ -86,26 +92,17 @@ def covering_rotations(
     order[rows:] = rows + np.argsort(rng.random(width - rows))
     place = np.arange(rows, min(width, limit))
     # `source = place - rows * 2^k` with the largest `rows * 2^k <= place`.
-    _, exponent = np.frexp(place // rows)
-    source = place - (rows << (exponent.astype(np.int64) - 1))
+    exponent = np.frexp(place // rows)[1].astype(np.int64)
+    source = place - (rows << (exponent - 1))
     return Rotations(order[source], order[place], *cos_sin(angles, len(place), rng))
 
 
 def _draw_until(
-    rows: int,
-    width: int,
-    limit: int,
-    rng: np.random.Generator,
-    angles: AngleLaw = None,
-    start: Rotations | None = None,
+    rows: int, width: int, limit: int, rng: np.random.Generator, angles: AngleLaw, start: Rotations
 ) -> Rotations:
-    """Random rotations up to the first that takes the support over `limit` entries.
-
-    `start` has the covering rotations that come before; they are not returned.
-    """
+    """Random rotations after `start`, up to the first that takes the support over `limit`."""
     supports = Supports(rows, width)
-    if start:
-        supports.apply(start)
+    supports.apply(start)
     # Up to three quarters of the density, rotations are applied without counting: the closed form
     # gives their number, and one count afterwards shows whether they fit.
     safe = 0
@@ -117,50 +114,32 @@ def _draw_until(
     while len(drawn) < safe:
         drawn += Rotations.draw(width, chunk, rng, angles)
     if safe:
-        ahead = supports.copy()
+        ahead = Supports.of(supports.bits)
         ahead.apply(drawn[:safe])
         if ahead.live <= limit:
             supports = ahead
         else:
             safe = 0
-    applied, done = supports.apply_while_fits(drawn[safe:], limit)
-    total = safe + applied
-    while not done:
-        more = Rotations.draw(width, chunk, rng, angles)
-        applied, done = supports.apply_while_fits(more, limit)
-        drawn += more
+    total, done = safe, False
+    while True:
+        applied, done = supports.apply_while_fits(drawn[total:], limit)
         total += applied
-    return drawn[:total]
-
-
-def _longest_fitting(rotations: Rotations, rows: int, width: int, limit: int) -> Rotations:
-    """The longest prefix of an explicit sequence whose support fits `limit` entries."""
-    highest = max(rotations.first.max(initial=0), rotations.second.max(initial=0))
-    if highest >= width:
-        raise ValueError(
-            f"`rotations` must name columns below the longer side of the kernel, {width}. "
-            f"Received: column {highest}"
-        )
-    supports = Supports(rows, width)
-    applied, _ = supports.apply_while_fits(rotations, limit, stop_at_limit=False)
-    return rotations[:applied]
+        if done:
+            return drawn[:total]
+        drawn += Rotations.draw(width, chunk, rng, angles)
 
 
 def _sparse_part(rotations: int, rows: int, width: int, covering: int) -> int:
     """How many of the rotations to multiply as sparse matrices; the first ones are covering."""
+
+    def at(density: float) -> int:
+        if not covering:
+            return int((width - 1) / 2 * math.log(width / _ROOTS[density]))
+        return covering + rotations_for_density(density, width, rows) if density * rows > 1 else 0
+
     if width < _SPARSE_WIDTH:
         return 0
-    if rotations <= _rotations_at(_SPARSE_UNTIL, rows, width, covering):
-        return rotations
-    return _rotations_at(_SPARSE_FIRST, rows, width, covering)
-
-
-def _rotations_at(density: float, rows: int, width: int, covering: int) -> int:
-    if not covering:
-        return int((width - 1) / 2 * math.log(width / _ROOTS[density]))
-    if density * rows <= 1:
-        return 0
-    return covering + rotations_for_density(density, width, rows)
+    return rotations if rotations <= at(_SPARSE_UNTIL) else at(_SPARSE_FIRST)
 
 
 def _sparse_factors(
@@ -168,11 +147,8 @@ def _sparse_factors(
 ) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
     """Two sparse factors of `[I | 0] G_1 ... G_t`, of shapes `(rows, width)` and `(width, width)`.
 
-    The product is a balanced tree: two factors of half the rotations each have about the square
-    root of the live entries a row, so the last multiplication costs little more than writing its
-    result, and all others together less. Each depth of the tree is one multiplication of
-    block-diagonal stacks. The stacks are in bit-reversed order: at every depth their first half
-    holds the left factors, their second half the right ones.
+    The product is a balanced tree, each depth one multiplication of block-diagonal stacks. These
+    are in bit-reversed order: their first half holds the left factors, their second the right ones.
     """
     indptr, indices, data, blocks = _level_stack(rotations, width)
     while True:
@@ -220,7 +196,10 @@ def _level_stack(
     bits = max(deepest, 1).bit_length()
     blocks = 2 << bits
     block = np.concatenate([halves[0], halves[1] + (1 << bits)])
-    start = _bit_reversed(block, bits + 1) * width
+    reversed_bits = np.zeros_like(block)
+    for k in range(bits + 1):
+        reversed_bits |= ((block >> k) & 1) << (bits - k)
+    start = reversed_bits * width
     i, j = start + rotations.first, start + rotations.second
 
     entries = np.ones(blocks * width, dtype=np.int32)
@@ -234,13 +213,6 @@ def _level_stack(
     indices[indptr[i] + 1], data[indptr[i] + 1] = rotations.second, -rotations.sin
     indices[indptr[j] + 1], data[indptr[j] + 1] = rotations.first, rotations.sin
     return indptr, indices, data, blocks
-
-
-def _bit_reversed(numbers: np.ndarray, bits: int) -> np.ndarray:
-    result = np.zeros_like(numbers)
-    for k in range(bits):
-        result |= ((numbers >> k) & 1) << (bits - 1 - k)
-    return result
 
 
 def _write_product(out: np.ndarray, gain: float, rotations: Rotations, sparse: int) -> None:

@@ -75,7 +75,17 @@ def approximate_isometry(
       (ICLR 2020), arXiv 1906.06307. (There: 1000 to 10000 steps of SGD or Adam.)
     """
     kernel, mask = np.asarray(kernel), np.asarray(mask)
-    _check(kernel, mask, gain, max_iterations, tolerance, min_decrease)
+    if mask.dtype != bool or mask.shape != kernel.shape or not mask.any():
+        raise ValueError(
+            "`mask` must be a bool array of the kernel's shape with at least one live entry. "
+            f"Received: mask of dtype {mask.dtype} and shape {mask.shape} with "
+            f"{np.count_nonzero(mask)} live, kernel of shape {kernel.shape}"
+        )
+    if not np.isfinite(kernel).all():
+        raise ValueError("`kernel` must be finite. Received: infinite or NaN entries")
+    if not (math.isfinite(gain) and gain > 0):
+        raise ValueError(f"`gain` must be positive. Received: {gain=}")
+    check_stops(max_iterations, tolerance, min_decrease)
     dtype = np.dtype(compute_dtype)
     if dtype not in (np.float32, np.float64):
         raise ValueError(f"`compute_dtype` must be float32 or float64. Received: {compute_dtype!r}")
@@ -116,43 +126,16 @@ def approximate_isometry(
             raise StopIteration
 
     if math.sqrt(before) > tolerance:
-        options = {
-            "maxiter": max_iterations,
-            "maxfun": 20 * max_iterations,
-            "maxcor": _MEMORY,
-            "ftol": 0.0,
-            "gtol": 0.0,
-        }
-        found = minimize(
+        limits = {"maxiter": max_iterations, "maxfun": 20 * max_iterations}
+        options = {**limits, "maxcor": _MEMORY, "ftol": 0.0, "gtol": 0.0}
+        start = minimize(
             objective, start, jac=True, method="L-BFGS-B", callback=after, options=options
-        )
-        start = found.x
+        ).x
     result = np.zeros(values.shape)
     result.reshape(-1)[live] = start
     if tall:
         result = result.swapaxes(1, 2)
     return np.ascontiguousarray(layout.from_canonical(result.reshape(canonical), kernel.shape))
-
-
-def _check(
-    kernel: np.ndarray,
-    mask: np.ndarray,
-    gain: float,
-    max_iterations: int,
-    tolerance: float,
-    min_decrease: float,
-) -> None:
-    if mask.dtype != bool or mask.shape != kernel.shape or not mask.any():
-        raise ValueError(
-            "`mask` must be a bool array of the kernel's shape with at least one live entry. "
-            f"Received: mask of dtype {mask.dtype} and shape {mask.shape} with "
-            f"{np.count_nonzero(mask)} live, kernel of shape {kernel.shape}"
-        )
-    if not np.isfinite(kernel).all():
-        raise ValueError("`kernel` must be finite. Received: infinite or NaN entries")
-    if not (math.isfinite(gain) and gain > 0):
-        raise ValueError(f"`gain` must be positive. Received: {gain=}")
-    check_stops(max_iterations, tolerance, min_decrease)
 
 
 def check_stops(max_iterations: int, tolerance: float, min_decrease: float) -> None:

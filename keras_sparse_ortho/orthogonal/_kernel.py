@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._block import Block
 from keras_sparse_ortho.orthogonal._counts import (
@@ -33,7 +32,6 @@ def exact_orthogonal(
     layout: KernelLayout | None = None,
     angles: AngleLaw = None,
     rotations: Rotations | Iterable[tuple[int, int, float]] | None = None,
-    center_density: float | str | None = None,
     structure: Structure | None = None,
     start: str = "covering",
     taps: str = "center",
@@ -56,7 +54,8 @@ def exact_orthogonal(
     value is zero, so the kernel stays orthogonal, and training may move them.
 
     A convolution gets one such matrix for each group at its center tap `(k - 1) // 2` and zeros
-    elsewhere (delta-orthogonal); the random unmasking covers the whole kernel. With stride 1
+    elsewhere (delta-orthogonal); the random unmasking covers the whole kernel. The center tap has
+    the density of the kernel, or more if covering all columns takes more. With stride 1
     and circular padding (and no fewer outputs than inputs) it keeps the norm of its input.
 
     With `taps="shift"` each entry `H[i, o]` of the matrix is placed at one of the taps,
@@ -80,10 +79,6 @@ def exact_orthogonal(
             `(low, high)` range, or a callable `(rng, count) -> angles`.
         rotations: Explicit sequence of `(i, j, angle)`, applied as far as it fits the density,
             in place of random and covering ones; for kernels of a single matrix.
-        center_density: Density of the matrix at the center tap: `None` (that of the kernel),
-            `"more_nonzeros"` (`min(density * taps, 1, sqrt(density))`), or a number. It is
-            lowered where the center alone would exceed the kernel's count, and raised to what
-            covers all columns, where that count allows.
         structure: Pattern of the live entries in all matrices and taps: `Block(rows, cols)`,
             also with `regular=True`, `NByM(n, m)`, `ConstantFan(side)`; default: none. The number
             of live entries is then the nearest that the structure allows. Not with `rotations`.
@@ -124,7 +119,7 @@ def exact_orthogonal(
     layout = default_layout(shape) if layout is None else layout
     angles = check_angles(angles)
     _check_gain(gain)
-    check_options(start, taps, center_density, structure, rotations)
+    check_options(start, taps, structure, rotations)
     canonical_shape = layout.canonical_shape(shape)
     rng = np.random.default_rng(seed)
     cover = start == "covering"
@@ -137,7 +132,7 @@ def exact_orthogonal(
         drawn = structure.draw(
             canonical_shape,
             structure.live_count(canonical_shape, density),
-            _center_density(float(density), math.prod(canonical_shape[2:-2]), center_density),
+            float(density),
             gain,
             rng,
             angles,
@@ -145,8 +140,17 @@ def exact_orthogonal(
         )
         values, live = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in drawn)
         return values.astype(dtype, copy=False), live
-    sequence = _as_rotations(rotations, layout.matrices(shape), shape)
-    if density is None and sequence is None:
+    sequence: Rotations | None = None
+    if rotations is not None:
+        if layout.matrices(shape) > 1:
+            raise ValueError(
+                "Explicit `rotations` are for kernels of a single matrix; this layout has "
+                f"{layout.matrices(shape)} of them. Received: shape={shape}"
+            )
+        if not isinstance(rotations, Rotations):
+            rotations = Rotations.from_angles(rotations)
+        sequence = rotations
+    elif density is None:
         raise DensityError("`density` must be a number without `rotations`. Received: density=None")
 
     if math.prod(canonical_shape[2:-2]) == 1:
@@ -156,7 +160,7 @@ def exact_orthogonal(
         counts = [math.prod(matrix_shape(shape, layout, taps))]
     else:
         count = check_feasible(shape, density, layout, taps)
-        counts = _counts(shape, float(density), layout, count, center_density, cover, taps)
+        counts = _counts(shape, float(density), layout, count, cover, taps)
     center = center_of(canonical_shape)
     kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
     if taps == "center" and canonical_shape[-2:] == (1, 1):  # all at once: depthwise ones are many
@@ -250,11 +254,7 @@ def regular_blocks(
 
 
 def check_options(
-    start: str,
-    taps: str,
-    center_density: float | str | None = None,
-    structure: Structure | None = None,
-    rotations: Any = None,
+    start: str, taps: str, structure: Structure | None = None, rotations: Any = None
 ) -> None:
     """Refuses unknown options, and mutually exclusive ones."""
     if start not in ("covering", "published"):
@@ -262,27 +262,14 @@ def check_options(
     if taps not in ("center", "shift"):
         removed = ' ("cascade" has been removed; use "shift")' if taps == "cascade" else ""
         raise ValueError(f'`taps` must be "center" or "shift"{removed}. Received: taps={taps!r}')
-    if isinstance(center_density, str) and center_density != "more_nonzeros":
-        raise ValueError(
-            '`center_density` must be None, "more_nonzeros", or a number in (0, 1]. '
-            f"Received: center_density={center_density!r}"
-        )
-    if center_density is not None and not isinstance(center_density, str):
-        check_density(center_density, "center_density")
-    if center_density is not None and getattr(structure, "regular", False):
-        raise ValueError(
-            "`center_density` must be None with regular blocks, which are the same at all taps. "
-            f"Received: structure={structure}, center_density={center_density!r}"
-        )
     if structure is not None and rotations is not None:
         raise ValueError(
             "`structure` and `rotations` are mutually exclusive. "
             f"Received: structure={structure}, rotations={rotations!r}"
         )
-    if taps != "center" and (structure is not None or center_density is not None):
+    if taps != "center" and structure is not None:
         raise ValueError(
-            '`structure` and `center_density` need taps="center". '
-            f"Received: taps={taps!r}, structure={structure}, center_density={center_density!r}"
+            f'A `structure` needs taps="center". Received: taps={taps!r}, structure={structure}'
         )
 
 
@@ -291,23 +278,8 @@ def _check_gain(gain: float) -> None:
         raise ValueError(f"`gain` must be finite. Received: gain={gain!r}")
 
 
-def _center_density(density: float, window: int, center_density: float | str | None) -> float:
-    """The density wanted for the matrix at the center of a window of so many taps."""
-    if center_density is None:
-        return density
-    if isinstance(center_density, str):
-        return min(density * window, 1.0, math.sqrt(density))
-    return float(center_density)
-
-
 def _counts(
-    shape: tuple[int, ...],
-    density: float,
-    layout: KernelLayout,
-    count: int,
-    center_density: float | str | None,
-    cover: bool,
-    taps: str,
+    shape: tuple[int, ...], density: float, layout: KernelLayout, count: int, cover: bool, taps: str
 ) -> list[int]:
     """The most entries that the support of each matrix may have."""
     matrices = layout.matrices(shape)
@@ -315,24 +287,8 @@ def _counts(
     size = matrices * math.prod(sides)
     if taps == "shift":
         return apportion(min(size, count), [1.0] * matrices)
-    wanted = live_count(_center_density(density, math.prod(shape) // size, center_density), size)
     least = matrices * (max(sides) if cover else min(sides))
-    return apportion(min(max(wanted, least), count), [1.0] * matrices)
-
-
-def _as_rotations(
-    rotations: Rotations | Iterable[tuple[int, int, float]] | None,
-    matrices: int,
-    shape: tuple[int, ...],
-) -> Rotations | None:
-    if rotations is None:
-        return None
-    if matrices > 1:
-        raise ValueError(
-            "Explicit `rotations` are for kernels of a single matrix; this layout has "
-            f"{matrices} of them. Received: shape={shape}"
-        )
-    return rotations if isinstance(rotations, Rotations) else Rotations.from_angles(rotations)
+    return apportion(min(max(live_count(density, size), least), count), [1.0] * matrices)
 
 
 def _write_shifted(

@@ -141,8 +141,7 @@ class KernelLayout:
         if len(self.strides) != axes:
             raise LayoutError(
                 f"`strides` must have one value for each of the {axes} spatial axes of a kernel of "
-                f"shape {tuple(shape)}, or one for all. "
-                f"Received: strides={self.strides}"
+                f"shape {tuple(shape)}, or one for all. Received: strides={self.strides}"
             )
         return self.strides
 

@@ -88,7 +88,7 @@ class NByM(Structure):
         self,
         canonical_shape: Sequence[int],
         count: int,
-        center_density: float,
+        density: float,
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,
@@ -98,12 +98,12 @@ class NByM(Structure):
         """See `Structure.draw`."""
         batch, parts, *taps, inputs, outputs = canonical_shape
         matrices = batch * parts
-        at_center = live_count(center_density, matrices * inputs * outputs)
+        at_center = live_count(density, matrices * inputs * outputs)
         at_center = min(at_center, count, matrices * inputs * outputs * self.n // self.m)
         least = self.least(canonical_shape)
         if cover:
             least = max(least, min(self.covering(canonical_shape), count))
-        at_center = max(at_center, least)
+        shares = apportion(max(at_center, least), [1.0] * matrices)
 
         kernel = np.zeros(canonical_shape)
         allowed = np.zeros(canonical_shape, dtype=bool)
@@ -112,8 +112,7 @@ class NByM(Structure):
             ranks = keys.argsort(axis=-2).argsort(axis=-2)
             allowed[...] = (ranks < self.n).reshape(canonical_shape)
         center = center_of(canonical_shape)
-        parts_of_count = apportion(at_center, [1.0] * matrices)
-        for share, matrix in zip(parts_of_count, np.ndindex(batch, parts), strict=True):
+        for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
             index = (*matrix, *center)
             self._write(kernel[index], allowed[index], share, gain, rng, angles, cover)
         mask = kernel != 0

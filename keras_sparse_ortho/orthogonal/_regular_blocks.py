@@ -105,19 +105,12 @@ class RegularBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class _MixingPlan:
-    """The lines and groups of a start, the levels that mix it, and the pattern of the result.
+    """The lines and groups of a start, the levels that mix it, and the pattern of the result."""
 
-    Args:
-        lines: Line numbers `(d, lines / d)` of each dense matrix of the start.
-        groups: Its group numbers `(d, groups / d)`, ascending.
-        levels: Cells of lines, for each level.
-        live: bool `(lines, groups)`, the regular pattern.
-    """
-
-    lines: np.ndarray
-    groups: np.ndarray
-    levels: list[list[list[int]]]
-    live: np.ndarray
+    lines: np.ndarray  # line numbers `(d, lines / d)` of each dense matrix of the start
+    groups: np.ndarray  # its group numbers `(d, groups / d)`, ascending
+    levels: list[list[list[int]]]  # cells of lines, for each level
+    live: np.ndarray  # bool `(lines, groups)`, the regular pattern
 
     @classmethod
     def draw(cls, lines: int, groups: int, times: int, rng: np.random.Generator) -> "_MixingPlan":
@@ -196,7 +189,7 @@ def _levels(
 
 
 def complete(live: np.ndarray, line_fan: int, group_fan: int, rng: np.random.Generator) -> bool:
-    """Sets entries of a bool `(lines, groups)` matrix live, in place, until all fans are as wanted.
+    """Sets entries of a bool `(lines, groups)` matrix live to reach the fans given.
 
     Each line takes the groups that lack most; the rest is found by augmenting paths. Returns
     whether it is possible.
@@ -318,10 +311,8 @@ def draw_regular(
         plan = _MixingPlan.draw(lines, groups, times, rng)
         live = plan.live if wide else plan.live.T
         inputs_of[matrix] = np.nonzero(live)[1].reshape(output_blocks, fan_in)
-        if wide:
-            slots = np.arange(output_blocks * fan_in).reshape(output_blocks, fan_in)
-        else:
-            slots = slots_of(inputs_of[matrix], input_blocks)
+        own = np.arange(output_blocks * fan_in).reshape(output_blocks, fan_in)
+        slots = own if wide else slots_of(inputs_of[matrix], input_blocks)
         supports, values = _mixed(plan, b, a, rng, angles)
         flat = blocks[matrix].reshape(-1, rows, cols)
         flat[...] = 0.0
@@ -371,9 +362,8 @@ def _dense_rows(
 ) -> np.ndarray:
     """Dense orthonormal rows, transposed: `(count, width, groups * size)`, `width` the longer side.
 
-    Dense blocks of `size` (or less) on the diagonal share their norm with the columns beyond them;
-    then random pairs of columns are rotated until every column has entries in all rows, and some
-    more rounds.
+    Dense blocks on the diagonal share their norm with the columns beyond them; then random pairs of
+    columns are rotated until every column has entries in all rows, and some more rounds.
     """
     while size > _LARGEST and size % 2 == 0:
         groups, size = 2 * groups, size // 2
@@ -391,16 +381,14 @@ def _dense_rows(
             reached[part, group] = True
     filled = rows
     while filled < width:
-        more = min(filled, width - filled)
-        new = np.arange(filled, filled + more)
-        _rotate(columns, reached, np.arange(more), new, rng, angles)
-        filled += more
+        new = np.arange(filled, min(2 * filled, width))
+        _rotate(columns, reached, new - filled, new, rng, angles)
+        filled += len(new)
     left = (groups - 1).bit_length() + _ROUNDS if width > size else 0
+    half = width // 2
     while left > 0 or not reached.all():
         order = rng.random(width).argsort()
-        _rotate(
-            columns, reached, order[: width // 2], order[width // 2 :][: width // 2], rng, angles
-        )
+        _rotate(columns, reached, order[:half], order[half : 2 * half], rng, angles)
         left -= 1
     return columns
 

@@ -25,21 +25,6 @@ def fan_step(input_blocks: int, output_blocks: int) -> int:
     return input_blocks // math.gcd(input_blocks, output_blocks)
 
 
-def check_fan(input_blocks: int, output_blocks: int, fan_in: int) -> int:
-    """Returns `fan_in` as an int, or refuses one that no regular pattern can have."""
-    step = fan_step(input_blocks, output_blocks)
-    if is_integer(fan_in) and 0 < fan_in <= input_blocks and fan_in % step == 0:
-        return int(fan_in)
-    text = (
-        f"In a regular pattern of {input_blocks} input and {output_blocks} output blocks, `fan_in` "
-        f"must be a multiple of {step} up to {input_blocks}"
-    )
-    if is_integer(fan_in) and step < fan_in < input_blocks:
-        below = fan_in // step * step
-        text += f"; the nearest are {below} and {below + step}"
-    raise DensityError(f"{text}. Received: fan_in={fan_in!r}")
-
-
 def regular_pattern(
     input_blocks: int, output_blocks: int, fan_in: int, rng: np.random.Generator
 ) -> np.ndarray:
@@ -76,11 +61,19 @@ def regular_pattern(
     - Strona et al., "A fast and unbiased procedure to randomize ecological binary matrices with
       fixed row and column totals" (Nature Communications, 2014)
     """
-    count, lines = (
-        check_integer("input_blocks", input_blocks),
-        check_integer("output_blocks", output_blocks),
-    )
-    fan = check_fan(count, lines, fan_in)
+    count = check_integer("input_blocks", input_blocks)
+    lines = check_integer("output_blocks", output_blocks)
+    step = fan_step(count, lines)
+    if not is_integer(fan_in) or not 0 < fan_in <= count or fan_in % step:
+        text = (
+            f"In a regular pattern of {count} input and {lines} output blocks, `fan_in` must be a "
+            f"multiple of {step} up to {count}"
+        )
+        if is_integer(fan_in) and step < fan_in < count:
+            below = fan_in // step * step
+            text += f"; the nearest are {below} and {below + step}"
+        raise DensityError(f"{text}. Received: fan_in={fan_in!r}")
+    fan = int(fan_in)
     # `fan` consecutive numbers modulo `count` are all different, and each comes equally often.
     dealt = (np.arange(lines * fan) % count).reshape(lines, fan)
     pattern = _shuffled(count, rng)[dealt][_shuffled(lines, rng)]

@@ -49,11 +49,6 @@ class Rotations:
         return self.first, self.second, self.cos, self.sin
 
     @classmethod
-    def none(cls) -> "Rotations":
-        """No rotations."""
-        return cls.from_angles([])
-
-    @classmethod
     def from_angles(cls, sequence: Iterable[tuple[int, int, float]]) -> "Rotations":
         """Rotations from explicit `(i, j, angle)` triples, angles in radians."""
         table = np.array([tuple(entry) for entry in sequence], dtype=np.float64).reshape(-1, 3)
@@ -91,7 +86,18 @@ def cos_sin(
     """Cosines and sines of `count` angles drawn from a law."""
     if angles is None:
         return _uniform_on_circle(count, rng)
-    theta = _draw_angles(angles, count, rng)
+    if callable(angles):
+        theta = np.asarray(angles(rng, count), dtype=np.float64)
+        if theta.shape != (count,) or not np.isfinite(theta).all():
+            raise ValueError(
+                f"`angles(rng, {count})` must return {count} finite angles in radians. "
+                f"Received: an array of shape {theta.shape}"
+            )
+    elif isinstance(angles, tuple):
+        low, high = angles
+        theta = low + (high - low) * rng.random(count)
+    else:
+        theta = np.full(count, float(angles))
     return np.cos(theta), np.sin(theta)
 
 
@@ -125,22 +131,6 @@ def check_angles(angles: AngleLaw) -> AngleLaw:
     return float(values) if values.shape == () else (float(values[0]), float(values[1]))
 
 
-def _draw_angles(angles: AngleLaw, count: int, rng: np.random.Generator) -> np.ndarray:
-    if callable(angles):
-        theta = np.asarray(angles(rng, count), dtype=np.float64)
-        if theta.shape != (count,) or not np.isfinite(theta).all():
-            raise ValueError(
-                f"`angles(rng, {count})` must return {count} finite angles in radians. "
-                f"Received: an array of shape {theta.shape}"
-            )
-        return theta
-    if isinstance(angles, tuple):
-        low, high = angles
-        return low + (high - low) * rng.random(count)
-    assert angles is not None
-    return np.full(count, float(angles))
-
-
 def rotate_rows(transposed: np.ndarray, rotations: Rotations) -> None:
     """Applies column rotations to a matrix given by its float64 transpose, in place."""
     rows = list(transposed)
@@ -162,9 +152,8 @@ def random_orthogonal(
 ) -> np.ndarray:
     """`count` dense orthogonal `size x size` matrices: every pair of rows is rotated once.
 
-    Pairs are taken in the rounds of a round-robin tournament, each one vectorized step. Rows have
-    random signs. This is not the Haar measure, but no entry is zero. No BLAS is used, so the bits
-    are the same on every machine.
+    Pairs are taken in the rounds of a round-robin tournament. This is not the Haar measure, but no
+    entry is zero. No BLAS is used, so the bits are the same on every machine.
     """
     signs = np.where(rng.random((count, size)) < 0.5, -1.0, 1.0)
     matrices = np.zeros((count, size, size))
@@ -191,27 +180,23 @@ class Supports:
     """
 
     def __init__(self, rows: int, width: int) -> None:
-        self._bits = [1 << k if k < rows else 0 for k in range(width)]
+        self.bits = [1 << k if k < rows else 0 for k in range(width)]
 
     @classmethod
     def of(cls, bits: list[int]) -> "Supports":
         """Supports given as one bitset a column."""
         supports = cls(0, 0)
-        supports._bits = list(bits)
+        supports.bits = list(bits)
         return supports
 
     @property
     def live(self) -> int:
         """Number of live entries in all columns."""
-        return sum(map(int.bit_count, self._bits))
-
-    def copy(self) -> "Supports":
-        """An independent copy."""
-        return Supports.of(self._bits)
+        return sum(map(int.bit_count, self.bits))
 
     def apply(self, rotations: Rotations) -> None:
         """Applies all rotations without counting, in about a third of the time."""
-        bits = self._bits
+        bits = self.bits
         for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
             bits[i] = bits[j] = bits[i] | bits[j]
 
@@ -223,7 +208,7 @@ class Supports:
         With `stop_at_limit` it also stops at `limit` itself, where rotations that add no live entry
         would still fit. Returns how many were applied, and whether the limit was met.
         """
-        bits = self._bits
+        bits = self.bits
         counts = [column.bit_count() for column in bits]
         live = sum(counts)
         pairs = zip(rotations.first.tolist(), rotations.second.tolist(), strict=True)

@@ -20,8 +20,7 @@ class Structure(abc.ABC):
     live count is a multiple of `unit`, from `least` to `most`.
     """
 
-    @abc.abstractmethod
-    def check(self, canonical_shape: Sequence[int]) -> None:
+    def check(self, canonical_shape: Sequence[int]) -> None:  # noqa: B027 (some fit any)
         """Raises a `LayoutError` for a shape that the structure does not fit."""
 
     @abc.abstractmethod
@@ -36,16 +35,16 @@ class Structure(abc.ABC):
     def covering(self, canonical_shape: Sequence[int]) -> int:
         """Fewest live entries of such a kernel without dead outputs or inputs, where possible."""
 
-    @abc.abstractmethod
     def most(self, canonical_shape: Sequence[int]) -> int:
         """Most live entries that the structure allows."""
+        return math.prod(canonical_shape)
 
     @abc.abstractmethod
     def draw(
         self,
         canonical_shape: Sequence[int],
         count: int,
-        center_density: float,
+        density: float,
         gain: float,
         rng: np.random.Generator,
         angles: AngleLaw = None,

@@ -91,7 +91,7 @@ class AutoOptions:
         if not isinstance(pattern, ExactOrthogonal) or pattern.taps != "auto":
             return pattern
         window = math.prod(layout_for(weight, pattern).canonical_shape(weight.shape)[2:-2])
-        center = window == 1 or pattern.structure is not None or pattern.center_density is not None
+        center = window == 1 or pattern.structure is not None
         shift = self._following[weight.path].circular and not center
         return pattern.with_options(taps="shift" if shift else "center")
 

@@ -26,19 +26,7 @@ def saliency_by_name(
     seed: int | None = None,
     **options: Any,
 ) -> Saliency:
-    """The saliency of this name.
-
-    Args:
-        name: `"magnitude"`, `"random"`, `"snip"`, `"grasp"` or `"synflow"`.
-        model: A built Keras model.
-        density: Global live fraction over the selected weights, in (0, 1].
-        data: For SNIP and GraSP, as for `fit`, in one argument.
-        seed: For random scores, and for samples that are drawn from arrays.
-        **options: `include`, `exclude`, `on_collapse`.
-
-    Raises:
-        ValueError: An unknown name; missing data, or data for a method that uses none.
-    """
+    """The saliency of this name; refuses missing data, and data for a method that uses none."""
     if name not in SALIENCIES:
         names = ", ".join(f'"{known}"' for known in SALIENCIES)
         raise ValueError(f"`score` must be one of {names}. Received: score={name!r}")

@@ -7,12 +7,11 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import hessian_vector_product
-from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho._data import Batch, first_batches, refuse_separate_targets, samples
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho._workers import digest_of, workers_of
-from keras_sparse_ortho.kernels import Selection
+from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.models import Objective, StatelessLoss
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
@@ -94,14 +93,11 @@ def snip(
       (ICLR 2019), arXiv 1810.02340
     """
     refuse_separate_targets("snip(model, density, (x, y))", separate)
-    check_density(density)
-    weights = scored_weights(model, include, exclude, on_collapse)
+    weights = scored_weights(model, density, include, exclude, on_collapse)
     if objective is None and getattr(model, "compiled", False):
         objective = _DataLoss()
     taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
-    variables = [weight.variable for weight in weights]
-    progress = keras.utils.Progbar(len(taken), verbose=verbose, unit_name="batch")
-    loss = _Derivatives(model, variables, objective, taken, training, progress)
+    loss = _Derivatives(model, weights, objective, taken, training, 1, verbose)
     pairs = zip(weights, loss.gradient(), strict=True)
     scores = [np.abs(weight.raw_value() * gradient) for weight, gradient in pairs]
     return Saliency("SNIP", density, weights, scores, on_collapse)
@@ -176,8 +172,7 @@ def grasp(
       (ICLR 2020), arXiv 2002.07376
     """
     refuse_separate_targets("grasp(model, density, (x, y))", separate)
-    check_density(density)
-    weights = scored_weights(model, include, exclude, on_collapse)
+    weights = scored_weights(model, density, include, exclude, on_collapse)
     if objective is None and getattr(model, "compiled", False):
         temperature = _default_temperature(model) if temperature is None else float(temperature)
         if not temperature > 0:
@@ -186,9 +181,7 @@ def grasp(
             )
         objective = _DataLoss(temperature)
     taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
-    variables = [weight.variable for weight in weights]
-    progress = keras.utils.Progbar(2 * len(taken), verbose=verbose, unit_name="batch")
-    loss = _Derivatives(model, variables, objective, taken, training, progress)
+    loss = _Derivatives(model, weights, objective, taken, training, 2, verbose)
     products = loss.hessian_times(loss.gradient())
     scores = [w.raw_value() * product for w, product in zip(weights, products, strict=True)]
     return Saliency("GraSP", density, weights, scores, on_collapse)
@@ -276,12 +269,14 @@ class _Derivatives:
     def __init__(
         self,
         model: Any,
-        variables: list[Any],
+        weights: list[PrunableWeight],
         objective: Objective | None,
         batches: list[Batch],
         training: bool,
-        progress: Any,
+        passes: int,
+        verbose: int,
     ) -> None:
+        variables = [weight.variable for weight in weights]
         self._loss = StatelessLoss(model, variables, objective=objective, training=training)
         self._workers = workers_of(model)
         if self._workers.count > 1:
@@ -289,7 +284,8 @@ class _Derivatives:
             self._workers.compare("where weights are scored", values)
         self._total = sum(samples(batch) for batch in batches)
         self._batches = self._workers.batches(batches)
-        self._progress = progress
+        steps = passes * len(batches)
+        self._progress = keras.utils.Progbar(steps, verbose=verbose, unit_name="batch")
         if compiled_loss_waits(model):
             # What a loss creates in its first call must not be created while tracing.
             self._loss.loss([v.value for v in variables], *self._batches[0])
@@ -314,15 +310,12 @@ class _Derivatives:
         mean: list[np.ndarray] | None = None
         for batch in self._batches:
             share = samples(batch) / total
-            parts = [share * _float64(part) for part in of(batch)]
+            found = [p if isinstance(p, np.ndarray) else to_numpy(p) for p in of(batch)]
+            parts = [share * part.astype("float64") for part in found]
             mean = parts if mean is None else [a + b for a, b in zip(mean, parts, strict=True)]
             self._progress.add(1)
         assert mean is not None
         return mean
-
-
-def _float64(value: Any) -> np.ndarray:
-    return (value if isinstance(value, np.ndarray) else to_numpy(value)).astype("float64")
 
 
 def _hessian_product(loss: Any, values: list[Any], vectors: list[Any]) -> list[Any]:

@@ -201,8 +201,7 @@ def magnitude(
     <Saliency by magnitude, density 0.1
       a/kernel  20 of 200>
     """
-    check_density(density)
-    weights = scored_weights(model, include, exclude, on_collapse)
+    weights = scored_weights(model, density, include, exclude, on_collapse)
     scores = [np.abs(weight.raw_value()) for weight in weights]
     return Saliency("magnitude", density, weights, scores, on_collapse)
 
@@ -240,35 +239,30 @@ def random(
     <Saliency by random, density 0.1
       a/kernel  20 of 200>
     """
-    check_density(density)
-    weights = scored_weights(model, include, exclude, on_collapse)
+    weights = scored_weights(model, density, include, exclude, on_collapse)
     rng = np.random.default_rng(python_random.randrange(2**31) if seed is None else seed)
     scores = [rng.random(weight.shape) for weight in weights]
     return Saliency("random", density, weights, scores, on_collapse)
 
 
 def scored_weights(
-    model: Any, include: Selection, exclude: Selection, on_collapse: str
+    model: Any, density: float, include: Selection, exclude: Selection, on_collapse: str
 ) -> list[PrunableWeight]:
     """The weights to score; unregistered matrices only if `include` lists their paths.
 
-    Raises:
-        NotPrunableError: No such weights; weights that are wrapped or not finite.
-        ValueError: An unknown `on_collapse`.
+    Refuses an unknown `on_collapse`, and weights that are wrapped or not finite.
     """
+    check_density(density)
     if on_collapse not in _ON_COLLAPSE:
         raise ValueError(
             '`on_collapse` must be "error", "warn" or "ignore". '
             f"Received: on_collapse={on_collapse!r}"
         )
-    weights = choose([*weights_of(model), *_named(model, include)], include, exclude)
+    weights = list(weights_of(model))
+    if isinstance(model, keras.layers.Layer) and include is not None and not callable(include):
+        paths = [include] if isinstance(include, str) else list(include)
+        others = prunable_weights(model, unregistered=True)
+        weights += [w for w in others if not w.registered and w.path in paths]
+    weights = choose(weights, include, exclude)
     refuse_unfit(model, weights, "no kernel that could be scored")
     return weights
-
-
-def _named(model: Any, include: Selection) -> list[PrunableWeight]:
-    if not isinstance(model, keras.layers.Layer) or include is None or callable(include):
-        return []
-    paths = [include] if isinstance(include, str) else list(include)
-    found = prunable_weights(model, unregistered=True)
-    return [weight for weight in found if not weight.registered and weight.path in paths]

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
-from keras_sparse_ortho._checks import check_density, check_integer
+from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
@@ -109,11 +109,10 @@ def synflow(
     - Tanaka, Kunin, Yamins and Ganguli, "Pruning neural networks without any data by iteratively
       conserving synaptic flow" (NeurIPS 2020), arXiv 2006.05467
     """
-    check_density(density)
     if dtype not in ("float32", "float64"):
         raise ValueError(f'`dtype` must be "float32" or "float64". Received: dtype={dtype!r}')
     check_integer("rounds", rounds)
-    weights = scored_weights(model, include, exclude, on_collapse)
+    weights = scored_weights(model, density, include, exclude, on_collapse)
     size = sum(weight.size for weight in weights)
     values = [np.abs(weight.raw_value()).astype(dtype) for weight in weights]
     masks = [np.ones(weight.shape, dtype=bool) for weight in weights]
@@ -123,7 +122,13 @@ def synflow(
     with _synaptic_flow(model, variables, dtype, input_shape, jit_compile) as gradient:
         for number in range(1, rounds + 1):
             total, gradients = gradient(values)
-            _check_flow(total, gradients, dtype, number)
+            finite = all(np.isfinite(gradient).all() for gradient in gradients)
+            if not (finite and 0 < total < np.inf):
+                hint = 'Use dtype="float64". ' if dtype == "float32" else ""
+                raise NotPrunableError(
+                    f"The synaptic flow R of the model over- or underflows {dtype}, or no signal "
+                    f"reaches the outputs. {hint}Received: R={total} in round {number}"
+                )
             scores = [
                 np.where(mask, value * slope, dead)
                 for mask, value, slope, dead in zip(masks, values, gradients, scores, strict=True)
@@ -148,17 +153,6 @@ def _rank_removed(
     for score, old, new in zip(scores, before, after, strict=True):
         dying = np.nonzero(old & ~new)
         score[dying] = level + score[dying] / (2 * highest)
-
-
-def _check_flow(total: float, gradients: list[np.ndarray], dtype: str, number: int) -> None:
-    finite = np.isfinite(total) and all(np.isfinite(gradient).all() for gradient in gradients)
-    if finite and total > 0:
-        return
-    hint = 'Use dtype="float64". ' if dtype == "float32" else ""
-    raise NotPrunableError(
-        f"The synaptic flow R of the model over- or underflows {dtype}, or no signal reaches the "
-        f"outputs. {hint}Received: R={total} in round {number}"
-    )
 
 
 @contextlib.contextmanager

@@ -290,6 +290,37 @@ def test_refusals(model, tmp_path):
         Budget(full, {"head/kernel": 5}).for_weights(weights)
 
 
+@pytest.mark.parametrize(
+    "count", [2**63, 10**400, pytest.param(10**5000, id="5001 digits"), 0.5, True, -1]
+)
+def test_sizes_and_counts_are_bounded(tmp_path, count):
+    with pytest.raises(
+        BudgetError, match=r"size of 'a' must be .* 1 to 2\^63 - 1. Received"
+    ) as size:
+        Budget({"a": 0.5}, {"a": count})
+    with pytest.raises(BudgetError, match=r"`lifted_from` of 'a' must be .* 0 to 2\^63 - 1"):
+        Budget({"a": 0.5}, {"a": 8}, {"a": count})
+    assert len(str(size.value)) < 1000
+    if abs(count) > 10**4000:  # neither Python nor JSON writes these
+        return
+    for column, least in (("size", 1), ("lifted_from", 0)):
+        row = {"weight": "a", "density": 0.5, "size": 8, "lifted": 1, "lifted_from": 2}
+        row[column] = count
+        file = tmp_path / "budget.json"
+        file.write_text(json.dumps({"budget": [row]}))
+        with pytest.raises(BudgetError, match=rf"entry 1: .*{column}.* from {least} to 2\^63 - 1"):
+            Budget.load(file)
+        file = tmp_path / "budget.csv"
+        file.write_text("\n".join(",".join(map(str, line)) for line in (row, row.values())))
+        with pytest.raises(BudgetError, match=rf"line 2: (.*{column}.* 2\^63 - 1|invalid literal)"):
+            Budget.load(file)
+
+
+def test_the_largest_size_is_shown():
+    budget = Budget({"a": 0.5}, {"a": 2**63 - 1}, {"a": 0})
+    assert repr(budget).endswith("4611686018427387904 of 9223372036854775807  (lifted from 0)>")
+
+
 def test_a_budget_travels_from_model_to_model(model, tmp_path):
     sparse = kso.sparsify(model, 0.3, seed=0)
     Budget.from_model(sparse).save(tmp_path / "learnt.csv")

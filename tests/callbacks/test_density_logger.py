@@ -143,22 +143,3 @@ def test_tensorboard_gets_them(tmp_path):
     [file] = (tmp_path / "train").iterdir()
     tags = {value.tag for event in summary_iterator(str(file)) for value in event.summary.value}
     assert {"epoch_density", "epoch_threshold"} <= tags
-
-
-def test_a_picture_of_every_layer_over_time(tmp_path):
-    log = tmp_path / "log.csv"
-    model = learnt()
-    callbacks = [DensityLogger(per_layer=True), keras.callbacks.CSVLogger(str(log))]
-    model.compile("sgd", "mse", jit_compile=jit())
-    history = model.fit(X, Y, epochs=3, verbose=0, callbacks=callbacks)
-    for source in (history, history.history, log, str(log)):
-        figure = kso.analysis.plot_history(source)
-        densities, thresholds = figure.axes
-        drawn = {line.get_label(): line.get_ydata() for line in densities.lines}
-        assert set(drawn) == {"all kernels", "hidden/kernel", "head/kernel"}
-        np.testing.assert_allclose(drawn["all kernels"], history.history["density"])
-        assert len(thresholds.lines) == 3
-    figure.savefig(tmp_path / "history.png")
-    assert (tmp_path / "history.png").stat().st_size > 5000
-    with pytest.raises(ValueError, match=r"DensityLogger.*Received: \['loss'\]"):
-        kso.analysis.plot_history({"loss": [1.0]})

@@ -50,10 +50,8 @@ LAYERS = {
         ),
         1,
     ),
-    "center_density": (
-        lambda: L.Conv1D(
-            8, 3, kernel_initializer=ExactOrthogonal(0.3, seed=4, center_density="more_nonzeros")
-        ),
+    "taps": (
+        lambda: L.Conv1D(8, 3, kernel_initializer=ExactOrthogonal(0.3, seed=4, taps="shift")),
         1,
     ),
     "recurrent_layout": (lambda: recurrent(KernelLayout.recurrent(3)), 1),

@@ -162,21 +162,14 @@ def test_a_circular_convolution_keeps_the_norm(taps):
 def test_the_density_of_the_center_tap():
     shape, layout = (3, 3, 32, 32), KernelLayout.convolution()
 
-    def center(density, option):
-        kernel, _ = check(shape, density, layout, center_density=option)
+    def center(density):
+        kernel, _ = check(shape, density, layout)
         return np.count_nonzero(kernel[1, 1]) / 1024
 
     # A rotation adds up to a few dozen entries, so the support ends somewhat under its limit.
-    assert 0.24 < center(0.3, None) <= 0.3
-    assert 0.44 < center(0.3, "more_nonzeros") <= min(2.7, 1.0, math.sqrt(0.3))
-    assert 0.55 < center(0.3, 0.6) <= 0.6
-    # Lowered to what the kernel's count leaves, and lifted to what orthogonality needs.
-    assert center(0.05, 1.0) <= 0.05 * 9
-    assert center(0.005, None) == 32 / 1024
-    with pytest.raises(ValueError, match=r"`center_density` must be None, .*Received"):
-        check(shape, 0.3, center_density="more")
-    with pytest.raises(DensityError, match="`center_density` must be in"):
-        check(shape, 0.3, center_density=2.0)
+    assert 0.24 < center(0.3) <= 0.3
+    # Lifted to what orthogonality needs.
+    assert center(0.005) == 32 / 1024
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ pytestmark = pytest.mark.numpy_only
         ({"taps": "middle"}, r'`taps` must be "center" or "shift". Received: taps='),
         ({"taps": "cascade"}, r'\("cascade" has been removed; use "shift"\). Received: taps='),
         ({"start": None}, r'`start` must be "covering" or "published". Received: start=None'),
-        ({"taps": "shift", "center_density": 0.3}, r"need taps=\"center\". Received: taps="),
-        ({"taps": "shift", "structure": Block(1, 2)}, r"need taps=\"center\". Received: taps="),
+        ({"taps": "shift", "structure": Block(1, 2)}, r"needs taps=\"center\". Received: taps="),
         (
             {"structure": Block(1, 2), "rotations": [(0, 1, 0.5)]},
             r"`structure` and `rotations` are mutually exclusive. Received: structure=",

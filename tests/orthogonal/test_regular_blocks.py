@@ -254,5 +254,3 @@ def test_refusals():
         regular_blocks((64, 64), 0.5, structure, dtype=int)
     with pytest.raises(ValueError, match=r"`gain` must be finite. Received: gain=nan"):
         regular_blocks((64, 64), 0.5, structure, gain=math.nan)
-    with pytest.raises(ValueError, match=r"the same at all taps.*center_density='more_nonzeros'"):
-        exact_orthogonal((3, 3, 8, 8), 0.5, structure=structure, center_density="more_nonzeros")

@@ -170,8 +170,6 @@ def test_taps_by_normalization_and_padding():
 def test_structures_stay_at_the_center_tap():
     model = stacked(L.Conv2D(8, 3, name="a"), L.BatchNormalization(), shape=(8, 8, 4))
     assert chosen(model, structure=Block(4, 1))["a"][1] == "center"
-    pattern = ExactOrthogonal(taps="auto", center_density=0.5)
-    assert chosen(model, pattern)["a"] == (1.0, "center")
 
 
 # --- what is kept, and what is not known --------------------------------------------------------
