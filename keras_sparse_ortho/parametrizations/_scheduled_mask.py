@@ -12,7 +12,7 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._parametrization import Masked
-from keras_sparse_ortho.schedules import as_schedule
+from keras_sparse_ortho.schedules import Schedule, as_schedule
 
 
 class ScheduledMask(Masked):
@@ -86,7 +86,13 @@ class ScheduledMask(Masked):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
         """The reverse of `get_config`."""
-        return cls(keras.saving.deserialize_keras_object(config["schedule"]))
+        schedule = keras.saving.deserialize_keras_object(config["schedule"])
+        if not isinstance(schedule, Schedule):  # a file could name any callable
+            raise ValueError(
+                f"The configuration of a {cls.__name__} holds a Schedule. "
+                f"Received: schedule={schedule!r}"
+            )
+        return cls(schedule)
 
     def _slots_to_reset(self, mask: Any) -> Any:
         return keras.ops.logical_not(mask)
