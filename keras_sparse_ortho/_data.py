@@ -24,21 +24,9 @@ def first_batches(
     shuffle: bool = True,
     seed: int | None = None,
 ) -> list[Batch]:
-    """The first batches of some data.
+    """The first batches (`None`: all) of arrays, or of anything with batches that `fit` takes.
 
-    Args:
-        data: Arrays: `x` alone, `(x, y)` or `(x, y, sample_weight)`, each an array, or a list or
-            dict of arrays. Or batches: a `keras.utils.PyDataset`, a `tf.data.Dataset`, a torch
-            `DataLoader`, a list, a generator, or a function that returns a generator.
-        batch_size: Samples in a batch of arrays.
-        batches: How many batches; `None` for all.
-        shuffle: Whether samples of arrays are drawn at random, without replacement.
-        seed: The seed of these draws; `None` draws one from Python's `random`.
-
-    Raises:
-        ValueError: No data, arrays of different lengths, targets beside a data set.
-
-    Example:
+    Samples of arrays are drawn without replacement; without a seed one is drawn from `random`.
 
     >>> [(x, y, _)] = first_batches((np.arange(5), np.arange(5) + 10), batch_size=3, seed=0)
     >>> x.tolist(), y.tolist()
@@ -64,13 +52,7 @@ def first_batches(
 class BatchSource:
     """The n-th batch of some data, in any order of calls.
 
-    Args:
-        data: As for `first_batches`, but not a generator, which cannot start again.
-        batch_size: How many samples to draw from arrays, independently for each batch.
-        seed: The seed of these draws.
-
-    Raises:
-        ValueError: Data of another kind; arrays of different lengths.
+    Samples are drawn from arrays for each batch; a generator, which cannot start again, is refused.
     """
 
     def __init__(self, data: Any, batch_size: int, seed: int) -> None:

@@ -88,14 +88,7 @@ def block_sums(blocks: np.ndarray) -> np.ndarray:
 def moved_blocks(
     layer: BlockSparseLayer, fraction: float, scores: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Which blocks are live, `(I, J)`, after a fraction of them has moved; see `move_regular`.
-
-    Args:
-        layer: It is not changed.
-        fraction: How much of the live blocks to drop, rounded down.
-        scores: A number for each block, `(I, J)`.
-        rng: Draws from equal blocks.
-    """
+    """Which blocks are live, `(I, J)`, after a fraction of them has moved; see `move_regular`."""
     grid, pattern = layer.grid, to_numpy(layer.inputs_of)
     sums = block_sums(to_numpy(layer.blocks))
     if not np.isfinite(sums).all():

@@ -8,12 +8,8 @@ from keras_sparse_ortho._data import Batch, BatchSource, samples
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import Workers
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
-from keras_sparse_ortho.callbacks._mask_moves import (
-    block_layer,
-    block_sums,
-    moves_on_device,
-)
-from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Selection
+from keras_sparse_ortho.callbacks._mask_moves import block_layer, block_sums, moves_on_device
+from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss
 
 
@@ -131,14 +127,10 @@ class DenseGradients:
     Masks are held all live, so that the gradient of the raw weight is the dense one. Where only
     live values or blocks are stored, the layer gets a dense kernel in their place, and their own
     gradient, that of regularization, is added.
-
-    Args:
-        model: A compiled model.
-        weights: Its weights with `FixedMask`, `CompactMask` or live blocks.
     """
 
     def __init__(self, model: Any, weights: Sequence[PrunableWeight]) -> None:
-        self._kernels = [_dense_gradient(weight) for weight in weights]
+        self._kernels = [w.storage.dense_gradient() for w in weights if w.storage is not None]
         self._stay = [moves_on_device(weight) for weight in weights]
         self._loss = StatelessLoss(
             model,
@@ -169,8 +161,3 @@ class DenseGradients:
         return [
             kernel.collect(*(next(found) for _ in kernel.variables)) for kernel in self._kernels
         ]
-
-
-def _dense_gradient(weight: PrunableWeight) -> DenseGradient:
-    assert weight.storage is not None
-    return weight.storage.dense_gradient()

@@ -74,11 +74,7 @@ class StepCallback(keras.callbacks.Callback):
         self.workers.together(self.prepare)
 
     def change_masks(self, step: int, change: Callable[[], T]) -> T:
-        """Changes masks on all workers, and compares the results.
-
-        Raises:
-            WorkerError: It has failed on another worker, or masks differ afterwards.
-        """
+        """Changes masks on all workers; WorkerError if that fails on one, or results differ."""
         self.sync()
         result = self.workers.together(change)
         if self.workers.count > 1:
@@ -95,12 +91,7 @@ class StepCallback(keras.callbacks.Callback):
         """
 
     def on_step(self, step: int, executed: int) -> None:
-        """To be overridden: called before a step.
-
-        Args:
-            step: Updates of the optimizer so far.
-            executed: Updates since the last call: 1, or the model's `steps_per_execution`.
-        """
+        """To be overridden: called before a step, `executed` updates after the last call."""
         raise NotImplementedError
 
     def set_model(self, model: Any) -> None:
@@ -154,13 +145,7 @@ class StepCallback(keras.callbacks.Callback):
         self._begin_run((self.params or {}).get("epochs") or 0)
 
     def restart_error(self, step: int, found: str, *, can_begin: bool = False) -> ValueError:
-        """The error for a run that goes on with an optimizer that counts from the start.
-
-        Args:
-            step: The optimizer's step.
-            found: What shows that the run has begun before.
-            can_begin: Whether the user may have meant to start a new run.
-        """
+        """The error for a run that goes on with an optimizer that counts from the start."""
         optimizer, lost = self._watched.optimizer, self._lost_batches
         seen, accumulated = applied_batches(optimizer)
         value = lost + seen if lost else ("step" if accumulated == 1 else "batches")
@@ -198,11 +183,7 @@ class StepCallback(keras.callbacks.Callback):
 def run_position(step: int, start: int, in_steps: bool) -> int:
     """The step of a run at which its schedule is when training begins.
 
-    Args:
-        step: Updates of the optimizer so far.
-        start: As in `StepCallback.on_run_begin`.
-        in_steps: Whether the schedule is in steps. One in parts of the run makes up for updates
-            that the optimizer has lost.
+    A schedule in parts of the run makes up for updates that the optimizer has lost.
     """
     return step if in_steps else step - min(start, 0)
 

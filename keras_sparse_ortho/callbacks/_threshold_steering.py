@@ -21,18 +21,7 @@ class ThresholdSteering:
     and `resolve` once the length of the run is known), then `steer` before each step that
     `is_due`, and once more after the last one. A threshold has the attributes `counted`, `offset`,
     `weight`, `frozen` and `steered`, and the methods `critical_offsets` and `freeze` of
-    `parametrizations.LearntThreshold`.
-
-    Args:
-        final_density: Global live fraction in the end, in (0, 1].
-        schedule: A schedule; its final density is replaced. Default: `Cubic` over the first 70% of
-            the training.
-        frequency: Steps between two updates of the offset, if there is no schedule. Default: a
-            hundredth of the steps over which the density falls, but 100 at most.
-        freeze: Whether to fix the live entries at the end of the schedule.
-
-    Raises:
-        DensityError: A density outside (0, 1].
+    `parametrizations.LearntThreshold`. The arguments are those of `TargetDensity`.
     """
 
     def __init__(
@@ -53,26 +42,12 @@ class ThresholdSteering:
         self._warned_of: set[str] = set()
 
     def begin(self, thresholds: Sequence[Any], epochs: int | None, steps: int | None) -> None:
-        """Takes the thresholds of a model, and resolves the schedule.
-
-        Args:
-            thresholds: The thresholds.
-            epochs: Epochs of the training, if that is known.
-            steps: Steps of an epoch, if that is known.
-
-        Raises:
-            NotPrunableError: Thresholds on entries and thresholds on ranks.
-            ValueError: No schedule, and a training whose length is not known.
-        """
+        """`take`, and `resolve` for this many epochs and steps of an epoch, if they are known."""
         self.take(thresholds)
         self.resolve(None if not epochs or not steps else epochs * steps)
 
     def take(self, thresholds: Sequence[Any]) -> None:
-        """Takes the thresholds of a model.
-
-        Raises:
-            NotPrunableError: Thresholds on entries and thresholds on ranks.
-        """
+        """Takes the thresholds of a model; NotPrunableError for some on entries, some on ranks."""
         counted = sorted({threshold.counted for threshold in thresholds})
         if len(counted) > 1:
             raise NotPrunableError(
@@ -82,11 +57,7 @@ class ThresholdSteering:
         self._thresholds = list(thresholds)
 
     def resolve(self, steps: int | None, start: int = 0) -> None:
-        """Resolves the schedule for a run; the thresholds may be those of an interrupted one.
-
-        Args:
-            steps: Updates of the optimizer in the run, if that is known.
-            start: Updates before it.
+        """Resolves the schedule for a run, which may have been interrupted, as `Schedule.resolved`.
 
         Raises:
             ValueError: No schedule, or one in fractions of the run, and an unknown length.
@@ -113,12 +84,7 @@ class ThresholdSteering:
         return [threshold for threshold in self._thresholds if not threshold.frozen]
 
     def is_due(self, step: int, executed: int) -> bool:
-        """Whether to `steer` before this step.
-
-        Args:
-            step: Updates of the optimizer so far.
-            executed: Updates since the last call.
-        """
+        """Whether to `steer` before this step, `executed` updates after the last call."""
         plan = self._resolved()
         if plan.due(step, executed):
             return True

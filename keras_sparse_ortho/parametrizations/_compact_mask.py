@@ -330,15 +330,7 @@ def refuse_compact(weight: PrunableWeight) -> None:
 
 
 def check_stored(path: str, size: int, live: int, indices: np.ndarray, values: np.ndarray) -> None:
-    """Raises unless indices and values of a file are those of a kernel.
-
-    Args:
-        path: Path of the weight, for the error.
-        size: Number of its entries.
-        live: Number of its live entries.
-        indices: The indices, which must be strictly increasing.
-        values: The values.
-    """
+    """Raises unless indices and values of a file are those of a kernel of `live` entries."""
     wrong = None
     if indices.shape != (live,) or values.shape != (live,):
         wrong = f"indices of shape {indices.shape}, values of shape {values.shape}"

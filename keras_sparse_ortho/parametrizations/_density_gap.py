@@ -14,13 +14,7 @@ _DRIFT = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class DensityGap:
-    """Weights that are not at the density asked for.
-
-    Args:
-        live: Live entries (or ranks) of all of them.
-        asked: How many were asked for.
-        size: How many entries there are.
-    """
+    """Weights that are not at the density asked for: how many of `size` entries or ranks live."""
 
     live: int
     asked: int
@@ -37,11 +31,8 @@ def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> Dens
     """How far weights are from the density asked for; `None` if they have it, or none was asked.
 
     A `ScheduledMask` should have the final density of its schedule; all thresholds that
-    `TargetDensity` steers together should have its density, and be frozen if it freezes.
-
-    Args:
-        parametrizations: Those of all weights of a model; other kinds do not count.
-        begun: Whether to leave out masks that were never updated.
+    `TargetDensity` steers together should have its density, and be frozen if it freezes. With
+    `begun` masks that were never updated are left out.
     """
     found = list(parametrizations)
     masks = [p for p in found if isinstance(p, ScheduledMask)]

@@ -84,11 +84,8 @@ def shrink(value: Any, threshold: Any) -> Any:
         dL/dw = dL/dw_e where w_e is not 0, else 0
         dL/dt = -sum(dL/dw_e * sign(w_e))
 
-    Automatic differentiation would keep more arrays in memory and read them more often.
-
-    Args:
-        value: The tensor `w`.
-        threshold: `t >= 0`, a scalar, or of the rank of `w` with dimensions that broadcast.
+    Automatic differentiation would keep more arrays in memory and read them more often. `t` is a
+    scalar, or of the rank of `w`.
     """
     ops = keras.ops
     scalar = len(threshold.shape) == 0

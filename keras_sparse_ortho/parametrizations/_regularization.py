@@ -41,12 +41,7 @@ class _Dense(keras.regularizers.Regularizer):
 
 
 def of_values(regularizer: Any, dense: Callable[[Any], Any]) -> Any:
-    """The regularizer of live values that equals one of the kernel they are scattered to.
-
-    Args:
-        regularizer: That of the kernel, or `None`.
-        dense: The function from values to kernel.
-    """
+    """The regularizer of live values that equals one of the kernel, `dense(values)`."""
     if regularizer is None or type(regularizer) in _SUMS_OVER_ENTRIES:
         return regularizer
     return _Dense(regularizer, dense)
