@@ -191,22 +191,18 @@ def _source(data: Any) -> _Arrays | _Indexed | _Iterable:
     """What `data` is: arrays, or batches."""
     if isinstance(data, tuple | dict) or _is_array(data):
         return _Arrays(data)
-    if isinstance(data, list):
-        if data and not isinstance(data[0], tuple | list | dict):
-            raise ValueError(
-                "A list must hold batches, (x, y) each; pass arrays as a tuple, `(x, y)`, and "
-                "several inputs as `([a, b], y)`. "
-                f"Received: a list whose first element is a {type(data[0]).__name__}"
-            )
-        return _Iterable(lambda: iter(data), restarts=True)
+    if isinstance(data, list) and data and not isinstance(data[0], tuple | list | dict):
+        raise ValueError(
+            "A list must hold batches, (x, y) each; pass arrays as a tuple, `(x, y)`, and "
+            "several inputs as `([a, b], y)`. "
+            f"Received: a list whose first element is a {type(data[0]).__name__}"
+        )
     if isinstance(data, keras.utils.PyDataset):
         return _Indexed(data)
     if callable(data):
         return _Iterable(lambda: iter(data()), restarts=True)
-    if _is_iterator(data):
-        return _Iterable(lambda: iter(data), restarts=False)
-    if _is_dataset(data):
-        return _Iterable(lambda: iter(data), restarts=True)
+    if _is_iterator(data) or _is_dataset(data):
+        return _Iterable(lambda: iter(data), restarts=not _is_iterator(data))
     raise ValueError(
         "Pass data as `fit` takes it: an array, a tuple `(x, y)` or `(x, y, sample_weight)` of "
         "arrays, a PyDataset, or an iterable of batches: tf.data, a DataLoader, a list, a "

@@ -47,15 +47,10 @@ def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> Dens
         # All have the same, except in a model assembled from several.
         asked = live_count(max(p.target_density or 0.0 for p in steered), size)
         counts.append((live, asked, size))
-        missed = missed or _missed(steered, live, asked)
+        moving = [threshold for threshold in steered if not threshold.frozen]
+        slack = max(threshold.dies_at_once for threshold in steered)
+        drift = max(slack, _DRIFT * asked) if moving else slack
+        missed |= abs(live - asked) > drift or any(t.target_is_frozen for t in moving)
     if not missed:
         return None
     return DensityGap(*(sum(part) for part in zip(*counts, strict=True)))
-
-
-def _missed(steered: list[LearntThreshold], live: int, asked: int) -> bool:
-    moving = [threshold for threshold in steered if not threshold.frozen]
-    if any(threshold.target_is_frozen for threshold in moving):
-        return True
-    slack = max(threshold.dies_at_once for threshold in steered)
-    return abs(live - asked) > (max(slack, _DRIFT * asked) if moving else slack)

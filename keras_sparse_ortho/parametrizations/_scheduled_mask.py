@@ -1,6 +1,5 @@
 """Masks by magnitude that are updated during training: `MagnitudeMask`, `StraightThroughTopK`."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -43,12 +42,16 @@ class ScheduledMask(Masked):
             initializer=keras.initializers.Constant(-1),
         )
 
-    def update(self, step: int, density: float | None = None) -> "MaskUpdate":
+    def update(self, step: int, density: float | None = None) -> tuple[Any, int]:
         """Ranks the weight and sets the mask for a step.
 
         Args:
             step: Updates of the optimizer so far.
             density: Live fraction. Default: that of the schedule, which must be in steps.
+
+        Returns:
+            A bool tensor of the entries whose optimizer slots are to be reset (`None` for none),
+            and how many entries are live now and were dead before.
         """
         self.clear_dead()
         mask = self._ranked(self.schedule.density(step) if density is None else density)
@@ -57,7 +60,7 @@ class ScheduledMask(Masked):
         grown = number_of(fresh)
         self.assign_mask(mask)
         assign(self._updated, step)
-        return MaskUpdate(self._slots_to_reset(mask), grown)
+        return self._slots_to_reset(mask), grown
 
     @property
     def last_updated(self) -> int:
@@ -107,19 +110,6 @@ class ScheduledMask(Masked):
         if not_finite:
             self.weight.finite_raw_value()  # raises
         return mask
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskUpdate:
-    """What an update of a mask has changed.
-
-    Args:
-        reset: Bool tensor of the entries whose optimizer slots are to be reset; `None` for none.
-        grown: How many entries are live now and were dead before.
-    """
-
-    reset: Any
-    grown: int
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
