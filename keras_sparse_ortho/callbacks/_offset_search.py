@@ -139,12 +139,7 @@ def entries_of(threshold: Any) -> Entries:
 class Cut:
     """The `count` entries of largest critical offset, ties to the first weight and flat index.
 
-    Args:
-        entries: Those of each weight.
-        count: How many are live.
-        low: An offset that the critical offsets of all live entries reach.
-        high: An offset from which on all entries are live.
-        missing: How many of the entries between the two, all at the offset `low`, are live.
+    These reach the offset `low`; all that reach `high` are live, and `missing` of those between.
     """
 
     entries: Sequence[Entries]

@@ -92,7 +92,6 @@ class StepCallback(keras.callbacks.Callback):
 
     def on_step(self, step: int, executed: int) -> None:
         """To be overridden: called before a step, `executed` updates after the last call."""
-        raise NotImplementedError
 
     def set_model(self, model: Any) -> None:
         """Takes the model."""
@@ -162,17 +161,12 @@ class StepCallback(keras.callbacks.Callback):
         self._run_begun = True
         epochs, batches = self.length()
         seen, accumulated = applied_batches(self._watched.optimizer)
-        self._lost_batches = 0
-        if not batches:
-            self._on_run_begin(seen // accumulated, None)
-            return
-        # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
-        start = (seen // batches - epoch) * batches
-        self._lost_batches = max(0, -start)
-        steps = None if not epochs else epochs * batches // accumulated
-        self._on_run_begin(start // accumulated, steps)
-
-    def _on_run_begin(self, start: int, steps: int | None) -> None:
+        steps = epochs * batches // accumulated if epochs and batches else None
+        if batches:
+            # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
+            seen = (seen // batches - epoch) * batches
+        self._lost_batches = max(0, -seen)
+        start = seen // accumulated
         self.workers.together(lambda: self.on_run_begin(start, steps))
         if self.workers.count > 1:
             begin = {"callback": type(self).__name__, "start": start, "steps": steps}
@@ -216,9 +210,6 @@ class CheckWorkers(StepCallback):
     >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0,
     ...                     callbacks=[kso.callbacks.CheckWorkers()])
     """
-
-    def on_step(self, step: int, executed: int) -> None:
-        """Does nothing."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares the models."""

@@ -41,7 +41,7 @@ class ThresholdSteering:
         self.schedule = None if schedule is None else schedule.with_final(self.final_density)
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
         self.freeze = freeze
-        self._plan: Schedule | None = None
+        self._plan = self.schedule or Cubic(self.final_density, frequency=self.frequency)
         self._thresholds: list[Any] = []
         self._all_frozen = False
         self._warned_of_unreachable = False
@@ -81,7 +81,7 @@ class ThresholdSteering:
     @property
     def end_step(self) -> int | None:
         """The step at which the schedule ends, in this run."""
-        end = self._resolved().end_step
+        end = self._plan.end_step
         return None if end is None else int(end)
 
     @property
@@ -91,17 +91,15 @@ class ThresholdSteering:
 
     def is_due(self, step: int, executed: int) -> bool:
         """Whether to `steer` before this step, `executed` updates after the last call."""
-        plan = self._resolved()
-        if plan.due(step, executed):
-            return True
-        if not self.has_ended(step):
-            return False
+        if self._plan.due(step, executed) or not self.has_ended(step):
+            return self._plan.due(step, executed)
         # A run that was resumed after the end freezes now; without `freeze` updates go on.
-        return not self._all_frozen if self.freeze else step % (plan.frequency or 1) < executed
+        frequency = self._plan.frequency or 1
+        return not self._all_frozen if self.freeze else step % frequency < executed
 
     def is_due_at_end(self, step: int, executed: int) -> bool:
         """Whether to `steer` after the last step; the arguments are those of `is_due`."""
-        plan = self._resolved()
+        plan = self._plan
         endless = plan.end_step is None and step >= plan.begin_step
         return endless or self.has_ended(step) or plan.due(step, executed)
 
@@ -115,7 +113,7 @@ class ThresholdSteering:
         if not thresholds:
             return []
         entries = [entries_of(threshold) for threshold in thresholds]
-        count = live_count(self._resolved().density(step), sum(one.size for one in entries))
+        count = live_count(self._plan.density(step), sum(one.size for one in entries))
         found = cut(entries, count)
         self._warn(found, thresholds)
         freeze = self.freeze and self.has_ended(step)
@@ -127,13 +125,9 @@ class ThresholdSteering:
         pairs = zip(thresholds, masks, strict=freeze)
         return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs]
 
-    def _resolved(self) -> Schedule:
-        assert self._plan is not None, "call `begin` first"
-        return self._plan
-
     def has_ended(self, step: int) -> bool:
         """Whether the schedule has come to its end."""
-        end = self._resolved().end_step
+        end = self._plan.end_step
         return end is not None and step >= end
 
     def _warn(self, found: Cut, thresholds: list[Any]) -> None:

@@ -235,9 +235,6 @@ class CompactMask(FixedMask):
             live = keras.ops.take(flat, self.indices.value, axis=0)
         assign(self.values, live)
 
-    def settle(self) -> None:
-        """Nothing: there is no raw weight that is not live."""
-
     def clear_dead(self) -> None:
         """Nothing: there is no raw weight that is not live."""
 

@@ -216,12 +216,7 @@ class LearntThreshold(Parametrization):
         return self.weight.variable
 
     def aim(self, density: float, freeze: bool) -> None:
-        """Stores the density of `TargetDensity`, which is saved with the weight.
-
-        Args:
-            density: Live fraction of all steered weights together.
-            freeze: Whether the live entries will be fixed there.
-        """
+        """Stores the density of `TargetDensity`, and whether live entries will be fixed there."""
         assign(self._target, np.array([density, freeze], np.float32))
 
     @property
