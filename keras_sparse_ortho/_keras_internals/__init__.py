@@ -73,7 +73,6 @@ from keras_sparse_ortho._keras_internals._stand_ins import (
 from keras_sparse_ortho._keras_internals._sublayers import (
     ConvLSTMCell,
     created_trainable,
-    held_layers,
     own_variables,
     sublayers,
 )
@@ -109,7 +108,6 @@ __all__ = [
     "give_value",
     "graph_calls",
     "graph_ends",
-    "held_layers",
     "in_fit",
     "in_stateless_scope",
     "initial_epoch_is",

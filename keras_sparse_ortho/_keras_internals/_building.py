@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals._sublayers import held_layers
+from keras_sparse_ortho._keras_internals._sublayers import sublayers
 
 
 def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
@@ -28,7 +28,7 @@ def is_built_in_calls(layer: keras.layers.Layer) -> bool:
     """
     if type(layer).build is keras.layers.Layer.build:
         return True
-    return bool(held_layers(layer)) and not type(layer).__module__.startswith("keras.")
+    return bool(sublayers(layer)) and not type(layer).__module__.startswith("keras.")
 
 
 class WrapperBuiltByCalls(keras.layers.Wrapper):

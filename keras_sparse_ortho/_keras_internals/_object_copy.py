@@ -134,7 +134,7 @@ class _Copier:
             attributes["_outbound_nodes"] = []  # calls in other models as well; nobody reads it
         for name, item in attributes.items():
             # Not by setattr, with which Keras and its backends look at what is set.
-            vars(new)[name] = self.copy(item)
+            vars(new)[name] = self.copy(_tracked(item) if name in _TRACKED else item)
 
     def _variable(self, value: Any) -> Any:
         new = self._note(value, object.__new__(type(value)))
@@ -256,6 +256,21 @@ def contents(cell: Any) -> list[Any]:
         return [cell.cell_contents]
     except ValueError:
         return []
+
+
+# Where TensorFlow notes what checkpoints of an object depend on.
+_TRACKED = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names")
+
+
+def _tracked(noted: Any) -> Any:
+    """Without compiled functions, such as the train function, which a copy makes anew."""
+
+    def is_kept(item: Any) -> bool:
+        return not hasattr(getattr(item, "ref", item), "python_function")
+
+    if isinstance(noted, dict):
+        return {name: item for name, item in noted.items() if is_kept(item)}
+    return [item for item in noted if is_kept(item)]
 
 
 def uncompiled(attributes: dict[str, Any]) -> dict[str, Any]:

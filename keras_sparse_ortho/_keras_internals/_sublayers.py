@@ -7,13 +7,15 @@ from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """The layers that `layer` itself holds, in the order of their creation."""
-    return list(layer.layers) if isinstance(layer, keras.Model) else held_layers(layer)
+    """The layers that `layer` itself holds, in the order of their creation.
 
-
-def held_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """As `sublayers`, with those that a functional model has in attributes but not in its graph."""
-    return list(layer._flatten_layers(include_self=False, recursive=False))
+    A functional model may hold others in attributes than those in its graph; they come last.
+    """
+    held = list(layer._flatten_layers(include_self=False, recursive=False))
+    if not isinstance(layer, keras.Model):
+        return held
+    graph = {id(inner): inner for inner in layer.layers}
+    return [*graph.values(), *(inner for inner in held if id(inner) not in graph)]
 
 
 def own_variables(layer: keras.layers.Layer) -> list[Any]:

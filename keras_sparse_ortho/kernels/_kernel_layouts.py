@@ -54,7 +54,9 @@ def declares_kernels(layer: Any) -> bool:
 
 
 def _is_of_keras(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "keras"
+    # Keras' layers around somebody else's functions or modules do not know what these hold.
+    others = (L.TorchModuleWrapper, L.JaxLayer, L.FlaxLayer)
+    return kind.__module__.partition(".")[0] == "keras" and not issubclass(kind, others)
 
 
 @kernel_layouts.register(L.Dense)
@@ -159,7 +161,8 @@ _KNOWN: dict[str, dict[str, dict[str, KernelLayout]]] = {
         "AddRelativePositionalEmbedding": {"rel_pos_h": _TABLE, "rel_pos_w": _TABLE},
         "AddPositionalEmbedding": {"pos_embed": _MAP},
         "DeiTEmbeddings": {"position_embedding": _ONE_TABLE},
-        "DINOV2Embedding": {"position_embeddings": _ONE_TABLE},
+        # The other table, `position_embeddings`, is neither trained nor used.
+        "DINOV2Embedding": {"interpolated_position_embeddings": _ONE_TABLE},
         "XLNetEncoder": {"segment_encoding": _HEADS},
         "Gemma4AudioRelativePositionEmbedding": {"pos_proj": _TABLE},
         "Qwen3_5GatedDeltaNet": {"conv1d_kernel": _CHANNELS},

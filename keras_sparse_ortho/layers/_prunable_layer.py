@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -23,7 +23,11 @@ from keras_sparse_ortho.kernels import PrunableWeight, Selection, select, walk
 from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._shown_layer import shown
-from keras_sparse_ortho.layers._wrappable import refuse_unwrappable, wrappable_weights
+from keras_sparse_ortho.layers._wrappable import (
+    refuse_dense_updates,
+    refuse_unwrappable,
+    wrappable_weights,
+)
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 
 
@@ -39,6 +43,7 @@ class _State:
         self.draws: RecordedDraws | None = None
         self.deferred = DeferredVariables()
         self.layer_weights: list[Any] = []
+        self.undo: list[Callable[[], None]] = []
         self.names: list[str] = []
 
     def creating(self, layer: Any) -> contextlib.AbstractContextManager[None]:
@@ -97,6 +102,9 @@ class _State:
         for parametrization in self.parametrized.values():
             parametrization.release()
         self.parametrized.clear()
+        for undo in self.undo:
+            undo()
+        self.undo.clear()
 
     def rename(self, layer: Any) -> None:
         """Gives a layer and those inside it their known names, once all of them are there."""
@@ -223,6 +231,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             raise
         self._state.draws = None
         self._state.drop_given()
+        owners = {id(weight.owner): weight.owner for weight in chosen}
+        self._state.undo += [refuse_dense_updates(owner) for owner in owners.values()]
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
         prefix = weight.path.replace("/", "_")
@@ -257,12 +267,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         """Inside, the layer has its effective weights, made when inputs `after` are there."""
         pairs = []
         for parametrization in self._state.parametrized.values():
-            weight = parametrization.weight
-            if getattr(weight.owner, "lora_enabled", False):
-                raise NotPrunableError(
-                    f"LoRA was enabled on '{weight.path}' while it is wrapped; its update of the "
-                    "kernel is dense. Strip first. Received: a call of the wrapped layer"
-                )
             pairs.append((parametrization.layer_variable, parametrization.current(after)))
         with VariableOverrides(pairs) as scope:
             yield

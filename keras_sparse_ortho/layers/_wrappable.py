@@ -1,5 +1,6 @@
 """What can be wrapped: layers, or the reason why not, and their weights."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -45,6 +46,41 @@ def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
                 f"The layer '{path}' cannot be wrapped: {reason}. "
                 f"Received: layer={inner.__class__.__name__}"
             )
+
+
+def refuse_dense_updates(layer: Any) -> Callable[[], None]:
+    """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`.
+
+    Returns:
+        Undoes it.
+    """
+    own = vars(layer)
+    kept = {name: own[name] for name in ("quantize", "enable_lora") if name in own}
+
+    def quantize(*args: Any, **kwargs: Any) -> None:
+        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
+        raise NotImplementedError(
+            f"The layer '{layer.name}' cannot be quantized while it is wrapped. Strip the model "
+            "first (keras_sparse_ortho.strip), and quantize the plain one. "
+            f"Received: quantize of {type(layer).__name__}"
+        )
+
+    def enable_lora(*args: Any, **kwargs: Any) -> None:
+        raise NotPrunableError(
+            f"LoRA cannot be enabled on '{layer.name}' while it is wrapped: its update of the "
+            "kernel is dense. Strip the model first (keras_sparse_ortho.strip), and enable it on "
+            f"the plain layer. Received: enable_lora of {type(layer).__name__}"
+        )
+
+    # Not by setattr, with which Keras and its backends look at what is set.
+    own.update(quantize=quantize, enable_lora=enable_lora)
+
+    def undo() -> None:
+        for name in ("quantize", "enable_lora"):
+            vars(layer).pop(name, None)
+        vars(layer).update(kept)
+
+    return undo
 
 
 def wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]:

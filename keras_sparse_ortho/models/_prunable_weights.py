@@ -127,4 +127,10 @@ def refuse_unfit(model: Any, weights: list[PrunableWeight], lack: str) -> None:
             f"Received: {stored}"
         )
     for weight in weights:
+        if getattr(weight.owner, "quantization_mode", None) is not None:
+            raise NotPrunableError(
+                f"The weight '{weight.path}' is quantized. Prune first, strip, then quantize; or "
+                f"`exclude` it. Received: layer={type(weight.owner).__name__} of "
+                f"{weight.owner.quantization_mode}"
+            )
         weight.finite_raw_value()

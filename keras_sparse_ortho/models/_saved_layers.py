@@ -9,7 +9,6 @@ import keras
 from keras_sparse_ortho._keras_internals import (
     become,
     body_of,
-    held_layers,
     is_built_in_calls,
     maybe_build,
     sublayers,
@@ -203,7 +202,7 @@ def _named_before(model: Any, prefix: str = "") -> list[tuple[Any, str]]:
     """The layers whose names are in older files: those that models hold, none inside a layer."""
     layers = {id(layer): layer for layer in getattr(model, "layers", [])}
     if is_graph_of_class(model):
-        layers |= {id(layer): layer for layer in held_layers(model) if layer.weights}
+        layers |= {id(layer): layer for layer in sublayers(model) if layer.weights}
     found = []
     for layer in layers.values():
         if not isinstance(layer, keras.layers.InputLayer):
