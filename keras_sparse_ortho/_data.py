@@ -24,21 +24,9 @@ def first_batches(
     shuffle: bool = True,
     seed: int | None = None,
 ) -> list[Batch]:
-    """The first batches of some data.
+    """The first batches (`None`: all) of arrays, or of anything with batches that `fit` takes.
 
-    Args:
-        data: Arrays: `x` alone, `(x, y)` or `(x, y, sample_weight)`, each an array, or a list or
-            dict of arrays. Or batches: a `keras.utils.PyDataset`, a `tf.data.Dataset`, a torch
-            `DataLoader`, a list, a generator, or a function that returns a generator.
-        batch_size: Samples in a batch of arrays.
-        batches: How many batches; `None` for all.
-        shuffle: Whether samples of arrays are drawn at random, without replacement.
-        seed: The seed of these draws; `None` draws one from Python's `random`.
-
-    Raises:
-        ValueError: No data, arrays of different lengths, targets beside a data set.
-
-    Example:
+    Samples of arrays are drawn without replacement; without a seed one is drawn from `random`.
 
     >>> [(x, y, _)] = first_batches((np.arange(5), np.arange(5) + 10), batch_size=3, seed=0)
     >>> x.tolist(), y.tolist()
@@ -64,13 +52,7 @@ def first_batches(
 class BatchSource:
     """The n-th batch of some data, in any order of calls.
 
-    Args:
-        data: As for `first_batches`, but not a generator, which cannot start again.
-        batch_size: How many samples to draw from arrays, independently for each batch.
-        seed: The seed of these draws.
-
-    Raises:
-        ValueError: Data of another kind; arrays of different lengths.
+    Samples are drawn from arrays for each batch; a generator, which cannot start again, is refused.
     """
 
     def __init__(self, data: Any, batch_size: int, seed: int) -> None:
@@ -209,22 +191,18 @@ def _source(data: Any) -> _Arrays | _Indexed | _Iterable:
     """What `data` is: arrays, or batches."""
     if isinstance(data, tuple | dict) or _is_array(data):
         return _Arrays(data)
-    if isinstance(data, list):
-        if data and not isinstance(data[0], tuple | list | dict):
-            raise ValueError(
-                "A list must hold batches, (x, y) each; pass arrays as a tuple, `(x, y)`, and "
-                "several inputs as `([a, b], y)`. "
-                f"Received: a list whose first element is a {type(data[0]).__name__}"
-            )
-        return _Iterable(lambda: iter(data), restarts=True)
+    if isinstance(data, list) and data and not isinstance(data[0], tuple | list | dict):
+        raise ValueError(
+            "A list must hold batches, (x, y) each; pass arrays as a tuple, `(x, y)`, and "
+            "several inputs as `([a, b], y)`. "
+            f"Received: a list whose first element is a {type(data[0]).__name__}"
+        )
     if isinstance(data, keras.utils.PyDataset):
         return _Indexed(data)
     if callable(data):
         return _Iterable(lambda: iter(data()), restarts=True)
-    if _is_iterator(data):
-        return _Iterable(lambda: iter(data), restarts=False)
-    if _is_dataset(data):
-        return _Iterable(lambda: iter(data), restarts=True)
+    if _is_iterator(data) or _is_dataset(data):
+        return _Iterable(lambda: iter(data), restarts=not _is_iterator(data))
     raise ValueError(
         "Pass data as `fit` takes it: an array, a tuple `(x, y)` or `(x, y, sample_weight)` of "
         "arrays, a PyDataset, or an iterable of batches: tf.data, a DataLoader, a list, a "

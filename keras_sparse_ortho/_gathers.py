@@ -34,11 +34,7 @@ def with_gradient(
 ) -> Any:
     """`function(*floats, *integers)`, a tensor, whose derivative is what `gradient` says.
 
-    Args:
-        function: Tensors to a tensor. It must close over no variable, which TensorFlow refuses.
-        gradient: See `Gradient`. Its own derivative is that of its operations.
-        floats: Tensors that are differentiated.
-        integers: Tensors that are not.
+    `function` must close over no variable, which TensorFlow refuses.
     """
     floats, integers = ([_tensor(value) for value in values] for values in (floats, integers))
     if keras.backend.backend() == "jax":
@@ -83,13 +79,8 @@ def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int,
     `function` maps the entries of the first axis independently, to one tensor with that axis. On
     CPUs its temporaries then stay in the cache, and are not allocated page by page in every step,
     which costs as much as the products. On accelerators, and for one chunk, it is called once.
-
-    Args:
-        function: Tensors to a tensor.
-        arrays: Tensors whose first axis `chunks` divides.
-        chunks: How many.
-        like: A tensor of the result's dtype, best the one of `arrays` that is computed last: the
-            result's memory is then not held before.
+    `like` is a tensor of the result's dtype, best the one of `arrays` that is computed last: the
+    result's memory is then not held before.
     """
     if chunks == 1:
         return function(*arrays)

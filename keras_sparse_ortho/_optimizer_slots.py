@@ -14,12 +14,7 @@ def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
     """Resets the slots of some entries of a weight to their initial values.
 
     After a mask change stale momentum would go on moving dropped raw weights, and push grown ones
-    along an old gradient.
-
-    Args:
-        optimizer: A Keras optimizer, or `None`. One that is not built has no slots.
-        variable: The raw weight.
-        entries: Bool array or tensor of its shape: which entries to reset; `None` for none.
+    along an old gradient. `entries` is a bool array or tensor, or `None` for none.
     """
     if optimizer is None or entries is None:
         return
@@ -31,13 +26,9 @@ def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
 
 
 def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
-    """Moves slots along with live values or blocks, and resets those of new ones.
+    """Moves slots with live values, or blocks `(J, k, *taps, r, c)`; resets those of new ones.
 
-    Args:
-        optimizer: A Keras optimizer, or `None`.
-        variable: The live values of a kernel, or its live blocks `(J, k, *taps, r, c)`.
-        source: For each value, or each of the `(J, k)` blocks, its flat index before; -1 if it is
-            new.
+    `source` has the flat index of each value or `(J, k)` block before, -1 if it is new.
     """
     if optimizer is None:
         return
@@ -51,14 +42,10 @@ def copy_slots(
     partners: Mapping[int, Any],
     converted: Mapping[int, Callable[[np.ndarray, float], np.ndarray]],
 ) -> None:
-    """Copies step count and slots to another optimizer of the same class.
+    """Copies step count and slots to an optimizer of the same class, built for other variables.
 
-    Args:
-        old: A built optimizer that passes `refuse_other_slots`.
-        new: One of the same class and settings, built for other variables.
-        partners: From the `id` of a variable of the old one to that of the new one.
-        converted: From the `id` of a variable whose partner has another shape to a function that
-            maps a slot's array and its initial value to the new array.
+    `partners` maps the `id` of a variable of the old one to that of the new one; `converted` the
+    `id` of one whose partner has another shape to a function of a slot's array and initial value.
     """
     for slot, target, variable, start in slot_pairs(old, new, partners):
         array = to_numpy(slot)

@@ -94,9 +94,7 @@ def largest_magnitudes(value: Any, count: int) -> tuple[Any, int]:
 def rank(keys: Any, count: int) -> tuple[Any, int, int]:
     """The key of rank `count` (the largest has rank 1), how many are larger, and how many equal.
 
-    Args:
-        keys: int32 tensor. Negative entries have no rank.
-        count: At least 1, and at most the number of entries with a rank.
+    Keys are int32; negative ones have no rank.
     """
     least, above, equal = compiled_once(_rank)(keys, _argument(count))
     return least, int(to_numpy(above)), int(to_numpy(equal))
@@ -105,10 +103,7 @@ def rank(keys: Any, count: int) -> tuple[Any, int, int]:
 def counts_at_least(value: Any, least: np.ndarray, one: tuple[int, ...]) -> np.ndarray:
     """How many magnitudes have at least the bits of a bound, for each of several bounds, (m,).
 
-    Args:
-        value: A float tensor of the backend.
-        least: Bounds, (m, groups); the groups are the entries along the axes of `one`.
-        one: The shape of one number for each group, which broadcasts to that of `value`.
+    Bounds are (m, groups); `one`, which broadcasts to `value`, is the shape of one for each group.
     """
     return to_numpy(compiled_once(_counts_at_least, one=one)(value, _argument(least)))
 
@@ -242,21 +237,11 @@ def _platforms(value: Any) -> set[str]:
 def drop_and_grow_on_device(
     value: Any, mask: Any, count: int, scores: Any, rng: np.random.Generator, like: Any
 ) -> Any:
-    """`drop_and_grow` on tensors: the same mask, bit for bit, from the same generator.
+    """`drop_and_grow` on tensors: the same mask, bit for bit; `None` if a weight is not finite.
 
-    Only counts come to the host, and the positions of equal entries if some are to be drawn.
-
-    Args:
-        value: The weight, a tensor.
-        mask: Which entries are live, a bool tensor.
-        count: How many to drop, from 0 to the number of live entries.
-        scores: Floats of the weight's shape, of which the largest magnitudes grow; or int32 that
-            are not negative.
-        rng: Draws from equal entries.
-        like: The variable of the mask.
-
-    Returns:
-        The new mask; `None` if the weight is not finite.
+    Only counts come to the host, and the positions of equal entries if some are to be drawn. Scores
+    are floats, of which the largest magnitudes grow, or int32 that are not negative. `like` is the
+    variable of the mask.
     """
     keys, not_finite = compiled_once(_keys_of_live)(value, mask)
     if int(to_numpy(not_finite)):

@@ -6,7 +6,7 @@ import keras
 
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._offset_search import cut, entries_of
-from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
+from keras_sparse_ortho.callbacks._target_density import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import model_gap, prunable_weights, watch_saving
 from keras_sparse_ortho.orthogonal import live_count
@@ -163,51 +163,40 @@ def finish(model: Any, density: float | None = None) -> Any:
             "Masks on a schedule have the density with which it ends: make the model again with "
             f"another one, or `prune` it. Received: density={density!r}"
         )
-    asked = density if density is not None or not thresholds else _asked(model, thresholds)
-    for mask in masks:
-        _finish_mask(model, mask)
-    if thresholds:
-        _finish_thresholds(model, thresholds, ThresholdSteering(asked or 0.0, OneShot(1.0)))
-    watch_saving(model, False)
-    return model
-
-
-def _asked(model: Any, thresholds: list[LearntThreshold]) -> float:
     asked = {t.target_density for t in thresholds if t.target_density is not None}
-    if len(asked) != 1:
+    if density is not None:
+        asked = {density}
+    if thresholds and len(asked) != 1:
         raise NotPrunableError(
             "finish() needs a `density` for thresholds that TargetDensity has not steered to one. "
             f"Received: model={model.name!r}, density=None"
         )
-    return asked.pop()
-
-
-def _finish_mask(model: Any, mask: ScheduledMask) -> None:
-    live, final = mask.counts()
-    if live == final:
-        return
-    # At least step 0, so that the mask counts as updated.
-    update = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
-    zero_slots(_optimizer(model), mask.weight.variable, update.reset)
+    optimizer = getattr(model, "optimizer", None)
+    for mask in masks:
+        live, final = mask.counts()
+        if live != final:
+            # At least step 0, so that the mask counts as updated.
+            reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
+            zero_slots(optimizer, mask.weight.variable, reset)
+    if thresholds:
+        _finish_thresholds(optimizer, thresholds, ThresholdSteering(asked.pop(), OneShot(1.0)))
+    watch_saving(model, False)
+    return model
 
 
 def _finish_thresholds(
-    model: Any, thresholds: list[LearntThreshold], steering: ThresholdSteering
+    optimizer: Any, thresholds: list[LearntThreshold], steering: ThresholdSteering
 ) -> None:
     steering.take(thresholds)
     steering.resolve(1)
-    frozen = [threshold for threshold in thresholds if threshold.frozen]
+    frozen = all(threshold.frozen for threshold in thresholds)
     pairs: list[tuple[Any, Any]] = list(steering.steer(0))
-    if len(frozen) == len(thresholds):  # by a run to another density
+    if frozen:  # by a run to another density
         entries = [entries_of(threshold) for threshold in thresholds]
         count = live_count(steering.final_density, sum(one.size for one in entries))
         masks = cut(entries, count).masks()
         pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
     for threshold, live in pairs:
-        zero_slots(_optimizer(model), threshold.steered, keras.ops.logical_not(live))
+        zero_slots(optimizer, threshold.steered, keras.ops.logical_not(live))
     for threshold in thresholds:
         threshold.aim(steering.final_density, freeze=True)
-
-
-def _optimizer(model: Any) -> Any:
-    return getattr(model, "optimizer", None)

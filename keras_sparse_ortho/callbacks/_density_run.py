@@ -1,14 +1,13 @@
 """`DensityLogger`, and `DensityRun`, the base of callbacks that bring a model to a density."""
 
 import abc
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._keras_internals import after_fit
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import prunable_weights, warn_of_gap, watch_saving
 from keras_sparse_ortho.parametrizations import DensityGap, Parametrization, density_gap
 
@@ -57,7 +56,12 @@ def density_and_threshold(
     live = {weight.path: weight.live for weight in weights}
     size = sum(weight.size for weight in weights)
     entries = {f"{prefix}density": sum(live.values()) / size}
-    thresholds = _thresholds(weights)
+    thresholds = {}
+    for weight in weights:
+        if isinstance(weight.parametrization, Parametrization):
+            threshold = weight.parametrization.threshold_value()
+            if threshold is not None:
+                thresholds[weight.path] = float(threshold.mean())
     if thresholds:
         entries[f"{prefix}threshold"] = sum(thresholds.values()) / len(thresholds)
     if per_layer:
@@ -68,17 +72,6 @@ def density_and_threshold(
     return entries
 
 
-def _thresholds(weights: list[PrunableWeight]) -> dict[str, float]:
-    """The mean threshold of each weight that has learnt ones."""
-    found = {}
-    for weight in weights:
-        if isinstance(weight.parametrization, Parametrization):
-            threshold = weight.parametrization.threshold_value()
-            if threshold is not None:
-                found[weight.path] = float(threshold.mean())
-    return found
-
-
 class DensityRun(StepCallback):
     """A callback that brings a model to a density, and warns when the run ends without it.
 
@@ -87,14 +80,15 @@ class DensityRun(StepCallback):
     their density. It is checked when all callbacks are done.
     """
 
+    _kind: type[Parametrization]
+    _names: str
+
     def __init__(self) -> None:
         super().__init__()
+        # The parametrizations of `_kind` that this callback brings to a density.
+        self._own: list[Any] = []
         self._at_epoch_end: list[Any] | None = None
         self._last_step = 0
-
-    @abc.abstractmethod
-    def parametrizations(self) -> Sequence[Any]:
-        """The parametrizations that this callback brings to a density."""
 
     def logged(self) -> dict[str, float]:
         """What to add to the logs of an epoch."""
@@ -113,7 +107,15 @@ class DensityRun(StepCallback):
         """Does what is due at the last step."""
 
     def prepare(self) -> None:
-        """Forgets the run before."""
+        """Refuses a model without such parametrizations, and forgets the run before."""
+        found = [weight.parametrization for weight in prunable_weights(self._watched)]
+        self._own = [own for own in found if isinstance(own, self._kind)]
+        if not self._own:
+            raise NotPrunableError(
+                f"{type(self).__name__} needs weights with {self._names}, see "
+                "keras_sparse_ortho.parametrize. "
+                f"Received: model={self._watched.name!r} without any"
+            )
         self._at_epoch_end = None
         watch_saving(self._watched, False)
 
@@ -137,7 +139,7 @@ class DensityRun(StepCallback):
         return self._at_epoch_end is not None and self._at_epoch_end != self.state()
 
     def _check_density(self) -> None:
-        gap = density_gap(self.parametrizations())
+        gap = density_gap(self._own)
         watch_saving(self._watched, gap is not None)
         if gap is not None:
             warn_of_gap(gap, self._reason(gap))

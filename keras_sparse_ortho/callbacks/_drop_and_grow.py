@@ -17,19 +17,7 @@ Generator = np.random.Generator
 def drop_and_grow(value: Array, mask: Array, count: int, scores: Array, rng: Generator) -> Array:
     """Drops the `count` live entries of smallest magnitude, then grows as many by score.
 
-    All entries that are dead after the drop may grow, those that were just dropped included.
-
-    Args:
-        value: The weight.
-        mask: Which entries are live; it is not changed.
-        count: How many to drop, from 0 to the number of live entries.
-        scores: Finite numbers of the weight's shape; the largest ones grow.
-        rng: Draws from equal entries.
-
-    Returns:
-        A new mask with as many live entries as `mask`.
-
-    Example:
+    Entries that were just dropped may grow again; which of several equals is drawn.
 
     >>> value, mask = np.array([3.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False])
     >>> drop_and_grow(value, mask, 1, np.array([9.0, 1.0, 2.0, 3.0]), np.random.default_rng(0))
@@ -74,19 +62,7 @@ def move_regular(
 
     A dropped entry leaves its input and its output one entry short. Among all ways to fill these
     places with dead entries, each at most once, one with the largest sum of scores is taken; the
-    dropped entries themselves are one such way.
-
-    Args:
-        magnitudes: `(matrices, inputs, outputs)`.
-        live: bool of the same shape; it is not changed.
-        count: How many to drop, from 0 to the number of live entries.
-        scores: Finite numbers of the same shape.
-        rng: Draws from equal entries.
-
-    Returns:
-        A new mask, with the sums of `live` along inputs and along outputs.
-
-    Example:
+    dropped entries themselves are one such way. Arrays are `(matrices, inputs, outputs)`.
 
     >>> live = np.eye(3, dtype=bool)[None]
     >>> scores = np.roll(np.eye(3), 1, axis=1)[None]
@@ -136,20 +112,8 @@ def move(
 ) -> Array:
     """Drops about `count` live entries, then grows as many by score, within the structure.
 
-    All arrays are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`.
-
-    Args:
-        structure: The structure of the mask, before and after.
-        value: The kernel.
-        mask: Which entries are live; it is not changed.
-        count: How many entries to drop; whole blocks: as many as fit.
-        scores: Finite numbers of the kernel's shape; the largest ones grow.
-        rng: Draws from equal entries.
-
-    Returns:
-        A new mask with as many live entries as `mask`.
-
-    Example:
+    All arrays are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`. Of whole
+    blocks as many drop as fit.
 
     >>> value = np.array([[[[3.0, 1.0], [2.0, 5.0], [0.0, 0.0]]]])
     >>> scores = np.arange(6.0).reshape(value.shape)

@@ -16,19 +16,15 @@ from keras_sparse_ortho._ranking import (
     number_of,
     random_order,
     random_order_on_device,
+    ranks_on_device,
 )
-from keras_sparse_ortho.callbacks._mask_moves import (
-    all_finite,
-    block_layer,
-    fixed_mask,
-    moved_blocks,
-    moved_entries,
-    moves_on_device,
-    places_shape,
-)
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow, move, move_regular
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, derived_seed
+from keras_sparse_ortho.layers import BlockSparseLayer
 from keras_sparse_ortho.models import prunable_weights
 
 # The RigL paper stops at three quarters of the training.
@@ -41,16 +37,7 @@ class DynamicSparseTraining(StepCallback):
     Subclasses implement `growth_scores`, which says where entries grow. The callback keeps no state
     between steps: an update depends on the model, the optimizer's step count and the arguments
     alone. Masks that were drawn with a structure keep it: whole blocks move, and `ConstantFan` and
-    `NByM` hold for every line and group.
-
-    Args:
-        frequency: Optimizer steps between updates.
-        fraction: The `alpha` of the cosine, in (0, 1].
-        end_step: Optimizer step from which on masks do not change. Default: three quarters of the
-            steps of this `fit`.
-        include: Which weights to train this way; default: all with a `FixedMask` or live blocks.
-        exclude: Which of these to leave out.
-        seed: An integer from which every random choice is derived.
+    `NByM` hold for every line and group. The arguments are those of `SET`.
     """
 
     def __init__(
@@ -144,7 +131,7 @@ class DynamicSparseTraining(StepCallback):
     def _update(self, step: int) -> int:
         scores = self.growth_scores(self._weights, step)
         pairs = zip(self._weights, scores, strict=True)
-        wrong = [weight.path for weight, score in pairs if not all_finite(score)]
+        wrong = [weight.path for weight, score in pairs if not _all_finite(score)]
         if wrong:
             warnings.warn(
                 f"{type(self).__name__} skipped its update at step {step}: the scores of "
@@ -152,26 +139,24 @@ class DynamicSparseTraining(StepCallback):
                 stacklevel=2,
             )
             return 0
-        moved = 0
-        for weight, score in zip(self._weights, scores, strict=True):
-            moved += self._update_weight(weight, score, step)
-        return moved
+        pairs = zip(self._weights, scores, strict=True)
+        return sum(self._update_weight(weight, score, step) for weight, score in pairs)
 
     def _update_weight(self, weight: PrunableWeight, scores: Any, step: int) -> int:
         rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
         layer = block_layer(weight)
         if layer is not None:
-            return self._move(weight, moved_blocks(layer, self.drop_fraction(step), scores, rng))
+            return self._move(weight, _moved_blocks(layer, self.drop_fraction(step), scores, rng))
         if moves_on_device(weight):
             return self._update_on_device(weight, scores, step, rng)
-        before = fixed_mask(weight).mask_value()
+        before = weight.parametrization.mask_value()
         count = math.floor(self.drop_fraction(step) * np.count_nonzero(before))
-        return self._move(weight, moved_entries(weight, before, count, scores, rng))
+        return self._move(weight, _moved_entries(weight, before, count, scores, rng))
 
     def _update_on_device(
         self, weight: PrunableWeight, scores: Any, step: int, rng: np.random.Generator
     ) -> int:
-        own = fixed_mask(weight)
+        own = weight.parametrization
         before = own.mask.value
         count = math.floor(self.drop_fraction(step) * number_of(before))
         raw = weight.variable.value
@@ -294,5 +279,85 @@ class SET(DynamicSparseTraining):
 
     def _drawn(self, weight: PrunableWeight, step: int) -> Any:
         seed = derived_seed(self.seed, f"{step}/{weight.path}/grow")
-        draw = random_order_on_device if moves_on_device(weight) else random_order
-        return draw(places_shape(weight), seed)
+        layer, draw = block_layer(weight), random_order
+        if moves_on_device(weight):
+            draw = random_order_on_device
+        shape = weight.shape if layer is None else (layer.grid.in_blocks, layer.grid.out_blocks)
+        return draw(shape, seed)
+
+
+def moves_on_device(weight: PrunableWeight) -> bool:
+    """Whether the entries of a weight are ranked where they are: only masks without structure."""
+    if block_layer(weight) is not None or weight.parametrization.compact:
+        return False
+    return _structure(weight) is None and ranks_on_device(weight.variable)
+
+
+def _structure(weight: PrunableWeight) -> Any:
+    """The initializer that drew the mask, if it has a structure; else `None`."""
+    drawn_by = weight.parametrization.drawn_by
+    if not isinstance(drawn_by, ExactOrthogonal) or drawn_by.structure is None:
+        return None
+    return drawn_by
+
+
+def _all_finite(scores: Any) -> bool:
+    """Whether all scores, in NumPy or a tensor, are finite."""
+    if isinstance(scores, np.ndarray):
+        return bool(np.isfinite(scores).all())
+    if keras.backend.standardize_dtype(scores.dtype).startswith("int"):
+        return True
+    return bool(to_numpy(keras.ops.all(keras.ops.isfinite(scores))))
+
+
+def _moved_entries(
+    weight: PrunableWeight,
+    mask: np.ndarray,
+    count: int,
+    scores: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """The mask after `count` entries have moved, within the structure it was drawn with."""
+    value = weight.finite_raw_value()
+    drawn_by = _structure(weight)
+    if drawn_by is None:
+        return drop_and_grow(value, mask, count, scores, rng)
+    layout = layout_for(weight, drawn_by)
+    canonical = [np.ascontiguousarray(layout.to_canonical(a)) for a in (value, mask, scores)]
+    after = move(drawn_by.structure, canonical[0], canonical[1], count, canonical[2], rng)
+    if np.count_nonzero(after) != np.count_nonzero(mask):
+        raise NotPrunableError(
+            f"The mask of '{weight.path}' does not have the structure of its initializer: set "
+            f"another mask, or `exclude` the weight. Received: structure={drawn_by.structure}"
+        )
+    return np.ascontiguousarray(layout.from_canonical(after, weight.shape))
+
+
+def block_layer(weight: PrunableWeight) -> BlockSparseLayer | None:
+    """The layer of a weight that is stored as its live blocks; `None` for other weights."""
+    movable = weight.storage is not None and weight.storage.movable
+    return weight.owner if movable and weight.parametrization is None else None
+
+
+def block_sums(blocks: np.ndarray) -> np.ndarray:
+    """`sum |w|` over each block: `(J, k, *taps, r, c)` to `(J, k)`."""
+    return np.asarray(np.abs(blocks).sum(axis=tuple(range(2, blocks.ndim))))
+
+
+def _moved_blocks(
+    layer: BlockSparseLayer, fraction: float, scores: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Which blocks are live, `(I, J)`, after a fraction of them has moved; see `move_regular`."""
+    grid, pattern = layer.grid, to_numpy(layer.inputs_of)
+    sums = block_sums(to_numpy(layer.blocks))
+    if not np.isfinite(sums).all():
+        raise NotPrunableError(
+            f"The blocks of '{layer.name}' are not finite. "
+            f"Received: {np.count_nonzero(~np.isfinite(sums))} blocks with infinite or NaN entries"
+        )
+    live = np.zeros((grid.in_blocks, grid.out_blocks), dtype=bool)
+    magnitudes = np.zeros(live.shape, dtype=sums.dtype)
+    outputs = np.arange(grid.out_blocks)[:, None]
+    live[pattern, outputs], magnitudes[pattern, outputs] = True, sums
+    count = int(fraction * grid.live) // (grid.live // pattern.size)
+    return move_regular(magnitudes[None], live[None], count, scores[None], rng)[0]

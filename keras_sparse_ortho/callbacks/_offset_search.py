@@ -29,10 +29,7 @@ _TRIED = 15
 class HostEntries:
     """Entries of one weight, ranked by NumPy.
 
-    Args:
-        keys: Bits of magnitudes, int32; or critical offsets, if there is no `inverse`.
-        s: The `s` of each entry, of a shape that broadcasts to that of `keys`.
-        inverse: `g^-1`, an increasing function on NumPy arrays.
+    Keys are bits of magnitudes, or critical offsets where there is no `inverse`; `s` broadcasts.
     """
 
     on_device = False
@@ -120,11 +117,7 @@ Entries = HostEntries | DeviceEntries
 
 
 def entries_of(threshold: Any) -> Entries:
-    """The entries of a threshold, where they are ranked fastest.
-
-    Magnitudes (`LearntThreshold.magnitudes`) stay on an accelerator; the critical offsets of other
-    thresholds are ranked by NumPy.
-    """
+    """The entries of a threshold; those with `magnitudes` stay on an accelerator."""
     magnitudes = getattr(threshold, "magnitudes", lambda: None)()
     if magnitudes is None:
         return HostEntries(threshold.critical_offsets())
@@ -146,12 +139,7 @@ def entries_of(threshold: Any) -> Entries:
 class Cut:
     """The `count` entries of largest critical offset, ties to the first weight and flat index.
 
-    Args:
-        entries: Those of each weight.
-        count: How many are live.
-        low: An offset that the critical offsets of all live entries reach.
-        high: An offset from which on all entries are live.
-        missing: How many of the entries between the two, all at the offset `low`, are live.
+    These reach the offset `low`; all that reach `high` are live, and `missing` of those between.
     """
 
     entries: Sequence[Entries]
@@ -208,8 +196,7 @@ class Cut:
 def cut(entries: Sequence[Entries], count: int) -> Cut:
     """Finds the `count` entries, from 0 to all, that the largest offset leaves live.
 
-    The offset is found among all floats, as integers in their order, with several candidates in
-    each pass over the entries.
+    The offset is found among all floats, with several candidates in each pass over the entries.
     """
     size = sum(one.size for one in entries)
     if not 0 <= count <= size:
@@ -234,10 +221,7 @@ def cut(entries: Sequence[Entries], count: int) -> Cut:
 
 
 def _narrow(entries: Sequence[Entries], count: int) -> tuple[int, int]:
-    """Two codes of offsets: at least `count` entries reach the first, fewer the second.
-
-    A sample gives the codes. Entries in NumPy between them are sorted.
-    """
+    """By a sample two codes: at least `count` entries reach the first, fewer the second."""
     whole = _code(-np.inf), _code(np.inf) + 1
     own = [one for one in entries if isinstance(one, HostEntries)]
     size = sum(one.size for one in own)
@@ -285,10 +269,7 @@ def _around(entries: Sequence[Entries], offset: float, whole: bool = False) -> t
 
 
 def _bounds(entries: Sequence[Entries], offsets: Sequence[float]) -> list[np.ndarray]:
-    """For each weight the least keys whose critical offset reaches an offset, (m, groups).
-
-    Weights with the same `g` are done together.
-    """
+    """For each weight the least keys whose critical offset reaches an offset, (m, groups)."""
     found = [np.array(offsets, np.float64)[:, None]] * len(entries)
     by_function: dict[int, list[int]] = {}
     for k, one in enumerate(entries):

@@ -7,13 +7,13 @@ from typing import Any
 from keras_sparse_ortho._data import Batch, BatchSource, samples
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import Workers
-from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
-from keras_sparse_ortho.callbacks._mask_moves import (
+from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
+    DynamicSparseTraining,
     block_layer,
     block_sums,
     moves_on_device,
 )
-from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Selection
+from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss
 
 
@@ -131,15 +131,15 @@ class DenseGradients:
     Masks are held all live, so that the gradient of the raw weight is the dense one. Where only
     live values or blocks are stored, the layer gets a dense kernel in their place, and their own
     gradient, that of regularization, is added.
-
-    Args:
-        model: A compiled model.
-        weights: Its weights with `FixedMask`, `CompactMask` or live blocks.
     """
 
     def __init__(self, model: Any, weights: Sequence[PrunableWeight]) -> None:
-        self._kernels = [_dense_gradient(weight) for weight in weights]
-        self._stay = [moves_on_device(weight) for weight in weights]
+        self._kernels = [w.storage.dense_gradient() for w in weights if w.storage is not None]
+        self._stay = [
+            moves_on_device(weight)
+            for weight, kernel in zip(weights, self._kernels, strict=True)
+            for _ in kernel.variables
+        ]
         self._loss = StatelessLoss(
             model,
             [variable for kernel in self._kernels for variable in kernel.variables],
@@ -157,20 +157,12 @@ class DenseGradients:
         def gradients() -> list[Any]:
             values = [value for kernel in self._kernels for value in kernel.values()]
             found = self._loss.gradient_tensors(values, *shared)
-            stay = [
-                not workers.averages and stays
-                for kernel, stays in zip(self._kernels, self._stay, strict=True)
-                for _ in kernel.variables
-            ]
-            pairs = zip(found, stay, strict=True)
+            if workers.averages:
+                return [to_numpy(gradient) for gradient in found]
+            pairs = zip(found, self._stay, strict=True)
             return [gradient if here else to_numpy(gradient) for gradient, here in pairs]
 
         found = iter(workers.mean(workers.together(gradients), samples(batch)))
         return [
             kernel.collect(*(next(found) for _ in kernel.variables)) for kernel in self._kernels
         ]
-
-
-def _dense_gradient(weight: PrunableWeight) -> DenseGradient:
-    assert weight.storage is not None
-    return weight.storage.dense_gradient()

@@ -74,11 +74,7 @@ class StepCallback(keras.callbacks.Callback):
         self.workers.together(self.prepare)
 
     def change_masks(self, step: int, change: Callable[[], T]) -> T:
-        """Changes masks on all workers, and compares the results.
-
-        Raises:
-            WorkerError: It has failed on another worker, or masks differ afterwards.
-        """
+        """Changes masks on all workers; WorkerError if that fails on one, or results differ."""
         self.sync()
         result = self.workers.together(change)
         if self.workers.count > 1:
@@ -95,13 +91,7 @@ class StepCallback(keras.callbacks.Callback):
         """
 
     def on_step(self, step: int, executed: int) -> None:
-        """To be overridden: called before a step.
-
-        Args:
-            step: Updates of the optimizer so far.
-            executed: Updates since the last call: 1, or the model's `steps_per_execution`.
-        """
-        raise NotImplementedError
+        """To be overridden: called before a step, `executed` updates after the last call."""
 
     def set_model(self, model: Any) -> None:
         """Takes the model."""
@@ -154,13 +144,7 @@ class StepCallback(keras.callbacks.Callback):
         self._begin_run((self.params or {}).get("epochs") or 0)
 
     def restart_error(self, step: int, found: str, *, can_begin: bool = False) -> ValueError:
-        """The error for a run that goes on with an optimizer that counts from the start.
-
-        Args:
-            step: The optimizer's step.
-            found: What shows that the run has begun before.
-            can_begin: Whether the user may have meant to start a new run.
-        """
+        """The error for a run that goes on with an optimizer that counts from the start."""
         optimizer, lost = self._watched.optimizer, self._lost_batches
         seen, accumulated = applied_batches(optimizer)
         value = lost + seen if lost else ("step" if accumulated == 1 else "batches")
@@ -177,17 +161,12 @@ class StepCallback(keras.callbacks.Callback):
         self._run_begun = True
         epochs, batches = self.length()
         seen, accumulated = applied_batches(self._watched.optimizer)
-        self._lost_batches = 0
-        if not batches:
-            self._on_run_begin(seen // accumulated, None)
-            return
-        # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
-        start = (seen // batches - epoch) * batches
-        self._lost_batches = max(0, -start)
-        steps = None if not epochs else epochs * batches // accumulated
-        self._on_run_begin(start // accumulated, steps)
-
-    def _on_run_begin(self, start: int, steps: int | None) -> None:
+        steps = epochs * batches // accumulated if epochs and batches else None
+        if batches:
+            # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
+            seen = (seen // batches - epoch) * batches
+        self._lost_batches = max(0, -seen)
+        start = seen // accumulated
         self.workers.together(lambda: self.on_run_begin(start, steps))
         if self.workers.count > 1:
             begin = {"callback": type(self).__name__, "start": start, "steps": steps}
@@ -198,11 +177,7 @@ class StepCallback(keras.callbacks.Callback):
 def run_position(step: int, start: int, in_steps: bool) -> int:
     """The step of a run at which its schedule is when training begins.
 
-    Args:
-        step: Updates of the optimizer so far.
-        start: As in `StepCallback.on_run_begin`.
-        in_steps: Whether the schedule is in steps. One in parts of the run makes up for updates
-            that the optimizer has lost.
+    A schedule in parts of the run makes up for updates that the optimizer has lost.
     """
     return step if in_steps else step - min(start, 0)
 
@@ -235,9 +210,6 @@ class CheckWorkers(StepCallback):
     >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0,
     ...                     callbacks=[kso.callbacks.CheckWorkers()])
     """
-
-    def on_step(self, step: int, executed: int) -> None:
-        """Does nothing."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares the models."""

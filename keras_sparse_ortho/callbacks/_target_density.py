@@ -1,19 +1,155 @@
-"""`TargetDensity`: learnt thresholds that end at the density asked for."""
+"""`TargetDensity`, and `ThresholdSteering`, its part that tf_keras shares."""
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import explains_density
+from keras_sparse_ortho._checks import check_density, check_integer, explains_density
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks._density_run import DensityRun
+from keras_sparse_ortho.callbacks._offset_search import Cut, cut, entries_of
 from keras_sparse_ortho.callbacks._step_callback import run_position
-from keras_sparse_ortho.callbacks._threshold_steering import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold, density_gap
-from keras_sparse_ortho.schedules import Schedule
+from keras_sparse_ortho.schedules import Cubic, Schedule
+
+
+class ThresholdSteering:
+    """Sets the common offset of the thresholds of a model to the density of a schedule.
+
+    For `round(d(t) * size)` live entries in step `t` the offset is put between the critical
+    offsets of this rank and of the next, over all thresholds; at the end of the schedule exactly
+    as many entries are frozen. It needs no optimizer or callback: call `begin` first (or `take`,
+    and `resolve` once the length of the run is known), then `steer` before each step that
+    `is_due`, and once more after the last one. A threshold has the attributes `counted`, `offset`,
+    `weight`, `frozen` and `steered`, and the methods `critical_offsets` and `freeze` of
+    `parametrizations.LearntThreshold`. The arguments are those of `TargetDensity`.
+    """
+
+    def __init__(
+        self,
+        final_density: float,
+        schedule: Schedule | None = None,
+        frequency: int | None = None,
+        freeze: bool = True,
+    ) -> None:
+        self.final_density = check_density(final_density, "final_density")
+        self.schedule = None if schedule is None else schedule.with_final(self.final_density)
+        self.frequency = None if frequency is None else check_integer("frequency", frequency)
+        self.freeze = freeze
+        self._plan = self.schedule or Cubic(self.final_density, frequency=self.frequency)
+        self._thresholds: list[Any] = []
+        self._all_frozen = False
+        self._warned_of_unreachable = False
+        self._warned_of: set[str] = set()
+
+    def begin(self, thresholds: Sequence[Any], epochs: int | None, steps: int | None) -> None:
+        """`take`, and `resolve` for this many epochs and steps of an epoch, if they are known."""
+        self.take(thresholds)
+        self.resolve(None if not epochs or not steps else epochs * steps)
+
+    def take(self, thresholds: Sequence[Any]) -> None:
+        """Takes the thresholds of a model; NotPrunableError for some on entries, some on ranks."""
+        counted = sorted({threshold.counted for threshold in thresholds})
+        if len(counted) > 1:
+            raise NotPrunableError(
+                "TargetDensity steers one density: that of entries, or that of ranks. "
+                f"Received: a model with thresholds on both, {counted}"
+            )
+        self._thresholds = list(thresholds)
+
+    def resolve(self, steps: int | None, start: int = 0) -> None:
+        """Resolves the schedule for a run, which may have been interrupted, as `Schedule.resolved`.
+
+        Raises:
+            ValueError: No schedule, or one in fractions of the run, and an unknown length.
+        """
+        if self.schedule is None and steps is None:
+            raise ValueError(
+                "TargetDensity needs a `schedule` if the number of steps is not known before "
+                f"training. Received: schedule=None, {steps=}"
+            )
+        schedule = self.schedule or Cubic(self.final_density, frequency=self.frequency)
+        self._plan = schedule.resolved(steps, start)
+        # Kept, as `is_due` is called in every step, when JAX' variables may not be up to date.
+        self._all_frozen = not self.thresholds
+
+    @property
+    def end_step(self) -> int | None:
+        """The step at which the schedule ends, in this run."""
+        end = self._plan.end_step
+        return None if end is None else int(end)
+
+    @property
+    def thresholds(self) -> list[Any]:
+        """Those that are not frozen."""
+        return [threshold for threshold in self._thresholds if not threshold.frozen]
+
+    def is_due(self, step: int, executed: int) -> bool:
+        """Whether to `steer` before this step, `executed` updates after the last call."""
+        if self._plan.due(step, executed) or not self.has_ended(step):
+            return self._plan.due(step, executed)
+        # A run that was resumed after the end freezes now; without `freeze` updates go on.
+        frequency = self._plan.frequency or 1
+        return not self._all_frozen if self.freeze else step % frequency < executed
+
+    def is_due_at_end(self, step: int, executed: int) -> bool:
+        """Whether to `steer` after the last step; the arguments are those of `is_due`."""
+        plan = self._plan
+        endless = plan.end_step is None and step >= plan.begin_step
+        return endless or self.has_ended(step) or plan.due(step, executed)
+
+    def steer(self, step: int) -> list[tuple[Any, Any]]:
+        """Sets the offset for the density at a step, and freezes if the schedule has ended.
+
+        Returns:
+            Each threshold that was frozen now, with the mask of its live entries.
+        """
+        thresholds = self.thresholds
+        if not thresholds:
+            return []
+        entries = [entries_of(threshold) for threshold in thresholds]
+        count = live_count(self._plan.density(step), sum(one.size for one in entries))
+        found = cut(entries, count)
+        self._warn(found, thresholds)
+        freeze = self.freeze and self.has_ended(step)
+        masks = found.masks() if freeze else []
+        offset = found.offset()
+        for threshold in thresholds:
+            assign(threshold.offset, offset)
+        self._all_frozen = self._all_frozen or freeze
+        pairs = zip(thresholds, masks, strict=freeze)
+        return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs]
+
+    def has_ended(self, step: int) -> bool:
+        """Whether the schedule has come to its end."""
+        end = self._plan.end_step
+        return end is not None and step >= end
+
+    def _warn(self, found: Cut, thresholds: list[Any]) -> None:
+        unreachable, count = found.unreachable(), found.count
+        if unreachable > count and not self._warned_of_unreachable:
+            self._warned_of_unreachable = True
+            warnings.warn(
+                "More entries than may stay live are larger than any threshold of this `g`; use "
+                f"g='exp' or 'softplus'. Received: {unreachable} such entries, {count} to keep",
+                stacklevel=3,
+            )
+        shares = zip(thresholds, found.shares(), strict=True)
+        paths = [threshold.weight.path for threshold, live in shares if not live]
+        fresh = [path for path in paths if path not in self._warned_of]
+        self._warned_of.update(fresh)
+        if fresh:
+            warnings.warn(
+                "TargetDensity leaves weights without a live entry: their magnitudes are small "
+                "compared with the other weights. `exclude` them from `parametrize`, or ask for "
+                f"a higher density. Received: {fresh}",
+                stacklevel=3,
+            )
 
 
 class TargetDensity(DensityRun):
@@ -83,6 +219,9 @@ class TargetDensity(DensityRun):
     - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878, for the schedule
     """
 
+    _kind = LearntThreshold
+    _names = "SoftThreshold"
+
     @explains_density
     def __init__(
         self,
@@ -93,7 +232,6 @@ class TargetDensity(DensityRun):
         freeze: bool = True,
     ) -> None:
         super().__init__()
-        self._thresholds: list[LearntThreshold] = []
         self._steering = ThresholdSteering(final_density, schedule, frequency, freeze)
         self.final_density = self._steering.final_density
         self.schedule = self._steering.schedule
@@ -101,35 +239,21 @@ class TargetDensity(DensityRun):
         self.freeze = freeze
 
     def prepare(self) -> None:
-        """Refuses a model without learnt thresholds."""
-        parametrizations = [weight.parametrization for weight in prunable_weights(self._watched)]
-        thresholds = [p for p in parametrizations if isinstance(p, LearntThreshold)]
-        if not thresholds:
-            raise NotPrunableError(
-                "TargetDensity needs weights with SoftThreshold, see keras_sparse_ortho.parametrize"
-                f". Received: model={self._watched.name!r} without any"
-            )
-        self._steering.take(thresholds)
-        self._thresholds = thresholds
+        """Takes the thresholds of the model."""
         super().prepare()
+        self._steering.take(self._own)
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Resolves the schedule."""
         step = self.synced_step()
         in_steps = self.schedule is not None and self.schedule.is_resolved
-        if not run_position(step, start, in_steps) and (found := self._begun()):
-            raise self.restart_error(step, found)
+        gap = density_gap(self._own)
+        steered = any(to_numpy(threshold.offset).item() for threshold in self._own)
+        if gap is not None and steered and not run_position(step, start, in_steps):
+            raise self.restart_error(step, f"and thresholds that were steered to {gap}")
         self._steering.resolve(steps, start)
-        for threshold in self._thresholds:
+        for threshold in self._own:
             threshold.aim(self.final_density, self.freeze and self._steering.end_step is not None)
-
-    def _begun(self) -> str | None:
-        """What shows that a run to a density was interrupted, if it was."""
-        gap = density_gap(self._thresholds)
-        steered = any(to_numpy(threshold.offset).item() for threshold in self._thresholds)
-        if gap is None or not steered:
-            return None
-        return f"and thresholds that were steered to {gap}"
 
     def on_step(self, step: int, executed: int) -> None:
         """Updates the offset if that is due, and fixes the live entries at the schedule's end."""
@@ -141,14 +265,10 @@ class TargetDensity(DensityRun):
         if self._steering.is_due_at_end(step, self._watched.steps_per_execution):
             self._steer(step)
 
-    def parametrizations(self) -> list[LearntThreshold]:
-        """All thresholds."""
-        return self._thresholds
-
     def state(self) -> list[Any]:
         """The offset of every threshold, and whether it is frozen."""
-        offsets = [to_numpy(t.offset).item() for t in self._thresholds]
-        return [*offsets, *(threshold.frozen for threshold in self._thresholds)]
+        offsets = [to_numpy(t.offset).item() for t in self._own]
+        return [*offsets, *(threshold.frozen for threshold in self._own)]
 
     def end_step(self) -> int | None:
         """The end of the schedule."""

@@ -5,8 +5,6 @@ from typing import Any
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho.callbacks._density_run import DensityRun
 from keras_sparse_ortho.callbacks._step_callback import run_position
-from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import ScheduledMask, StraightThroughTopK
 from keras_sparse_ortho.schedules import Schedule
@@ -54,29 +52,18 @@ class UpdateMasks(DensityRun):
     0.25
     """
 
+    _kind = ScheduledMask
+    _names = "MagnitudeMask or StraightThroughTopK"
+
     def __init__(self) -> None:
         super().__init__()
-        self._scheduled: list[ScheduledMask] = []
         self._plans: list[tuple[ScheduledMask, Schedule]] = []
         self._grown = 0
-
-    def prepare(self) -> None:
-        """Refuses a model without scheduled masks."""
-        parametrizations = [weight.parametrization for weight in prunable_weights(self._watched)]
-        self._scheduled = [p for p in parametrizations if isinstance(p, ScheduledMask)]
-        self._plans = []
-        if not self._scheduled:
-            raise NotPrunableError(
-                "UpdateMasks needs weights with MagnitudeMask or StraightThroughTopK, see "
-                f"keras_sparse_ortho.parametrize. Received: model={self._watched.name!r} without "
-                "any"
-            )
-        super().prepare()
 
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Resolves the schedules, except for masks that another run left at their final density."""
         step = self.synced_step()
-        plans = [(mask, mask.schedule.resolved(steps, start)) for mask in self._scheduled]
+        plans = [(mask, mask.schedule.resolved(steps, start)) for mask in self._own]
         self._plans = [(mask, plan) for mask, plan in plans if not _is_over(mask, plan, step)]
         for mask, _ in self._plans:
             if mask.last_updated > run_position(step, start, mask.schedule.is_resolved):
@@ -96,27 +83,23 @@ class UpdateMasks(DensityRun):
 
     def _update(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
         for mask, plan in due:
-            update = mask.update(step, plan.density(step))
-            self._grown += update.grown
-            zero_slots(self._watched.optimizer, mask.weight.variable, update.reset)
+            reset, grown = mask.update(step, plan.density(step))
+            self._grown += grown
+            zero_slots(self._watched.optimizer, mask.weight.variable, reset)
 
     def finish_run(self, step: int) -> None:
         """Updates the masks that are due at the last step."""
         self.on_step(step, self._watched.steps_per_execution)
 
-    def parametrizations(self) -> list[ScheduledMask]:
-        """All scheduled masks."""
-        return self._scheduled
-
     def state(self) -> list[Any]:
         """When the masks were last updated."""
-        return [mask.last_updated for mask in self._scheduled]
+        return [mask.last_updated for mask in self._own]
 
     def logged(self) -> dict[str, float]:
         """The density; and if dead entries can come back, what fraction of the live ones did."""
         entries = super().logged()
-        if any(isinstance(mask, StraightThroughTopK) for mask in self._scheduled):
-            live = sum(mask.counts()[0] for mask in self._scheduled)
+        if any(isinstance(mask, StraightThroughTopK) for mask in self._own):
+            live = sum(mask.counts()[0] for mask in self._own)
             entries["moved"] = self._grown / max(live, 1)
         return entries
 

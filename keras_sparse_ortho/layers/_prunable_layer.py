@@ -18,7 +18,7 @@ from keras_sparse_ortho._keras_internals import (
     stand_in_name_scope,
 )
 from keras_sparse_ortho._workers import check_layouts
-from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select, walk
 from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
@@ -37,6 +37,7 @@ class _State:
     def __init__(self, template: Any, selection: Selection) -> None:
         self.template = template
         self.selection = selection
+        self.from_file = False
         self.parametrized: dict[str, Parametrization] = {}
         self.shared: dict[str, Any] = {}
         self.draws: RecordedDraws | None = None
@@ -71,6 +72,30 @@ class _State:
         """Lets templates drop arrays: masks that were given are in variables now."""
         if isinstance(self.template, dict):
             self.template = {key: own.without_given() for key, own in self.template.items()}
+
+    def choose(self, found: list[PrunableWeight]) -> list[PrunableWeight]:
+        """The weights to parametrize; the patterns of a configuration are matched in linear time.
+
+        Raises:
+            UnknownWeightError: A name of no weight.
+        """
+        if isinstance(self.template, dict):
+            # Keys are exact names: each weight gets one parametrization.
+            return select(found, [re.escape(key) for key in self.template], "parametrization")
+        if not self.from_file or self.selection is None or callable(self.selection):
+            return select(found, self.selection, "weights")
+        names = [self.selection] if isinstance(self.selection, str) else self.selection
+        chosen: set[str] = set()
+        for name in names:
+            named = {weight.path for weight in found if _stands_for(name, weight.path)}
+            if not named:
+                raise UnknownWeightError(
+                    "`weights` of a configuration must name weights or layers literally, but for "
+                    "`.*`, which stands for anything. "
+                    f"There are: {', '.join(w.path for w in found)}. Received: weights={name!r}"
+                )
+            chosen |= named
+        return [weight for weight in found if weight.path in chosen]
 
     def detach(self) -> None:
         """Takes the parametrizations from their weights."""
@@ -107,6 +132,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         weights: Which weights, where `parametrization` is no dict: names or regular expressions
             relative to the layer (one or a list), or a predicate of a `PrunableWeight`. Default:
             all kernels and embeddings that `keras_sparse_ortho.initializers.kernel_layouts` knows.
+            In a configuration only `.*` is a pattern; one that is built saves exact names.
         name: Default: the name of the layer.
         **kwargs: As for `keras.layers.Layer`.
 
@@ -177,14 +203,11 @@ class PrunableLayer(WrapperBuiltByCalls):
         """Builds the layer, if need be, and the state of the parametrizations."""
         with self.building():
             super().build(input_shape)
-        template, selection = self._state.template, self._state.selection
+        template = self._state.template
         refuse_unwrappable(self.layer, around_others=isinstance(template, dict))
         self._state.rename(self.layer)
-        exact = isinstance(template, dict)
-        found = wrappable_weights(self.layer, unregistered=exact)
-        # Keys are exact names: each weight gets one parametrization.
-        names = [re.escape(key) for key in template] if exact else selection
-        chosen = select(found, names, "parametrization" if exact else "weights")
+        found = wrappable_weights(self.layer, unregistered=isinstance(template, dict))
+        chosen = self._state.choose(found)
         if not chosen:
             raise NotPrunableError(
                 f"The layer '{self.layer.name}' has no kernel that could be wrapped (biases and "
@@ -359,7 +382,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
         given, names = _restored(config, custom_objects)
         wrapper = cls(**given)
-        wrapper._state.names = names
+        wrapper._state.names, wrapper._state.from_file = names, True
         return wrapper
 
 
@@ -378,11 +401,16 @@ def _restored(
     given = dict(config)
     names = given.pop("layer_names", [])
     found = given.get("parametrization")
-    named = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if "layer" not in given or not isinstance(found, dict) or not named:
+    weights = given.get("weights")
+    if (
+        "layer" not in given
+        or not isinstance(found, dict)
+        or not _are_names(names)
+        or not (weights is None or isinstance(weights, str | dict) or _are_names(weights))
+    ):
         raise ValueError(
             "The configuration of a PrunableLayer holds its `layer`, its `parametrization`, which "
-            "is a dict, and perhaps `weights` and a list of `layer_names`: the file was written by "
+            "is a dict, and perhaps names of `weights` and `layer_names`: the file was written by "
             f"something else, or is damaged. Received: { {k: type(v) for k, v in config.items()} }"
         )
     single = "class_name" in found
@@ -391,6 +419,28 @@ def _restored(
         if isinstance(given.get(key), dict):
             given[key] = restore(given[key])
     return given, names
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+
+
+def _stands_for(name: str, path: str) -> bool:
+    """Whether a name, in which `.*` stands for anything, is that of a weight or of its layer.
+
+    A file could hold a regular expression on which Python's engine does not end.
+    """
+    first, *inner = name.split(".*")
+    if not inner:
+        return path == name or path.startswith(f"{name}/")
+    *inner, last = inner
+    at = len(first)
+    for part in inner:
+        found = path.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return path.startswith(first) and path.endswith(last) and at + len(last) <= len(path)
 
 
 def _checked(parametrization: Any) -> Any:

@@ -23,9 +23,9 @@ from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_l
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
-from keras_sparse_ortho.parametrizations._regularization import of_values
 
 _LARGEST = 2**31 - 1
+_SUMS_OVER_ENTRIES = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -128,7 +128,7 @@ class CompactMask(FixedMask):
             autocast=False,
             initializer=self._initial_indices,
         )
-        values.regularizer = of_values(variable.regularizer, self.effective)
+        values.regularizer = _of_values(variable.regularizer, self.effective)
         values.constraint = variable.constraint
         self.values, self.indices, self._stand_ins = values, indices, stand_ins
         self._weight = dataclasses.replace(self.weight, variable=values)
@@ -235,9 +235,6 @@ class CompactMask(FixedMask):
             live = keras.ops.take(flat, self.indices.value, axis=0)
         assign(self.values, live)
 
-    def settle(self) -> None:
-        """Nothing: there is no raw weight that is not live."""
-
     def clear_dead(self) -> None:
         """Nothing: there is no raw weight that is not live."""
 
@@ -286,7 +283,7 @@ class CompactMask(FixedMask):
         return self._drawn
 
     def _initial_values(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
-        if in_stateless_scope():  # a placeholder, of which Keras only uses the shape
+        if in_stateless_scope():  # a placeholder: Keras only uses the shape
             return keras.ops.zeros(shape, dtype=dtype)
         return keras.ops.convert_to_tensor(self._draw()[0], dtype=dtype)
 
@@ -305,8 +302,24 @@ class CompactMask(FixedMask):
         return flat.reshape(self.weight.shape)
 
     def _check_loaded(self, stored: Callable[[Any], np.ndarray]) -> None:
-        weight = self.weight
-        check_stored(weight.path, weight.size, self.live, stored(self.indices), stored(self.values))
+        """Raises unless indices and values of a file are those of the kernel."""
+        indices, values = stored(self.indices), stored(self.values)
+        wrong = None
+        if indices.shape != (self.live,) or values.shape != (self.live,):
+            wrong = f"indices of shape {indices.shape}, values of shape {values.shape}"
+        elif not np.issubdtype(indices.dtype, np.integer):
+            wrong = f"indices of dtype {indices.dtype}"
+        elif indices.min() < 0 or indices.max() >= self.weight.size:
+            wrong = f"indices from {indices.min()} to {indices.max()}"
+        elif (steps := np.diff(indices.astype(np.int64)) <= 0).any():
+            at = int(np.flatnonzero(steps)[0])
+            wrong = f"{indices[at]} and then {indices[at + 1]}, at {at}"
+        if wrong is not None:
+            raise ValueError(
+                f"The stored indices of '{self.weight.path}' must be {self.live} integers in "
+                f"[0, {self.weight.size}), strictly increasing; the file is damaged, or of another "
+                f"model. Received: {wrong}"
+            )
 
 
 def refuse_compact(weight: PrunableWeight) -> None:
@@ -329,28 +342,19 @@ def refuse_compact(weight: PrunableWeight) -> None:
         raise NotPrunableError(f"The weight '{weight.path}' cannot be stored compactly: {reason}")
 
 
-def check_stored(path: str, size: int, live: int, indices: np.ndarray, values: np.ndarray) -> None:
-    """Raises unless indices and values of a file are those of a kernel.
+class _Dense(keras.regularizers.Regularizer):
+    """A regularizer of the dense kernel, for its live values."""
 
-    Args:
-        path: Path of the weight, for the error.
-        size: Number of its entries.
-        live: Number of its live entries.
-        indices: The indices, which must be strictly increasing.
-        values: The values.
-    """
-    wrong = None
-    if indices.shape != (live,) or values.shape != (live,):
-        wrong = f"indices of shape {indices.shape}, values of shape {values.shape}"
-    elif not np.issubdtype(indices.dtype, np.integer):
-        wrong = f"indices of dtype {indices.dtype}"
-    elif indices.min() < 0 or indices.max() >= size:
-        wrong = f"indices from {indices.min()} to {indices.max()}"
-    elif (steps := np.diff(indices.astype(np.int64)) <= 0).any():
-        at = int(np.flatnonzero(steps)[0])
-        wrong = f"{indices[at]} and then {indices[at + 1]}, at {at}"
-    if wrong is not None:
-        raise ValueError(
-            f"The stored indices of '{path}' must be {live} integers in [0, {size}), strictly "
-            f"increasing; the file is damaged, or of another model. Received: {wrong}"
-        )
+    def __init__(self, regularizer: Any, dense: Callable[[Any], Any]) -> None:
+        self._regularizer = regularizer
+        self._dense = dense
+
+    def __call__(self, values: Any) -> Any:
+        return self._regularizer(self._dense(keras.ops.convert_to_tensor(values)))
+
+
+def _of_values(regularizer: Any, dense: Callable[[Any], Any]) -> Any:
+    """The regularizer of live values that equals one of the kernel, `dense(values)`."""
+    if regularizer is None or type(regularizer) in _SUMS_OVER_ENTRIES:
+        return regularizer
+    return _Dense(regularizer, dense)

@@ -14,13 +14,7 @@ _DRIFT = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class DensityGap:
-    """Weights that are not at the density asked for.
-
-    Args:
-        live: Live entries (or ranks) of all of them.
-        asked: How many were asked for.
-        size: How many entries there are.
-    """
+    """Weights that are not at the density asked for: how many of `size` entries or ranks live."""
 
     live: int
     asked: int
@@ -37,11 +31,8 @@ def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> Dens
     """How far weights are from the density asked for; `None` if they have it, or none was asked.
 
     A `ScheduledMask` should have the final density of its schedule; all thresholds that
-    `TargetDensity` steers together should have its density, and be frozen if it freezes.
-
-    Args:
-        parametrizations: Those of all weights of a model; other kinds do not count.
-        begun: Whether to leave out masks that were never updated.
+    `TargetDensity` steers together should have its density, and be frozen if it freezes. With
+    `begun` masks that were never updated are left out.
     """
     found = list(parametrizations)
     masks = [p for p in found if isinstance(p, ScheduledMask)]
@@ -56,15 +47,10 @@ def density_gap(parametrizations: Iterable[Any], *, begun: bool = False) -> Dens
         # All have the same, except in a model assembled from several.
         asked = live_count(max(p.target_density or 0.0 for p in steered), size)
         counts.append((live, asked, size))
-        missed = missed or _missed(steered, live, asked)
+        moving = [threshold for threshold in steered if not threshold.frozen]
+        slack = max(threshold.dies_at_once for threshold in steered)
+        drift = max(slack, _DRIFT * asked) if moving else slack
+        missed |= abs(live - asked) > drift or any(t.target_is_frozen for t in moving)
     if not missed:
         return None
     return DensityGap(*(sum(part) for part in zip(*counts, strict=True)))
-
-
-def _missed(steered: list[LearntThreshold], live: int, asked: int) -> bool:
-    moving = [threshold for threshold in steered if not threshold.frozen]
-    if any(threshold.target_is_frozen for threshold in moving):
-        return True
-    slack = max(threshold.dies_at_once for threshold in steered)
-    return abs(live - asked) > (max(slack, _DRIFT * asked) if moving else slack)

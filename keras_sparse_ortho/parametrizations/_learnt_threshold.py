@@ -11,7 +11,6 @@ import numpy as np
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
-from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -84,11 +83,8 @@ def shrink(value: Any, threshold: Any) -> Any:
         dL/dw = dL/dw_e where w_e is not 0, else 0
         dL/dt = -sum(dL/dw_e * sign(w_e))
 
-    Automatic differentiation would keep more arrays in memory and read them more often.
-
-    Args:
-        value: The tensor `w`.
-        threshold: `t >= 0`, a scalar, or of the rank of `w` with dimensions that broadcast.
+    Automatic differentiation would keep more arrays in memory and read them more often. `t` is a
+    scalar, or of the rank of `w`.
     """
     ops = keras.ops
     scalar = len(threshold.shape) == 0
@@ -115,6 +111,27 @@ def shrink(value: Any, threshold: Any) -> Any:
     # TensorFlow takes a variable for one that the function captures; a reshape makes a tensor of it
     # without a copy.
     return shrunk(ops.reshape(value, value.shape), ops.reshape(threshold, threshold.shape))
+
+
+class _Sum(keras.regularizers.Regularizer):  # Keras 3.10 accepts no other callables
+    """The sum of two regularizers."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self._terms = (first, second)
+
+    def __call__(self, value: Any) -> Any:
+        return self._terms[0](value) + self._terms[1](value)
+
+
+def add_weight_decay(variable: Any, strength: float) -> None:
+    """Adds `strength / 2 * sum(variable ** 2)` to the loss of every model with the variable.
+
+    Its gradient is `strength * variable`, the L2 of papers on pruning; Keras' own `L2(c)` is
+    `c * sum(variable ** 2)`. A regularizer that the variable has stays.
+    """
+    decay = keras.regularizers.L2(strength / 2)
+    own = variable.regularizer
+    variable.regularizer = decay if own is None else _Sum(own, decay)
 
 
 class LearntThreshold(Parametrization):
@@ -149,20 +166,10 @@ class LearntThreshold(Parametrization):
         self.s_init = float(s_init)
         self.weight_decay = float(weight_decay)
         self._function = threshold_function(g)
-        self._weight: PrunableWeight | None = None
         self.s: Any = None
         self.offset: Any = None
         self.active: Any = None
         self._target: Any = None
-
-    @property
-    def weight(self) -> PrunableWeight:
-        """The weight it was built for."""
-        if self._weight is None:
-            raise ValueError(
-                f"This {type(self).__name__} is not built: wrap a layer with it and build that"
-            )
-        return self._weight
 
     def _build_threshold(
         self,
@@ -209,12 +216,7 @@ class LearntThreshold(Parametrization):
         return self.weight.variable
 
     def aim(self, density: float, freeze: bool) -> None:
-        """Stores the density of `TargetDensity`, which is saved with the weight.
-
-        Args:
-            density: Live fraction of all steered weights together.
-            freeze: Whether the live entries will be fixed there.
-        """
+        """Stores the density of `TargetDensity`, and whether live entries will be fixed there."""
         assign(self._target, np.array([density, freeze], np.float32))
 
     @property

@@ -13,9 +13,9 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
     LearntThreshold,
     ThresholdFunction,
+    add_weight_decay,
     shrink,
 )
-from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")

@@ -27,6 +27,16 @@ class Parametrization(Storage):
     a budget can set the density of the weight.
     """
 
+    _weight: PrunableWeight | None = None
+
+    @property
+    def weight(self) -> PrunableWeight:
+        """The weight it was built for."""
+        if self._weight is None:
+            name = type(self).__name__
+            raise ValueError(f"This {name} is not built: wrap a layer with it and build that.")
+        return self._weight
+
     @abc.abstractmethod
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         """Creates the state for `weight` with the wrapper's `add_weight`.
@@ -123,16 +133,7 @@ class Masked(Parametrization):
     """
 
     def __init__(self) -> None:
-        self._weight: PrunableWeight | None = None
         self.mask: Any = None
-
-    @property
-    def weight(self) -> PrunableWeight:
-        """The weight it was built for."""
-        if self._weight is None:
-            name = type(self).__name__
-            raise ValueError(f"This {name} is not built: wrap a layer with it and build that.")
-        return self._weight
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         """Creates the mask as a bool variable that is saved with the model."""

@@ -1,6 +1,5 @@
 """Masks by magnitude that are updated during training: `MagnitudeMask`, `StraightThroughTopK`."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._parametrization import Masked
-from keras_sparse_ortho.schedules import as_schedule
+from keras_sparse_ortho.schedules import Schedule, as_schedule
 
 
 class ScheduledMask(Masked):
@@ -43,12 +42,16 @@ class ScheduledMask(Masked):
             initializer=keras.initializers.Constant(-1),
         )
 
-    def update(self, step: int, density: float | None = None) -> "MaskUpdate":
+    def update(self, step: int, density: float | None = None) -> tuple[Any, int]:
         """Ranks the weight and sets the mask for a step.
 
         Args:
             step: Updates of the optimizer so far.
             density: Live fraction. Default: that of the schedule, which must be in steps.
+
+        Returns:
+            A bool tensor of the entries whose optimizer slots are to be reset (`None` for none),
+            and how many entries are live now and were dead before.
         """
         self.clear_dead()
         mask = self._ranked(self.schedule.density(step) if density is None else density)
@@ -57,7 +60,7 @@ class ScheduledMask(Masked):
         grown = number_of(fresh)
         self.assign_mask(mask)
         assign(self._updated, step)
-        return MaskUpdate(self._slots_to_reset(mask), grown)
+        return self._slots_to_reset(mask), grown
 
     @property
     def last_updated(self) -> int:
@@ -86,7 +89,13 @@ class ScheduledMask(Masked):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
         """The reverse of `get_config`."""
-        return cls(keras.saving.deserialize_keras_object(config["schedule"]))
+        schedule = keras.saving.deserialize_keras_object(config["schedule"])
+        if not isinstance(schedule, Schedule):  # a file could name any callable
+            raise ValueError(
+                f"The configuration of a {cls.__name__} holds a Schedule. "
+                f"Received: schedule={schedule!r}"
+            )
+        return cls(schedule)
 
     def _slots_to_reset(self, mask: Any) -> Any:
         return keras.ops.logical_not(mask)
@@ -101,19 +110,6 @@ class ScheduledMask(Masked):
         if not_finite:
             self.weight.finite_raw_value()  # raises
         return mask
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskUpdate:
-    """What an update of a mask has changed.
-
-    Args:
-        reset: Bool tensor of the entries whose optimizer slots are to be reset; `None` for none.
-        grown: How many entries are live now and were dead before.
-    """
-
-    reset: Any
-    grown: int
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")

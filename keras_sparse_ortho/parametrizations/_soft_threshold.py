@@ -12,9 +12,9 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
     LearntThreshold,
     ThresholdFunction,
+    add_weight_decay,
     shrink,
 )
-from keras_sparse_ortho.parametrizations._regularization import add_weight_decay
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -119,21 +119,16 @@ class SoftThreshold(LearntThreshold):
 
         From here on `w_e = w`; entries that are 0 get no gradient and stay 0.
         """
-        raw = keras.ops.convert_to_tensor(self.weight.variable)
-        live = placed(mask, self.weight.variable)
-        assign(self.weight.variable, _fixed(raw, self.effective(raw), live))
+        ops, raw = keras.ops, keras.ops.convert_to_tensor(self.weight.variable)
+        live, effective = placed(mask, self.weight.variable), self.effective(raw)
+        dtype = keras.backend.standardize_dtype(raw.dtype)
+        # By rounding, an entry of the mask may be 0: the smallest number keeps it live.
+        tiny = np.finfo(np.float16 if dtype == "float16" else np.float32).tiny
+        least = ops.sign(raw) * ops.cast(float(tiny), dtype)
+        kept = ops.where(effective == 0, least, effective)
+        assign(self.weight.variable, ops.where(live, kept, ops.zeros((), dtype=dtype)))
         assign(self.active, 0.0)
         return live
-
-
-def _fixed(raw: Any, effective: Any, live: Any) -> Any:
-    ops = keras.ops
-    dtype = keras.backend.standardize_dtype(raw.dtype)
-    # By rounding, an entry of the mask may be 0: the smallest number keeps it live.
-    tiny = np.finfo(np.float16 if dtype == "float16" else np.float32).tiny
-    least = ops.sign(raw) * ops.cast(float(tiny), dtype)
-    kept = ops.where(effective == 0, least, effective)
-    return ops.where(live, kept, ops.zeros((), dtype=dtype))
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")

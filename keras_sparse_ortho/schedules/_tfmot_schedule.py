@@ -9,6 +9,8 @@ from keras_sparse_ortho.schedules._schedule import Constant, Schedule
 
 # What TFMOT's own schedules call their final sparsity.
 _FINAL_NAMES = ("final_sparsity", "target_sparsity")
+# All of TFMOT that a configuration may name.
+_TFMOT_CLASSES = ("ConstantSparsity", "PolynomialDecay")
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -83,7 +85,7 @@ class TfmotSchedule(Schedule):
         return {
             "schedule": {
                 "module": kind.__module__,
-                "name": kind.__qualname__,
+                "name": keras.saving.get_registered_name(kind),
                 "config": _inner_config(self.schedule),
             }
         }
@@ -134,16 +136,31 @@ def _inner_config(schedule: Any) -> dict[str, Any]:
 
 
 def _restored(config: dict[str, Any]) -> Any:
-    """The schedule of a configuration: TFMOT's own by name, others as Keras custom objects."""
-    kind = keras.saving.get_registered_object(config["name"])
-    if kind is None and config["module"].startswith("tensorflow_model_optimization."):
+    """The schedule of a configuration, which may be a stranger's: it calls only schedules."""
+    module, name = config.get("module"), config.get("name")
+    in_tfmot = str(module).startswith("tensorflow_model_optimization.")
+    kind = keras.saving.get_registered_object(name) if isinstance(name, str) else None
+    if kind is None and in_tfmot and name in _TFMOT_CLASSES:
         from tensorflow_model_optimization.sparsity import keras as sparsity
 
-        kind = getattr(sparsity, config["name"], None)
-    if kind is None:
-        raise ValueError(
-            "To load a schedule of your own class, register the class with Keras, or pass it as a "
-            "custom object. "
-            f"Received: {config['module']}.{config['name']}"
-        )
-    return kind(**config["config"])
+        kind = getattr(sparsity, name)
+    problem = ""
+    if kind is not None and _is_pruning_schedule(kind):
+        try:
+            return kind(**config.get("config", {}))
+        except TypeError as error:
+            problem = f", {error}"
+    raise ValueError(
+        f"A configuration may name TFMOT's {' and '.join(_TFMOT_CLASSES)}, and subclasses of its "
+        "PruningSchedule that are registered with Keras or passed as custom objects, each with "
+        f"its arguments. Received: {module}.{name}{problem}"
+    )
+
+
+def _is_pruning_schedule(kind: Any) -> bool:
+    """Whether an object is a subclass of TFMOT's PruningSchedule; TFMOT is not imported."""
+    return isinstance(kind, type) and any(
+        base.__name__ == "PruningSchedule"
+        and base.__module__.startswith("tensorflow_model_optimization.")
+        for base in kind.__mro__
+    )

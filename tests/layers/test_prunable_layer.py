@@ -6,6 +6,7 @@ import pytest
 
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.analysis import orthogonality_error
+from keras_sparse_ortho.errors import UnknownWeightError
 from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse, kernel_layouts
 from keras_sparse_ortho.parametrizations import FixedMask
 from tests.helpers import array
@@ -39,6 +40,45 @@ def test_weights_can_be_chosen():
     big = PrunableLayer(L.LSTM(4), FixedMask(0.5), weights=lambda weight: weight.size > 50)
     big.build((None, 5, 3))
     assert list(big.parametrizations) == ["lstm_cell/recurrent_kernel"]
+
+
+def restored(layer, weights):
+    config = PrunableLayer(layer, FixedMask(0.5), weights=".*kernel").get_config()
+    return PrunableLayer.from_config({**config, "weights": weights})
+
+
+@pytest.mark.parametrize(
+    ("weights", "chosen"),
+    [
+        (".*kernel", ["kernel", "recurrent_kernel"]),
+        (".*recurrent_kernel", ["recurrent_kernel"]),
+        (".*recurrent.*ker.*", ["recurrent_kernel"]),
+        ("lstm_cell", ["kernel", "recurrent_kernel"]),
+        (["lstm_cell/kernel"], ["kernel"]),
+    ],
+)
+def test_patterns_of_a_configuration(weights, chosen):
+    layer = restored(L.LSTM(4), weights)
+    assert layer.get_config()["weights"] == weights  # as long as it is not built
+    layer.build((None, 5, 3))
+    assert list(layer.parametrizations) == [f"lstm_cell/{name}" for name in chosen]
+    config = layer.get_config()
+    assert config["weights"] is None
+    assert set(config["parametrization"]) == set(layer.parametrizations)
+
+
+@pytest.mark.parametrize("weights", ["a+/kernel", "(a+)+!", ["a+a+a+!"], ".*kernel.*kernel"])
+def test_a_configuration_runs_no_regular_expression(weights):
+    # Python's engine takes 2 ** n steps for the second, where n is the length of the name.
+    hostile = restored(L.TimeDistributed(L.Dense(4, name="a" * 22)), weights)
+    with pytest.raises(UnknownWeightError, match=r"literally, but for `\.\*`.*Received: weights="):
+        hostile.build((None, 3, 4))
+
+
+def test_names_of_a_configuration_are_strings():
+    for weights in (7, [7], [["kernel"]]):
+        with pytest.raises(ValueError, match=r"names of `weights`.*Received"):
+            restored(L.Dense(4), weights)
 
 
 def test_one_template_serves_many_layers():

@@ -14,6 +14,7 @@ from keras_sparse_ortho.schedules import (
     OneShot,
     Polynomial,
     Schedule,
+    TfmotSchedule,
     as_schedule,
 )
 
@@ -167,3 +168,46 @@ def test_a_sparsity_is_told_what_a_density_is(make, message):
 def test_the_base_cannot_be_made():
     with pytest.raises(TypeError):
         Schedule(0.1, 0, None, 1)
+
+
+@keras.saving.register_keras_serializable("tests")
+class _NoSchedule:
+    """A registered class that would do something when it is made."""
+
+    made = 0
+
+    def __init__(self):
+        _NoSchedule.made += 1
+
+    def __call__(self, step):
+        return True, 0.5
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("tensorflow_model_optimization.x", "PruningSummaries"),  # makes a folder and a file
+        ("tensorflow_model_optimization.x", "prune_low_magnitude"),
+        (__name__, "tests>_NoSchedule"),
+        ("os", "system"),
+        ("os", ["system"]),
+        (None, None),
+    ],
+)
+def test_a_configuration_cannot_call_anything_but_schedules(tmp_path, module, name):
+    config = {"module": module, "name": name, "config": {"log_dir": str(tmp_path / "made")}}
+    if module == __name__:
+        config["config"] = {}
+    with pytest.raises(ValueError, match=r"ConstantSparsity and PolynomialDecay.*Received: "):
+        TfmotSchedule.from_config({"schedule": config})
+    assert not list(tmp_path.iterdir())
+    assert not _NoSchedule.made
+
+
+def test_a_configuration_of_a_mask_holds_a_schedule():
+    saved = keras.saving.serialize_keras_object(keras.layers.ReLU())
+    with pytest.raises(ValueError, match=r"of a MagnitudeMask holds a Schedule. Received: .*ReLU"):
+        kso.MagnitudeMask.from_config({"schedule": saved})

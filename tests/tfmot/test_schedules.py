@@ -85,6 +85,20 @@ def test_saved_and_loaded(sparsity, tmp_path):
     assert trained(keras.models.clone_model(loaded)) == LINEAR
 
 
+def test_a_registered_class_is_loaded(sparsity):
+    @keras.saving.register_keras_serializable("tests")
+    class Later(sparsity.ConstantSparsity):
+        """A schedule of a user's own."""
+
+    config = kso.schedules.TfmotSchedule(Later(0.5, begin_step=3)).get_config()
+    again = kso.schedules.TfmotSchedule.from_config(config)
+    assert type(again.schedule) is Later
+    assert again.begin_step == 3
+    config["schedule"]["config"]["log_dir"] = "here"
+    with pytest.raises(ValueError, match=r"each with its arguments. Received: .*Later.*log_dir"):
+        kso.schedules.TfmotSchedule.from_config(config)
+
+
 TOGETHER = """
 import sys
 {first}
