@@ -1,7 +1,10 @@
 """From routes to verified files: convert, encode, run, compare with Keras, check the zeros."""
 
+import contextlib
 import dataclasses
 import importlib.util
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,13 +148,16 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
         ExportConversionError: if the model cannot be rebuilt in the worker.
     """
     inputs = [dataclasses.asdict(spec) for spec in task.signature.inputs]
-    saved_model = str(task.folder / "saved_model")
     representative = None
     if task.representative is not None:
         representative = str(task.folder / "representative.npz")
         np.savez(representative, *task.representative)
     files: dict[str, Path | ExportConversionError] = {}
-    with converter() as worker:
+    with converter() as worker, contextlib.ExitStack() as stack:
+        folder = str(task.folder)
+        if set("*?[\\") & set(task.folder.as_posix()):  # TensorFlow takes the path for a glob
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+        saved_model = os.path.join(folder, "saved_model")
         traced = _trace(worker, task, inputs, saved_model)
         for route in routes:
             file = task.folder / f"{route.name}.tflite"
