@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -469,7 +469,7 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
     """The record of a file, or None if this package did not write it.
 
     Raises:
-        LiteRTFileError: if the file has changed since it was sealed.
+        LiteRTFileError: if the file has changed since it was sealed, or its record is not one.
     """
     start = _record_start(content)
     if start is None:
@@ -491,8 +491,61 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
             f"{digest.decode()[:12]}..., not {written.decode()[:12]}..."
         )
     text = content[start : start + (1 << 20)].decode("utf-8", "replace")
-    record, _ = json.JSONDecoder().raw_decode(text)
-    return dict(record)
+    try:
+        record = dict(json.JSONDecoder().raw_decode(text)[0])
+        wrong = [key for key, fits in _SCHEMA.items() if not fits(record.get(key))]
+    except (ValueError, RecursionError) as error:
+        wrong = [f"JSON ({type(error).__name__})"]
+    if wrong:
+        raise LiteRTFileError(
+            "The record in the file must be as `export_litert` writes it; whoever changed it has "
+            f"renewed the digest. Received: {path!r} with a wrong or missing {', '.join(wrong)}"
+        )
+    return record
+
+
+def _are_tensors(value: Any) -> bool:
+    """Whether these describe inputs or outputs: names of their own, and static shapes."""
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        return False
+    names = [one.get("name") for one in value]
+    shapes = [one.get("shape") for one in value]
+    return (
+        all(isinstance(name, str) for name in names)
+        and 0 < len(set(names)) == len(names)
+        and all(isinstance(shape, list) and shape for shape in shapes)
+        and all(type(size) is int and 0 < size < 2**31 for shape in shapes for size in shape)
+    )
+
+
+def _are_inputs(value: Any) -> bool:
+    """Whether these are tensors of numbers, all with the same number of rows."""
+    return (
+        _are_tensors(value)
+        and all(one.get("dtype") in _INPUT_DTYPES for one in value)
+        and len({one["shape"][0] for one in value}) == 1
+    )
+
+
+def _is_tolerance(value: Any) -> bool:
+    whole = type(value) is int and 0 <= value < 2**31
+    return value is None or whole or (isinstance(value, float) and value >= 0)
+
+
+_INPUT_DTYPES = (
+    *("float16", "float32", "float64", "bool"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)
+# What the record of a file of ours holds; None is a key that it may lack.
+_SCHEMA: dict[str, Callable[[Any], bool]] = {
+    "xnnpack": lambda value: isinstance(value, bool),
+    "inputs": _are_inputs,
+    "outputs": _are_tensors,
+    "route": lambda value: value is None or isinstance(value, str),
+    "model": lambda value: value is None or isinstance(value, str),
+    "measure": lambda value: value in (None, "max", "rms"),
+    "tolerance": _is_tolerance,
+}
 
 
 def _record_start(content: bytes) -> int | None:

@@ -52,8 +52,9 @@ class LiteRTModel:
             for spec in record["inputs"]
         )
         self.output_names: list[str] = [output["name"] for output in record["outputs"]]
-        self.measure: str = record.get("measure", "rms")
-        self.tolerance = float(record.get("tolerance", 0.1))
+        self.measure: str = record.get("measure") or "rms"
+        tolerance = record.get("tolerance")
+        self.tolerance = 0.1 if tolerance is None else float(tolerance)
         resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         interpreter = Interpreter(
             model_content=content,
@@ -61,6 +62,14 @@ class LiteRTModel:
             experimental_op_resolver_type=OpResolverType.AUTO if self.xnnpack else resolver,
         )
         self._runner = interpreter.get_signature_runner()
+        found = self._runner.get_input_details()
+        shapes = {name: tuple(details["shape"].tolist()) for name, details in found.items()}
+        names = set(self._runner.get_output_details())
+        if shapes != {s.name: s.shape for s in self.inputs} or names != set(self.output_names):
+            raise LiteRTFileError(
+                "The record in the file must name the inputs and outputs of its graph, which are "
+                f"{shapes} and {sorted(names)}. Received: {self!r}"
+            )
         self._lock = threading.Lock()
         # In the order of the record, for any nesting of the Keras model.
         count = len(self.inputs)
