@@ -26,19 +26,9 @@ Row = tuple[str, dict[str, Any]]
 
 @contextlib.contextmanager
 def atomic_write(path: str | pathlib.Path) -> Iterator[TextIO]:
-    """Opens a new text file that replaces `path` once it is complete.
+    """Opens a new text file that replaces `path` once it is complete; else the old one stays.
 
-    After an error, a full disk or a kill the old file is unchanged. A symbolic link keeps its
-    target; anything but a regular file, such as a pipe, is written to directly.
-
-    Example:
-
-    >>> import tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "table.csv"
-    >>> with atomic_write(file) as stream:
-    ...     _ = stream.write("new")
-    >>> file.read_text()
-    'new'
+    A symbolic link keeps its target; what is no regular file, such as a pipe, is written directly.
     """
     target = pathlib.Path(path).resolve()
     if target.exists() and not target.is_file():
@@ -62,13 +52,9 @@ def atomic_write(path: str | pathlib.Path) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def staging(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
-    """A hidden folder in `parent`, on the same file system, that is removed at the end.
+    """A hidden folder in `parent` that is removed at the end, as are those of killed processes.
 
-    Folders that killed processes left behind for the same name are removed first.
-
-    Raises:
-        OSError: if nothing can be written; with `ENOSPC` if the disk is full, whichever library
-            noticed it.
+    A full disk raises OSError with `ENOSPC`, whichever library noticed it.
     """
     # Word characters only: TensorFlow takes the path for a glob.
     prefix = re.sub(r"[^\w.-]", "_", f".{name[:_NAME_PART]}-kso-{socket.gethostname()[:32]}-")

@@ -59,12 +59,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace | int:
 
 
 def run(options: argparse.Namespace, otherwise: Callable[[], int] | None = None) -> int:
-    """Run the command of parsed options; the exit status.
-
-    Args:
-        options: The result of `parsed`.
-        otherwise: What to do after an error, instead of printing it.
-    """
+    """Run the command of parsed options; the exit status. `otherwise` is called after an error."""
     console = Console(stderr=True)
     command: Callable[[Any, Console], None] = options.command
 
@@ -266,11 +261,7 @@ def _timings(options: argparse.Namespace, status: Any) -> list[dict[str, Any]]:
 
 
 def read_keras(path: str) -> Any:
-    """The model in a `.keras` file, not compiled.
-
-    Raises:
-        InputFileError: if there is no such file or Keras cannot load it.
-    """
+    """The model in a `.keras` file, not compiled; InputFileError if there is none."""
     _check_exists(path)
     if (rule := _why_not_keras(path)) is not None:
         raise InputFileError(f"{rule}. Received: {path!r}")
@@ -310,11 +301,7 @@ def _why_not_keras(path: str) -> str | None:
 
 
 def read_rows(path: str | None) -> Any:
-    """The array in a `.npy` file, or a dict of those in a `.npz` file; None for None.
-
-    Raises:
-        InputFileError: if it cannot be read.
-    """
+    """The array in a `.npy` file, or a dict of those in a `.npz` file; None for None."""
     if path is None:
         return None
     _check_exists(path)

@@ -31,11 +31,7 @@ class ExportVerificationError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The difference of two lists of outputs, over all outputs and rows.
-
-    `error` is in the measure asked for, the largest over the outputs, and `worst_output` is the
-    output that has it.
-    """
+    """The difference of two lists of outputs; `error` is the largest, that of `worst_output`."""
 
     max_abs_diff: float
     mean_abs_diff: float
@@ -56,11 +52,7 @@ class Candidate:
 
 
 def candidates(task: Task, routes: Sequence[Route]) -> list[Candidate]:
-    """Try each route; a failure is part of the result, not raised, except for a full disk.
-
-    Raises:
-        OSError: if there is no room for the files.
-    """
+    """Try each route; a failure is part of the result, but a full disk raises OSError."""
     needed = {route.converted_as.name: route.converted_as for route in routes}
     converted = convert(task, list(needed.values()))
     found = [_candidate(task, route, converted[route.converted_as.name]) for route in routes]
@@ -135,18 +127,8 @@ def _candidate(task: Task, route: Route, converted: Path | ExportConversionError
     return Candidate(route, outcome, file, comparison)
 
 
-# --- conversion -----------------------------------------------------------------------------------
-
-
 def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConversionError]:
-    """Write the model of a task as an unverified LiteRT file by each route.
-
-    One process does all routes. If the converter crashes, that route fails and a new process goes
-    on with the rest. The result has a file or an error for each route.
-
-    Raises:
-        ExportConversionError: if the model cannot be rebuilt in the worker.
-    """
+    """An unverified file, or an error, for each route; raises if the model cannot be rebuilt."""
     inputs = [dataclasses.asdict(spec) for spec in task.signature.inputs]
     representative = None
     if task.representative is not None:
@@ -181,11 +163,8 @@ def _trace(
     worker: Worker, task: Task, inputs: list[dict[str, Any]], saved_model: str
 ) -> dict[str, Any] | None:
     """Have the model written as a SavedModel; None, or what went wrong."""
-    how = {
-        "inputs": inputs,
-        "nesting": task.signature.nesting,
-        "output_names": task.names,
-    }
+    nesting = task.signature.nesting
+    how = {"inputs": inputs, "nesting": nesting, "output_names": task.names}
     keras_file = str(task.folder / "plain.keras")
     try:
         task.model.save(keras_file)
@@ -242,28 +221,18 @@ def _conversion_error(
 def _modules_of_custom_objects() -> list[str]:
     """Modules that registered something with Keras and that a new process could import."""
     registered = dict(keras.saving.get_custom_objects())
-    names = {getattr(value, "__module__", None) for value in registered.values()}
-    return sorted(n for n in names if isinstance(n, str) and n != "__main__" and _exists(n))
-
-
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-# --- the outputs of the file ----------------------------------------------------------------------
+    found = []
+    for name in {getattr(value, "__module__", None) for value in registered.values()}:
+        with contextlib.suppress(ImportError, ValueError):
+            if isinstance(name, str) and name != "__main__" and importlib.util.find_spec(name):
+                found.append(name)
+    return sorted(found)
 
 
 def litert_outputs(
     worker: Worker, file: Path, task: Task, xnnpack: bool
 ) -> tuple[list[np.ndarray], int | None]:
-    """The outputs of a LiteRT file on the sample, and the memory of loading it, see `run`.
-
-    Raises:
-        ExportVerificationError: if the interpreter refuses the file or crashes.
-    """
+    """The outputs of a LiteRT file on the sample, and the memory of loading it, see `run`."""
     batches = full_batches(task.sample, task.signature.batch_size)
     rows, result = file.with_suffix(".sample.npz"), file.with_suffix(".outputs.npz")
     np.savez(rows, *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])
@@ -346,24 +315,15 @@ def _verify(task: Task, got: list[np.ndarray], measure: str, allowed: float) -> 
     return result
 
 
-# --- the zeros of the file ------------------------------------------------------------------------
-
-
 def _check_zeros(task: Task, content: bytes) -> tuple[str, ...]:
-    """Paths of the kernels that are in use, but that no tensor of the file holds.
-
-    Raises:
-        ExportVerificationError: if a tensor has lost zeros of the kernel that it holds.
-    """
+    """Paths of the kernels in use that no tensor of the file holds; raises if zeros were lost."""
     kernels = sparse_kernels(task.model.weights)
     if all(value.all() for _, value in kernels):
         return ()
-    found = find_kernels(kernels, stored_weights(content))
-    if found.lost is not None:
-        raise ExportVerificationError(
-            f"The conversion must keep every zero. Received: {found.lost}"
-        )
-    return _in_use(task, found.absent) if found.absent else ()
+    lost, absent = find_kernels(kernels, stored_weights(content))
+    if lost is not None:
+        raise ExportVerificationError(f"The conversion must keep every zero. Received: {lost}")
+    return _in_use(task, absent) if absent else ()
 
 
 def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndarray]]:
@@ -384,10 +344,7 @@ def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndar
 
 
 def _in_use(task: Task, paths: Iterable[str]) -> tuple[str, ...]:
-    """The weights that the outputs depend on, found by writing NaN into each.
-
-    The converter leaves the others out, such as those of a pooling layer whose result is unused.
-    """
+    """The weights that the outputs depend on, found by writing NaN into each."""
     first = [array[: task.signature.batch_size] for array in task.sample]
     _, before = keras_outputs(task.model, task.signature, first)
 

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,15 +70,7 @@ class WeightZeros:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredWeight:
-    """One constant of rank 2 or more with its values.
-
-    Attributes:
-        about: Its figures.
-        stored: The values as stored, in the shape of the tensor; in one row if sparse.
-        zero: The integer of 0.0, as one number or along a dimension.
-        scale: An entry is `(stored - zero) * scale`; likewise.
-        sparsity: The schema's `SparsityParametersT` of a sparse encoding.
-    """
+    """One constant of rank 2 or more: `(stored - zero) * scale`; `stored` is one row if sparse."""
 
     about: WeightZeros
     stored: np.ndarray
@@ -139,11 +131,7 @@ def _aligning_builder(size: int) -> Any:
 
 
 def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
-    """The zeros of every weight in a LiteRT flatbuffer.
-
-    Constants of rank 0 and 1 (biases, shapes) do not count as weights, nor do integers without a
-    scale (indices). In a sparse encoding, what is not stored is zero.
-    """
+    """The zeros of every weight: constants of rank 2 and more, but no integers without a scale."""
     return tuple(weight.about for weight in stored_weights(content))
 
 
@@ -196,10 +184,7 @@ def stored_weights(content: bytes) -> Iterator[StoredWeight]:
 
 
 def _quantization(tensor: Any) -> tuple[Any, Any] | None:
-    """Zero point and scale, each a number or along a dimension; None: the integers have no scale.
-
-    The zero point is 0 for kernels, but not for the embedding tables of the int8 route.
-    """
+    """Zero point and scale, each a number or along a dimension; None: there is no scale."""
     quantization = tensor.Quantization()
     if quantization is None or quantization.ScaleLength() == 0:
         return None
@@ -259,8 +244,7 @@ def _places(sparsity: Any, rank: int) -> tuple[np.ndarray, ...]:
 # --- the zeros of kernels -------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelsInFile:
+class KernelsInFile(NamedTuple):
     """A message about a kernel that lost zeros, or None; the kernels that no tensor holds."""
 
     lost: str | None
@@ -466,11 +450,7 @@ def seal(content: bytes, xnnpack: bool) -> bytes:
 
 
 def read_record(content: bytes, path: str) -> dict[str, Any] | None:
-    """The record of a file, or None if this package did not write it.
-
-    Raises:
-        LiteRTFileError: if the file has changed since it was sealed, or its record is not one.
-    """
+    """The record of a file, or None if this package did not write it; raises if it was changed."""
     start = _record_start(content)
     if start is None:
         # The name and the record are in different places: no single damage hides both.

@@ -199,11 +199,7 @@ def _read(path: Path) -> bytes:
 
 
 def read_packed(path: Path) -> bytes:
-    """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
-
-    Raises:
-        LiteRTFileError: if it cannot be decompressed.
-    """
+    """The content of a file; decompressed, or LiteRTFileError, if it ends in `.gz` or `.zst`."""
     if path.suffix not in (".gz", ".zst"):
         return path.read_bytes()
     try:
@@ -243,11 +239,7 @@ def _unpacked(stream: Any, path: Path) -> bytes:
 
 
 def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
-    """The settings and signature of a file of another tool, which is run on zeros.
-
-    Raises:
-        LiteRTFileError: if it cannot be read or crashes, with and without XNNPACK.
-    """
+    """The settings and signature of a file of another tool; LiteRTFileError if it does not run."""
     reasons = []
     with tempfile.TemporaryDirectory() as folder, Worker() as worker:
         file = Path(folder) / "foreign.tflite"

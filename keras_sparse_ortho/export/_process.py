@@ -42,11 +42,7 @@ class Worker:
         self.close()
 
     def run(self, task: str, timeout: float, **job: Any) -> Any:
-        """Run a task of `_worker.py` on arguments that JSON can hold; returns its result.
-
-        Raises:
-            JobError: if the task raised, the process died, or `timeout` seconds are over.
-        """
+        """The result of a task of `_worker.py`; JobError if it raised, died or took too long."""
         self.submit(task, **job)
         return self.result(timeout)
 
@@ -125,17 +121,14 @@ class Worker:
     def _cause_of_death(self, status: int) -> str:
         self._reader.join()
         if status < 0:
-            return f"it was killed by {_signal_name(-status)}"
+            names = {one.value: one.name for one in signal.Signals}
+            return f"it was killed by signal {names.get(-status, -status)}"
         lines = [line.strip() for line in self._stderr if line.strip()]
         return lines[-1] if status > 0 and lines else f"exit status {status}"
 
 
 def require(names: Sequence[str], use: str, install: str) -> None:
-    """Raise if a package is missing, without importing it.
-
-    Raises:
-        ImportError: with what to install.
-    """
+    """Raise ImportError, with what to install, if a package is missing; imports none."""
     for name in names:
         # None in `sys.modules` is Python's mark of a blocked import.
         known = name in sys.modules
@@ -184,10 +177,3 @@ def _environment() -> dict[str, str]:
         TF_CPP_MIN_LOG_LEVEL="3",
         PYTHONPATH=os.pathsep.join([path for path in sys.path if path] + here),
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"signal {signal.Signals(number).name}"
-    except ValueError:
-        return f"signal {number}"

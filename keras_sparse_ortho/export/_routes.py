@@ -55,19 +55,11 @@ class Route(abc.ABC):
         return self
 
     def finish(self, content: bytes) -> Encoded:
-        """Rewrite the converted file; most routes leave it unchanged.
-
-        Raises:
-            ExportRouteError: if the file has no weight that this route is for.
-        """
+        """The rewritten file; ExportRouteError if it has no weight that this route is for."""
         return Encoded(content, (), {})
 
     def check(self, model: keras.Model) -> None:  # noqa: B027 - most routes take every model
-        """Refuse a model that this route is known to fail on, before any time is spent.
-
-        Raises:
-            ValueError: with the reason and the alternative.
-        """
+        """Raise ValueError for a model that this route is known to fail on."""
 
     def convert(self, saved_model: str, batches: Batches | None) -> bytes:
         """Convert a SavedModel (in the worker); `batches` gives the representative data."""
@@ -95,10 +87,7 @@ class Float32(Route):
 
 
 class DynamicInt8(Route):
-    """Weights of 1024 and more entries as int8, activations quantized on the fly.
-
-    Measured errors: up to 0.014.
-    """
+    """Weights of 1024 and more entries as int8; measured errors up to 0.014."""
 
     name = "dynamic_int8"
     quantization = "dynamic_int8"
@@ -127,10 +116,7 @@ class Float16(DynamicInt8):
 
 
 class Int8(DynamicInt8):
-    """Weights and activations as int8, float32 at the file's inputs and outputs.
-
-    Measured errors: 0.005 to 0.05, and 0.12 for a two-block transformer.
-    """
+    """Weights and activations as int8; measured errors 0.005 to 0.05, 0.12 for a transformer."""
 
     name = "int8"
     quantization = "int8"
@@ -197,10 +183,7 @@ class ConverterSparsity(_SparseRoute):
 
 
 class SparseFullyConnected(_SparseRoute):
-    """A dense route whose file is rewritten: FULLY_CONNECTED gets sparse weights.
-
-    Only the weights of matrix products are encoded: LiteRT has no kernel for sparse convolutions.
-    """
+    """A dense route whose file is rewritten: FULLY_CONNECTED gets sparse weights."""
 
     def __init__(self, base: Route, layout: Encoding) -> None:
         super().__init__(base, layout.name)
@@ -272,12 +255,7 @@ def route_named(name: str) -> Route:
 
 
 def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
-    """The routes that a mode tries, see `export_litert`; without data no static int8.
-
-    Raises:
-        ExportRouteError: for a route that cannot work, with the reason.
-        ValueError: if there is no such mode, route or storage.
-    """
+    """The routes that a mode tries, see `export_litert`; without data no static int8."""
     if mode is None:
         return [route_for(quantization)]
     if mode not in MODES:

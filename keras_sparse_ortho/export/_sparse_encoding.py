@@ -41,13 +41,7 @@ BLOCK_1X16 = Encoding("1x16", 16, "INT8")
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """A rewritten file.
-
-    Attributes:
-        content: The flatbuffer.
-        encoded: Names of the tensors that are stored sparsely now.
-        kept: Names of the other weights of FULLY_CONNECTED, each with the reason.
-    """
+    """A rewritten file: names of the tensors stored sparsely, and why the others were kept."""
 
     content: bytes
     encoded: tuple[str, ...]
@@ -55,12 +49,7 @@ class Encoded:
 
 
 def encode(content: bytes, encoding: Encoding) -> Encoded:
-    """Encode every weight that gains by it; the others stay dense and are run by XNNPACK.
-
-    Args:
-        content: A LiteRT flatbuffer with dense weights.
-        encoding: `CSR`, `BLOCK_1X4` or `BLOCK_1X16`.
-    """
+    """Encode every weight that gains by it; the others stay dense and are run by XNNPACK."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = read_model(content)

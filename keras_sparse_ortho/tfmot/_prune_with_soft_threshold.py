@@ -51,15 +51,7 @@ class SoftThresholdState(WeightState):
     """Effective weight `sign(w) * relu(|w| - t)`, `t = g(s + offset)`; `t = 0` once frozen.
 
     It has the interface of `parametrizations.LearntThreshold`, which `ThresholdSteering` needs.
-
-    Args:
-        weight: The kernel of the layer, which holds the effective weight.
-        raw: The raw weight.
-        g: Name of the threshold function.
-        s: The trainable variable of the threshold.
-        offset: Variable of `TargetDensity`, added to `s`.
-        active: 1, or 0 once frozen.
-        kept: TFMOT's variables for mask and threshold, which `settle` updates.
+    `active` is 1, or 0 once frozen; `kept` is TFMOT's mask and threshold.
     """
 
     counted = "entries"
@@ -99,11 +91,6 @@ class SoftThresholdState(WeightState):
         mask, threshold = self._kept
         mask.assign(tf.cast(effective != 0, mask.dtype))
         threshold.assign(tf.cast(tf.reduce_mean(self._threshold()), threshold.dtype))
-
-    def adopt_raw(self) -> None:
-        """Sets the raw weight to the kernel."""
-        self.raw.assign(tf.convert_to_tensor(self.weight.variable))
-        self.settle()
 
     def adopt_effective(self) -> None:
         """Sets the raw weight so that the kernel is effective: `w = w_e + sign(w_e) * t`."""
@@ -269,10 +256,6 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
             update.show = state.show
         raw.assign(value)
         state.settle()
-        self._add_losses(weight, variable, state)
-        return state
-
-    def _add_losses(self, weight: TfKerasWeight, variable: Any, state: SoftThresholdState) -> None:
         regularizer = weight.regularizer
         if regularizer is not None:
             # Replaces the penalty that the layer adds for the kernel, which has no gradient.
@@ -280,6 +263,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         if self.weight_decay:
             decay = tf_keras.regularizers.L2(self.weight_decay / 2)
             self.add_loss(lambda: decay(state.raw) + decay(state.s))
+        return state
 
     def _adopt(self) -> None:
         for state in self.states:
@@ -287,13 +271,8 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the arguments; raw weights and thresholds are saved as variables."""
-        return {
-            **super().get_config(),
-            "granularity": self.granularity,
-            "g": self.g,
-            "s_init": self.s_init,
-            "weight_decay": self.weight_decay,
-        }
+        names = ("granularity", "g", "s_init", "weight_decay")
+        return super().get_config() | {name: getattr(self, name) for name in names}
 
 
 class _UpdateKernel:
@@ -399,5 +378,6 @@ def prune_with_soft_threshold(
     result, wrappers = rewrite(model, weights, wrap)
     for wrapper in wrappers:
         for state in wrapper.states:
-            state.adopt_raw()
+            state.raw.assign(tf.convert_to_tensor(state.weight.variable))
+            state.settle()
     return result

@@ -65,11 +65,7 @@ def select_weights(
 
 
 def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[Any, list[Any]]:
-    """A copy of a model with every layer that holds some of `weights` wrapped, and the wrappers.
-
-    All layers are copied. (TFMOT's `prune_low_magnitude` shares them with the given model, so
-    training the pruned model changes both.)
-    """
+    """A copy of a model with every layer that holds some of `weights` wrapped, and the wrappers."""
     chosen = {id(weight.variable) for weight in weights}
     wrappers: list[Any] = []
     pairs: list[tuple[Any, Any]] = []
@@ -155,14 +151,8 @@ def wrap_unbuilt(
 ) -> Any:
     """Wraps every layer with kernels of a list, or of a copy of an unbuilt Sequential model.
 
-    Each wrapper finds its kernels when it is built.
-
-    Args:
-        model: The list or model.
-        wrap: From a layer to its wrapper.
-        only_sparse: Whether to wrap only layers with sparse initializers.
-        pruning_policy: A TFMOT `PruningPolicy`, or `None`.
-        given: Arguments that need the paths or sizes of weights, and must be `None`.
+    With `only_sparse`, only those with sparse initializers. `given` are arguments that need the
+    paths or sizes of weights, and must be `None`.
     """
     named = {name: value for name, value in given.items() if value is not None}
     if named:

@@ -51,8 +51,7 @@ class TargetDensity(tf_keras.callbacks.Callback):
         plan = None if schedule is None else as_schedule(schedule)
         self._steering = ThresholdSteering(final_density, plan, frequency, freeze)
         self._last: int | None = None
-        self._executed = 1
-        self._calls = 0
+        self._executed, self._calls = 1, 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Resolves the schedule; raises for a model without soft thresholds."""
@@ -66,8 +65,7 @@ class TargetDensity(tf_keras.callbacks.Callback):
         params = getattr(self, "params", None) or {}  # none in a custom loop
         self._steering.begin(thresholds, params.get("epochs"), params.get("steps"))
         self._last = None
-        self._executed = 1
-        self._calls = 0
+        self._executed, self._calls = 1, 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the offset at the steps of the schedule, and fixes the live entries at its end."""
@@ -101,9 +99,8 @@ class TargetDensity(tf_keras.callbacks.Callback):
         return int(tf_keras.backend.get_value(optimizer.iterations))
 
     def _steer(self, step: int) -> None:
-        frozen: list[tuple[Any, Any]] = list(self._steering.steer(step))
-        for state, _ in frozen:
+        state: Any
+        for state, _ in self._steering.steer(step):
             zero_slots(self.model.optimizer, state.raw, as_numpy(state.raw) == 0)
-        steered: list[Any] = self._steering.thresholds
-        for state in steered:  # frozen ones are up to date
+        for state in self._steering.thresholds:  # frozen ones are up to date
             state.settle()

@@ -83,13 +83,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     TFMOT's wrapper assigns `w * mask` to the weight in every call, and lets gradients of dead
     entries through. Here the layer's attribute is the effective weight during the call, so that
     gradients and optimizer moments of dead entries stay zero and weights are sparse at every step.
-
-    Args:
-        layer: The tf_keras layer.
-        selected: Which of the layer's kernels, as indices into `find_kernels`; `None` for all.
-
-    Raises:
-        ValueError: An argument of TFMOT's wrapper that says how to rank magnitudes.
     """
 
     def __init__(self, layer: Any, selected: Sequence[int] | None = None, **kwargs: Any) -> None:
