@@ -211,8 +211,36 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
             "`--threads` must be 1 or more and `--seconds` above 0. "
             f"Received: --threads {options.threads}, --seconds {options.seconds}"
         )
+    import numpy as np
+
+    from keras_sparse_ortho.export import BenchmarkCase, LiteRTFileError, latencies, load_litert
+
+    rng = np.random.default_rng(0)
+    cases: list[BenchmarkCase] = []
+    timings: list[dict[str, Any]] = []
     with console.status("Opening and checking the files") as status:
-        timings = _timings(options, status)
+        for name in options.files:
+            try:
+                opened = load_litert(name)
+            except (LiteRTFileError, FileNotFoundError) as error:
+                raise InputFileError(str(error)) from error
+            inputs = {
+                spec.name: (
+                    rng.standard_normal(spec.shape)
+                    if spec.dtype.startswith("float")
+                    else np.zeros(spec.shape)  # the valid values are unknown
+                ).astype(spec.dtype)
+                for spec in opened.inputs
+            }
+            for threads in options.threads:
+                cases.append(BenchmarkCase(Path(name), inputs, opened.xnnpack, threads))
+                timing = {"file": name, "route": opened.route, "xnnpack": opened.xnnpack}
+                timings.append(timing | {"threads": threads, "batch_size": opened.batch_size})
+        status.update("Timing")
+        for timing, ms in zip(
+            timings, latencies(cases, rounds=200, seconds=options.seconds), strict=True
+        ):
+            timing["latency_ms"] = ms
     if options.json:
         print(json.dumps(timings, indent=2))
         return
@@ -224,37 +252,6 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
         figures = (str(one["threads"]), str(one["batch_size"]), f"{one['latency_ms']:.3g}")
         table.add_row(one["file"], one["route"] or "unknown", setting, *figures)
     Console().print(table)
-
-
-def _timings(options: argparse.Namespace, status: Any) -> list[dict[str, Any]]:
-    """File, settings and median time of one call, for each file and number of threads."""
-    import numpy as np
-
-    from keras_sparse_ortho.export import BenchmarkCase, LiteRTFileError, latencies, load_litert
-
-    rng = np.random.default_rng(0)
-    cases: list[BenchmarkCase] = []
-    timings: list[dict[str, Any]] = []
-    for name in options.files:
-        try:
-            opened = load_litert(name)
-        except (LiteRTFileError, FileNotFoundError) as error:
-            raise InputFileError(str(error)) from error
-        inputs = {
-            spec.name: (
-                rng.standard_normal(spec.shape)
-                if spec.dtype.startswith("float")
-                else np.zeros(spec.shape)  # the valid values are unknown
-            ).astype(spec.dtype)
-            for spec in opened.inputs
-        }
-        for threads in options.threads:
-            cases.append(BenchmarkCase(Path(name), inputs, opened.xnnpack, threads))
-            timing = {"file": name, "route": opened.route, "xnnpack": opened.xnnpack}
-            timings.append(timing | {"threads": threads, "batch_size": opened.batch_size})
-    status.update("Timing")
-    measured = latencies(cases, rounds=200, seconds=options.seconds)
-    return [one | {"latency_ms": ms} for one, ms in zip(timings, measured, strict=True)]
 
 
 # --- the input files ------------------------------------------------------------------------------

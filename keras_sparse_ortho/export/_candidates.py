@@ -16,9 +16,11 @@ from keras_sparse_ortho._files import disk_full, is_full
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.export._litert_file import attach, find_kernels, seal, stored_weights
 from keras_sparse_ortho.export._model import Task, full_batches, keras_outputs, write_saved_model
-from keras_sparse_ortho.export._process import JobError, Worker, converter
+from keras_sparse_ortho.export._process import JobError, Worker
 from keras_sparse_ortho.export._report import RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError, Route
+
+converter = Worker  # for conversions; tests keep one, as it loads TensorFlow
 
 
 class ExportConversionError(RuntimeError):
@@ -155,7 +157,17 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
             )
             files[route.name] = file
             if failure is not None:
-                files[route.name] = _conversion_error(failure, task.model.name, route.name)
+                text = (
+                    f"The LiteRT converter failed on model '{task.model.name}' by route "
+                    f"'{route.name}'. Received: {failure['message']}"
+                )
+                if failure.get("missing_ops"):
+                    text = (
+                        f"Model '{task.model.name}' needs operations that LiteRT's built-in "
+                        "kernels lack. Replace the layers that use them before the export. "
+                        f"Received: operations {', '.join(failure['missing_ops'])}"
+                    )
+                files[route.name] = ExportConversionError(text)
     return files
 
 
@@ -201,21 +213,6 @@ def _run_job(worker: Worker, task: str, timeout: float, **job: Any) -> dict[str,
     except JobError as error:
         return {"stage": "crash", "message": f"the converter's process failed: {error}"}
     return failure
-
-
-def _conversion_error(
-    failure: dict[str, Any], model_name: str, route_name: str
-) -> ExportConversionError:
-    if failure.get("missing_ops"):
-        return ExportConversionError(
-            f"Model '{model_name}' needs operations that LiteRT's built-in kernels lack. Replace "
-            "the layers that use them before the export. Received: "
-            f"operations {', '.join(failure['missing_ops'])}"
-        )
-    return ExportConversionError(
-        f"The LiteRT converter failed on model '{model_name}' by route '{route_name}'. "
-        f"Received: {failure['message']}"
-    )
 
 
 def _modules_of_custom_objects() -> list[str]:
@@ -278,7 +275,13 @@ def compare(
         y, z = y.astype(np.float64), z.astype(np.float64)
         diff = np.abs(z - y)
         diffs.append(diff.ravel())
-        errors.append(_error(y, diff, measure))
+        if not np.all(np.isfinite(diff)):
+            errors.append(float("inf"))
+        elif measure == "max":
+            errors.append(float(diff.max() / max(1.0, np.abs(y).max())))
+        else:
+            scale = float(np.sqrt(np.mean(y**2)))
+            errors.append(float(np.sqrt(np.mean(diff**2))) / (scale or 1.0))
         if y.ndim == 2 and y.shape[1] > 1:
             agreements.append(float(np.mean(y.argmax(1) == z.argmax(1))))
     worst = int(np.argmax(errors))
@@ -290,15 +293,6 @@ def compare(
         error=errors[worst],
         worst_output=names[worst],
     )
-
-
-def _error(y: np.ndarray, diff: np.ndarray, measure: str) -> float:
-    if not np.all(np.isfinite(diff)):
-        return float("inf")
-    if measure == "max":
-        return float(diff.max() / max(1.0, np.abs(y).max()))
-    scale = float(np.sqrt(np.mean(y**2)))
-    return float(np.sqrt(np.mean(diff**2))) / (scale or 1.0)
 
 
 def _verify(task: Task, got: list[np.ndarray], measure: str, allowed: float) -> Comparison:

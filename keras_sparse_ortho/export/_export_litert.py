@@ -1,6 +1,7 @@
 """`export_litert` and `export_routes`: a Keras model to LiteRT files, verified."""
 
 import dataclasses
+import gzip
 import os
 import warnings
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from keras_sparse_ortho.export._process import require
 from keras_sparse_ortho.export._report import (
     ExportReport,
     RouteOutcome,
-    gzip_size,
     installed_versions,
     zstd_size,
 )
@@ -344,30 +344,22 @@ def _report_on(
     """The report on a verified file that will be moved to `target`."""
     assert taken.file is not None
     assert taken.comparison is not None
-    content, result, outcome = taken.file.read_bytes(), taken.comparison, taken.outcome
+    content = taken.file.read_bytes()
+    known = {field.name for field in dataclasses.fields(ExportReport)}
+    shared = {name: value for name, value in vars(taken.outcome).items() if name in known}
     return ExportReport(
+        **shared,
         path=str(target),
         quantization=taken.route.quantization,
-        batch_size=task.signature.batch_size,
-        bytes=len(content),
-        gzip_bytes=gzip_size(content),
+        gzip_bytes=len(gzip.compress(content, compresslevel=6)),  # 9 saves 2%, in 9 times the time
         zstd_bytes=zstd_size(content),
         weights=read_weights(content),
-        max_abs_diff=result.max_abs_diff,
-        mean_abs_diff=result.mean_abs_diff,
-        argmax_agreement=result.argmax_agreement,
-        error=result.error,
-        tolerance=outcome.tolerance or 0.0,
+        argmax_agreement=taken.comparison.argmax_agreement,
         measure=taken.route.measure,
         sample_rows=len(task.sample[0]),
         versions=installed_versions(),
-        route=taken.route.name,
         mode=mode,
-        xnnpack=outcome.xnnpack,
-        uses_xnnpack=outcome.uses_xnnpack,
-        load_bytes=outcome.load_bytes,
         fallback_reason=fallback_reason,
-        folded=outcome.folded,
         routes=tuple(outcomes),
     )
 

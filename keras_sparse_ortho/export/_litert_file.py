@@ -144,7 +144,12 @@ def stored_weights(content: bytes) -> Iterator[StoredWeight]:
     seen = set()
     for g in range(model.SubgraphsLength()):
         graph = model.Subgraphs(g)
-        densified = _densified(schema, model, graph)
+        densified = {
+            int(one.Inputs(0))
+            for one in map(graph.Operators, range(graph.OperatorsLength()))
+            if model.OperatorCodes(one.OpcodeIndex()).BuiltinCode()
+            == schema.BuiltinOperator.DENSIFY
+        }
         for t in range(graph.TensorsLength()):
             tensor = graph.Tensors(t)
             buffer = model.Buffers(tensor.Buffer())
@@ -193,16 +198,6 @@ def _quantization(tensor: Any) -> tuple[Any, Any] | None:
     points = np.atleast_1d(quantization.ZeroPointAsNumpy())
     zero = points.reshape(shape) if np.any(points) else 0
     return zero, np.asarray(quantization.ScaleAsNumpy()).reshape(shape)
-
-
-def _densified(schema: Any, model: Any, graph: Any) -> set[int]:
-    """Positions of the tensors that a DENSIFY operation restores."""
-    operators = [graph.Operators(k) for k in range(graph.OperatorsLength())]
-    return {
-        int(one.Inputs(0))
-        for one in operators
-        if model.OperatorCodes(one.OpcodeIndex()).BuiltinCode() == schema.BuiltinOperator.DENSIFY
-    }
 
 
 def _encoding(sparsity: Any) -> tuple[str, int]:
@@ -419,10 +414,12 @@ def attach(content: bytes, record: dict[str, Any]) -> bytes:
     from ai_edge_litert import schema_py_generated as schema
 
     model = read_model(content)
-    for entry in model.metadata or []:  # of an earlier export
-        if entry.name in (_NAME, _NAME.encode()):
+    others = []
+    for entry in model.metadata or []:
+        if entry.name in (_NAME, _NAME.encode()):  # of an earlier export
             model.buffers[entry.buffer].data = None
-    model.metadata = [e for e in model.metadata or [] if e.name not in (_NAME, _NAME.encode())]
+        else:
+            others.append(entry)
     ours = {key: value for key, value in record.items() if key not in ("format", "sha256")}
     text = json.dumps(ours | {"xnnpack": None})[1:].encode()
     text = text.replace(b'"xnnpack": null', _XNNPACK[True])
@@ -430,7 +427,7 @@ def attach(content: bytes, record: dict[str, Any]) -> bytes:
     buffer.data = np.frombuffer(_HEAD + _BLANK + b'", ' + text, np.uint8)
     entry.name, entry.buffer = _NAME, len(model.buffers)
     model.buffers.append(buffer)
-    model.metadata = [*model.metadata, entry]
+    model.metadata = [*others, entry]
     return write_model(model)
 
 

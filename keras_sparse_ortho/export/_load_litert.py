@@ -175,8 +175,10 @@ def load_litert(
     require(
         ("ai_edge_litert",), "`load_litert` runs the file with ai-edge-litert", "ai-edge-litert"
     )
-    content = _read(Path(path))
     name = str(path)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")
+    content = read_packed(Path(path))
     record = read_record(content, name)
     if record is None:
         record = _inspect(content, name, timeout)
@@ -186,55 +188,42 @@ def load_litert(
     return opened
 
 
-def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={str(path)!r}")
-    content = read_packed(path)
+def read_packed(path: Path) -> bytes:
+    """The content of a LiteRT file, decompressed if its name ends in `.gz` or `.zst`."""
+    content = _unpacked(path) if path.suffix in (".gz", ".zst") else path.read_bytes()
     if content[4:8] != b"TFL3":
         raise LiteRTFileError(
             "A LiteRT file has 'TFL3' in bytes 4 to 7. Received: "
-            f"{str(path)!r} with {len(content)} bytes and {content[4:8]!r} there"
+            f"{str(path)!r} with {content[4:8]!r} there"
         )
     return content
 
 
-def read_packed(path: Path) -> bytes:
-    """The content of a file; decompressed, or LiteRTFileError, if it ends in `.gz` or `.zst`."""
-    if path.suffix not in (".gz", ".zst"):
-        return path.read_bytes()
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as stream:
-                return _unpacked(stream, path)
+def _unpacked(path: Path) -> bytes:
+    """The content of a compressed file, read only as far as it may be a LiteRT file."""
+    opened: Any = gzip.open
+    if path.suffix == ".zst":
         require(("zstandard",), "zstd needs the package zstandard", '"keras-sparse-ortho[litert]"')
         import zstandard
 
-        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
-            return _unpacked(stream, path)
-    except (ImportError, LiteRTFileError):
-        raise
+        opened = zstandard.open
+    content = bytearray()
+    try:
+        with opened(str(path), "rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                content += chunk
+                if content[4:8] != b"TFL3"[: max(0, len(content) - 4)] or len(content) > _LARGEST:
+                    break
     except Exception as error:  # gzip, zlib and zstandard have errors of their own
         raise LiteRTFileError(
             f"{path.suffix[1:]} cannot decompress the file: it is corrupted or truncated. "
             f"Received: {str(path)!r}, {type(error).__name__}: {error}"
         ) from error
-
-
-def _unpacked(stream: Any, path: Path) -> bytes:
-    """The content of a stream, read only as far as it is a LiteRT file of a possible size."""
-    content = bytearray()
-    while chunk := stream.read(_CHUNK):
-        content += chunk
-        if content[4:8] != b"TFL3"[: max(0, len(content) - 4)]:
-            raise LiteRTFileError(
-                "A LiteRT file has 'TFL3' in bytes 4 to 7. "
-                f"Received: {str(path)!r} with {bytes(content[4:8])!r} there"
-            )
-        if len(content) > _LARGEST:
-            raise LiteRTFileError(
-                f"A LiteRT file has less than {_LARGEST} bytes. Received: {str(path)!r}, which "
-                "decompresses to more"
-            )
+    if len(content) > _LARGEST:
+        raise LiteRTFileError(
+            f"A LiteRT file has less than {_LARGEST} bytes. Received: {str(path)!r}, which "
+            "decompresses to more"
+        )
     return bytes(content)
 
 

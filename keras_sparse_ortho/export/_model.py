@@ -104,29 +104,17 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What all routes of an export share.
+    """What all routes of an export share."""
 
-    Attributes:
-        model: The plain float32 model.
-        signature: Its inputs.
-        names: Names of its outputs.
-        want: Keras' outputs on `sample`.
-        sample: Rows to compare on, one array per input.
-        representative: Rows to calibrate on, or None.
-        tolerance: The user's, or None for each route's own.
-        timeout: Seconds for each job of a subprocess.
-        folder: The staging folder; to be set before anything is converted.
-    """
-
-    model: keras.Model
+    model: keras.Model  # plain, in float32
     signature: Signature
-    names: list[str]
-    want: list[np.ndarray]
+    names: list[str]  # of the outputs
+    want: list[np.ndarray]  # Keras' outputs on `sample`
     sample: list[np.ndarray]
-    representative: list[np.ndarray] | None
-    tolerance: float | None
-    timeout: float
-    folder: Path = Path()
+    representative: list[np.ndarray] | None  # rows to calibrate on
+    tolerance: float | None  # None: each route's own
+    timeout: float  # seconds for each job of a subprocess
+    folder: Path = Path()  # for staging; to be set before anything is converted
 
 
 def make_task(

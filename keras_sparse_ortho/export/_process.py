@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ class JobError(RuntimeError):
 class Worker:
     """A Python process that runs the tasks of `_worker.py`, one after the other.
 
-    It starts with its first job, on CPU and with the TensorFlow backend, is restarted after a job
-    that killed it, and ends with the `with` block or with this process, even if that is killed.
-    Not thread-safe.
+    It starts with its first job, is restarted after one that killed it, and ends with the `with`
+    block or with this process, even if that is killed. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -137,32 +136,6 @@ def require(names: Sequence[str], use: str, install: str) -> None:
                 f"{use}. Install with: pip install {install}. Received: no module named '{name}'",
                 name=name,
             )
-
-
-_kept: Worker | None = None
-
-
-@contextlib.contextmanager
-def converter() -> Iterator[Worker]:
-    """A worker for conversions: the one of `kept_converter`, or a new one for the block."""
-    if _kept is not None:
-        yield _kept
-        return
-    with Worker() as worker:
-        yield worker
-
-
-@contextlib.contextmanager
-def kept_converter() -> Iterator[Worker]:
-    """Within the block all exports convert in one process, which loads TensorFlow once."""
-    global _kept
-    outer = _kept
-    with Worker() as worker:
-        _kept = worker
-        try:
-            yield worker
-        finally:
-            _kept = outer
 
 
 def _environment() -> dict[str, str]:

@@ -31,23 +31,14 @@ class ExportRouteError(ValueError):
 
 
 class Route(abc.ABC):
-    """How a SavedModel becomes the bytes of a LiteRT file, and how exact the file must be.
+    """How a SavedModel becomes the bytes of a LiteRT file, and how exact the file must be."""
 
-    Attributes:
-        name: Storage and encoding, such as "dynamic_int8+1x16".
-        quantization: The storage, as the argument of `export_litert`.
-        encoding: "dense", or the sparse encoding.
-        needs_representative_data: Whether activations are calibrated.
-        measure: Measure of the error, see `compare`.
-        tolerance: The largest error that passes by default.
-    """
-
-    name: str
-    quantization: str | None
+    name: str  # storage and encoding, such as "dynamic_int8+1x16"
+    quantization: str | None  # the storage, as the argument of `export_litert`
     encoding: str = "dense"
-    needs_representative_data: bool = False
-    measure: str = "rms"
-    tolerance: float
+    needs_representative_data: bool = False  # to calibrate activations
+    measure: str = "rms"  # of the error, see `compare`
+    tolerance: float  # the largest error that passes by default
 
     @property
     def converted_as(self) -> "Route":

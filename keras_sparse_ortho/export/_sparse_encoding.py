@@ -25,8 +25,7 @@ _MOST_BLOCKS = 255  # the int8 kernel keeps block counts and columns in one byte
 class Encoding:
     """How a weight `(out, in)` is stored: live blocks of `1 x block`, row by row.
 
-    The kernel takes only `tensor_type` in this encoding. It refuses files with any other (float32
-    in 1x16, int8 in CSR) or misreads them (dynamic int8 in 1x4 and CSR).
+    The kernel refuses or misreads any type but `tensor_type` in this encoding.
     """
 
     name: str
@@ -62,7 +61,7 @@ def encode(content: bytes, encoding: Encoding) -> Encoded:
         for position, operators in _weights(schema, model, graph).items():
             tensor = graph.tensors[position]
             data = model.buffers[tensor.buffer].data
-            name = _text(tensor.name)
+            name = tensor.name.decode() if isinstance(tensor.name, bytes) else str(tensor.name)
             if tensor.sparsity is not None or data is None or len(data) == 0:
                 kept[name] = "it is not a dense constant"
                 continue
@@ -194,7 +193,3 @@ def _drop_unused(model: Any) -> None:
     for k, buffer in enumerate(model.buffers):
         if k not in used:
             buffer.data = None
-
-
-def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)

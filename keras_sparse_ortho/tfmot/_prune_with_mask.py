@@ -168,19 +168,12 @@ class PruneWithMask(EffectiveWeightWrapper):
 
     def get_config(self) -> dict[str, Any]:
         """The layer, counts and initializers; masks are saved as variables."""
-        config = super().get_config()
         initializers = self._initializers
         if initializers is not None:
-            initializers = [
-                None if one is None else tf_keras.initializers.serialize(one)
-                for one in initializers
-            ]
-        return {
-            **config,
-            "initializers": initializers,
-            "live": self._live,
-            "density": self._density,
-        }
+            serialize = tf_keras.initializers.serialize
+            initializers = [None if one is None else serialize(one) for one in initializers]
+        own = {"initializers": initializers, "live": self._live, "density": self._density}
+        return super().get_config() | own
 
     def _check_sources(self) -> None:
         """Selects the kernels that `masks` name; checks names, and counts of the other sources."""
@@ -315,17 +308,15 @@ def prune_with_mask(
     weights = select_weights(model, include, exclude, pruning_policy)
     if by_density:
         counts = plan_for(density, budget, weights, orthogonal=False).counts
-        return _hold(
-            model,
-            {w.path: Draw(largest_mask(np.abs(w.raw_value()), counts[w.path])) for w in weights},
-        )  # fmt: skip
+        drawn = {w.path: largest_mask(np.abs(w.raw_value()), counts[w.path]) for w in weights}
+        return _hold(model, {path: Draw(mask) for path, mask in drawn.items()})
     table: dict[str, Draw] = {}
     for weight in weights:
         if isinstance(weight.initializer, SparseInitializer):
             # The layer keeps its initializer, from which clones draw their masks.
-            drawn = adopt(weight, weight.initializer)
-            kernel = drawn.kernel if drawn.sets_values else None
-            table[weight.path] = Draw(drawn.mask, kernel, fresh=drawn.fresh)
+            own = adopt(weight, weight.initializer)
+            kernel = own.kernel if own.sets_values else None
+            table[weight.path] = Draw(own.mask, kernel, fresh=own.fresh)
     if not table:
         raise NotPrunableError(
             "No layer of the model has a sparse initializer, and neither `masks` nor `density` was "

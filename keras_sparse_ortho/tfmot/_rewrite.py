@@ -115,8 +115,7 @@ def _single_layers(model: Any) -> Iterator[Any]:
 
 def _check_model(model: Any, path: str) -> None:
     """Raises if a model, or one inside it, cannot be cloned layer by layer."""
-    sequential = isinstance(model, tf_keras.Sequential)
-    if not sequential and not is_graph(model):
+    if not isinstance(model, tf_keras.Sequential) and not is_graph(model):
         raise NotPrunableError(
             f"The model '{path}' is a subclassed model, into which TFMOT's wrappers cannot be put. "
             "Wrap its layers where they are created, with keras_sparse_ortho.tfmot.PruneWithMask. "

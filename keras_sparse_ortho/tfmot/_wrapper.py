@@ -1,6 +1,7 @@
 """The base of the pruning wrappers for tf_keras: TFMOT's class with effective weights."""
 
 import abc
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,16 +26,6 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
 
 
-class _FixedSchedule(tfmot.sparsity.keras.PruningSchedule):
-    """A schedule that never prunes: the wrapper's own masks or thresholds do."""
-
-    def __call__(self, step: Any) -> tuple[Any, Any]:
-        return tf.constant(False), tf.constant(0.0)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"class_name": type(self).__name__, "config": {}}
-
-
 class WeightState(abc.ABC):
     """How one raw variable becomes the effective weight that the layer uses."""
 
@@ -55,28 +46,6 @@ class WeightState(abc.ABC):
         """Sets the variable of the layer to the effective weight."""
 
 
-class _PruningObject:
-    """The interface of TFMOT's callbacks to a wrapper; there are no mask updates to make."""
-
-    def __init__(self, states: Sequence[WeightState], pruning_vars: Sequence[Any]) -> None:
-        self._weight_states = states
-        self._pruning_vars = pruning_vars
-
-    def weight_mask_op(self) -> Any:
-        """Called at the end of every epoch by `UpdatePruningStep`."""
-        for state in self._weight_states:
-            state.settle()
-        return tf.no_op()
-
-    def conditional_mask_update(self) -> Any:
-        return tf.no_op()
-
-    def add_pruning_summaries(self) -> None:
-        for _, mask, threshold in self._pruning_vars:
-            tf.summary.scalar(f"{mask.name}/sparsity", 1.0 - tf.reduce_mean(mask))
-            tf.summary.scalar(f"{threshold.name}/threshold", threshold)
-
-
 class EffectiveWeightWrapper(PruneLowMagnitude):
     """A TFMOT pruning wrapper whose layer sees effective weights while it is called.
 
@@ -93,8 +62,10 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         # The layers inside cast inputs and weights; parametrizations see full precision.
         if isinstance(layer, tf_keras.layers.Layer):
             kwargs.setdefault("dtype", layer.dtype)
+        # TFMOT's wrapper wants a schedule; the masks or thresholds of this one do not ask it.
+        never = tfmot.sparsity.keras.ConstantSparsity(0.0, begin_step=0)
         with known_to_tfmot(layer):
-            super().__init__(layer, pruning_schedule=_FixedSchedule(), **kwargs)
+            super().__init__(layer, pruning_schedule=never, **kwargs)
         keep_inputs_uncast(self)
         self.supports_masking = self._inner.supports_masking
         # Before the first call, so that TFMOT's callbacks find it in an unbuilt model.
@@ -138,7 +109,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             )
             self.pruning_vars.append((variable, mask, threshold))
             self._weight_states.append(self._new_state(index, weight, variable, mask, threshold))
-        self.pruning_obj = _PruningObject(self._weight_states, self.pruning_vars)
+        self.pruning_obj = types.SimpleNamespace(weight_mask_op=self._settle)
 
     def _build_layer(self, input_shape: Any) -> None:
         if not self._inner.built:
@@ -166,6 +137,12 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         self, index: int, weight: TfKerasWeight, variable: Any, mask: Any, threshold: Any
     ) -> WeightState:
         """The state of a weight, given its variables for mask (ones) and threshold (0)."""
+
+    def _settle(self) -> Any:
+        """Updates the layer's variables; TFMOT's `UpdatePruningStep` calls it after each epoch."""
+        for state in self._weight_states:
+            state.settle()
+        return tf.no_op()
 
     @property
     def _inner(self) -> Any:
@@ -212,7 +189,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     def get_weights(self) -> list[np.ndarray]:
         """The weights of the layer, with dead entries zero."""
-        self.pruning_obj.weight_mask_op()
+        self._settle()
         return super().get_weights()
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
@@ -222,7 +199,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     def _adopt(self) -> None:
         """Updates the states after the layer's variables were assigned."""
-        self.pruning_obj.weight_mask_op()
+        self._settle()
 
     def get_config(self) -> dict[str, Any]:
         """The layer, the selected kernels, and the name."""
