@@ -31,6 +31,9 @@ class ExportVerificationError(RuntimeError):
     """The LiteRT file crashed, disagreed with Keras, or lost zeros, and was not handed over."""
 
 
+_FAILURES = (ExportConversionError, ExportVerificationError, ExportRouteError)
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """The difference of two lists of outputs; `error` is the largest, that of `worst_output`."""
@@ -50,7 +53,7 @@ class Candidate:
     outcome: RouteOutcome
     file: Path | None = None
     comparison: Comparison | None = None
-    failure: ExportConversionError | ExportVerificationError | ExportRouteError | None = None
+    failure: Exception | None = None
 
 
 def candidates(task: Task, routes: Sequence[Route]) -> list[Candidate]:
@@ -103,13 +106,13 @@ def _candidate(task: Task, route: Route, converted: Path | ExportConversionError
         comparison, load_bytes = good[with_xnnpack]
         folded = _check_zeros(task, content)
         file.write_bytes(seal(content, with_xnnpack))
-    except (ExportConversionError, ExportVerificationError, ExportRouteError) as failure:
+    except Exception as error:
+        failure = error
+        if not isinstance(error, _FAILURES):
+            failure = ExportVerificationError(  # the schema's reader cannot follow the file
+                f"The converted file must be readable. Received: {type(error).__name__}: {error}"
+            )
         return Candidate(route, RouteOutcome(route.name, rows, str(failure)), failure=failure)
-    except Exception as error:  # a file that the schema's reader cannot follow
-        unreadable = ExportVerificationError(
-            f"The converted file must be readable. Received: {type(error).__name__}: {error}"
-        )
-        return Candidate(route, RouteOutcome(route.name, rows, str(unreadable)), failure=unreadable)
     outcome = RouteOutcome(
         route.name,
         rows,

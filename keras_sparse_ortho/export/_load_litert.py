@@ -15,6 +15,7 @@ from keras_sparse_ortho.export._litert_file import LiteRTFileError, read_record
 from keras_sparse_ortho.export._model import (
     InputSpec,
     Signature,
+    full_batches,
     keras_outputs,
     plain_model,
     signature_of,
@@ -104,18 +105,13 @@ class LiteRTModel:
     def predict_dict(self, x: Any) -> dict[str, np.ndarray]:
         """Like `predict`, but always returns a dict by the name of the output."""
         arrays = self._signature.flatten(x, "x")
-        rows, size = len(arrays[0]), self.batch_size
         pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.output_names}
-        for start in range(0, rows, size):
-            batch = {}
-            for name, array in zip(self.input_names, arrays, strict=True):
-                part = array[start : start + size]
-                missing = size - len(part)
-                batch[name] = np.concatenate([part, *[part[-1:]] * missing]) if missing else part
+        for batch in full_batches(arrays, self.batch_size):
             with self._lock:
-                answers = self._runner(**batch)
+                answers = self._runner(**dict(zip(self.input_names, batch, strict=True)))
                 for name, collected in pieces.items():
                     collected.append(np.array(answers[name]))  # the interpreter reuses its memory
+        rows = len(arrays[0])
         return {name: np.concatenate(collected)[:rows] for name, collected in pieces.items()}
 
     def __repr__(self) -> str:

@@ -381,10 +381,11 @@ def keras_outputs(
 
 def full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:
     """Batches of a static size; the last one is padded with copies of the last row."""
+    starts = range(0, len(sample[0]), rows)
+    batches = [[array[start : start + rows] for array in sample] for start in starts]
     missing = -len(sample[0]) % rows
-    full = [np.concatenate([array, *[array[-1:]] * missing]) for array in sample]
-    starts = range(0, len(full[0]), rows)
-    return [[array[start : start + rows] for array in full] for start in starts]
+    batches[-1] = [np.concatenate([part, *[part[-1:]] * missing]) for part in batches[-1]]
+    return batches
 
 
 def write_saved_model(

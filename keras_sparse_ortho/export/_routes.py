@@ -5,6 +5,7 @@ worker processes, the comparison, the check of zeros, the report) is the same fo
 """
 
 import abc
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -275,11 +276,9 @@ def accepted(routes: Sequence[Route], model: keras.Model) -> list[Route]:
     """The routes that are not known to fail on the model; raises if all are."""
     passed = []
     for route in routes:
-        try:
+        with contextlib.suppress(ValueError):
             route.check(model)
-        except ValueError:
-            continue
-        passed.append(route)
+            passed.append(route)
     if not passed:
         routes[0].check(model)
     return passed

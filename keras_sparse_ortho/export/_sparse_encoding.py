@@ -117,10 +117,8 @@ def _why_not(
     points = tensor.quantization.zeroPoint if tensor.quantization is not None else None
     if points is not None and np.any(np.asarray(points)):
         return "its zero point is not 0"
-    if any(
-        position in np.asarray(operator.inputs)[[0, *range(2, len(operator.inputs))]]
-        for operator in operators
-    ) or _used_elsewhere(graph, position, operators):
+    used = [int(k) for one in graph.operators if one.inputs is not None for k in one.inputs]
+    if [*used, *graph.outputs].count(position) != len(operators):
         return "other operations use it as well"
     live = weight.reshape(len(weight), -1, block).any(axis=2)
     if 1.0 - live.mean() < _LEAST_ZEROS:
@@ -129,14 +127,6 @@ def _why_not(
     if block == 16 and (live.shape[1] > _MOST_BLOCKS + 1 or live.sum(1).max() > _MOST_BLOCKS):
         return f"the kernel takes at most {_MOST_BLOCKS} live blocks in a row, of 256"
     return None
-
-
-def _used_elsewhere(graph: Any, position: int, operators: list[Any]) -> bool:
-    mine = {id(operator) for operator in operators}
-    return any(
-        id(operator) not in mine and operator.inputs is not None and position in operator.inputs
-        for operator in graph.operators
-    ) or position in np.asarray(graph.outputs)
 
 
 def _compress(schema: Any, weight: np.ndarray, block: int) -> tuple[Any, np.ndarray]:

@@ -1,5 +1,6 @@
 """Fixed masks: `PruneWithMask`, `prune_with_mask`, `prune_exact_orthogonal`."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,12 +25,11 @@ from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kern
 from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Masked(WeightState):
     """Effective weight `w` where the mask is not 0, and exactly 0 elsewhere."""
 
-    def __init__(self, weight: TfKerasWeight, raw: Any, mask: Any) -> None:
-        super().__init__(weight, raw)
-        self.variable = mask
+    variable: Any  # of the mask
 
     def effective(self) -> Any:
         # Unlike in a product, 0 even for infinite or NaN weights and gradients. Faster than

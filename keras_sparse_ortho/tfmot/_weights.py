@@ -151,18 +151,18 @@ def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
     )
 
 
+@dataclasses.dataclass(eq=False)
 class _TfmotState:
     """Mask and effective weight of a kernel in TFMOT's own wrapper."""
 
-    def __init__(self, raw: Any, mask: Any) -> None:
-        self.raw = raw
-        self._mask = mask
+    raw: Any
+    variable: Any  # of the mask
 
     def mask(self) -> np.ndarray:
-        return as_numpy(self._mask) != 0
+        return as_numpy(self.variable) != 0
 
     def effective(self) -> Any:
-        return self.raw * self._mask
+        return self.raw * self.variable
 
 
 def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:

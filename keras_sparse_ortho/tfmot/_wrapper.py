@@ -1,6 +1,7 @@
 """The base of the pruning wrappers for tf_keras: TFMOT's class with effective weights."""
 
 import abc
+import dataclasses
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,12 +27,12 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class WeightState(abc.ABC):
     """How one raw variable becomes the effective weight that the layer uses."""
 
-    def __init__(self, weight: TfKerasWeight, raw: Any) -> None:
-        self.weight = weight
-        self.raw = raw
+    weight: TfKerasWeight
+    raw: Any
 
     @abc.abstractmethod
     def effective(self) -> Any:
