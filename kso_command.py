@@ -43,13 +43,10 @@ def main() -> int:
 
 
 def _numpy_will_do() -> bool:
-    """Whether to load models with Keras' NumPy backend, in a third of TensorFlow's time.
-
-    Not where somebody has chosen a backend, and not without JAX, which that backend imports.
-    """
+    """Whether to load models with Keras' NumPy backend, in a third of TensorFlow's time."""
     if os.environ.get("KERAS_BACKEND") or os.environ.get(_OWN_BACKEND):
         return False
-    return importlib.util.find_spec("jax") is not None
+    return importlib.util.find_spec("jax") is not None  # which that backend imports
 
 
 def _again_on_the_own_backend() -> int:

@@ -3,10 +3,11 @@
 import contextlib
 import csv
 import errno
-import glob
 import json
 import os
 import pathlib
+import re
+import secrets
 import shutil
 import socket
 import tempfile
@@ -25,19 +26,9 @@ Row = tuple[str, dict[str, Any]]
 
 @contextlib.contextmanager
 def atomic_write(path: str | pathlib.Path) -> Iterator[TextIO]:
-    """Opens a new text file that replaces `path` once it is complete.
+    """Opens a new text file that replaces `path` once it is complete; else the old one stays.
 
-    After an error, a full disk or a kill the old file is unchanged. A symbolic link keeps its
-    target; anything but a regular file, such as a pipe, is written to directly.
-
-    Example:
-
-    >>> import tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "table.csv"
-    >>> with atomic_write(file) as stream:
-    ...     _ = stream.write("new")
-    >>> file.read_text()
-    'new'
+    A symbolic link keeps its target; what is no regular file, such as a pipe, is written directly.
     """
     target = pathlib.Path(path).resolve()
     if target.exists() and not target.is_file():
@@ -45,38 +36,29 @@ def atomic_write(path: str | pathlib.Path) -> Iterator[TextIO]:
             yield stream
         return
     # Only a part of the name, which may be as long as the file system allows.
-    descriptor, name = tempfile.mkstemp(f".{target.name[-32:]}.part", ".", target.parent)
-    partial = pathlib.Path(name)
+    partial = target.with_name(f".{secrets.token_hex(8)}.{target.name[-32:]}.part")
     try:
-        with open(descriptor, "w", newline="", encoding="utf-8") as stream:
+        with partial.open("x", newline="", encoding="utf-8") as stream:
+            if target.exists():  # before anything is written that others may not read
+                partial.chmod(target.stat().st_mode)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        partial.chmod(target.stat().st_mode if target.exists() else 0o666 & ~_umask())
         partial.replace(target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 @contextlib.contextmanager
 def staging(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
-    """A hidden folder in `parent`, on the same file system, that is removed at the end.
+    """A hidden folder in `parent` that is removed at the end, as are those of killed processes.
 
-    Folders that killed processes left behind for the same name are removed first.
-
-    Raises:
-        OSError: if nothing can be written; with `ENOSPC` if the disk is full, whichever library
-            noticed it.
+    A full disk raises OSError with `ENOSPC`, whichever library noticed it.
     """
-    prefix = f".{name[:_NAME_PART]}-kso-{socket.gethostname()[:32]}-"
-    for folder in parent.glob(glob.escape(prefix) + "*"):
+    # Word characters only: TensorFlow takes the path for a glob.
+    prefix = re.sub(r"[^\w.-]", "_", f".{name[:_NAME_PART]}-kso-{socket.gethostname()[:32]}-")
+    for folder in parent.glob(f"{prefix}*"):
         pid = folder.name.removeprefix(prefix).partition("-")[0]
         if pid.isdecimal() and not _is_alive(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)

@@ -3,7 +3,9 @@
 import argparse
 import json
 import os
+import re
 import warnings
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,12 +59,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace | int:
 
 
 def run(options: argparse.Namespace, otherwise: Callable[[], int] | None = None) -> int:
-    """Run the command of parsed options; the exit status.
-
-    Args:
-        options: The result of `parsed`.
-        otherwise: What to do after an error, instead of printing it.
-    """
+    """Run the command of parsed options; the exit status. `otherwise` is called after an error."""
     console = Console(stderr=True)
     command: Callable[[Any, Console], None] = options.command
 
@@ -95,6 +92,16 @@ def _print(console: Console, text: str, style: str) -> None:
     console.print(f"kso: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+class _Version(argparse.Action):
+    """Prints the version of the installed package, which need not be loaded for that."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib import metadata
+
+        print(f"kso {metadata.version('keras-sparse-ortho')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kso",
@@ -102,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True)
 
     report = commands.add_parser(
@@ -167,21 +175,34 @@ def _export(options: argparse.Namespace, console: Console) -> None:
     with console.status("Loading the model") as status:
         model = read_keras(options.model)
         status.update("Converting, running and comparing, in other processes")
-        report = export_litert(
-            model,
-            options.output,
-            mode=options.mode,
-            quantization=options.quantization,
-            representative_data=data,
-            batch_size=options.batch_size,
-            sample=sample,
-            tolerance=options.tolerance,
-            threads=options.threads,
-        )
+        try:
+            report = export_litert(
+                model,
+                options.output,
+                mode=options.mode,
+                quantization=options.quantization,
+                representative_data=data,
+                batch_size=options.batch_size,
+                sample=sample,
+                tolerance=options.tolerance,
+                threads=options.threads,
+            )
+        except ValueError as error:
+            raise ValueError(_with_options(str(error))) from error
     if options.json:
         print(report.to_json())
     else:
         Console().print(report)
+
+
+def _with_options(message: str) -> str:
+    """A message of `export_litert` with the command's options in place of its arguments."""
+    names = {"representative_data": "--data", "batch_size": "--batch-size", "path": "output"}
+    for name in ("mode", "quantization", "sample", "tolerance", "threads"):
+        names[name] = f"--{name}"
+    # Quoted or before "=", but no input or output of the model that has such a name.
+    found = rf"(?<!put `)\b({'|'.join(names)})(?=[`=])"
+    return re.sub(found, lambda match: names[match[1]], message)
 
 
 def _bench(options: argparse.Namespace, console: Console) -> None:
@@ -190,8 +211,36 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
             "`--threads` must be 1 or more and `--seconds` above 0. "
             f"Received: --threads {options.threads}, --seconds {options.seconds}"
         )
+    import numpy as np
+
+    from keras_sparse_ortho.export import BenchmarkCase, LiteRTFileError, latencies, load_litert
+
+    rng = np.random.default_rng(0)
+    cases: list[BenchmarkCase] = []
+    timings: list[dict[str, Any]] = []
     with console.status("Opening and checking the files") as status:
-        timings = _timings(options, status)
+        for name in options.files:
+            try:
+                opened = load_litert(name)
+            except (LiteRTFileError, FileNotFoundError) as error:
+                raise InputFileError(str(error)) from error
+            inputs = {
+                spec.name: (
+                    rng.standard_normal(spec.shape)
+                    if spec.dtype.startswith("float")
+                    else np.zeros(spec.shape)  # the valid values are unknown
+                ).astype(spec.dtype)
+                for spec in opened.inputs
+            }
+            for threads in options.threads:
+                cases.append(BenchmarkCase(Path(name), inputs, opened.xnnpack, threads))
+                timing = {"file": name, "route": opened.route, "xnnpack": opened.xnnpack}
+                timings.append(timing | {"threads": threads, "batch_size": opened.batch_size})
+        status.update("Timing")
+        for timing, ms in zip(
+            timings, latencies(cases, rounds=200, seconds=options.seconds), strict=True
+        ):
+            timing["latency_ms"] = ms
     if options.json:
         print(json.dumps(timings, indent=2))
         return
@@ -205,47 +254,14 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
     Console().print(table)
 
 
-def _timings(options: argparse.Namespace, status: Any) -> list[dict[str, Any]]:
-    """File, settings and median time of one call, for each file and number of threads."""
-    import numpy as np
-
-    from keras_sparse_ortho.export import BenchmarkCase, LiteRTFileError, latencies, load_litert
-
-    rng = np.random.default_rng(0)
-    cases: list[BenchmarkCase] = []
-    timings: list[dict[str, Any]] = []
-    for name in options.files:
-        try:
-            opened = load_litert(name)
-        except (LiteRTFileError, FileNotFoundError) as error:
-            raise InputFileError(str(error)) from error
-        inputs = {
-            spec.name: (
-                rng.standard_normal(spec.shape)
-                if spec.dtype.startswith("float")
-                else np.zeros(spec.shape)  # the valid values are unknown
-            ).astype(spec.dtype)
-            for spec in opened.inputs
-        }
-        for threads in options.threads:
-            cases.append(BenchmarkCase(Path(name), inputs, opened.xnnpack, threads))
-            timing = {"file": name, "route": opened.route, "xnnpack": opened.xnnpack}
-            timings.append(timing | {"threads": threads, "batch_size": opened.batch_size})
-    status.update("Timing")
-    measured = latencies(cases, rounds=200, seconds=options.seconds)
-    return [one | {"latency_ms": ms} for one, ms in zip(timings, measured, strict=True)]
-
-
 # --- the input files ------------------------------------------------------------------------------
 
 
 def read_keras(path: str) -> Any:
-    """The model in a `.keras` file, not compiled.
-
-    Raises:
-        InputFileError: if there is no such file or Keras cannot load it.
-    """
+    """The model in a `.keras` file, not compiled; InputFileError if there is none."""
     _check_exists(path)
+    if (rule := _why_not_keras(path)) is not None:
+        raise InputFileError(f"{rule}. Received: {path!r}")
     import keras
 
     try:
@@ -257,12 +273,32 @@ def read_keras(path: str) -> Any:
         ) from error
 
 
-def read_rows(path: str | None) -> Any:
-    """The array in a `.npy` file, or a dict of those in a `.npz` file; None for None.
+def _why_not_keras(path: str) -> str | None:
+    """What a file is that is no `.keras` file, and what to do about it; None if it is one."""
+    with open(path, "rb") as stream:
+        head = stream.read(8)
+    if path.endswith(".weights.h5"):
+        return (
+            "A .weights.h5 file has weights only, no model. Build the model in Python, call its "
+            "`load_weights`, and save the whole: model.save('model.keras')"
+        )
+    if head == b"\x89HDF\r\n\x1a\n" or path.endswith((".h5", ".hdf5")):
+        return (
+            "HDF5 files (.h5) are refused, because they may hold code that Keras would run. If you "
+            "trust the file, load it in Python and save it anew: model.save('model.keras')"
+        )
+    if head[4:] == b"TFL3":
+        return "This is a LiteRT file, which `kso bench` opens. Pass the .keras file of its model"
+    if not zipfile.is_zipfile(path):
+        return "This is not a Keras model: a .keras file is a zip archive, as `model.save` writes"
+    with zipfile.ZipFile(path) as archive:
+        if "config.json" not in archive.namelist():
+            return "This zip archive is not a Keras model, as it has no config.json"
+    return None if path.endswith(".keras") else "The name of a Keras model must end in .keras"
 
-    Raises:
-        InputFileError: if it cannot be read.
-    """
+
+def read_rows(path: str | None) -> Any:
+    """The array in a `.npy` file, or a dict of those in a `.npz` file; None for None."""
     if path is None:
         return None
     _check_exists(path)
@@ -279,6 +315,8 @@ def read_rows(path: str | None) -> Any:
 
 
 def _check_exists(path: str) -> None:
+    if Path(path).is_dir():
+        raise InputFileError(f"A file is needed, but this is a folder. Received: {path!r}")
     if not Path(path).is_file():
         raise InputFileError(
             "There is no such file; check its name and the current folder. "

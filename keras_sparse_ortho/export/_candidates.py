@@ -1,7 +1,10 @@
 """From routes to verified files: convert, encode, run, compare with Keras, check the zeros."""
 
+import contextlib
 import dataclasses
 import importlib.util
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,11 @@ from keras_sparse_ortho._files import disk_full, is_full
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.export._litert_file import attach, find_kernels, seal, stored_weights
 from keras_sparse_ortho.export._model import Task, full_batches, keras_outputs, write_saved_model
-from keras_sparse_ortho.export._process import JobError, Worker, converter
+from keras_sparse_ortho.export._process import JobError, Worker
 from keras_sparse_ortho.export._report import RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError, Route
+
+converter = Worker  # for conversions; tests keep one, as it loads TensorFlow
 
 
 class ExportConversionError(RuntimeError):
@@ -26,13 +31,12 @@ class ExportVerificationError(RuntimeError):
     """The LiteRT file crashed, disagreed with Keras, or lost zeros, and was not handed over."""
 
 
+_FAILURES = (ExportConversionError, ExportVerificationError, ExportRouteError)
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The difference of two lists of outputs, over all outputs and rows.
-
-    `error` is in the measure asked for, the largest over the outputs, and `worst_output` is the
-    output that has it.
-    """
+    """The difference of two lists of outputs; `error` is the largest, that of `worst_output`."""
 
     max_abs_diff: float
     mean_abs_diff: float
@@ -49,15 +53,11 @@ class Candidate:
     outcome: RouteOutcome
     file: Path | None = None
     comparison: Comparison | None = None
-    failure: ExportConversionError | ExportVerificationError | ExportRouteError | None = None
+    failure: Exception | None = None
 
 
 def candidates(task: Task, routes: Sequence[Route]) -> list[Candidate]:
-    """Try each route; a failure is part of the result, not raised, except for a full disk.
-
-    Raises:
-        OSError: if there is no room for the files.
-    """
+    """Try each route; a failure is part of the result, but a full disk raises OSError."""
     needed = {route.converted_as.name: route.converted_as for route in routes}
     converted = convert(task, list(needed.values()))
     found = [_candidate(task, route, converted[route.converted_as.name]) for route in routes]
@@ -106,13 +106,13 @@ def _candidate(task: Task, route: Route, converted: Path | ExportConversionError
         comparison, load_bytes = good[with_xnnpack]
         folded = _check_zeros(task, content)
         file.write_bytes(seal(content, with_xnnpack))
-    except (ExportConversionError, ExportVerificationError, ExportRouteError) as failure:
+    except Exception as error:
+        failure = error
+        if not isinstance(error, _FAILURES):
+            failure = ExportVerificationError(  # the schema's reader cannot follow the file
+                f"The converted file must be readable. Received: {type(error).__name__}: {error}"
+            )
         return Candidate(route, RouteOutcome(route.name, rows, str(failure)), failure=failure)
-    except Exception as error:  # a file that the schema's reader cannot follow
-        unreadable = ExportVerificationError(
-            f"The converted file must be readable. Received: {type(error).__name__}: {error}"
-        )
-        return Candidate(route, RouteOutcome(route.name, rows, str(unreadable)), failure=unreadable)
     outcome = RouteOutcome(
         route.name,
         rows,
@@ -132,26 +132,19 @@ def _candidate(task: Task, route: Route, converted: Path | ExportConversionError
     return Candidate(route, outcome, file, comparison)
 
 
-# --- conversion -----------------------------------------------------------------------------------
-
-
 def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConversionError]:
-    """Write the model of a task as an unverified LiteRT file by each route.
-
-    One process does all routes. If the converter crashes, that route fails and a new process goes
-    on with the rest. The result has a file or an error for each route.
-
-    Raises:
-        ExportConversionError: if the model cannot be rebuilt in the worker.
-    """
+    """An unverified file, or an error, for each route; raises if the model cannot be rebuilt."""
     inputs = [dataclasses.asdict(spec) for spec in task.signature.inputs]
-    saved_model = str(task.folder / "saved_model")
     representative = None
     if task.representative is not None:
         representative = str(task.folder / "representative.npz")
         np.savez(representative, *task.representative)
     files: dict[str, Path | ExportConversionError] = {}
-    with converter() as worker:
+    with converter() as worker, contextlib.ExitStack() as stack:
+        folder = str(task.folder)
+        if set("*?[\\") & set(task.folder.as_posix()):  # TensorFlow takes the path for a glob
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+        saved_model = os.path.join(folder, "saved_model")
         traced = _trace(worker, task, inputs, saved_model)
         for route in routes:
             file = task.folder / f"{route.name}.tflite"
@@ -167,7 +160,17 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
             )
             files[route.name] = file
             if failure is not None:
-                files[route.name] = _conversion_error(failure, task.model.name, route.name)
+                text = (
+                    f"The LiteRT converter failed on model '{task.model.name}' by route "
+                    f"'{route.name}'. Received: {failure['message']}"
+                )
+                if failure.get("missing_ops"):
+                    text = (
+                        f"Model '{task.model.name}' needs operations that LiteRT's built-in "
+                        "kernels lack. Replace the layers that use them before the export. "
+                        f"Received: operations {', '.join(failure['missing_ops'])}"
+                    )
+                files[route.name] = ExportConversionError(text)
     return files
 
 
@@ -175,11 +178,8 @@ def _trace(
     worker: Worker, task: Task, inputs: list[dict[str, Any]], saved_model: str
 ) -> dict[str, Any] | None:
     """Have the model written as a SavedModel; None, or what went wrong."""
-    how = {
-        "inputs": inputs,
-        "nesting": task.signature.nesting,
-        "output_names": task.names,
-    }
+    nesting = task.signature.nesting
+    how = {"inputs": inputs, "nesting": nesting, "output_names": task.names}
     keras_file = str(task.folder / "plain.keras")
     try:
         task.model.save(keras_file)
@@ -218,46 +218,21 @@ def _run_job(worker: Worker, task: str, timeout: float, **job: Any) -> dict[str,
     return failure
 
 
-def _conversion_error(
-    failure: dict[str, Any], model_name: str, route_name: str
-) -> ExportConversionError:
-    if failure.get("missing_ops"):
-        return ExportConversionError(
-            f"Model '{model_name}' needs operations that LiteRT's built-in kernels lack. Replace "
-            "the layers that use them before the export. Received: "
-            f"operations {', '.join(failure['missing_ops'])}"
-        )
-    return ExportConversionError(
-        f"The LiteRT converter failed on model '{model_name}' by route '{route_name}'. "
-        f"Received: {failure['message']}"
-    )
-
-
 def _modules_of_custom_objects() -> list[str]:
     """Modules that registered something with Keras and that a new process could import."""
     registered = dict(keras.saving.get_custom_objects())
-    names = {getattr(value, "__module__", None) for value in registered.values()}
-    return sorted(n for n in names if isinstance(n, str) and n != "__main__" and _exists(n))
-
-
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-# --- the outputs of the file ----------------------------------------------------------------------
+    found = []
+    for name in {getattr(value, "__module__", None) for value in registered.values()}:
+        with contextlib.suppress(ImportError, ValueError):
+            if isinstance(name, str) and name != "__main__" and importlib.util.find_spec(name):
+                found.append(name)
+    return sorted(found)
 
 
 def litert_outputs(
     worker: Worker, file: Path, task: Task, xnnpack: bool
 ) -> tuple[list[np.ndarray], int | None]:
-    """The outputs of a LiteRT file on the sample, and the memory of loading it, see `run`.
-
-    Raises:
-        ExportVerificationError: if the interpreter refuses the file or crashes.
-    """
+    """The outputs of a LiteRT file on the sample, and the memory of loading it, see `run`."""
     batches = full_batches(task.sample, task.signature.batch_size)
     rows, result = file.with_suffix(".sample.npz"), file.with_suffix(".outputs.npz")
     np.savez(rows, *[np.concatenate(pieces) for pieces in zip(*batches, strict=True)])
@@ -303,7 +278,13 @@ def compare(
         y, z = y.astype(np.float64), z.astype(np.float64)
         diff = np.abs(z - y)
         diffs.append(diff.ravel())
-        errors.append(_error(y, diff, measure))
+        if not np.all(np.isfinite(diff)):
+            errors.append(float("inf"))
+        elif measure == "max":
+            errors.append(float(diff.max() / max(1.0, np.abs(y).max())))
+        else:
+            scale = float(np.sqrt(np.mean(y**2)))
+            errors.append(float(np.sqrt(np.mean(diff**2))) / (scale or 1.0))
         if y.ndim == 2 and y.shape[1] > 1:
             agreements.append(float(np.mean(y.argmax(1) == z.argmax(1))))
     worst = int(np.argmax(errors))
@@ -315,15 +296,6 @@ def compare(
         error=errors[worst],
         worst_output=names[worst],
     )
-
-
-def _error(y: np.ndarray, diff: np.ndarray, measure: str) -> float:
-    if not np.all(np.isfinite(diff)):
-        return float("inf")
-    if measure == "max":
-        return float(diff.max() / max(1.0, np.abs(y).max()))
-    scale = float(np.sqrt(np.mean(y**2)))
-    return float(np.sqrt(np.mean(diff**2))) / (scale or 1.0)
 
 
 def _verify(task: Task, got: list[np.ndarray], measure: str, allowed: float) -> Comparison:
@@ -340,24 +312,15 @@ def _verify(task: Task, got: list[np.ndarray], measure: str, allowed: float) -> 
     return result
 
 
-# --- the zeros of the file ------------------------------------------------------------------------
-
-
 def _check_zeros(task: Task, content: bytes) -> tuple[str, ...]:
-    """Paths of the kernels that are in use, but that no tensor of the file holds.
-
-    Raises:
-        ExportVerificationError: if a tensor has lost zeros of the kernel that it holds.
-    """
+    """Paths of the kernels in use that no tensor of the file holds; raises if zeros were lost."""
     kernels = sparse_kernels(task.model.weights)
     if all(value.all() for _, value in kernels):
         return ()
-    found = find_kernels(kernels, stored_weights(content))
-    if found.lost is not None:
-        raise ExportVerificationError(
-            f"The conversion must keep every zero. Received: {found.lost}"
-        )
-    return _in_use(task, found.absent) if found.absent else ()
+    lost, absent = find_kernels(kernels, stored_weights(content))
+    if lost is not None:
+        raise ExportVerificationError(f"The conversion must keep every zero. Received: {lost}")
+    return _in_use(task, absent) if absent else ()
 
 
 def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndarray]]:
@@ -378,10 +341,7 @@ def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndar
 
 
 def _in_use(task: Task, paths: Iterable[str]) -> tuple[str, ...]:
-    """The weights that the outputs depend on, found by writing NaN into each.
-
-    The converter leaves the others out, such as those of a pooling layer whose result is unused.
-    """
+    """The weights that the outputs depend on, found by writing NaN into each."""
     first = [array[: task.signature.batch_size] for array in task.sample]
     _, before = keras_outputs(task.model, task.signature, first)
 

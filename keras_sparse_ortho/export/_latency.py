@@ -55,7 +55,15 @@ def latencies(
     last = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        jobs = [_job(case, folder, k) for k, case in enumerate(cases)]
+        jobs: list[dict[str, Any]] = []
+        for k, case in enumerate(cases):
+            inputs, file = folder / f"{k}.npz", case.path
+            np.savez(inputs, *case.inputs.values())
+            if file.suffix in (".gz", ".zst"):
+                file = folder / f"{k}.tflite"
+                file.write_bytes(read_packed(case.path))
+            job = {"file": str(file.absolute()), "xnnpack": case.xnnpack, "threads": case.threads}
+            jobs.append({**job, "inputs": str(inputs), "input_names": list(case.inputs)})
         workers = [stack.enter_context(Worker()) for _ in cases]
 
         def measure(k: int) -> list[float]:
@@ -81,18 +89,3 @@ def latencies(
                 workers[position].submit("bench", **job, calls=_CALLS)
                 taken[position] += measure(position)
     return [statistics.median(times) for times in taken]
-
-
-def _job(case: BenchmarkCase, folder: Path, number: int) -> dict[str, Any]:
-    inputs, file = folder / f"{number}.npz", case.path
-    np.savez(inputs, *case.inputs.values())
-    if file.suffix in (".gz", ".zst"):
-        file = folder / f"{number}.tflite"
-        file.write_bytes(read_packed(case.path))
-    return {
-        "file": str(file.absolute()),
-        "xnnpack": case.xnnpack,
-        "threads": case.threads,
-        "inputs": str(inputs),
-        "input_names": list(case.inputs),
-    }

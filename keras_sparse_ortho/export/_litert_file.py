@@ -12,8 +12,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,15 +70,7 @@ class WeightZeros:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredWeight:
-    """One constant of rank 2 or more with its values.
-
-    Attributes:
-        about: Its figures.
-        stored: The values as stored, in the shape of the tensor; in one row if sparse.
-        zero: The integer of 0.0, as one number or along a dimension.
-        scale: An entry is `(stored - zero) * scale`; likewise.
-        sparsity: The schema's `SparsityParametersT` of a sparse encoding.
-    """
+    """One constant of rank 2 or more: `(stored - zero) * scale`; `stored` is one row if sparse."""
 
     about: WeightZeros
     stored: np.ndarray
@@ -139,11 +131,7 @@ def _aligning_builder(size: int) -> Any:
 
 
 def read_weights(content: bytes) -> tuple[WeightZeros, ...]:
-    """The zeros of every weight in a LiteRT flatbuffer.
-
-    Constants of rank 0 and 1 (biases, shapes) do not count as weights, nor do integers without a
-    scale (indices). In a sparse encoding, what is not stored is zero.
-    """
+    """The zeros of every weight: constants of rank 2 and more, but no integers without a scale."""
     return tuple(weight.about for weight in stored_weights(content))
 
 
@@ -156,7 +144,12 @@ def stored_weights(content: bytes) -> Iterator[StoredWeight]:
     seen = set()
     for g in range(model.SubgraphsLength()):
         graph = model.Subgraphs(g)
-        densified = _densified(schema, model, graph)
+        densified = {
+            int(one.Inputs(0))
+            for one in map(graph.Operators, range(graph.OperatorsLength()))
+            if model.OperatorCodes(one.OpcodeIndex()).BuiltinCode()
+            == schema.BuiltinOperator.DENSIFY
+        }
         for t in range(graph.TensorsLength()):
             tensor = graph.Tensors(t)
             buffer = model.Buffers(tensor.Buffer())
@@ -196,10 +189,7 @@ def stored_weights(content: bytes) -> Iterator[StoredWeight]:
 
 
 def _quantization(tensor: Any) -> tuple[Any, Any] | None:
-    """Zero point and scale, each a number or along a dimension; None: the integers have no scale.
-
-    The zero point is 0 for kernels, but not for the embedding tables of the int8 route.
-    """
+    """Zero point and scale, each a number or along a dimension; None: there is no scale."""
     quantization = tensor.Quantization()
     if quantization is None or quantization.ScaleLength() == 0:
         return None
@@ -208,16 +198,6 @@ def _quantization(tensor: Any) -> tuple[Any, Any] | None:
     points = np.atleast_1d(quantization.ZeroPointAsNumpy())
     zero = points.reshape(shape) if np.any(points) else 0
     return zero, np.asarray(quantization.ScaleAsNumpy()).reshape(shape)
-
-
-def _densified(schema: Any, model: Any, graph: Any) -> set[int]:
-    """Positions of the tensors that a DENSIFY operation restores."""
-    operators = [graph.Operators(k) for k in range(graph.OperatorsLength())]
-    return {
-        int(one.Inputs(0))
-        for one in operators
-        if model.OperatorCodes(one.OpcodeIndex()).BuiltinCode() == schema.BuiltinOperator.DENSIFY
-    }
 
 
 def _encoding(sparsity: Any) -> tuple[str, int]:
@@ -259,8 +239,7 @@ def _places(sparsity: Any, rank: int) -> tuple[np.ndarray, ...]:
 # --- the zeros of kernels -------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelsInFile:
+class KernelsInFile(NamedTuple):
     """A message about a kernel that lost zeros, or None; the kernels that no tensor holds."""
 
     lost: str | None
@@ -435,10 +414,12 @@ def attach(content: bytes, record: dict[str, Any]) -> bytes:
     from ai_edge_litert import schema_py_generated as schema
 
     model = read_model(content)
-    for entry in model.metadata or []:  # of an earlier export
-        if entry.name in (_NAME, _NAME.encode()):
+    others = []
+    for entry in model.metadata or []:
+        if entry.name in (_NAME, _NAME.encode()):  # of an earlier export
             model.buffers[entry.buffer].data = None
-    model.metadata = [e for e in model.metadata or [] if e.name not in (_NAME, _NAME.encode())]
+        else:
+            others.append(entry)
     ours = {key: value for key, value in record.items() if key not in ("format", "sha256")}
     text = json.dumps(ours | {"xnnpack": None})[1:].encode()
     text = text.replace(b'"xnnpack": null', _XNNPACK[True])
@@ -446,7 +427,7 @@ def attach(content: bytes, record: dict[str, Any]) -> bytes:
     buffer.data = np.frombuffer(_HEAD + _BLANK + b'", ' + text, np.uint8)
     entry.name, entry.buffer = _NAME, len(model.buffers)
     model.buffers.append(buffer)
-    model.metadata = [*model.metadata, entry]
+    model.metadata = [*others, entry]
     return write_model(model)
 
 
@@ -466,11 +447,7 @@ def seal(content: bytes, xnnpack: bool) -> bytes:
 
 
 def read_record(content: bytes, path: str) -> dict[str, Any] | None:
-    """The record of a file, or None if this package did not write it.
-
-    Raises:
-        LiteRTFileError: if the file has changed since it was sealed.
-    """
+    """The record of a file, or None if this package did not write it; raises if it was changed."""
     start = _record_start(content)
     if start is None:
         # The name and the record are in different places: no single damage hides both.
@@ -491,8 +468,61 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
             f"{digest.decode()[:12]}..., not {written.decode()[:12]}..."
         )
     text = content[start : start + (1 << 20)].decode("utf-8", "replace")
-    record, _ = json.JSONDecoder().raw_decode(text)
-    return dict(record)
+    try:
+        record = dict(json.JSONDecoder().raw_decode(text)[0])
+        wrong = [key for key, fits in _SCHEMA.items() if not fits(record.get(key))]
+    except (ValueError, RecursionError) as error:
+        wrong = [f"JSON ({type(error).__name__})"]
+    if wrong:
+        raise LiteRTFileError(
+            "The record in the file must be as `export_litert` writes it; whoever changed it has "
+            f"renewed the digest. Received: {path!r} with a wrong or missing {', '.join(wrong)}"
+        )
+    return record
+
+
+def _are_tensors(value: Any) -> bool:
+    """Whether these describe inputs or outputs: names of their own, and static shapes."""
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        return False
+    names = [one.get("name") for one in value]
+    shapes = [one.get("shape") for one in value]
+    return (
+        all(isinstance(name, str) for name in names)
+        and 0 < len(set(names)) == len(names)
+        and all(isinstance(shape, list) and shape for shape in shapes)
+        and all(type(size) is int and 0 < size < 2**31 for shape in shapes for size in shape)
+    )
+
+
+def _are_inputs(value: Any) -> bool:
+    """Whether these are tensors of numbers, all with the same number of rows."""
+    return (
+        _are_tensors(value)
+        and all(one.get("dtype") in _INPUT_DTYPES for one in value)
+        and len({one["shape"][0] for one in value}) == 1
+    )
+
+
+def _is_tolerance(value: Any) -> bool:
+    whole = type(value) is int and 0 <= value < 2**31
+    return value is None or whole or (isinstance(value, float) and value >= 0)
+
+
+_INPUT_DTYPES = (
+    *("float16", "float32", "float64", "bool"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)
+# What the record of a file of ours holds; None is a key that it may lack.
+_SCHEMA: dict[str, Callable[[Any], bool]] = {
+    "xnnpack": lambda value: isinstance(value, bool),
+    "inputs": _are_inputs,
+    "outputs": _are_tensors,
+    "route": lambda value: value is None or isinstance(value, str),
+    "model": lambda value: value is None or isinstance(value, str),
+    "measure": lambda value: value in (None, "max", "rms"),
+    "tolerance": _is_tolerance,
+}
 
 
 def _record_start(content: bytes) -> int | None:

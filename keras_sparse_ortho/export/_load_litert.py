@@ -15,6 +15,7 @@ from keras_sparse_ortho.export._litert_file import LiteRTFileError, read_record
 from keras_sparse_ortho.export._model import (
     InputSpec,
     Signature,
+    full_batches,
     keras_outputs,
     plain_model,
     signature_of,
@@ -52,8 +53,9 @@ class LiteRTModel:
             for spec in record["inputs"]
         )
         self.output_names: list[str] = [output["name"] for output in record["outputs"]]
-        self.measure: str = record.get("measure", "rms")
-        self.tolerance = float(record.get("tolerance", 0.1))
+        self.measure: str = record.get("measure") or "rms"
+        tolerance = record.get("tolerance")
+        self.tolerance = 0.1 if tolerance is None else float(tolerance)
         resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         interpreter = Interpreter(
             model_content=content,
@@ -61,6 +63,14 @@ class LiteRTModel:
             experimental_op_resolver_type=OpResolverType.AUTO if self.xnnpack else resolver,
         )
         self._runner = interpreter.get_signature_runner()
+        found = self._runner.get_input_details()
+        shapes = {name: tuple(details["shape"].tolist()) for name, details in found.items()}
+        names = set(self._runner.get_output_details())
+        if shapes != {s.name: s.shape for s in self.inputs} or names != set(self.output_names):
+            raise LiteRTFileError(
+                "The record in the file must name the inputs and outputs of its graph, which are "
+                f"{shapes} and {sorted(names)}. Received: {self!r}"
+            )
         self._lock = threading.Lock()
         # In the order of the record, for any nesting of the Keras model.
         count = len(self.inputs)
@@ -95,18 +105,13 @@ class LiteRTModel:
     def predict_dict(self, x: Any) -> dict[str, np.ndarray]:
         """Like `predict`, but always returns a dict by the name of the output."""
         arrays = self._signature.flatten(x, "x")
-        rows, size = len(arrays[0]), self.batch_size
         pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.output_names}
-        for start in range(0, rows, size):
-            batch = {}
-            for name, array in zip(self.input_names, arrays, strict=True):
-                part = array[start : start + size]
-                missing = size - len(part)
-                batch[name] = np.concatenate([part, *[part[-1:]] * missing]) if missing else part
+        for batch in full_batches(arrays, self.batch_size):
             with self._lock:
-                answers = self._runner(**batch)
+                answers = self._runner(**dict(zip(self.input_names, batch, strict=True)))
                 for name, collected in pieces.items():
                     collected.append(np.array(answers[name]))  # the interpreter reuses its memory
+        rows = len(arrays[0])
         return {name: np.concatenate(collected)[:rows] for name, collected in pieces.items()}
 
     def __repr__(self) -> str:
@@ -166,8 +171,10 @@ def load_litert(
     require(
         ("ai_edge_litert",), "`load_litert` runs the file with ai-edge-litert", "ai-edge-litert"
     )
-    content = _read(Path(path))
     name = str(path)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")
+    content = read_packed(Path(path))
     record = read_record(content, name)
     if record is None:
         record = _inspect(content, name, timeout)
@@ -177,68 +184,47 @@ def load_litert(
     return opened
 
 
-def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={str(path)!r}")
-    content = read_packed(path)
+def read_packed(path: Path) -> bytes:
+    """The content of a LiteRT file, decompressed if its name ends in `.gz` or `.zst`."""
+    content = _unpacked(path) if path.suffix in (".gz", ".zst") else path.read_bytes()
     if content[4:8] != b"TFL3":
         raise LiteRTFileError(
             "A LiteRT file has 'TFL3' in bytes 4 to 7. Received: "
-            f"{str(path)!r} with {len(content)} bytes and {content[4:8]!r} there"
+            f"{str(path)!r} with {content[4:8]!r} there"
         )
     return content
 
 
-def read_packed(path: Path) -> bytes:
-    """The content of a file, decompressed if its name ends in `.gz` or `.zst`.
-
-    Raises:
-        LiteRTFileError: if it cannot be decompressed.
-    """
-    if path.suffix not in (".gz", ".zst"):
-        return path.read_bytes()
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as stream:
-                return _unpacked(stream, path)
+def _unpacked(path: Path) -> bytes:
+    """The content of a compressed file, read only as far as it may be a LiteRT file."""
+    opened: Any = gzip.open
+    if path.suffix == ".zst":
         require(("zstandard",), "zstd needs the package zstandard", '"keras-sparse-ortho[litert]"')
         import zstandard
 
-        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
-            return _unpacked(stream, path)
-    except (ImportError, LiteRTFileError):
-        raise
+        opened = zstandard.open
+    content = bytearray()
+    try:
+        with opened(str(path), "rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                content += chunk
+                if content[4:8] != b"TFL3"[: max(0, len(content) - 4)] or len(content) > _LARGEST:
+                    break
     except Exception as error:  # gzip, zlib and zstandard have errors of their own
         raise LiteRTFileError(
             f"{path.suffix[1:]} cannot decompress the file: it is corrupted or truncated. "
             f"Received: {str(path)!r}, {type(error).__name__}: {error}"
         ) from error
-
-
-def _unpacked(stream: Any, path: Path) -> bytes:
-    """The content of a stream, read only as far as it is a LiteRT file of a possible size."""
-    content = bytearray()
-    while chunk := stream.read(_CHUNK):
-        content += chunk
-        if content[4:8] != b"TFL3"[: max(0, len(content) - 4)]:
-            raise LiteRTFileError(
-                "A LiteRT file has 'TFL3' in bytes 4 to 7. "
-                f"Received: {str(path)!r} with {bytes(content[4:8])!r} there"
-            )
-        if len(content) > _LARGEST:
-            raise LiteRTFileError(
-                f"A LiteRT file has less than {_LARGEST} bytes. Received: {str(path)!r}, which "
-                "decompresses to more"
-            )
+    if len(content) > _LARGEST:
+        raise LiteRTFileError(
+            f"A LiteRT file has less than {_LARGEST} bytes. Received: {str(path)!r}, which "
+            "decompresses to more"
+        )
     return bytes(content)
 
 
 def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
-    """The settings and signature of a file of another tool, which is run on zeros.
-
-    Raises:
-        LiteRTFileError: if it cannot be read or crashes, with and without XNNPACK.
-    """
+    """The settings and signature of a file of another tool; LiteRTFileError if it does not run."""
     reasons = []
     with tempfile.TemporaryDirectory() as folder, Worker() as worker:
         file = Path(folder) / "foreign.tflite"

@@ -53,11 +53,7 @@ class Signature:
         return self.batch_size * math.ceil(_SAMPLE_ROWS / self.batch_size)
 
     def flatten(self, data: Any, argument: str) -> list[np.ndarray]:
-        """The user's arrays, nested like the inputs or a dict by name, in the order of `inputs`.
-
-        Raises:
-            ValueError: if the nesting, a shape, a dtype or the number of rows does not fit.
-        """
+        """The user's arrays, nested like the inputs or a dict by name, in the order of `inputs`."""
         names = [spec.name for spec in self.inputs]
         if len(names) == 1 and not isinstance(data, dict):
             single = (
@@ -71,9 +67,12 @@ class Signature:
         else:  # a dict with other names: matching its arrays by position would be a guess
             given = []
         if len(given) != len(names):
+            got = f"a {type(data).__name__} of {len(leaves(data))} arrays"
+            if isinstance(data, dict):
+                got = f"a dict with the keys {list(data)}"
             raise ValueError(
                 f"`{argument}` must hold one array for each input of the model, nested like the "
-                f"inputs or as a dict by name: {names}. Received: {_describe(data)}"
+                f"inputs or as a dict by name: {names}. Received: {got}"
             )
         arrays = [
             _check_array(spec, array, argument)
@@ -105,29 +104,17 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What all routes of an export share.
+    """What all routes of an export share."""
 
-    Attributes:
-        model: The plain float32 model.
-        signature: Its inputs.
-        names: Names of its outputs.
-        want: Keras' outputs on `sample`.
-        sample: Rows to compare on, one array per input.
-        representative: Rows to calibrate on, or None.
-        tolerance: The user's, or None for each route's own.
-        timeout: Seconds for each job of a subprocess.
-        folder: The staging folder; to be set before anything is converted.
-    """
-
-    model: keras.Model
+    model: keras.Model  # plain, in float32
     signature: Signature
-    names: list[str]
-    want: list[np.ndarray]
+    names: list[str]  # of the outputs
+    want: list[np.ndarray]  # Keras' outputs on `sample`
     sample: list[np.ndarray]
-    representative: list[np.ndarray] | None
-    tolerance: float | None
-    timeout: float
-    folder: Path = Path()
+    representative: list[np.ndarray] | None  # rows to calibrate on
+    tolerance: float | None  # None: each route's own
+    timeout: float  # seconds for each job of a subprocess
+    folder: Path = Path()  # for staging; to be set before anything is converted
 
 
 def make_task(
@@ -174,17 +161,8 @@ def inputs_of(data: Any, signature: Signature) -> Any:
     return data
 
 
-# --- the signature --------------------------------------------------------------------------------
-
-
 def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Signature:
-    """Read the inputs of a built model and fix their batch dimension.
-
-    A subclassed model does not know its inputs; they are read from `sample` instead.
-
-    Raises:
-        ValueError: if the model is not built, or an input has no static shape.
-    """
+    """The inputs of a built model, or of the `sample` of a subclassed one, of static shapes."""
     if not isinstance(model, keras.Model):
         raise ValueError(
             f"`model` must be a Keras model. Received: model of type {type(model).__name__}"
@@ -248,13 +226,10 @@ def pack(nesting: Any, flat: Sequence[Any]) -> Any:
 
 
 def unique_names(names: Sequence[str | None], fallback: str) -> list[str]:
-    """Names for a LiteRT signature: word characters only, unique, and independent of the session.
-
-    Keras numbers unnamed inputs through a session. Those become `fallback` (or `fallback_0`,
-    `fallback_1`... if there are several), so that a model always gets the same names.
-    """
+    """Names for a LiteRT signature: word characters, unique, and independent of the session."""
     result: list[str] = []
     for position, name in enumerate(names):
+        # Keras numbers unnamed inputs through a session.
         if name is None or _AUTOMATIC_NAME.fullmatch(name):
             name = fallback if len(names) == 1 else f"{fallback}_{position}"
         name = re.sub(r"\W", "_", name, flags=re.ASCII)
@@ -298,25 +273,10 @@ def _check_array(spec: InputSpec, array: Any, argument: str) -> np.ndarray:
     return array.astype(spec.dtype)
 
 
-def _describe(data: Any) -> str:
-    if isinstance(data, dict):
-        return f"a dict with the keys {list(data)}"
-    if isinstance(data, (list, tuple)):
-        return f"a {type(data).__name__} of {len(leaves(data))} arrays"
-    return f"one {type(data).__name__}"
-
-
-# --- the plain model ------------------------------------------------------------------------------
-
-
 def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     """The plain float32 model to convert, and the model whose outputs it must reproduce.
 
     The second is the user's own, unless that computes in half precision: then it is the first.
-
-    Raises:
-        ValueError: if a subclassed model has wrapped layers. `strip` would change it in place,
-            which an export must not.
     """
     subclassed = [
         layer
@@ -342,11 +302,7 @@ def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
 
 
 def float32_clone(model: keras.Model) -> keras.Model:
-    """The model itself if it computes in float32, otherwise an equal one that does.
-
-    LiteRT has no half-precision matrix products, so a model that was trained in mixed precision
-    is exported with its float32 weights.
-    """
+    """The model itself if it computes in float32, otherwise an equal one that does."""
     if not any(layer.compute_dtype in _HALF for layer in all_layers(model)):
         return model
     config = _widen(keras.saving.serialize_keras_object(model))
@@ -378,44 +334,29 @@ def all_layers(root: keras.Layer) -> Iterator[keras.Layer]:
 
 
 def _drop_negative_zeros(model: keras.Model) -> None:
-    """Turn -0.0, which `w * mask` leaves where w < 0, into 0.0.
-
-    The outputs are the same, but a compressor stores the signs: a float32 file at density 0.1 is
-    44% larger under zstd with them (7.10 against 4.93 MB, 9.4 M weights).
-    """
+    """Turn -0.0, which `w * mask` leaves where w < 0, into 0.0: zstd files get 44% larger by it."""
     for variable in model.weights:
         value = np.asarray(to_numpy(variable.value))
         if value.dtype.kind == "f" and np.any(np.signbit(value[value == 0])):
             assign(variable, value + 0.0)
 
 
-def _widen(node: Any) -> Any:
+def _widen(node: Any, holds_dtype: bool = False) -> Any:
+    """A configuration with float32 in place of half precision and mixed policies."""
     if isinstance(node, dict):
-        return {key: _widen_item(node, key, value) for key, value in node.items()}
+        # A dtype is written as "dtype": "float16", or as a policy whose whole config is its name.
+        named = len(node) == 1
+        return {k: _widen(v, k == "dtype" or (named and k == "name")) for k, v in node.items()}
     if isinstance(node, (list, tuple)):
         return type(node)(_widen(item) for item in node)
-    return node
-
-
-def _widen_item(node: dict[str, Any], key: str, value: Any) -> Any:
-    # A dtype is written as "dtype": "float16", or as a policy whose whole config is its name.
-    holds_dtype = key == "dtype" or (key == "name" and len(node) == 1)
-    if holds_dtype and isinstance(value, str) and value.removeprefix("mixed_") in _HALF:
-        return "float32"
-    return _widen(value)
-
-
-# --- its outputs ----------------------------------------------------------------------------------
+    half = holds_dtype and isinstance(node, str) and node.removeprefix("mixed_") in _HALF
+    return "float32" if half else node
 
 
 def keras_outputs(
     model: keras.Model, signature: Signature, sample: list[np.ndarray]
 ) -> tuple[list[str], list[np.ndarray]]:
-    """Names and values of the model's outputs on all rows, one batch at a time.
-
-    Raises:
-        ValueError: if an output is not finite, as nothing could be compared with it.
-    """
+    """Names and values of the model's outputs on all rows; ValueError if one is not finite."""
     pieces: list[list[np.ndarray]] = []
     keys: list[str | None] = []
     for batch in full_batches(sample, signature.batch_size):
@@ -440,10 +381,11 @@ def keras_outputs(
 
 def full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:
     """Batches of a static size; the last one is padded with copies of the last row."""
+    starts = range(0, len(sample[0]), rows)
+    batches = [[array[start : start + rows] for array in sample] for start in starts]
     missing = -len(sample[0]) % rows
-    full = [np.concatenate([array, *[array[-1:]] * missing]) for array in sample]
-    starts = range(0, len(full[0]), rows)
-    return [[array[start : start + rows] for array in full] for start in starts]
+    batches[-1] = [np.concatenate([part, *[part[-1:]] * missing]) for part in batches[-1]]
+    return batches
 
 
 def write_saved_model(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ class JobError(RuntimeError):
 class Worker:
     """A Python process that runs the tasks of `_worker.py`, one after the other.
 
-    It starts with its first job, on CPU and with the TensorFlow backend, is restarted after a job
-    that killed it, and ends with the `with` block or with this process, even if that is killed.
-    Not thread-safe.
+    It starts with its first job, is restarted after one that killed it, and ends with the `with`
+    block or with this process, even if that is killed. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -42,11 +41,7 @@ class Worker:
         self.close()
 
     def run(self, task: str, timeout: float, **job: Any) -> Any:
-        """Run a task of `_worker.py` on arguments that JSON can hold; returns its result.
-
-        Raises:
-            JobError: if the task raised, the process died, or `timeout` seconds are over.
-        """
+        """The result of a task of `_worker.py`; JobError if it raised, died or took too long."""
         self.submit(task, **job)
         return self.result(timeout)
 
@@ -125,17 +120,14 @@ class Worker:
     def _cause_of_death(self, status: int) -> str:
         self._reader.join()
         if status < 0:
-            return f"it was killed by {_signal_name(-status)}"
+            names = {one.value: one.name for one in signal.Signals}
+            return f"it was killed by signal {names.get(-status, -status)}"
         lines = [line.strip() for line in self._stderr if line.strip()]
         return lines[-1] if status > 0 and lines else f"exit status {status}"
 
 
 def require(names: Sequence[str], use: str, install: str) -> None:
-    """Raise if a package is missing, without importing it.
-
-    Raises:
-        ImportError: with what to install.
-    """
+    """Raise ImportError, with what to install, if a package is missing; imports none."""
     for name in names:
         # None in `sys.modules` is Python's mark of a blocked import.
         known = name in sys.modules
@@ -144,32 +136,6 @@ def require(names: Sequence[str], use: str, install: str) -> None:
                 f"{use}. Install with: pip install {install}. Received: no module named '{name}'",
                 name=name,
             )
-
-
-_kept: Worker | None = None
-
-
-@contextlib.contextmanager
-def converter() -> Iterator[Worker]:
-    """A worker for conversions: the one of `kept_converter`, or a new one for the block."""
-    if _kept is not None:
-        yield _kept
-        return
-    with Worker() as worker:
-        yield worker
-
-
-@contextlib.contextmanager
-def kept_converter() -> Iterator[Worker]:
-    """Within the block all exports convert in one process, which loads TensorFlow once."""
-    global _kept
-    outer = _kept
-    with Worker() as worker:
-        _kept = worker
-        try:
-            yield worker
-        finally:
-            _kept = outer
 
 
 def _environment() -> dict[str, str]:
@@ -184,10 +150,3 @@ def _environment() -> dict[str, str]:
         TF_CPP_MIN_LOG_LEVEL="3",
         PYTHONPATH=os.pathsep.join([path for path in sys.path if path] + here),
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"signal {signal.Signals(number).name}"
-    except ValueError:
-        return f"signal {number}"

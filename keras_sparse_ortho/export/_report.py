@@ -1,7 +1,6 @@
 """`ExportReport` and `RouteOutcome`: the figures of an export and of each of its routes."""
 
 import dataclasses
-import gzip
 import io
 import json
 from collections.abc import Sequence
@@ -95,12 +94,10 @@ class ExportReport:
         route: Name of the route that was taken, such as "dynamic_int8+1x16".
         mode: As asked for.
         xnnpack: Whether the file runs with XNNPACK, as a default interpreter would run it.
-        uses_xnnpack: Whether `load_litert` runs it with XNNPACK, as its record says: the faster
-            of the two settings if both verified and were timed.
+        uses_xnnpack: Whether `load_litert` runs it with XNNPACK, as in `RouteOutcome`.
         load_bytes: By how much loading the file raised the peak of the process' memory.
         fallback_reason: Why the route asked for was not taken, or None.
-        folded: Paths of kernels whose zeros are not in the file, as no tensor holds the kernel:
-            the converter has combined it with other constants.
+        folded: Paths of kernels whose zeros are not in the file, as in `RouteOutcome`.
         routes: Every route that was tried, with its figures or the reason it failed.
     """
 
@@ -250,11 +247,6 @@ def _figure(value: float | None, unit: float = 1) -> str:
         return ""
     value /= unit
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def gzip_size(content: bytes) -> int:
-    """Bytes under gzip, level 6 (9 saves 2% and takes 9 times as long)."""
-    return len(gzip.compress(content, compresslevel=6))
 
 
 def zstd_size(content: bytes) -> int | None:

@@ -5,6 +5,7 @@ worker processes, the comparison, the check of zeros, the report) is the same fo
 """
 
 import abc
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -31,23 +32,14 @@ class ExportRouteError(ValueError):
 
 
 class Route(abc.ABC):
-    """How a SavedModel becomes the bytes of a LiteRT file, and how exact the file must be.
+    """How a SavedModel becomes the bytes of a LiteRT file, and how exact the file must be."""
 
-    Attributes:
-        name: Storage and encoding, such as "dynamic_int8+1x16".
-        quantization: The storage, as the argument of `export_litert`.
-        encoding: "dense", or the sparse encoding.
-        needs_representative_data: Whether activations are calibrated.
-        measure: Measure of the error, see `compare`.
-        tolerance: The largest error that passes by default.
-    """
-
-    name: str
-    quantization: str | None
+    name: str  # storage and encoding, such as "dynamic_int8+1x16"
+    quantization: str | None  # the storage, as the argument of `export_litert`
     encoding: str = "dense"
-    needs_representative_data: bool = False
-    measure: str = "rms"
-    tolerance: float
+    needs_representative_data: bool = False  # to calibrate activations
+    measure: str = "rms"  # of the error, see `compare`
+    tolerance: float  # the largest error that passes by default
 
     @property
     def converted_as(self) -> "Route":
@@ -55,19 +47,11 @@ class Route(abc.ABC):
         return self
 
     def finish(self, content: bytes) -> Encoded:
-        """Rewrite the converted file; most routes leave it unchanged.
-
-        Raises:
-            ExportRouteError: if the file has no weight that this route is for.
-        """
+        """The rewritten file; ExportRouteError if it has no weight that this route is for."""
         return Encoded(content, (), {})
 
     def check(self, model: keras.Model) -> None:  # noqa: B027 - most routes take every model
-        """Refuse a model that this route is known to fail on, before any time is spent.
-
-        Raises:
-            ValueError: with the reason and the alternative.
-        """
+        """Raise ValueError for a model that this route is known to fail on."""
 
     def convert(self, saved_model: str, batches: Batches | None) -> bytes:
         """Convert a SavedModel (in the worker); `batches` gives the representative data."""
@@ -95,10 +79,7 @@ class Float32(Route):
 
 
 class DynamicInt8(Route):
-    """Weights of 1024 and more entries as int8, activations quantized on the fly.
-
-    Measured errors: up to 0.014.
-    """
+    """Weights of 1024 and more entries as int8; measured errors up to 0.014."""
 
     name = "dynamic_int8"
     quantization = "dynamic_int8"
@@ -127,10 +108,7 @@ class Float16(DynamicInt8):
 
 
 class Int8(DynamicInt8):
-    """Weights and activations as int8, float32 at the file's inputs and outputs.
-
-    Measured errors: 0.005 to 0.05, and 0.12 for a two-block transformer.
-    """
+    """Weights and activations as int8; measured errors 0.005 to 0.05, 0.12 for a transformer."""
 
     name = "int8"
     quantization = "int8"
@@ -197,10 +175,7 @@ class ConverterSparsity(_SparseRoute):
 
 
 class SparseFullyConnected(_SparseRoute):
-    """A dense route whose file is rewritten: FULLY_CONNECTED gets sparse weights.
-
-    Only the weights of matrix products are encoded: LiteRT has no kernel for sparse convolutions.
-    """
+    """A dense route whose file is rewritten: FULLY_CONNECTED gets sparse weights."""
 
     def __init__(self, base: Route, layout: Encoding) -> None:
         super().__init__(base, layout.name)
@@ -272,12 +247,7 @@ def route_named(name: str) -> Route:
 
 
 def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
-    """The routes that a mode tries, see `export_litert`; without data no static int8.
-
-    Raises:
-        ExportRouteError: for a route that cannot work, with the reason.
-        ValueError: if there is no such mode, route or storage.
-    """
+    """The routes that a mode tries, see `export_litert`; without data no static int8."""
     if mode is None:
         return [route_for(quantization)]
     if mode not in MODES:
@@ -306,11 +276,9 @@ def accepted(routes: Sequence[Route], model: keras.Model) -> list[Route]:
     """The routes that are not known to fail on the model; raises if all are."""
     passed = []
     for route in routes:
-        try:
+        with contextlib.suppress(ValueError):
             route.check(model)
-        except ValueError:
-            continue
-        passed.append(route)
+            passed.append(route)
     if not passed:
         routes[0].check(model)
     return passed

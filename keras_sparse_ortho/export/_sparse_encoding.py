@@ -25,8 +25,7 @@ _MOST_BLOCKS = 255  # the int8 kernel keeps block counts and columns in one byte
 class Encoding:
     """How a weight `(out, in)` is stored: live blocks of `1 x block`, row by row.
 
-    The kernel takes only `tensor_type` in this encoding. It refuses files with any other (float32
-    in 1x16, int8 in CSR) or misreads them (dynamic int8 in 1x4 and CSR).
+    The kernel refuses or misreads any type but `tensor_type` in this encoding.
     """
 
     name: str
@@ -41,13 +40,7 @@ BLOCK_1X16 = Encoding("1x16", 16, "INT8")
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """A rewritten file.
-
-    Attributes:
-        content: The flatbuffer.
-        encoded: Names of the tensors that are stored sparsely now.
-        kept: Names of the other weights of FULLY_CONNECTED, each with the reason.
-    """
+    """A rewritten file: names of the tensors stored sparsely, and why the others were kept."""
 
     content: bytes
     encoded: tuple[str, ...]
@@ -55,12 +48,7 @@ class Encoded:
 
 
 def encode(content: bytes, encoding: Encoding) -> Encoded:
-    """Encode every weight that gains by it; the others stay dense and are run by XNNPACK.
-
-    Args:
-        content: A LiteRT flatbuffer with dense weights.
-        encoding: `CSR`, `BLOCK_1X4` or `BLOCK_1X16`.
-    """
+    """Encode every weight that gains by it; the others stay dense and are run by XNNPACK."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = read_model(content)
@@ -73,7 +61,7 @@ def encode(content: bytes, encoding: Encoding) -> Encoded:
         for position, operators in _weights(schema, model, graph).items():
             tensor = graph.tensors[position]
             data = model.buffers[tensor.buffer].data
-            name = _text(tensor.name)
+            name = tensor.name.decode() if isinstance(tensor.name, bytes) else str(tensor.name)
             if tensor.sparsity is not None or data is None or len(data) == 0:
                 kept[name] = "it is not a dense constant"
                 continue
@@ -129,10 +117,8 @@ def _why_not(
     points = tensor.quantization.zeroPoint if tensor.quantization is not None else None
     if points is not None and np.any(np.asarray(points)):
         return "its zero point is not 0"
-    if any(
-        position in np.asarray(operator.inputs)[[0, *range(2, len(operator.inputs))]]
-        for operator in operators
-    ) or _used_elsewhere(graph, position, operators):
+    used = [int(k) for one in graph.operators if one.inputs is not None for k in one.inputs]
+    if [*used, *graph.outputs].count(position) != len(operators):
         return "other operations use it as well"
     live = weight.reshape(len(weight), -1, block).any(axis=2)
     if 1.0 - live.mean() < _LEAST_ZEROS:
@@ -141,14 +127,6 @@ def _why_not(
     if block == 16 and (live.shape[1] > _MOST_BLOCKS + 1 or live.sum(1).max() > _MOST_BLOCKS):
         return f"the kernel takes at most {_MOST_BLOCKS} live blocks in a row, of 256"
     return None
-
-
-def _used_elsewhere(graph: Any, position: int, operators: list[Any]) -> bool:
-    mine = {id(operator) for operator in operators}
-    return any(
-        id(operator) not in mine and operator.inputs is not None and position in operator.inputs
-        for operator in graph.operators
-    ) or position in np.asarray(graph.outputs)
 
 
 def _compress(schema: Any, weight: np.ndarray, block: int) -> tuple[Any, np.ndarray]:
@@ -205,7 +183,3 @@ def _drop_unused(model: Any) -> None:
     for k, buffer in enumerate(model.buffers):
         if k not in used:
             buffer.data = None
-
-
-def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)

@@ -77,11 +77,7 @@ def run(
     batch_size: int,
     result: str,
 ) -> int | None:
-    """Run a sample through a file as a user would, one batch at a time, and save the outputs.
-
-    Returns the bytes by which loading the file raised the peak of this process' memory (of a fresh
-    process), or None where the system does not tell.
-    """
+    """Save a file's outputs on a sample; returns the bytes by which loading raised peak memory."""
     import ai_edge_litert.interpreter  # noqa: F401 - before the memory is measured
     import numpy as np
 
@@ -184,14 +180,12 @@ def _read(jobs: "queue.SimpleQueue[str]") -> None:
 
 @functools.cache
 def _load_tensorflow() -> None:
-    """Import what conversions need, and exempt it from garbage collection.
-
-    Tracing and converting collect garbage explicitly, which would take two thirds of their time.
-    """
+    """Import what conversions need, and exempt it from garbage collection."""
     import tensorflow  # noqa: F401
 
     import keras_sparse_ortho.export._routes  # noqa: F401
 
+    # Tracing and converting collect garbage, which would take two thirds of their time.
     gc.collect()
     gc.freeze()
 
@@ -260,10 +254,7 @@ def _warm_interpreter(
 
 
 def _memory(reset: bool = False) -> int | None:
-    """Peak of this process' resident memory in bytes since `reset`; None except on Linux.
-
-    `getrusage` includes the parent's peak.
-    """
+    """Peak of this process' resident memory in bytes since `reset`; None except on Linux."""
     try:
         if reset:
             Path("/proc/self/clear_refs").write_text("5")

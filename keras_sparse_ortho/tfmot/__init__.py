@@ -8,6 +8,7 @@ from keras_sparse_ortho.tfmot._prune_with_mask import (
 )
 from keras_sparse_ortho.tfmot._prune_with_soft_threshold import (
     PruneWithSoftThreshold,
+    TargetDensity,
     prune_with_soft_threshold,
 )
 from keras_sparse_ortho.tfmot._registration import (
@@ -15,7 +16,6 @@ from keras_sparse_ortho.tfmot._registration import (
     register_initializers,
 )
 from keras_sparse_ortho.tfmot._registration import register_layouts as _register_layouts
-from keras_sparse_ortho.tfmot._target_density import TargetDensity
 from keras_sparse_ortho.tfmot._weights import prunable_weights
 
 __all__ = [

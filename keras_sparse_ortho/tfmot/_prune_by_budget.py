@@ -100,7 +100,12 @@ def prune_by_budget(
     def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> Any:
         own = [paths[id(kernels[k].variable)] for k in indices]
         chosen.append((indices, own))
-        _check_supported(copy, own)
+        if not (PruneRegistry.supports(copy) or hasattr(copy, "get_prunable_weights")):
+            raise NotPrunableError(
+                f"TFMOT does not know how to prune the layer '{copy.name}', which holds {own}. "
+                "`exclude` it, or use prune_with_mask or prune_with_soft_threshold, which accept "
+                f"every layer. Received: layer={type(copy).__name__}"
+            )
         build_attention(copy)  # TFMOT asks for kernels that would be created in the first call
         live = sum(plan.counts[path] for path in own)
         size = sum(plan.sizes[path] for path in own)
@@ -146,15 +151,6 @@ def _schedules(schedule: Any) -> Callable[[float, list[str]], Any]:
     return lambda density, paths: schedule(1 - density)
 
 
-def _check_supported(layer: Any, paths: list[str]) -> None:
-    if not (PruneRegistry.supports(layer) or hasattr(layer, "get_prunable_weights")):
-        raise NotPrunableError(
-            f"TFMOT does not know how to prune the layer '{layer.name}', which holds {paths}. "
-            "`exclude` it, or use prune_with_mask or prune_with_soft_threshold, which accept every "
-            f"layer. Received: layer={type(layer).__name__}"
-        )
-
-
 def _check_pruned(wrapper: Any, indices: list[int], paths: list[str]) -> None:
     """Raises if TFMOT would not prune exactly the selected kernels of a layer."""
     kernels = find_kernels(wrapper.layer, wrapper.layer.name)
@@ -178,11 +174,7 @@ def _check_options(
     size: int,
     options: Mapping[str, Any],
 ) -> None:
-    """Raises if TFMOT's wrapper with these options would end at another density than the budget.
-
-    `sparsity_m_by_n` ignores the schedule. `block_size` ranks blocks of 2-D kernels, and fails in
-    the middle of training for a kernel that is one block high or wide.
-    """
+    """Raises if TFMOT's wrapper with these options would end at another density than the budget."""
     m_by_n = options.get("sparsity_m_by_n")
     if m_by_n:
         zeros, length = m_by_n

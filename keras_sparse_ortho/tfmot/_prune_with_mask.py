@@ -1,5 +1,6 @@
 """Fixed masks: `PruneWithMask`, `prune_with_mask`, `prune_exact_orthogonal`."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,12 +25,11 @@ from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kern
 from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class _Masked(WeightState):
     """Effective weight `w` where the mask is not 0, and exactly 0 elsewhere."""
 
-    def __init__(self, weight: TfKerasWeight, raw: Any, mask: Any) -> None:
-        super().__init__(weight, raw)
-        self.variable = mask
+    variable: Any  # of the mask
 
     def effective(self) -> Any:
         # Unlike in a product, 0 even for infinite or NaN weights and gradients. Faster than
@@ -168,19 +168,12 @@ class PruneWithMask(EffectiveWeightWrapper):
 
     def get_config(self) -> dict[str, Any]:
         """The layer, counts and initializers; masks are saved as variables."""
-        config = super().get_config()
         initializers = self._initializers
         if initializers is not None:
-            initializers = [
-                None if one is None else tf_keras.initializers.serialize(one)
-                for one in initializers
-            ]
-        return {
-            **config,
-            "initializers": initializers,
-            "live": self._live,
-            "density": self._density,
-        }
+            serialize = tf_keras.initializers.serialize
+            initializers = [None if one is None else serialize(one) for one in initializers]
+        own = {"initializers": initializers, "live": self._live, "density": self._density}
+        return super().get_config() | own
 
     def _check_sources(self) -> None:
         """Selects the kernels that `masks` name; checks names, and counts of the other sources."""
@@ -315,17 +308,15 @@ def prune_with_mask(
     weights = select_weights(model, include, exclude, pruning_policy)
     if by_density:
         counts = plan_for(density, budget, weights, orthogonal=False).counts
-        return _hold(
-            model,
-            {w.path: Draw(largest_mask(np.abs(w.raw_value()), counts[w.path])) for w in weights},
-        )  # fmt: skip
+        drawn = {w.path: largest_mask(np.abs(w.raw_value()), counts[w.path]) for w in weights}
+        return _hold(model, {path: Draw(mask) for path, mask in drawn.items()})
     table: dict[str, Draw] = {}
     for weight in weights:
         if isinstance(weight.initializer, SparseInitializer):
             # The layer keeps its initializer, from which clones draw their masks.
-            drawn = adopt(weight, weight.initializer)
-            kernel = drawn.kernel if drawn.sets_values else None
-            table[weight.path] = Draw(drawn.mask, kernel, fresh=drawn.fresh)
+            own = adopt(weight, weight.initializer)
+            kernel = own.kernel if own.sets_values else None
+            table[weight.path] = Draw(own.mask, kernel, fresh=own.fresh)
     if not table:
         raise NotPrunableError(
             "No layer of the model has a sparse initializer, and neither `masks` nor `density` was "

@@ -1,21 +1,31 @@
-"""Learnt thresholds (STR): `PruneWithSoftThreshold` and `prune_with_soft_threshold`."""
+"""Learnt thresholds (STR): `PruneWithSoftThreshold`, and `TargetDensity`, which steers them."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from keras_sparse_ortho.callbacks import ThresholdSteering
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.parametrizations import threshold_function
+from keras_sparse_ortho.schedules import as_schedule
 from keras_sparse_ortho.tfmot._rewrite import (
     rewrite,
     select_weights,
     sizes_are_unknown,
     wrap_unbuilt,
 )
-from keras_sparse_ortho.tfmot._tf_keras_internals import in_replica, own_weights, tf_keras, track
-from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy
+from keras_sparse_ortho.tfmot._tf_keras_internals import (
+    in_replica,
+    own_weights,
+    tf_keras,
+    track,
+    zero_slots,
+)
+from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, prunable_weights
 from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
 
 # In TensorFlow, whatever the backend of Keras 3.
@@ -47,40 +57,20 @@ def _shrink(value: Any, threshold: Any) -> Any:
     return shrunk(tf.convert_to_tensor(value), threshold)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SoftThresholdState(WeightState):
     """Effective weight `sign(w) * relu(|w| - t)`, `t = g(s + offset)`; `t = 0` once frozen.
 
     It has the interface of `parametrizations.LearntThreshold`, which `ThresholdSteering` needs.
-
-    Args:
-        weight: The kernel of the layer, which holds the effective weight.
-        raw: The raw weight.
-        g: Name of the threshold function.
-        s: The trainable variable of the threshold.
-        offset: Variable of `TargetDensity`, added to `s`.
-        active: 1, or 0 once frozen.
-        kept: TFMOT's variables for mask and threshold, which `settle` updates.
+    `active` is 1, or 0 once frozen; `kept` is TFMOT's mask and threshold.
     """
 
+    g: str
+    s: Any
+    offset: Any
+    active: Any
+    kept: tuple[Any, Any]
     counted = "entries"
-
-    def __init__(
-        self,
-        weight: TfKerasWeight,
-        raw: Any,
-        g: str,
-        s: Any,
-        offset: Any,
-        active: Any,
-        kept: tuple[Any, Any],
-    ) -> None:
-        super().__init__(weight, raw)
-        self.s = s
-        self.offset = offset
-        self.active = active
-        self._kept = kept
-        self._forward = _FUNCTIONS[g]
-        self._inverse = threshold_function(g).inverse
 
     def effective(self) -> Any:
         return _shrink(self.raw, tf.cast(self._threshold(), self.raw.dtype))
@@ -96,14 +86,9 @@ class SoftThresholdState(WeightState):
 
     def settle(self) -> None:
         effective = self.show()
-        mask, threshold = self._kept
+        mask, threshold = self.kept
         mask.assign(tf.cast(effective != 0, mask.dtype))
         threshold.assign(tf.cast(tf.reduce_mean(self._threshold()), threshold.dtype))
-
-    def adopt_raw(self) -> None:
-        """Sets the raw weight to the kernel."""
-        self.raw.assign(tf.convert_to_tensor(self.weight.variable))
-        self.settle()
 
     def adopt_effective(self) -> None:
         """Sets the raw weight so that the kernel is effective: `w = w_e + sign(w_e) * t`."""
@@ -127,7 +112,9 @@ class SoftThresholdState(WeightState):
 
     def critical_offsets(self) -> np.ndarray:
         """For every entry, the offset `g^-1(|w|) - s` at which it becomes zero."""
-        return np.asarray(self._inverse(np.abs(as_numpy(self.raw))) - as_numpy(self.s))
+        return np.asarray(
+            threshold_function(self.g).inverse(np.abs(as_numpy(self.raw))) - as_numpy(self.s)
+        )
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes the live entries: `w` becomes `w_e` on the mask and 0 elsewhere, `t` becomes 0."""
@@ -140,7 +127,7 @@ class SoftThresholdState(WeightState):
         return mask
 
     def _threshold(self) -> Any:
-        t = self._forward(self.s + self.offset)
+        t = _FUNCTIONS[self.g](self.s + self.offset)
         # Not a product: an inactive threshold is 0 even if g overflows.
         return tf.where(self.active > 0, t, tf.zeros((), t.dtype))
 
@@ -269,10 +256,6 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
             update.show = state.show
         raw.assign(value)
         state.settle()
-        self._add_losses(weight, variable, state)
-        return state
-
-    def _add_losses(self, weight: TfKerasWeight, variable: Any, state: SoftThresholdState) -> None:
         regularizer = weight.regularizer
         if regularizer is not None:
             # Replaces the penalty that the layer adds for the kernel, which has no gradient.
@@ -280,6 +263,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         if self.weight_decay:
             decay = tf_keras.regularizers.L2(self.weight_decay / 2)
             self.add_loss(lambda: decay(state.raw) + decay(state.s))
+        return state
 
     def _adopt(self) -> None:
         for state in self.states:
@@ -287,13 +271,8 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the arguments; raw weights and thresholds are saved as variables."""
-        return {
-            **super().get_config(),
-            "granularity": self.granularity,
-            "g": self.g,
-            "s_init": self.s_init,
-            "weight_decay": self.weight_decay,
-        }
+        names = ("granularity", "g", "s_init", "weight_decay")
+        return super().get_config() | {name: getattr(self, name) for name in names}
 
 
 class _UpdateKernel:
@@ -399,5 +378,102 @@ def prune_with_soft_threshold(
     result, wrappers = rewrite(model, weights, wrap)
     for wrapper in wrappers:
         for state in wrapper.states:
-            state.adopt_raw()
+            state.raw.assign(tf.convert_to_tensor(state.weight.variable))
+            state.settle()
     return result
+
+
+class TargetDensity(tf_keras.callbacks.Callback):
+    """Steers the thresholds of a `prune_with_soft_threshold` model to a global density.
+
+    `keras_sparse_ortho.callbacks.TargetDensity` for tf_keras: all layers share an offset `o`,
+    their thresholds are `t_l = g(s_l + o)`, and at the steps of the schedule the offset is set so
+    that `round(d(t) * size)` entries are live. At the end the live entries are fixed.
+
+    Args:
+        final_density: Final global live fraction, in (0, 1].
+        schedule: One of `keras_sparse_ortho.schedules`, or of TFMOT's; its final density is
+            replaced. Default: `Cubic` over the first 70% of the run.
+        frequency: Steps between two updates of the offset, if there is no schedule.
+        freeze: Whether to fix the live entries at the end of the schedule.
+
+    Raises:
+        DensityError: A density outside (0, 1].
+        NotPrunableError: When training begins, if no weight has a soft threshold.
+        ValueError: When training begins without a schedule on data of unknown length.
+
+    In a custom training loop call it as TFMOT's callbacks: `set_model(model)`, `on_train_begin()`,
+    `on_train_batch_begin(...)` before each step, `on_epoch_end(...)`, and `on_train_end()` for the
+    last step. Steps are those of `model.optimizer` if there is one, else the calls of
+    `on_train_batch_begin`. It needs a `schedule` there, as the length of the training is unknown.
+
+    Limits: those of the callback for Keras 3. It may come before or after `UpdatePruningStep`.
+
+    Example: see `prune_with_soft_threshold`.
+    """
+
+    def __init__(
+        self,
+        final_density: float,
+        schedule: Any = None,
+        *,
+        frequency: int = 100,
+        freeze: bool = True,
+    ) -> None:
+        super().__init__()
+        plan = None if schedule is None else as_schedule(schedule)
+        self._steering = ThresholdSteering(final_density, plan, frequency, freeze)
+        self._last: int | None = None
+        self._executed, self._calls = 1, 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Resolves the schedule; raises for a model without soft thresholds."""
+        states = [getattr(weight, "state", None) for weight in prunable_weights(self.model)]
+        thresholds = [state for state in states if isinstance(state, SoftThresholdState)]
+        if not thresholds:
+            raise NotPrunableError(
+                "TargetDensity needs weights with soft thresholds, see keras_sparse_ortho.tfmot."
+                f"prune_with_soft_threshold. Received: model={self.model.name!r} without any"
+            )
+        params = getattr(self, "params", None) or {}  # none in a custom loop
+        self._steering.begin(thresholds, params.get("epochs"), params.get("steps"))
+        self._last = None
+        self._executed, self._calls = 1, 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Sets the offset at the steps of the schedule, and fixes the live entries at its end."""
+        step = self._step()
+        self._calls += 1
+        executed = 1 if self._last is None else step - self._last
+        if executed:  # no update after a step that loss scaling skipped
+            self._last, self._executed = step, executed
+            if self._steering.is_due(step, executed):
+                self._steer(step)
+
+    def on_epoch_end(self, epoch: int = -1, logs: Any = None, *, batch: int = -1) -> None:
+        """Fixes the live entries if the schedule has ended, for loops without `on_train_end`.
+
+        (TFMOT's callbacks call the first argument `batch`, and so do loops written for them.)
+        """
+        step = self._step()
+        if self._steering.freeze and self._steering.has_ended(step):
+            self._steer(step)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Does what is due at the last step."""
+        step = self._step()
+        if self._steering.is_due_at_end(step, self._executed):
+            self._steer(step)
+
+    def _step(self) -> int:
+        optimizer = getattr(self.model, "optimizer", None)
+        if optimizer is None:
+            return self._calls
+        return int(tf_keras.backend.get_value(optimizer.iterations))
+
+    def _steer(self, step: int) -> None:
+        state: Any
+        for state, _ in self._steering.steer(step):
+            zero_slots(self.model.optimizer, state.raw, as_numpy(state.raw) == 0)
+        for state in self._steering.thresholds:  # frozen ones are up to date
+            state.settle()

@@ -40,21 +40,17 @@ def _same(layout: KernelLayout, *names: str) -> Callable[[Any], Layouts]:
     return lambda layer: dict.fromkeys(names, layout)
 
 
-def _convolution(layer: Any) -> Layouts:
-    return {"kernel": KernelLayout.convolution(groups=layer.groups)}
-
-
-def _einsum(layer: Any) -> Layouts:
-    return {"kernel": KernelLayout.einsum(layer.equation)}
-
-
 def register_layouts() -> None:
     """Registers the layouts of tf_keras' kernels, by attribute name, in `kernel_layouts`."""
     depthwise, plain = KernelLayout.depthwise(), KernelLayout.convolution()
     table: dict[Callable[[Any], Layouts], list[Any]] = {
         _same(KernelLayout.dense(), "kernel"): [L.Dense],
         _same(KernelLayout.dense(), "embeddings"): [L.Embedding],
-        _convolution: [L.Conv1D, L.Conv2D, L.Conv3D],
+        lambda layer: {"kernel": KernelLayout.convolution(groups=layer.groups)}: [
+            L.Conv1D,
+            L.Conv2D,
+            L.Conv3D,
+        ],
         _same(KernelLayout.transposed_convolution(), "kernel"): [
             L.Conv1DTranspose,
             L.Conv2DTranspose,
@@ -65,7 +61,7 @@ def register_layouts() -> None:
             L.SeparableConv1D,
             L.SeparableConv2D,
         ],
-        _einsum: [L.EinsumDense],
+        lambda layer: {"kernel": KernelLayout.einsum(layer.equation)}: [L.EinsumDense],
         _same(KernelLayout.recurrent(1), "kernel", "recurrent_kernel"): [L.SimpleRNNCell],
         _same(KernelLayout.recurrent(3), "kernel", "recurrent_kernel"): [L.GRUCell],
         _same(KernelLayout.recurrent(4), "kernel", "recurrent_kernel"): [L.LSTMCell],

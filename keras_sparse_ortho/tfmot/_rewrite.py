@@ -65,11 +65,7 @@ def select_weights(
 
 
 def rewrite(model: Any, weights: Sequence[PrunableWeight], wrap: Wrap) -> tuple[Any, list[Any]]:
-    """A copy of a model with every layer that holds some of `weights` wrapped, and the wrappers.
-
-    All layers are copied. (TFMOT's `prune_low_magnitude` shares them with the given model, so
-    training the pruned model changes both.)
-    """
+    """A copy of a model with every layer that holds some of `weights` wrapped, and the wrappers."""
     chosen = {id(weight.variable) for weight in weights}
     wrappers: list[Any] = []
     pairs: list[tuple[Any, Any]] = []
@@ -119,8 +115,7 @@ def _single_layers(model: Any) -> Iterator[Any]:
 
 def _check_model(model: Any, path: str) -> None:
     """Raises if a model, or one inside it, cannot be cloned layer by layer."""
-    sequential = isinstance(model, tf_keras.Sequential)
-    if not sequential and not is_graph(model):
+    if not isinstance(model, tf_keras.Sequential) and not is_graph(model):
         raise NotPrunableError(
             f"The model '{path}' is a subclassed model, into which TFMOT's wrappers cannot be put. "
             "Wrap its layers where they are created, with keras_sparse_ortho.tfmot.PruneWithMask. "
@@ -155,14 +150,8 @@ def wrap_unbuilt(
 ) -> Any:
     """Wraps every layer with kernels of a list, or of a copy of an unbuilt Sequential model.
 
-    Each wrapper finds its kernels when it is built.
-
-    Args:
-        model: The list or model.
-        wrap: From a layer to its wrapper.
-        only_sparse: Whether to wrap only layers with sparse initializers.
-        pruning_policy: A TFMOT `PruningPolicy`, or `None`.
-        given: Arguments that need the paths or sizes of weights, and must be `None`.
+    With `only_sparse`, only those with sparse initializers. `given` are arguments that need the
+    paths or sizes of weights, and must be `None`.
     """
     named = {name: value for name, value in given.items() if value is not None}
     if named:

@@ -62,10 +62,7 @@ def every_layer_is_built(layer: Any) -> bool:
 
 
 def build_attention(layer: Any) -> None:
-    """Builds the projections of a MultiHeadAttention, whose own `build` creates no weights.
-
-    Only a layer that was called, or created from the configuration of one that was, has the shapes.
-    """
+    """Builds the projections of a MultiHeadAttention that was called once, or is a copy of such."""
     if not isinstance(layer, tf_keras.layers.MultiHeadAttention) or layer._query_shape is None:
         return
     heads = [*layer._query_shape[:-1], layer._num_heads, layer._value_dim]
@@ -126,10 +123,7 @@ def takes(layer: Any, argument: str) -> bool:
 
 @contextmanager
 def known_to_tfmot(layer: Any) -> Iterator[None]:
-    """Lets TFMOT's wrapper accept any layer, which it does for layers with `get_prunable_weights`.
-
-    The method must not stay: TFMOT would use it again after `strip_pruning`.
-    """
+    """Lets TFMOT's wrapper accept any layer; the method must not stay, see `strip_pruning`."""
     own = "get_prunable_weights" in vars(layer) if hasattr(layer, "__dict__") else True
     if own or not isinstance(layer, tf_keras.layers.Layer):
         yield
@@ -147,10 +141,7 @@ def keep_inputs_uncast(layer: Any) -> None:
 
 
 def forget_calls(layer: Any) -> None:
-    """Makes SavedModel trace the sublayers of `layer` as parts of its wrapper, not separately.
-
-    A separate trace would read the variables, not the effective weights.
-    """
+    """Keeps SavedModel from tracing sublayers separately, with variables, not effective weights."""
     for inner in layer._flatten_layers():
         inner._saved_model_inputs_spec = None
         inner._saved_model_arg_spec = None
@@ -158,13 +149,8 @@ def forget_calls(layer: Any) -> None:
 
 @contextmanager
 def attribute_overrides(overrides: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Replaces attributes that hold variables by tensors: `(owner, attribute, tensor)` triples.
-
-    It bypasses `Layer.__setattr__`, which would remove the variable from the layer's weights.
-
-    Raises:
-        RuntimeError: An attribute was replaced again meanwhile, e.g. by another replica.
-    """
+    """Replaces attributes that hold variables by tensors: `(owner, attribute, tensor)` triples."""
+    # Past `Layer.__setattr__`, which would remove the variable from the layer's weights.
     overrides = list(overrides)
     before = [vars(owner)[name] for owner, name, _ in overrides]
     for owner, name, tensor in overrides:

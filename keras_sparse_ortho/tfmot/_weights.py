@@ -16,16 +16,10 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import PruneLowMagnitude, subl
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TfKerasWeight(PrunableWeight):
-    """A kernel of a tf_keras layer; see `PrunableWeight`.
+    """A kernel of a tf_keras layer; see `PrunableWeight`."""
 
-    Args:
-        attribute: Name of the owner's attribute that holds the variable.
-        state: For a wrapped weight, the object with `mask()` and `effective()`.
-        wrapped: Whether a pruning wrapper holds the weight.
-    """
-
-    attribute: str = ""
-    state: Any = None
+    attribute: str = ""  # of the owner, which holds the variable
+    state: Any = None  # of a wrapped weight, with `mask()` and `effective()`
     wrapped: bool = False
 
     @property
@@ -121,14 +115,10 @@ def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
         yield current, here
         if not isinstance(current, PruneLowMagnitude):
             for child in sublayers(current):
-                yield from visit(child, _below(here, child))
+                named = child.layer if isinstance(child, PruneLowMagnitude) else child
+                yield from visit(child, f"{here}/{named.name}" if here else str(named.name))
 
     yield from visit(layer, path)
-
-
-def _below(path: str, layer: Any) -> str:
-    named = layer.layer if isinstance(layer, PruneLowMagnitude) else layer
-    return f"{path}/{named.name}" if path else str(named.name)
 
 
 def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
@@ -161,18 +151,18 @@ def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
     )
 
 
+@dataclasses.dataclass(eq=False)
 class _TfmotState:
     """Mask and effective weight of a kernel in TFMOT's own wrapper."""
 
-    def __init__(self, raw: Any, mask: Any) -> None:
-        self.raw = raw
-        self._mask = mask
+    raw: Any
+    variable: Any  # of the mask
 
     def mask(self) -> np.ndarray:
-        return as_numpy(self._mask) != 0
+        return as_numpy(self.variable) != 0
 
     def effective(self) -> Any:
-        return self.raw * self._mask
+        return self.raw * self.variable
 
 
 def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:

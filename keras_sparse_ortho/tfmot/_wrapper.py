@@ -1,6 +1,8 @@
 """The base of the pruning wrappers for tf_keras: TFMOT's class with effective weights."""
 
 import abc
+import dataclasses
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,22 +27,12 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
 
 
-class _FixedSchedule(tfmot.sparsity.keras.PruningSchedule):
-    """A schedule that never prunes: the wrapper's own masks or thresholds do."""
-
-    def __call__(self, step: Any) -> tuple[Any, Any]:
-        return tf.constant(False), tf.constant(0.0)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"class_name": type(self).__name__, "config": {}}
-
-
+@dataclasses.dataclass(eq=False, repr=False)
 class WeightState(abc.ABC):
     """How one raw variable becomes the effective weight that the layer uses."""
 
-    def __init__(self, weight: TfKerasWeight, raw: Any) -> None:
-        self.weight = weight
-        self.raw = raw
+    weight: TfKerasWeight
+    raw: Any
 
     @abc.abstractmethod
     def effective(self) -> Any:
@@ -55,41 +47,12 @@ class WeightState(abc.ABC):
         """Sets the variable of the layer to the effective weight."""
 
 
-class _PruningObject:
-    """The interface of TFMOT's callbacks to a wrapper; there are no mask updates to make."""
-
-    def __init__(self, states: Sequence[WeightState], pruning_vars: Sequence[Any]) -> None:
-        self._weight_states = states
-        self._pruning_vars = pruning_vars
-
-    def weight_mask_op(self) -> Any:
-        """Called at the end of every epoch by `UpdatePruningStep`."""
-        for state in self._weight_states:
-            state.settle()
-        return tf.no_op()
-
-    def conditional_mask_update(self) -> Any:
-        return tf.no_op()
-
-    def add_pruning_summaries(self) -> None:
-        for _, mask, threshold in self._pruning_vars:
-            tf.summary.scalar(f"{mask.name}/sparsity", 1.0 - tf.reduce_mean(mask))
-            tf.summary.scalar(f"{threshold.name}/threshold", threshold)
-
-
 class EffectiveWeightWrapper(PruneLowMagnitude):
     """A TFMOT pruning wrapper whose layer sees effective weights while it is called.
 
     TFMOT's wrapper assigns `w * mask` to the weight in every call, and lets gradients of dead
     entries through. Here the layer's attribute is the effective weight during the call, so that
     gradients and optimizer moments of dead entries stay zero and weights are sparse at every step.
-
-    Args:
-        layer: The tf_keras layer.
-        selected: Which of the layer's kernels, as indices into `find_kernels`; `None` for all.
-
-    Raises:
-        ValueError: An argument of TFMOT's wrapper that says how to rank magnitudes.
     """
 
     def __init__(self, layer: Any, selected: Sequence[int] | None = None, **kwargs: Any) -> None:
@@ -100,8 +63,10 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         # The layers inside cast inputs and weights; parametrizations see full precision.
         if isinstance(layer, tf_keras.layers.Layer):
             kwargs.setdefault("dtype", layer.dtype)
+        # TFMOT's wrapper wants a schedule; the masks or thresholds of this one do not ask it.
+        never = tfmot.sparsity.keras.ConstantSparsity(0.0, begin_step=0)
         with known_to_tfmot(layer):
-            super().__init__(layer, pruning_schedule=_FixedSchedule(), **kwargs)
+            super().__init__(layer, pruning_schedule=never, **kwargs)
         keep_inputs_uncast(self)
         self.supports_masking = self._inner.supports_masking
         # Before the first call, so that TFMOT's callbacks find it in an unbuilt model.
@@ -145,7 +110,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             )
             self.pruning_vars.append((variable, mask, threshold))
             self._weight_states.append(self._new_state(index, weight, variable, mask, threshold))
-        self.pruning_obj = _PruningObject(self._weight_states, self.pruning_vars)
+        self.pruning_obj = types.SimpleNamespace(weight_mask_op=self._settle)
 
     def _build_layer(self, input_shape: Any) -> None:
         if not self._inner.built:
@@ -173,6 +138,12 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         self, index: int, weight: TfKerasWeight, variable: Any, mask: Any, threshold: Any
     ) -> WeightState:
         """The state of a weight, given its variables for mask (ones) and threshold (0)."""
+
+    def _settle(self) -> Any:
+        """Updates the layer's variables; TFMOT's `UpdatePruningStep` calls it after each epoch."""
+        for state in self._weight_states:
+            state.settle()
+        return tf.no_op()
 
     @property
     def _inner(self) -> Any:
@@ -219,7 +190,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     def get_weights(self) -> list[np.ndarray]:
         """The weights of the layer, with dead entries zero."""
-        self.pruning_obj.weight_mask_op()
+        self._settle()
         return super().get_weights()
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
@@ -229,7 +200,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     def _adopt(self) -> None:
         """Updates the states after the layer's variables were assigned."""
-        self.pruning_obj.weight_mask_op()
+        self._settle()
 
     def get_config(self) -> dict[str, Any]:
         """The layer, the selected kernels, and the name."""

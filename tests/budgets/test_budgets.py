@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import keras
 import pytest
@@ -347,3 +348,15 @@ def test_counts_are_computed_once_and_repr_takes_time_in_proportion(monkeypatch)
     assert repr(budget).count("4 of 8  (lifted)") == 500
     assert budget.live == 2000
     assert len(calls) == 500
+
+
+def test_files_get_the_rights_of_the_process(tmp_path, monkeypatch):
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            # Another thread may make a file at any time: the setting is not to be touched.
+            patch.setattr(os, "umask", None)
+            Budget({"a": 0.5}).save(tmp_path / "budget.csv")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "budget.csv").stat().st_mode & 0o777 == 0o640

@@ -5,9 +5,12 @@ import gzip
 import io
 import json
 import os
+import re
 import runpy
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import keras
@@ -99,7 +102,15 @@ def test_bench_measures_milliseconds(tmp_path, capsys):
         ([], 2, "required"),
         (["export", "m.keras"], 2, "output"),
         (["report", "none.keras"], 3, "There is no such file"),
-        (["report", "text.keras"], 3, "Keras must be able to load"),
+        (["report", "text.keras"], 3, "This is not a Keras model"),
+        (["report", "."], 3, "this is a folder"),
+        (["report", "lite.tflite"], 3, "This is a LiteRT file, which `kso bench` opens"),
+        (["report", "a.weights.h5"], 3, "has weights only"),
+        (["report", "a.h5"], 3, "they may hold code that Keras would run"),
+        (["export", "hdf.keras", "out.tflite"], 3, "model.save('model.keras')"),
+        (["report", "other.keras"], 3, "has no config.json"),
+        (["report", "RENAMED"], 3, "must end in .keras"),
+        (["report", "broken.keras"], 3, "Keras must be able to load"),
         (["bench", "text.keras"], 3, "TFL3"),
         (["bench", "none.tflite"], 3, "Received: path="),
         (["bench", "text.keras", "--threads", "0"], 2, "--threads"),
@@ -107,16 +118,50 @@ def test_bench_measures_milliseconds(tmp_path, capsys):
         (["export", "MODEL", "out.tflite", "--mode", "float16+csr"], 2, "use 'float16+sp'"),
         (["export", "MODEL", "out.tflite", "--sample", "text.keras"], 3, "Pass rows as"),
         (["export", "MODEL", "none/out.tflite"], 2, "folder that exists"),
+        (["export", "MODEL", "none/out.tflite"], 2, "Received: output='none/out.tflite'"),
+        (["export", "MODEL", "out.tflite", "--quantization", "int8"], 2, "`--data` is needed with"),
+        (["export", "MODEL", "out.tflite", "--batch-size", "0"], 2, "`--batch-size` must be"),
+        (["export", "MODEL", "out.tflite", "--tolerance", "-1"], 2, "`--tolerance` must be"),
+        (["export", "MODEL", "out.tflite", "--sample", "rows.npy"], 2, "`--sample` for input `x`"),
     ],
 )
 def test_what_goes_wrong(model_file, tmp_path, monkeypatch, capsys, arguments, status, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.keras").write_text("no model at all")
-    arguments = [str(model_file) if one == "MODEL" else one for one in arguments]
+    (tmp_path / "lite.tflite").write_bytes(b"\x1c\0\0\0TFL3 and so on")
+    for name in ("a.h5", "a.weights.h5", "hdf.keras"):
+        (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n and so on")
+    for name, part in (("other.keras", "a.txt"), ("broken.keras", "config.json")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(part, "{}")
+    shutil.copy(model_file, tmp_path / "model.zip")
+    np.save(tmp_path / "rows.npy", np.ones((2, 5)))
+    places = {"MODEL": str(model_file), "RENAMED": "model.zip"}
+    arguments = [places.get(one, one) for one in arguments]
     assert main(arguments) == status
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.out == ""
+
+
+def test_hdf5_files_are_not_opened(tmp_path, capsys):
+    """Keras before 3.11.3 ran the code in them, though asked not to (CVE-2025-9905)."""
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]).save(tmp_path / "m.h5")
+    for command in (["report"], ["export"]):
+        rest = [str(tmp_path / "m.tflite")] if command == ["export"] else []
+        assert main([*command, str(tmp_path / "m.h5"), *rest]) == 3
+        assert "HDF5 files (.h5) are refused" in capsys.readouterr().err
+
+
+def test_the_bound_on_keras_leaves_out_versions_that_run_code_of_a_file():
+    text = (Path(kso.__file__).parents[1] / "pyproject.toml").read_text()
+    [bound] = re.findall(r'"keras>=([\d.]+)"', text)
+    assert tuple(map(int, bound.split("."))) >= (3, 11, 3)
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"kso {kso.__version__}\n"
 
 
 def test_missing_package_is_a_failure(model_file, tmp_path, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """What several modules of this folder share: one converter, and every route of one model."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -13,18 +14,19 @@ from tests.export.models import layers, tiny
 @pytest.fixture(scope="session", autouse=True)
 def kept_converter():
     """All exports convert in one process, which loads TensorFlow once; see `cold`."""
-    from keras_sparse_ortho.export._process import kept_converter
+    from keras_sparse_ortho.export import _candidates
 
-    with kept_converter() as worker:
+    with _candidates.Worker() as worker, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_candidates, "converter", lambda: contextlib.nullcontext(worker))
         yield worker
 
 
 @pytest.fixture
 def cold(kept_converter, monkeypatch):
     """Exports start converters of their own, as everywhere else."""
-    from keras_sparse_ortho.export import _process
+    from keras_sparse_ortho.export import _candidates
 
-    monkeypatch.setattr(_process, "_kept", None)
+    monkeypatch.setattr(_candidates, "converter", _candidates.Worker)
 
 
 def blocks(weight, rng, rows=16, density=0.25):

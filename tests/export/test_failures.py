@@ -16,6 +16,7 @@ from keras_sparse_ortho.export import (
     _candidates,
     _process,
     export_litert,
+    load_litert,
 )
 from tests.export.models import interpret, layers, mlp, tiny
 
@@ -176,3 +177,12 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path, tiny_file):
         with _files.staging(tmp_path, "model.tflite"):
             assert folder.exists()  # it is alive
     assert list(tmp_path.iterdir()) == [foreign]
+
+
+@pytest.mark.parametrize("place", ["m[1].tflite", "d[1]/m.tflite", "a*?\\/m{,}.tflite"])
+def test_names_that_tensorflow_takes_for_patterns(tmp_path, place):
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    export_litert(tiny(), path)
+    assert list(path.parent.iterdir()) == [path]
+    assert load_litert(path).route == "float32"

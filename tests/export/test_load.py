@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import gzip
+import hashlib
+import json
 import sys
 import tracemalloc
 
@@ -139,6 +141,65 @@ def test_a_damaged_record_does_not_make_it_the_file_of_somebody_else(content):
             damaged[place] ^= 1 << bit
             with pytest.raises(LiteRTFileError, match=r"damaged|corrupted"):
                 read_record(bytes(damaged), "m.tflite")
+
+
+def resealed(content, changes):
+    """A file whose record was changed by somebody who renewed the digest."""
+    head = b'{"format": "keras_sparse_ortho/1", "sha256": "'
+    start = content.index(head)
+    text = content[start : start + 100_000].decode("utf-8", "replace")
+    record, end = json.JSONDecoder().raw_decode(text)
+    if isinstance(changes, dict):
+        changed = {**record, **changes, "sha256": "0" * 64}
+        written = json.dumps({k: v for k, v in changed.items() if v is not ...}).encode()
+    else:
+        written = head + b"0" * 64 + b'", ' + changes
+    content = content[:start] + written.ljust(end) + content[start + end :]
+    at = start + len(head)
+    return content[:at] + hashlib.sha256(content).hexdigest().encode() + content[at + 64 :]
+
+
+X = {"name": "x", "shape": [1, 64], "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            {key: value}
+            for key in ("xnnpack", "inputs", "outputs")
+            for value in (..., None, 1, "a")
+        ),
+        *({"inputs": value} for value in ([], ["x"], [{}], {}, [X, X])),
+        *({"inputs": [X | {"name": name}]} for name in (1, None, ["x"], "y")),
+        *({"inputs": [X | {"shape": shape}]} for shape in ([], 1, [1.0, 64], [True, 64], [-1, 64])),
+        *({"inputs": [X | {"shape": shape}]} for shape in ([2**40, 64], [10**400], [64], [1, 65])),
+        *({"inputs": [X | {"dtype": dtype}]} for dtype in ("object", None, [], "O8", "float31")),
+        *({"outputs": value} for value in ([], [{"name": "head"}], [{"name": "y", "shape": [1]}])),
+        *({"tolerance": value} for value in (-1.0, float("nan"), "1", True, 10**400, [])),
+        *({"measure": value} for value in ("mean", 1, ["max"])),
+        {"route": 1},
+        {"model": ["m"]},
+        b"}",
+        b"no JSON",
+        b'"a": ' + b"9" * 150,
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_a_record_that_was_resealed(content, changes, tmp_path):
+    path = tmp_path / "m.tflite"
+    path.write_bytes(resealed(content, changes))
+    with pytest.raises(LiteRTFileError, match=r"The record in the file must.*Received: "):
+        load_litert(path)
+
+
+def test_deeply_nested_records_are_refused(content, tmp_path):
+    record = read_record(content, "m") | {"route": "[" * 200_000}
+    found = seal(attach(content, record), xnnpack=True)
+    found = found.replace(b'"route": "[', b'"route":  [')
+    found = seal(found, xnnpack=True)
+    with pytest.raises(LiteRTFileError, match="wrong or missing JSON"):
+        read_record(found, "m")
 
 
 def test_threads_may_share_a_file(all_routes):
