@@ -260,17 +260,18 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
 def read_keras(path: str) -> Any:
     """The model in a `.keras` file, not compiled; InputFileError if there is none."""
     _check_exists(path)
-    if (rule := _why_not_keras(path)) is not None:
-        raise InputFileError(f"{rule}. Received: {path!r}")
     import keras
 
     try:
-        return keras.saving.load_model(path, compile=False)
+        rule = _why_not_keras(path)
+        if rule is None:
+            return keras.saving.load_model(path, compile=False)
     except Exception as error:  # a damaged archive or an unknown class: any kind
         raise InputFileError(
             "Keras must be able to load the model; its custom classes must be registered and "
             f"importable. Received: {path!r}, {type(error).__name__}: {error}"
         ) from error
+    raise InputFileError(f"{rule}. Received: {path!r}")
 
 
 def _why_not_keras(path: str) -> str | None:

@@ -55,11 +55,13 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     gradients and optimizer moments of dead entries stay zero and weights are sparse at every step.
     """
 
+    states: list[Any]  # of the pruned weights; empty before the layer is built
+
     def __init__(self, layer: Any, selected: Sequence[int] | None = None, **kwargs: Any) -> None:
         _refuse_ranking(type(self).__name__, kwargs)
         self._selected = None if selected is None else [int(k) for k in selected]
         # Past `Layer.__setattr__`, so that tf_keras does not track the states.
-        self.__dict__["_weight_states"] = []
+        self.__dict__["states"] = []
         # The layers inside cast inputs and weights; parametrizations see full precision.
         if isinstance(layer, tf_keras.layers.Layer):
             kwargs.setdefault("dtype", layer.dtype)
@@ -109,7 +111,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
                 f"threshold{suffix}", shape=[], initializer="zeros", **common
             )
             self.pruning_vars.append((variable, mask, threshold))
-            self._weight_states.append(self._new_state(index, weight, variable, mask, threshold))
+            self.states.append(self._new_state(index, weight, variable, mask, threshold))
         self.pruning_obj = types.SimpleNamespace(weight_mask_op=self._settle)
 
     def _build_layer(self, input_shape: Any) -> None:
@@ -129,7 +131,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer; the first call builds the layer before the wrapper."""
-        if not self._weight_states and not every_layer_is_built(self._inner):
+        if not self.states and not every_layer_is_built(self._inner):
             build_by_calling(self._inner, args, kwargs)
         return super().__call__(*args, **kwargs)
 
@@ -141,7 +143,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     def _settle(self) -> Any:
         """Updates the layer's variables; TFMOT's `UpdatePruningStep` calls it after each epoch."""
-        for state in self._weight_states:
+        for state in self.states:
             state.settle()
         return tf.no_op()
 
@@ -149,11 +151,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     def _inner(self) -> Any:
         """The layer, without the side effects that a subclass' `layer` may have."""
         return vars(self)["layer"]
-
-    @property
-    def states(self) -> list[Any]:
-        """The states of the pruned weights; empty before the layer is built."""
-        return list(self._weight_states)
 
     def call(
         self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any
@@ -166,7 +163,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         if mask is not None and takes(self._inner, "mask"):
             kwargs["mask"] = mask
         overrides = []
-        for state in self._weight_states:
+        for state in self.states:
             owner = state.weight.owner
             effective = tf.cast(state.effective(), owner.compute_dtype)
             overrides.append((owner, state.weight.attribute, effective))

@@ -111,6 +111,7 @@ def test_bench_measures_milliseconds(tmp_path, capsys):
         (["report", "other.keras"], 3, "has no config.json"),
         (["report", "RENAMED"], 3, "must end in .keras"),
         (["report", "broken.keras"], 3, "Keras must be able to load"),
+        (["report", "damaged.keras"], 3, "Keras must be able to load"),
         (["bench", "text.keras"], 3, "TFL3"),
         (["bench", "none.tflite"], 3, "Received: path="),
         (["bench", "text.keras", "--threads", "0"], 2, "--threads"),
@@ -134,6 +135,8 @@ def test_what_goes_wrong(model_file, tmp_path, monkeypatch, capsys, arguments, s
     for name, part in (("other.keras", "a.txt"), ("broken.keras", "config.json")):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr(part, "{}")
+    damaged = model_file.read_bytes().replace(b"PK\x01\x02", b"PK\x01\x03")
+    (tmp_path / "damaged.keras").write_bytes(damaged)
     shutil.copy(model_file, tmp_path / "model.zip")
     np.save(tmp_path / "rows.npy", np.ones((2, 5)))
     places = {"MODEL": str(model_file), "RENAMED": "model.zip"}
