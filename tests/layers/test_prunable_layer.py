@@ -219,14 +219,18 @@ def test_trainable_and_frozen():
     assert not PrunableLayer(L.Dense(4, trainable=False), FixedMask(0.5)).trainable
 
 
-def test_int8_quantization_of_the_layer_inside_keeps_the_zeros():
-    layer = PrunableLayer(L.Dense(8, kernel_initializer=ExactOrthogonal(0.25, seed=1)))
+def test_int8_quantization_of_a_released_layer_keeps_the_zeros():
+    dense = L.Dense(8, kernel_initializer=ExactOrthogonal(0.25, seed=1))
+    layer = PrunableLayer(dense)
     model = keras.Sequential([keras.Input((16,)), layer])
     x = np.random.default_rng(0).normal(size=(4, 16)).astype("float32")
     expected = array(model(x))
     mask = layer.parametrizations["kernel"].mask_value()
-    layer.layer.quantize("int8")
-    kernel = array(layer.layer._kernel)
+    with pytest.raises(NotImplementedError, match="cannot be quantized while it is wrapped"):
+        dense.quantize("int8")
+    layer.release()
+    dense.quantize("int8")
+    kernel = array(dense._kernel)
     assert kernel.dtype == np.int8
     assert not kernel[~mask].any()
-    np.testing.assert_allclose(array(layer.layer(x)), expected, atol=0.05)
+    np.testing.assert_allclose(array(dense(x)), expected, atol=0.05)
