@@ -17,6 +17,7 @@ from keras_sparse_ortho._keras_internals import (
     create_along,
     stand_in_name_scope,
 )
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select, walk
@@ -304,12 +305,24 @@ class PrunableLayer(WrapperBuiltByCalls):
         """The parametrizations by weight name below the layer; empty before it is built."""
         return dict(self._state.parametrized)
 
-    @property
-    def weights(self) -> list[Any]:
-        """The weights of the layer as it has them, then masks, thresholds and their kin."""
+    def get_weights(self) -> list[Any]:
+        """The values of the layer's weights as it has them, then masks, thresholds and their kin.
+
+        (`weights` has those first, as optimizers count trainable thresholds in their files.)
+        """
+        return [to_numpy(variable) for variable in self._in_order_of_layer()]
+
+    def set_weights(self, weights: list[Any]) -> None:
+        """The reverse of `get_weights`."""
+        known = self._in_order_of_layer()
+        given = {id(variable): value for variable, value in zip(known, weights, strict=False)}
+        more = weights[len(given) :]  # refused by Keras, as too few are
+        super().set_weights([*(given[id(v)] for v in self.weights if id(v) in given), *more])
+
+    def _in_order_of_layer(self) -> list[Any]:
         inside = self.layer.weights
         held = {id(variable) for variable in inside}
-        return [*inside, *(own for own in super().weights if id(own) not in held)]
+        return [*inside, *(own for own in self.weights if id(own) not in held)]
 
     @property
     def layer_weights(self) -> list[Any]:
