@@ -81,7 +81,11 @@ def stand_in_name_scope(wrapper: Any, layer: Any) -> None:
 
     So what is said of variables by path, as in a `LayoutMap`, holds for the wrapped layer, too.
     """
-    if layer.name == wrapper.name and getattr(layer, "_parent_path", "") is None:
+    if layer.name != wrapper.name:
+        return
+    if wrapper._parent_path is None:  # around a layer that is built
+        wrapper._parent_path = layer._parent_path
+    elif layer._parent_path is None:
         layer._parent_path = wrapper._parent_path
 
 

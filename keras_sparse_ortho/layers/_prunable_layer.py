@@ -182,6 +182,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         kwargs.setdefault("trainable", layer.trainable)
         super().__init__(layer, name=name or layer.name, autocast=False, **kwargs)
         adopt_call_interface(self, layer)
+        stand_in_name_scope(self, layer)
         if parametrization is None:
             parametrization = FixedMask()
         if named and weights is not None:

@@ -148,7 +148,7 @@ class OneOfTwo(Workers):
     def gather(self, numbers):
         return np.stack([np.array([next(self._said)], np.int32), numbers])
 
-    def hear(self, text):
+    def gather_text(self, text):
         return ["", text]
 
 
