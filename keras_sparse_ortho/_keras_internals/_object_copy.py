@@ -59,6 +59,7 @@ class _Copier:
         self._hashed: list[Callable[[], None]] = []  # their items must be whole to be hashed
         self._empty = {id(variable) for variable in without_values}
         self._plain: set[int] = set()  # objects that are known to lead nowhere
+        self._parts = (*_PARTS, tracker_class())
 
     def copy(self, value: Any) -> Any:
         """The copy of an object, perhaps still empty; the object itself where it is shared."""
@@ -216,7 +217,7 @@ class _Copier:
             here = waiting.pop()
             if isinstance(here, _ATOMS) or id(here) in seen or id(here) in self._plain:
                 continue
-            if isinstance(here, (*_PARTS, tracker_class())) or _is_torch_tensor(here):
+            if isinstance(here, self._parts) or _is_torch_tensor(here):
                 return True
             seen[id(here)] = here
             waiting.extend(children(here))
