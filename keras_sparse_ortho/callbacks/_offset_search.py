@@ -16,8 +16,10 @@ from keras_sparse_ortho._ranking import (
     between,
     counts_at_least,
     neighbours,
+    on_bounds,
     ranks_on_device,
 )
+from keras_sparse_ortho._values import to_numpy
 
 # Up to this many entries are all sorted; of more, those that a sample of this size leaves in doubt.
 _FEW = 2**16
@@ -101,16 +103,19 @@ class DeviceEntries:
         self._value = value
 
     def counts(self, bounds: np.ndarray) -> np.ndarray:
-        return counts_at_least(self._value, bounds, self.s.shape).astype(np.int64)
+        return to_numpy(self._on_bounds(counts_at_least, bounds)).astype(np.int64)
 
     def around(self, bounds: np.ndarray, whole: bool) -> tuple[float, float]:
-        below, above = neighbours(self._value, bounds, self.s.shape)
+        below, above = map(to_numpy, self._on_bounds(neighbours, bounds))
         s, there = self.s.reshape(-1), (below >= 0, above < INFINITE)
         ends = zip((below, above), there, strict=True)
         return _extremes(*(_critical_offsets(b[at], s[at], self.inverse) for b, at in ends))
 
     def mask(self, low: np.ndarray, high: np.ndarray, missing: int) -> Any:
-        return between(self._value, low, high, missing, self.s.shape)
+        return self._on_bounds(between, low, high, missing)
+
+    def _on_bounds(self, function: Callable[..., Any], *numbers: Any) -> Any:
+        return on_bounds(function, self._value, *numbers, one=self.s.shape)
 
 
 Entries = HostEntries | DeviceEntries

@@ -125,26 +125,14 @@ def grasp(
     Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so the entries
     with the highest `-w (H g)` are removed, which preserves the gradient flow as far as possible.
     (The paper calls `-w (H g)` the score; here, as everywhere, a high score is kept.) `g` and `H`
-    are over all selected weights and all the batches together. The model is not changed.
+    are over all selected weights and all the batches together. The model is not changed. The other
+    arguments are those of `snip`.
 
     Args:
-        model: A built Keras model: Sequential, functional, nested or subclassed; compiled unless
-            there is an `objective`.
-        density: Global live fraction over the selected weights, in (0, 1].
-        data: As for `fit`, in one argument; see `snip`.
-        *separate: Rejected: inputs and targets are one argument.
         temperature: What logits are divided by, so that the softmax is not saturated. `None` is
             200 if all losses are cross-entropies, of logits or of probabilities, else 1.
-        batch_size: As in `snip`.
-        batches: As in `snip`.
-        shuffle: As in `snip`.
-        seed: As in `snip`.
         objective: `objective(model, x, y, sample_weight, training)`, another loss, to which no
             temperature is applied.
-        training: Whether batch statistics and dropout are those of training.
-        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
-        exclude: Which weights to leave out.
-        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
         verbose: 1 for a progress bar over batches and derivatives.
 
     Raises:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_sparse_ortho.callbacks import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.parametrizations import threshold_function
+from keras_sparse_ortho.parametrizations import SoftThreshold, threshold_function
 from keras_sparse_ortho.schedules import as_schedule
 from keras_sparse_ortho.tfmot._rewrite import (
     rewrite,
@@ -294,12 +294,7 @@ def _check_arguments(granularity: str, g: str, s_init: float, weight_decay: floa
         )
     if g not in _FUNCTIONS:
         raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
-    if not np.isfinite(s_init):
-        raise ValueError(f"`s_init` must be finite. Received: s_init={s_init!r}")
-    if not weight_decay >= 0:
-        raise ValueError(
-            f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
-        )
+    SoftThreshold(granularity, g, s_init, weight_decay)  # raises
 
 
 def prune_with_soft_threshold(
