@@ -180,10 +180,16 @@ def allocate(
     if total < sum(least):
         what = "exactly orthogonal kernels" if orthogonal else "a live entry in every weight"
         what += " and the weights that stay dense" if dense else ""
+        hint = ""
+        if orthogonal:
+            hint = " Kernels that need not be orthogonal take less (initializer='random_sparse')."
+            ours = [(few, w) for few, w in zip(least, weights, strict=True) if w.path not in dense]
+            if ours:
+                most, weight = max(ours, key=lambda pair: pair[0])
+                hint = f" Most needs '{weight.path}', {most} of its {weight.size} entries.{hint}"
         raise BudgetError(
             f"The least global density that leaves room for {what} is {sum(least) / size:.6g}."
-            f"{_largest_need(weights, least, full) if orthogonal else ''} "
-            f"Received: density={density!r}"
+            f"{hint} Received: density={density!r}"
         )
     wanted = [share * weight.size for share, weight in zip(relative, weights, strict=True)]
     counts = _clipped_shares(total, wanted, *_bounds(total, least, covering, upper))
@@ -201,16 +207,6 @@ def _budget(
 ) -> Budget:
     densities = {w.path: count / w.size for w, count in zip(weights, counts, strict=True)}
     return Budget(densities, {w.path: w.size for w in weights}, lifted)
-
-
-def _largest_need(weights: Sequence[PrunableWeight], least: list[int], full: list[bool]) -> str:
-    """For an error: which weight needs most entries, and what would need fewer."""
-    ours = [(few, w) for few, w, stays in zip(least, weights, full, strict=True) if not stays]
-    text = " Kernels that need not be orthogonal take less (initializer='random_sparse')."
-    if ours:
-        most, weight = max(ours, key=lambda pair: pair[0])
-        text = f" Most needs '{weight.path}', {most} of its {weight.size} entries.{text}"
-    return text
 
 
 def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:

@@ -433,10 +433,10 @@ def attach(content: bytes, record: dict[str, Any]) -> bytes:
 
 def seal(content: bytes, xnnpack: bool) -> bytes:
     """The same file with the interpreter's setting and the digest filled in."""
-    start = _record_start(content)
-    if start is None:
+    found = _RECORD.search(content)
+    if found is None:
         raise LiteRTFileError("The file has no record of keras_sparse_ortho to seal.")
-    at = start + len(_HEAD)
+    at = found.start() + len(_HEAD)
     content = content[:at] + _BLANK + content[at + len(_BLANK) :]
     flag = re.compile(b"|".join(_XNNPACK.values())).search(content, at)
     if flag is None:
@@ -448,8 +448,8 @@ def seal(content: bytes, xnnpack: bool) -> bytes:
 
 def read_record(content: bytes, path: str) -> dict[str, Any] | None:
     """The record of a file, or None if this package did not write it; raises if it was changed."""
-    start = _record_start(content)
-    if start is None:
+    found = _RECORD.search(content)
+    if found is None:
         # The name and the record are in different places: no single damage hides both.
         if _ENTRY in content or _DIGEST in content:
             raise LiteRTFileError(
@@ -457,7 +457,7 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
                 f"Received: {path!r} with {len(content)} bytes"
             )
         return None
-    at = start + len(_HEAD)
+    at = found.start() + len(_HEAD)
     written = content[at : at + len(_BLANK)]
     blank = content[:at] + _BLANK + content[at + len(_BLANK) :]
     digest = hashlib.sha256(blank).hexdigest().encode()
@@ -467,7 +467,7 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
             f"edited since. Received: {path!r} with {len(content)} bytes and SHA-256 "
             f"{digest.decode()[:12]}..., not {written.decode()[:12]}..."
         )
-    text = content[start : start + (1 << 20)].decode("utf-8", "replace")
+    text = content[found.start() : found.start() + (1 << 20)].decode("utf-8", "replace")
     try:
         record = dict(json.JSONDecoder().raw_decode(text)[0])
         wrong = [key for key, fits in _SCHEMA.items() if not fits(record.get(key))]
@@ -523,8 +523,3 @@ _SCHEMA: dict[str, Callable[[Any], bool]] = {
     "measure": lambda value: value in (None, "max", "rms"),
     "tolerance": _is_tolerance,
 }
-
-
-def _record_start(content: bytes) -> int | None:
-    record = _RECORD.search(content)
-    return None if record is None else record.start()

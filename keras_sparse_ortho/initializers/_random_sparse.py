@@ -74,10 +74,15 @@ class RandomSparse(SparseInitializer):
         unmask_at_random(mask, live_count(density, mask.size), rng)
         # In float32: float16 layers get the same values, rounded.
         wide = "float64" if target == np.float64 else "float32"
-        dense = _with_fans_of(self.resolve_layout(shape, layout), len(shape), self.initializer)
+        layout = self.resolve_layout(shape, layout)
+        dense = _with_fans_of(layout, len(shape), self.initializer)
         kernel = to_numpy(dense(shape, dtype=wide)) * mask
         if self.rescale:
-            kernel = kernel * _fan_in_scale(mask, self.resolve_layout(shape, layout))
+            layout = layout or KernelLayout.convolution()
+            live = layout.to_canonical(mask)
+            fans = live.sum(axis=tuple(range(2, live.ndim - 1)), keepdims=True)
+            scale = np.sqrt(live.size // fans.size / np.maximum(fans, 1))
+            kernel = kernel * layout.from_canonical(np.broadcast_to(scale, live.shape), shape)
         return kernel.astype(target), mask
 
     def at_density(
@@ -117,12 +122,3 @@ def _with_fans_of(layout: KernelLayout | None, rank: int, dense: Any) -> Any:
         return dense
     axes = {"input_axes": list(layout.inputs), "output_axes": list(layout.outputs)}
     return type(dense).from_config({**config, "seed": dense.seed, **axes})
-
-
-def _fan_in_scale(mask: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
-    """`sqrt(fan_in / live fan_in)` of every output, broadcast to the kernel's shape."""
-    layout = layout or KernelLayout.convolution()
-    canonical = layout.to_canonical(mask)
-    live = canonical.sum(axis=tuple(range(2, canonical.ndim - 1)), keepdims=True)
-    scale = np.sqrt(canonical.size // live.size / np.maximum(live, 1))
-    return layout.from_canonical(np.broadcast_to(scale, canonical.shape), mask.shape)

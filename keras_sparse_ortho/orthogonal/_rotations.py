@@ -11,6 +11,16 @@ AngleLaw = float | tuple[float, float] | Callable[[np.random.Generator, int], np
 
 
 @dataclasses.dataclass(frozen=True)
+class DrawOptions:
+    """How a kernel is drawn; with `cover`, no output and no input is zero, as far as it can be."""
+
+    rng: np.random.Generator
+    gain: float = 1.0
+    angles: AngleLaw = None
+    cover: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class Rotations:
     """Givens rotations of column pairs, in the order in which they are applied.
 

@@ -125,14 +125,26 @@ def grasp(
     Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so the entries
     with the highest `-w (H g)` are removed, which preserves the gradient flow as far as possible.
     (The paper calls `-w (H g)` the score; here, as everywhere, a high score is kept.) `g` and `H`
-    are over all selected weights and all the batches together. The model is not changed. The other
-    arguments are those of `snip`.
+    are over all selected weights and all the batches together. The model is not changed.
 
     Args:
+        model: A built Keras model: Sequential, functional, nested or subclassed; compiled unless
+            there is an `objective`.
+        density: Global live fraction over the selected weights, in (0, 1].
+        data: As for `fit`, in one argument; see `snip`.
+        *separate: Rejected: inputs and targets are one argument.
         temperature: What logits are divided by, so that the softmax is not saturated. `None` is
             200 if all losses are cross-entropies, of logits or of probabilities, else 1.
+        batch_size: As in `snip`.
+        batches: As in `snip`.
+        shuffle: As in `snip`.
+        seed: As in `snip`.
         objective: `objective(model, x, y, sample_weight, training)`, another loss, to which no
             temperature is applied.
+        training: Whether batch statistics and dropout are those of training.
+        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
+        exclude: Which weights to leave out.
+        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
         verbose: 1 for a progress bar over batches and derivatives.
 
     Raises:
@@ -162,12 +174,15 @@ def grasp(
     refuse_separate_targets("grasp(model, density, (x, y))", separate)
     weights = scored_weights(model, density, include, exclude, on_collapse)
     if objective is None and getattr(model, "compiled", False):
-        temperature = _default_temperature(model) if temperature is None else float(temperature)
+        if temperature is None:
+            losses = keras.tree.flatten(getattr(model, "loss", None))
+            kinds = [_cross_entropy(loss) for loss in losses if loss is not None]
+            temperature = 200.0 if kinds and all(kinds) else 1.0  # 200 as in the paper
         if not temperature > 0:
             raise ValueError(
                 f"`temperature` must be positive. Received: temperature={temperature!r}"
             )
-        objective = _DataLoss(temperature)
+        objective = _DataLoss(float(temperature))
     taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
     loss = _Derivatives(model, weights, objective, taken, training, 2, verbose)
     products = loss.hessian_times(loss.gradient())
@@ -184,7 +199,7 @@ class _DataLoss:
     """
 
     def __init__(self, temperature: float = 1.0) -> None:
-        self.temperature = float(temperature)
+        self.temperature = temperature
 
     def __call__(self, model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
         y_pred = model(x, training=training)
@@ -239,12 +254,6 @@ def _cross_entropy(loss: Any) -> tuple[str, bool] | None:
         return labels, bool(loss.get_config().get("from_logits", False))
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", None)
     return (_NAMES[name], False) if name in _NAMES else None
-
-
-def _default_temperature(model: Any) -> float:
-    """200, as in the paper, if every loss is a cross-entropy; else 1."""
-    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
-    return 200.0 if losses and all(_cross_entropy(loss) for loss in losses) else 1.0
 
 
 class _Derivatives:

@@ -217,11 +217,14 @@ def random(
 ) -> Saliency:
     """Scores drawn uniformly from [0, 1): a uniformly random global mask of exact count.
 
-    The other arguments are those of `magnitude`.
-
     Args:
+        model: A built Keras model.
+        density: Global live fraction over the selected weights, in (0, 1].
         seed: Integer; the same seed gives the same mask on every backend and machine. `None` takes
             one from Python's `random`.
+        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
+        exclude: Which weights to leave out.
+        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.

@@ -210,17 +210,16 @@ def _ones(model: Any, input_shape: Any) -> Any:
                 "The shape of a sample is unknown or not fixed: give `input_shape`. "
                 f"Received: the model '{model.name}', input_shape=None"
             )
-        return keras.tree.map_structure(_ones_like, specs)
+        is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
+        return keras.tree.map_structure(
+            lambda spec: np.ones(spec.shape, "float32" if is_float(spec.dtype) else spec.dtype),
+            specs,
+        )
     if isinstance(input_shape, dict):
         return {key: _ones(model, shape) for key, shape in input_shape.items()}
     if input_shape and isinstance(input_shape[0], tuple | list):
         return [_ones(model, shape) for shape in input_shape]
     return np.ones((1, *input_shape), dtype="float32")
-
-
-def _ones_like(spec: Any) -> np.ndarray:
-    is_float = keras.backend.is_float_dtype(spec.dtype)  # NumPy has no bfloat16
-    return np.ones(spec.shape, dtype="float32" if is_float else str(spec.dtype))
 
 
 @contextlib.contextmanager
