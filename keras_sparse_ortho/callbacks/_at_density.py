@@ -172,24 +172,19 @@ def finish(model: Any, density: float | None = None) -> Any:
             reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:
-        _finish_thresholds(optimizer, thresholds, ThresholdSteering(asked.pop(), OneShot(1.0)))
+        final = asked.pop()
+        steering = ThresholdSteering(final, OneShot(1.0))
+        steering.take(thresholds)
+        steering.resolve(1)
+        frozen = all(threshold.frozen for threshold in thresholds)
+        pairs: list[tuple[Any, Any]] = list(steering.steer(0))
+        if frozen:  # by a run to another density
+            entries = [entries_of(threshold) for threshold in thresholds]
+            masks = cut(entries, live_count(final, sum(one.size for one in entries))).masks()
+            pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
+        for threshold, live in pairs:
+            zero_slots(optimizer, threshold.steered, keras.ops.logical_not(live))
+        for threshold in thresholds:
+            threshold.aim(final, freeze=True)
     watch_saving(model, False)
     return model
-
-
-def _finish_thresholds(
-    optimizer: Any, thresholds: list[LearntThreshold], steering: ThresholdSteering
-) -> None:
-    steering.take(thresholds)
-    steering.resolve(1)
-    frozen = all(threshold.frozen for threshold in thresholds)
-    pairs: list[tuple[Any, Any]] = list(steering.steer(0))
-    if frozen:  # by a run to another density
-        entries = [entries_of(threshold) for threshold in thresholds]
-        count = live_count(steering.final_density, sum(one.size for one in entries))
-        masks = cut(entries, count).masks()
-        pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
-    for threshold, live in pairs:
-        zero_slots(optimizer, threshold.steered, keras.ops.logical_not(live))
-    for threshold in thresholds:
-        threshold.aim(steering.final_density, freeze=True)

@@ -85,7 +85,15 @@ class DynamicSparseTraining(StepCallback):
     def prepare(self) -> None:
         """Finds the weights, and refuses a model without any."""
         self._weights = self._find(self._watched)
-        self._until = self._default_end() if self.end_step is None else self.end_step
+        if self.end_step is None:
+            epochs, steps = self.length()
+            if not epochs or not steps:
+                raise ValueError(
+                    "`end_step` must be given if the number of steps is not known before training. "
+                    f"Received: end_step=None, {epochs=}, {steps=}"
+                )
+            _, accumulated = applied_batches(self._watched.optimizer)
+            self._until = math.floor(_DEFAULT_END * epochs * steps / accumulated)
         if self._until <= self.frequency:
             warnings.warn(
                 f"{type(self).__name__} will make no update: the first would be at step "
@@ -193,16 +201,6 @@ class DynamicSparseTraining(StepCallback):
                 f"the model '{model.name}' with no such trainable weight"
             )
         return chosen
-
-    def _default_end(self) -> int:
-        epochs, steps = self.length()
-        if not epochs or not steps:
-            raise ValueError(
-                "`end_step` must be given if the number of steps is not known before training. "
-                f"Received: end_step=None, {epochs=}, {steps=}"
-            )
-        _, accumulated = applied_batches(self._watched.optimizer)
-        return math.floor(_DEFAULT_END * epochs * steps / accumulated)
 
 
 class SET(DynamicSparseTraining):

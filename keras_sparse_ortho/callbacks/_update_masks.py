@@ -33,9 +33,7 @@ class UpdateMasks(DensityRun):
 
     Warns:
         DensityWarning: When training has ended, and masks are not at the final density of their
-            schedules: the run was shorter, or weights of an earlier epoch were restored.
-            `BestAtDensity` makes EarlyStopping and other callbacks see only epochs at that density;
-            `keras_sparse_ortho.finish` brings a model there at once.
+            schedules; the reasons and remedies are those of `TargetDensity`.
 
     Limits: every `frequency` steps the weights are ranked: on accelerators on the device, on CPUs
     with NumPy; both give the same masks. `benchmarks/results/updates.md` has the times.

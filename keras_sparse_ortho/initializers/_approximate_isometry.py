@@ -143,11 +143,7 @@ class ApproximateIsometry(SparseInitializer):
         return kernel.astype(target), mask
 
     def at_density(
-        self,
-        density: float,
-        seed: int,
-        shape: Sequence[int],
-        layout: KernelLayout | None = None,
+        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "ApproximateIsometry":
         """Not with a given mask; see the base class."""
         if self.mask is not None:

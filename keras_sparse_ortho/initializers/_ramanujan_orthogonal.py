@@ -105,11 +105,7 @@ class RamanujanOrthogonal(SparseInitializer):
         return kernel.astype(target), kernel != 0
 
     def at_density(
-        self,
-        density: float,
-        seed: int,
-        shape: Sequence[int],
-        layout: KernelLayout | None = None,
+        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "RamanujanOrthogonal":
         """The same with the degree `density * taps * width`; see the base class.
 

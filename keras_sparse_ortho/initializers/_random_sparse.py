@@ -86,11 +86,7 @@ class RandomSparse(SparseInitializer):
         return kernel.astype(target), mask
 
     def at_density(
-        self,
-        density: float,
-        seed: int,
-        shape: Sequence[int],
-        layout: KernelLayout | None = None,
+        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "RandomSparse":
         """The dense initializer gets the seed, too; see the base class."""
         config = self.get_config()

@@ -19,7 +19,6 @@ from keras_sparse_ortho.tfmot._rewrite import (
     wrap_unbuilt,
 )
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
-    in_replica,
     own_weights,
     tf_keras,
     track,
@@ -197,7 +196,13 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         selected: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_arguments(granularity, g, s_init, weight_decay)
+        if granularity not in ("layer", "channel"):
+            raise ValueError(
+                f"`granularity` must be 'layer' or 'channel'. Received: granularity={granularity!r}"
+            )
+        if g not in _FUNCTIONS:
+            raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
+        SoftThreshold(granularity, g, s_init, weight_decay)  # refuses the same numbers
         self.granularity = granularity
         self.g = g
         self.s_init = float(s_init)
@@ -207,7 +212,10 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
     @property
     def layer(self) -> Any:
         """The wrapped layer, whose kernels hold the effective weights."""
-        if tf.executing_eagerly() and not in_replica():
+        # One replica of a strategy must not assign to all.
+        distribute = tf.distribute
+        in_replica = distribute.has_strategy() and not distribute.in_cross_replica_context()
+        if tf.executing_eagerly() and not in_replica:
             for state in self.states:
                 state.settle()
         return vars(self)["layer"]
@@ -246,14 +254,17 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
         raw = add("raw", weight.shape, 0.0, trainable=True, constraint=variable.constraint)
         shape = weight.outputs_shape if self.granularity == "channel" else ()
+
+        def show_kernel(s: Any) -> Any:
+            state.show()
+            return s
+
         # The constraint of `s` runs after the update of the raw weight, which comes first. (A
         # replica of a strategy could not assign to the kernel.)
-        update = None if tf.distribute.has_strategy() else _UpdateKernel()
+        update = None if tf.distribute.has_strategy() else show_kernel
         s = add("s", shape, self.s_init, trainable=True, constraint=update)
         offset, active = add("s_offset", (), 0.0), add("s_active", (), 1.0)
         state = SoftThresholdState(weight, raw, self.g, s, offset, active, (mask, threshold))
-        if update is not None:
-            update.show = state.show
         raw.assign(value)
         state.settle()
         regularizer = weight.regularizer
@@ -273,28 +284,6 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         """The layer and the arguments; raw weights and thresholds are saved as variables."""
         names = ("granularity", "g", "s_init", "weight_decay")
         return super().get_config() | {name: getattr(self, name) for name in names}
-
-
-class _UpdateKernel:
-    """A constraint that does not change `s`, but updates the kernel after the optimizer's step."""
-
-    def __init__(self) -> None:
-        self.show: Callable[[], Any] | None = None
-
-    def __call__(self, s: Any) -> Any:
-        if self.show is not None:
-            self.show()
-        return s
-
-
-def _check_arguments(granularity: str, g: str, s_init: float, weight_decay: float) -> None:
-    if granularity not in ("layer", "channel"):
-        raise ValueError(
-            f"`granularity` must be 'layer' or 'channel'. Received: granularity={granularity!r}"
-        )
-    if g not in _FUNCTIONS:
-        raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
-    SoftThreshold(granularity, g, s_init, weight_decay)  # raises
 
 
 def prune_with_soft_threshold(
@@ -355,7 +344,6 @@ def prune_with_soft_threshold(
     - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
       2020), arXiv 2002.03231
     """
-    _check_arguments(granularity, g, s_init, weight_decay)
     if sizes_are_unknown(model):
         return wrap_unbuilt(
             model,

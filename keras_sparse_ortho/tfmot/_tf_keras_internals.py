@@ -99,11 +99,6 @@ def own_weights(layer: Any) -> list[Any]:
     return [*layer._trainable_weights, *layer._non_trainable_weights]
 
 
-def in_replica() -> bool:
-    """Whether this runs in one replica of a strategy, which must not assign to all."""
-    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-
-
 def track(layer: Any, inner: Any) -> None:
     """Tracks `inner` as a sublayer of `layer`, as assigning an ordinary attribute does."""
     layer._maybe_create_attribute("_self_tracked_trackables", [])
