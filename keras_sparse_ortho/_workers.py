@@ -239,10 +239,9 @@ _checked: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def check_layouts() -> None:
-    """Raises WorkerError unless the current `LayoutMap` is the same on all workers of JAX.
+    """Raises WorkerError unless the `LayoutMap` is the same on all workers of JAX; compared once.
 
-    Each distribution is compared once. With different layouts, the first weight that is read would
-    leave a worker waiting for ever.
+    With different layouts, the first weight that is read would leave a worker waiting for ever.
     """
     if keras.backend.backend() != "jax":
         return

@@ -252,11 +252,9 @@ def bidiagonalize(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Golub-Kahan bidiagonalization of several operators `A` at once.
 
-    `A V = U B` and `A^T U = V B^T + ...` with `B` upper bidiagonal, `V` from `start`, and
-    `B = P diag(s) Q^T`. Then `sum_i Q[0, i]^2 f(s_i)` estimates `v^T f(sqrt(A^T A)) v` for
-    `v = start / |start|`, exactly for polynomials in `s^2` of degree `2 steps - 1`.
-
-    `forward` and `backward` are `A` and `A^T` of vectors `(operators, columns)` and
+    `A V = U B` with `B = P diag(s) Q^T` upper bidiagonal. Then `sum_i Q[0, i]^2 f(s_i)` estimates
+    `v^T f(sqrt(A^T A)) v` for `v = start / |start|`, exactly for polynomials in `s^2` of degree
+    `2 steps - 1`. `forward` and `backward` are `A` and `A^T` of vectors `(operators, columns)` and
     `(operators, rows)`. Returns the Ritz values `s`, descending, and their weights `Q[0]^2`.
     """
     operators, columns = start.shape

@@ -156,16 +156,9 @@ def allocate(
 ) -> Budget:
     """Densities proportional to `relative`, with exactly `round(density * total)` live entries.
 
-    Weight `k` gets `clip(scale * relative_k * size_k, covering_k, size_k)` entries, with the one
-    `scale` for which these sum to the total, and fractions rounded by largest remainder. So a
-    weight that would exceed density 1 is dense, a share that is too small for an orthogonal kernel
-    without dead outputs is lifted to the minimum count, and the others are rescaled. A total that
-    is too small for that is shared between the minimum `least_k` of an orthogonal kernel and
-    `covering_k`, which leaves as few dead outputs as possible. If kernels need not be `orthogonal`,
-    each keeps at least one live entry. The weights of the paths in `dense` stay dense.
-
-    Raises:
-        BudgetError: A total that the bounds do not allow; names the least possible density.
+    As `lift` shares them, with `relative_k` for the density of weight `k`, and fractions rounded by
+    largest remainder. If kernels need not be `orthogonal`, each keeps at least one live entry. The
+    weights of the paths in `dense` stay dense. BudgetError if the bounds do not allow the total.
     """
     if not weights:
         raise BudgetError("There are no weights to share a budget among. Received: weights=[]")
@@ -252,11 +245,10 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
 def fit_structure(
     plan: Budget, weights: Sequence[PrunableWeight], patterns: Mapping[str, SparseInitializer]
 ) -> Budget:
-    """`plan` within the bounds of structures, every count a multiple of its structure's unit.
+    """`plan` within the bounds of the structures of `patterns`, every count a multiple of its unit.
 
-    `patterns` draw the weights, exactly orthogonal, with a structure or without. No kernel has dead
-    outputs if the total allows that. The result has at most as many live entries as the plan, and
-    fewer by less than the smallest unit of the weights that are not full.
+    The result has at most as many live entries as the plan, and fewer by less than the smallest
+    unit of the weights that are not full.
     """
     rows = [_structure_bounds(weight, patterns[weight.path]) for weight in weights]
     units, least, covering, most = ([row[k] for row in rows] for k in range(4))
@@ -357,11 +349,7 @@ def _needs(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int]:
 def _bounds(
     total: int, least: Sequence[int], covering: Sequence[int], most: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Lower and upper bounds of counts that leave as few dead outputs as `total` allows.
-
-    If the total does not cover all outputs, no weight gets more than it needs to cover its own:
-    the surplus of one weight is missing from another.
-    """
+    """Lower and upper bounds of counts that leave as few dead outputs as `total` allows."""
     if total >= sum(covering):
         return list(covering), list(most)
-    return list(least), list(covering)
+    return list(least), list(covering)  # what one weight has beyond covering, another lacks

@@ -32,12 +32,10 @@ _DEFAULT_END = 0.75
 
 
 class DynamicSparseTraining(StepCallback):
-    """Moves live entries to other positions every `frequency` steps.
+    """Moves live entries every `frequency` steps, to where `growth_scores` of a subclass says.
 
-    Subclasses implement `growth_scores`, which says where entries grow. The callback keeps no state
-    between steps: an update depends on the model, the optimizer's step count and the arguments
-    alone. Masks that were drawn with a structure keep it: whole blocks move, and `ConstantFan` and
-    `NByM` hold for every line and group. The arguments are those of `SET`.
+    It keeps no state between steps: an update depends on the model, the optimizer's step count and
+    the arguments alone, which are those of `SET`.
     """
 
     def __init__(
@@ -124,11 +122,7 @@ class DynamicSparseTraining(StepCallback):
             logs["moved"] = self._moved / sum(weight.live for weight in self._weights)
 
     def update(self, step: int) -> int:
-        """Drops and grows now, for the cosine at `step`; `fit` calls it when it is due.
-
-        Returns:
-            How many entries have moved: those that are live now and were dead before.
-        """
+        """Drops and grows now, for the cosine at `step`; returns how many entries have moved."""
         return self.change_masks(step, lambda: self._update(step))
 
     def settings(self) -> dict[str, Any]:
@@ -138,7 +132,7 @@ class DynamicSparseTraining(StepCallback):
 
     def _update(self, step: int) -> int:
         scores = self.growth_scores(self._weights, step)
-        pairs = zip(self._weights, scores, strict=True)
+        pairs = list(zip(self._weights, scores, strict=True))
         wrong = [weight.path for weight, score in pairs if not _all_finite(score)]
         if wrong:
             warnings.warn(
@@ -147,7 +141,6 @@ class DynamicSparseTraining(StepCallback):
                 stacklevel=2,
             )
             return 0
-        pairs = zip(self._weights, scores, strict=True)
         return sum(self._update_weight(weight, score, step) for weight, score in pairs)
 
     def _update_weight(self, weight: PrunableWeight, scores: Any, step: int) -> int:

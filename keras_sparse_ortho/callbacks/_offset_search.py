@@ -29,10 +29,7 @@ _TRIED = 15
 
 
 class HostEntries:
-    """Entries of one weight, ranked by NumPy.
-
-    Keys are bits of magnitudes, or critical offsets where there is no `inverse`; `s` broadcasts.
-    """
+    """Entries of one weight by NumPy; keys are bits of magnitudes, or critical offsets."""
 
     on_device = False
 
@@ -65,10 +62,7 @@ class HostEntries:
         return self._above + self._sorted.size - np.searchsorted(self._sorted, offsets)
 
     def around(self, offset: float, whole: bool) -> tuple[float, float]:
-        """The largest critical offset below an offset, and the least not below it; `nan` if none.
-
-        Only narrowed entries are looked at, unless the `whole` weight is asked for.
-        """
+        """The largest critical offset below an offset, and the least not below it; `nan` if none."""
         critical = self._sorted
         if critical is None or whole:
             critical = self._critical(np.ones(self._keys.shape, bool))
@@ -199,10 +193,7 @@ class Cut:
 
 
 def cut(entries: Sequence[Entries], count: int) -> Cut:
-    """Finds the `count` entries, from 0 to all, that the largest offset leaves live.
-
-    The offset is found among all floats, with several candidates in each pass over the entries.
-    """
+    """Finds the `count` entries, from 0 to all, that the largest of all floats leaves live."""
     size = sum(one.size for one in entries)
     if not 0 <= count <= size:
         raise ValueError(f"`count` must be in [0, {size}]. Received: count={count}")
@@ -292,10 +283,7 @@ def _bounds(entries: Sequence[Entries], offsets: Sequence[float]) -> list[np.nda
 def _least_bits(
     offsets: np.ndarray, s: np.ndarray, inverse: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """The least bits whose critical offset reaches an offset, (m, groups), by bisection.
-
-    INFINITE for `nan`, which none reaches.
-    """
+    """By bisection the least bits that reach an offset, (m, groups); INFINITE for `nan`."""
     wanted = offsets[:, None]
     low = np.zeros((offsets.size, s.size), np.int64)
     low[np.isnan(offsets)] = INFINITE

@@ -117,12 +117,7 @@ class RigL(DynamicSparseTraining):
 
 
 class DenseGradients:
-    """The dense gradient `dL/dw_e` of kernels with fixed masks, at their current values.
-
-    Masks are held all live, so that the gradient of the raw weight is the dense one. Where only
-    live values or blocks are stored, the layer gets a dense kernel in their place, and their own
-    gradient, that of regularization, is added.
-    """
+    """The dense gradient `dL/dw_e` of weights, by `dense_gradient` of their storages."""
 
     def __init__(self, model: Any, weights: Sequence[PrunableWeight]) -> None:
         self._kernels = [w.storage.dense_gradient() for w in weights if w.storage is not None]
@@ -138,10 +133,9 @@ class DenseGradients:
         )
 
     def __call__(self, batch: Batch, workers: Workers) -> list[Any]:
-        """The gradient for each weight; with live blocks as `(J, I, *taps, r, c)`.
+        """The gradient of the mean loss over the batches of all workers, of which this is one.
 
-        A tensor for weights that are ranked on a device, unless workers exchange it. The gradient
-        is that of the mean loss over the batches of all workers, of which `batch` is this one's.
+        It is a tensor for weights that are ranked on a device, unless workers exchange it.
         """
         shared = workers.batch(batch)
 

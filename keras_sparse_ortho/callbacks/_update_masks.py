@@ -108,10 +108,7 @@ class UpdateMasks(DensityRun):
 
 
 def _is_over(mask: ScheduledMask, plan: Schedule, step: int) -> bool:
-    """Whether a mask is at its final density, but not by this plan, which would undo that.
-
-    That is so in a second `fit`, and after `keras_sparse_ortho.finish`.
-    """
+    """Whether a second `fit` finds a mask at its final density, which this plan would undo."""
     live, final = mask.counts()
     last = mask.last_updated
     if live != final or last < 0:

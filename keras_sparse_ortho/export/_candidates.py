@@ -264,9 +264,8 @@ def compare(
     """Compare Keras' outputs with those of the file.
 
     With d the difference of one output y, the measure `"max"` is max|d| / max(1, max|y|), and
-    `"rms"` is sqrt(mean d^2) / sqrt(mean y^2). Rounding to int8 sometimes clips a single value by
-    much, so only the second is steady there; for a wrong file it is 1 or more. A value that is not
-    finite makes the error infinite.
+    `"rms"`, steady where int8 clips single values, is sqrt(mean d^2) / sqrt(mean y^2). A value that
+    is not finite makes the error infinite.
     """
     diffs, errors, agreements = [], [], []
     for name, y, z in zip(names, want, got, strict=True):

@@ -269,8 +269,7 @@ def find_kernels(
     rows along some axis are rows of K: a slice, or rows at constant indices. Then every zero of
     the kernel, or of the part, must be a zero of the tensor.
 
-    A kernel that no tensor holds was combined with other constants, such as a table of positions
-    to which a bias is added.
+    A kernel that no tensor holds was combined with other constants.
     """
     missing = [(path, value) for path, value in kernels if not value.all()]
     if not missing:
@@ -331,10 +330,9 @@ def _parts(kernel: np.ndarray, tensors: list[StoredWeight]) -> Iterator[_Match]:
         width = rows.shape[1]
         if width == 1 or tensor.about.size % width or not kernel.any():
             continue
-        for pair in (_rows_of(tensor, 0), _rows_of(tensor, -1)):
-            for values, step in (pair, (pair[0].T, pair[1].T)):
-                if values.shape[1] != width:
-                    continue
+        pairs = [_rows_of(tensor, 0), _rows_of(tensor, -1)]
+        for values, step in (*pairs, *((v.T, s.T) for v, s in pairs)):
+            if values.shape[1] == width:
                 few = slice(None, None, -(-len(values) // _FEW))
                 share = _share(_nearest(rows, values[few]), values[few], step[few], False)
                 if share is None or share >= _SHARE / 2:

@@ -106,11 +106,7 @@ class RandomSparse(SparseInitializer):
 
 
 def _with_fans_of(layout: KernelLayout | None, rank: int, dense: Any) -> Any:
-    """The dense initializer with the fans of a layout, where Keras uses these as well.
-
-    Newer versions of Keras do for EinsumDense, by `input_axes`; otherwise initializers take a
-    kernel of rank 3 for that of a convolution.
-    """
+    """The dense initializer with the fans of a layout, as newer versions of Keras use them."""
     if layout is None or layout.batch or rank != len(layout.inputs) + len(layout.outputs):
         return dense
     config = dense.get_config() if isinstance(dense, keras.initializers.VarianceScaling) else {}

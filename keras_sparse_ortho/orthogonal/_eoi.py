@@ -92,10 +92,9 @@ def covering_rotations(
 ) -> Rotations:
     """Rotations that give each empty column of `[I | 0]` one entry.
 
-    Each empty column is rotated once with a nonempty one, and each round doubles the nonempty
-    columns, so that `r` columns share the norm of a row after `log2(r)` rounds; rotating them all
-    with the same column would leave the last one about `2^-r` of it. If `limit` is too low for all
-    columns, those that stay empty are random.
+    Each round doubles the nonempty columns, so that `r` columns share the norm of a row after
+    `log2(r)` rounds; rotating them all with the same column would leave the last one about `2^-r`
+    of it. If `limit` is too low for all columns, those that stay empty are random.
     """
     order = np.arange(width)
     order[rows:] = rows + np.argsort(rng.random(width - rows))

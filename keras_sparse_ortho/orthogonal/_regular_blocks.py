@@ -292,11 +292,7 @@ def draw_regular(
     options: DrawOptions,
     dtype: Any = np.float64,
 ) -> RegularBlocks:
-    """Draws the matrices of a kernel with `fan_in` live input blocks for each output block.
-
-    The blocks are of `dtype`, all arithmetic is in float64. Memory: the result, and about 1.3
-    float64 copies of the live blocks. No line is dead.
-    """
+    """Draws a kernel with `fan_in` live input blocks for each output block; in float64 inside."""
     batch, parts, *_, inputs, outputs = (int(size) for size in canonical_shape)
     input_blocks, output_blocks = inputs // rows, outputs // cols
     blocks = np.empty((batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype)
@@ -327,10 +323,7 @@ def draw_regular(
 def _mixed(
     plan: _MixingPlan, b: int, a: int, rng: np.random.Generator, angles: AngleLaw
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The groups of each line, ascending, and their values `(fan, b, a)`.
-
-    Row `t` of the `q` lines of a cell is mixed by an orthogonal `q x q` matrix for each `t`.
-    """
+    """The groups of each line, ascending, and their values `(fan, b, a)`."""
     parts, lines_each = plan.lines.shape
     groups_each = plan.groups.shape[1]
     start = _dense_rows(parts, groups_each, a, lines_each * b, rng, angles)

@@ -237,10 +237,7 @@ class Supports:
 
 
 def schedule(rotations: Rotations, width: int) -> np.ndarray:
-    """Earliest level of each rotation such that the pairs within a level are disjoint.
-
-    Disjoint rotations commute, so applying the levels in order gives the same product.
-    """
+    """Earliest level of each rotation with disjoint, so commuting, rotations in every level."""
     last = [-1] * width
     levels = []
     for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):

@@ -257,11 +257,7 @@ def _cross_entropy(loss: Any) -> tuple[str, bool] | None:
 
 
 class _Derivatives:
-    """Gradient and Hessian-vector products of the mean loss over batches, at a model's weights.
-
-    Batches are weighted by their number of samples: for a loss that is a mean over samples, the
-    result is that of all samples together, including those of other workers.
-    """
+    """Gradient and Hessian-vector products of the mean loss over the samples of all workers."""
 
     def __init__(
         self,

@@ -145,10 +145,7 @@ def synflow(
 def _rank_removed(
     scores: list[np.ndarray], before: list[np.ndarray], after: list[np.ndarray], level: int
 ) -> None:
-    """Moves the scores of entries removed between two masks to [level, level + 1/2], in order.
-
-    With a negative level they are below all live scores, so removed entries never come back.
-    """
+    """Moves the scores of removed entries to [level, level + 1/2], below 0, in order."""
     highest = max(float(score.max()) for score in scores) or 1.0
     for score, old, new in zip(scores, before, after, strict=True):
         dying = np.nonzero(old & ~new)
@@ -159,11 +156,7 @@ def _rank_removed(
 def _synaptic_flow(
     model: Any, variables: list[Any], dtype: str, input_shape: Any, jit_compile: bool
 ) -> Iterator[Callable[[Sequence[np.ndarray]], tuple[float, list[np.ndarray]]]]:
-    """Inside, the model is linear; gives the function `values -> R, dR/dvalues` of `variables`.
-
-    All other float variables are replaced by their absolute values, moving means by zeros, so that
-    everything stays positive.
-    """
+    """Inside, the model is linear; gives the function `values -> R, dR/dvalues` of `variables`."""
     ones = _ones(model, input_shape)
     with contextlib.ExitStack() as stack:
         if dtype == "float64":

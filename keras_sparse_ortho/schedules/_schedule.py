@@ -211,7 +211,7 @@ class Constant(Schedule):
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class OneShot(Schedule):
+class OneShot(Constant):
     """`d(t) = 1` before `step`, and `final_density` from then on; one update, at `step`.
 
     Args:
@@ -228,10 +228,6 @@ class OneShot(Schedule):
     @explains_density
     def __init__(self, final_density: float, step: int | float = 0) -> None:
         super().__init__(final_density, step, step, 1)
-
-    def density(self, step: int) -> float:
-        """1 before the step, `final_density` from it on."""
-        return self.final_density if step >= self._steps()[0] else 1.0
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""

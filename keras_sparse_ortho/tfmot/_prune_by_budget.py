@@ -45,11 +45,9 @@ def prune_by_budget(
         budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
         schedule: A TFMOT schedule whose final sparsity is replaced (`PolynomialDecay`,
             `ConstantSparsity`), or a function from final sparsity to schedule.
-        include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
-            or a predicate. Default: all kernels and embeddings.
-        exclude: Which kernels to leave out.
-        pruning_policy: A TFMOT `PruningPolicy` that says which layers may be pruned, such as
-            `PruneForLatencyOnXNNPack()`. Default: all.
+        include: As in `prune_with_mask`.
+        exclude: As in `prune_with_mask`.
+        pruning_policy: As in `prune_with_mask`.
         **options: For TFMOT's wrapper: `block_size`, `block_pooling_type`, `sparsity_m_by_n`.
 
     Returns:

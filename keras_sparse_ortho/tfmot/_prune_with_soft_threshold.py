@@ -58,17 +58,13 @@ def _shrink(value: Any, threshold: Any) -> Any:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SoftThresholdState(WeightState):
-    """Effective weight `sign(w) * relu(|w| - t)`, `t = g(s + offset)`; `t = 0` once frozen.
-
-    It has the interface of `parametrizations.LearntThreshold`, which `ThresholdSteering` needs.
-    `active` is 1, or 0 once frozen; `kept` is TFMOT's mask and threshold.
-    """
+    """Effective weight `sign(w) * relu(|w| - t)`, which `ThresholdSteering` can steer."""
 
     g: str
     s: Any
     offset: Any
-    active: Any
-    kept: tuple[Any, Any]
+    active: Any  # 1, or 0 once frozen
+    kept: tuple[Any, Any]  # TFMOT's mask and threshold
     counted = "entries"
 
     def effective(self) -> Any:

@@ -1,10 +1,4 @@
-"""tf_keras and TFMOT, and every private name of them that this room uses.
-
-Private are: `Layer._flatten_layers`, `Layer._call_spec`, `Layer._autocast`, the lists of nodes, the
-two attributes in which a layer records for SavedModel how it was called, MultiHeadAttention's
-projections, the index by which optimizers find their slots, and the modules of TFMOT under
-`python`.
-"""
+"""tf_keras and TFMOT, and every private name of them that this room uses."""
 # ruff: noqa: E402 (TFMOT may be imported only as `_import` does it)
 
 import os
