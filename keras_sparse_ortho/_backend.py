@@ -164,7 +164,7 @@ def float64_operations() -> Iterator[None]:
     """Lets `keras.ops` compute in float64, as it does by itself on TensorFlow.
 
     Elsewhere Keras casts float64 arguments of most operations to float32; JAX has, in addition, a
-    switch of its own. Not for use in several threads.
+    switch. Not for use in several threads.
     """
     with contextlib.ExitStack() as stack:
         if keras.backend.backend() == "jax":

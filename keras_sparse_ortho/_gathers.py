@@ -1,4 +1,4 @@
-"""Gathers with gradients of their own, and products in chunks, on TensorFlow, JAX and torch."""
+"""Gathers with custom gradients, and products in chunks, on TensorFlow, JAX and torch."""
 
 import functools
 from collections.abc import Callable, Sequence

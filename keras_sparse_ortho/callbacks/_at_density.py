@@ -69,11 +69,9 @@ class BestAtDensity(keras.callbacks.Callback):
         # Keras asks the class whether a step must wait for a callback; the batch methods of this
         # one do nothing more than those of the wrapped callback.
         kind, base = type(callback), keras.callbacks.Callback
-        self.async_safe = getattr(callback, "async_safe", False) or (
-            kind.on_train_batch_end is base.on_train_batch_end
-            and kind.on_test_batch_end is base.on_test_batch_end
-            and kind.on_predict_batch_end is base.on_predict_batch_end
-            and kind.on_batch_end is base.on_batch_end
+        ends = [f"on_{part}batch_end" for part in ("train_", "test_", "predict_", "")]
+        self.async_safe = getattr(callback, "async_safe", False) or all(
+            getattr(kind, name) is getattr(base, name) for name in ends
         )
         self._reached = False
 
@@ -172,19 +170,19 @@ def finish(model: Any, density: float | None = None) -> Any:
             reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:
-        final = asked.pop()
-        steering = ThresholdSteering(final, OneShot(1.0))
+        target = asked.pop()
+        steering = ThresholdSteering(target, OneShot(1.0))
         steering.take(thresholds)
         steering.resolve(1)
         frozen = all(threshold.frozen for threshold in thresholds)
         pairs: list[tuple[Any, Any]] = list(steering.steer(0))
         if frozen:  # by a run to another density
             entries = [entries_of(threshold) for threshold in thresholds]
-            masks = cut(entries, live_count(final, sum(one.size for one in entries))).masks()
+            masks = cut(entries, live_count(target, sum(one.size for one in entries))).masks()
             pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
         for threshold, live in pairs:
             zero_slots(optimizer, threshold.steered, keras.ops.logical_not(live))
         for threshold in thresholds:
-            threshold.aim(final, freeze=True)
+            threshold.aim(target, freeze=True)
     watch_saving(model, False)
     return model

@@ -69,9 +69,8 @@ class DynamicSparseTraining(StepCallback):
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
         """Scores of each weight, in its shape: the dead entries with the largest ones grow.
 
-        Weights stored as live blocks have a score for each block, `(I, J)`. The update is skipped
-        if a score is not finite. Weights that are ranked on a device (`moves_on_device`) may have a
-        tensor, without negative scores.
+        Live blocks have a score each, `(I, J)`. The update is skipped if a score is not finite.
+        Weights for which `moves_on_device` may have a tensor, without negative scores.
         """
 
     def drop_fraction(self, step: int) -> float:

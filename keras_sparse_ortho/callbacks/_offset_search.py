@@ -62,7 +62,7 @@ class HostEntries:
         return self._above + self._sorted.size - np.searchsorted(self._sorted, offsets)
 
     def around(self, offset: float, whole: bool) -> tuple[float, float]:
-        """The largest critical offset below an offset, and the least not below it; `nan` if none."""
+        """The critical offsets next to an offset, of narrowed entries or of all; `nan` if none."""
         critical = self._sorted
         if critical is None or whole:
             critical = self._critical(np.ones(self._keys.shape, bool))

@@ -480,7 +480,7 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
 
 
 def _are_tensors(value: Any) -> bool:
-    """Whether these describe inputs or outputs: names of their own, and static shapes."""
+    """Whether these describe inputs or outputs: distinct names, and static shapes."""
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         return False
     names = [one.get("name") for one in value]

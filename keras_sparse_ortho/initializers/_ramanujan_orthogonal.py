@@ -136,12 +136,8 @@ class RamanujanOrthogonal(SparseInitializer):
 
     def get_config(self) -> dict[str, Any]:
         """All arguments of the initializer."""
-        return {
-            **super().get_config(),
-            "degree": self.degree,
-            "gain": self.gain,
-            "relu": self.relu,
-        }
+        own = {"degree": self.degree, "gain": self.gain, "relu": self.relu}
+        return {**super().get_config(), **own}
 
     @property
     def _step(self) -> int:

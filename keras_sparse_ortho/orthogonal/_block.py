@@ -216,7 +216,12 @@ def _block_orthogonal(
             start = covering_rotations(filled, lines, filled + limit - supports.live, rng)
             supports.apply(start)
             pairs += zip(start.first.tolist(), start.second.tolist(), strict=True)
-        pairs += _rotations_within(supports, lines, limit, rng)
+        done = False
+        while not done:  # random pairs, up to the first that takes the support over `limit`
+            drawn = Rotations.draw(lines, max(3 * lines, 64), rng)
+            applied, done = supports.apply_while_fits(drawn, limit)
+            first, second = drawn.first[:applied].tolist(), drawn.second[:applied].tolist()
+            pairs += zip(first, second, strict=True)
         # Row `k` of one line with row `k` of the other, by an angle each.
         cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(angles, len(pairs) * b, rng))
         for (i, j), c, s in zip(pairs, cos, sin, strict=True):
@@ -224,17 +229,3 @@ def _block_orthogonal(
             matrix[i], matrix[j] = c * x + s * y, c * y - s * x
     flat = matrix.reshape(m, n)
     return flat.T if wide else flat
-
-
-def _rotations_within(
-    supports: Supports, lines: int, limit: int, rng: np.random.Generator
-) -> list[tuple[int, int]]:
-    """Random pairs of lines to rotate, up to the first that takes the support over `limit`."""
-    pairs: list[tuple[int, int]] = []
-    done = False
-    while not done:
-        drawn = Rotations.draw(lines, max(3 * lines, 64), rng)
-        applied, done = supports.apply_while_fits(drawn, limit)
-        part = drawn[:applied]
-        pairs += zip(part.first.tolist(), part.second.tolist(), strict=True)
-    return pairs

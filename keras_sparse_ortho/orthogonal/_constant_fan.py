@@ -110,7 +110,7 @@ def _fan_orthogonal(lines: int, width: int, fan: int, options: DrawOptions) -> n
     elif lines <= width:
         start = _disjoint_rows(np.ones(lines, dtype=np.int64), width, rng)
     else:
-        # Each column belongs to one or more rows of its own.
+        # Each column belongs to one or more rows, and each row to one column.
         owners = (np.arange(lines) % width)[rng.random(lines).argsort()]
         start = _entries(np.arange(lines), owners, owners, (lines, width), rng)
     bits = [0] * lines

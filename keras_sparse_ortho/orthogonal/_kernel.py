@@ -117,7 +117,6 @@ def exact_orthogonal(
     """
     shape = tuple(int(size) for size in shape)
     layout = default_layout(shape) if layout is None else layout
-    _check_gain(gain)
     options = DrawOptions(
         np.random.default_rng(seed), gain, check_angles(angles), start == "covering"
     )
@@ -154,7 +153,13 @@ def exact_orthogonal(
         counts = [math.prod(matrix_shape(shape, layout, taps))]
     else:
         count = check_feasible(shape, density, layout, taps)
-        counts = _counts(shape, float(density), layout, count, options.cover, taps)
+        matrices, sides = layout.matrices(shape), matrix_shape(shape, layout, taps)
+        size = matrices * math.prod(sides)
+        most = min(size, count)  # entries that the supports of the matrices may have
+        if taps == "center":
+            least = matrices * (max(sides) if options.cover else min(sides))
+            most = min(max(live_count(density, size), least), count)
+        counts = apportion(most, [1.0] * matrices)
     center = center_of(canonical_shape)
     kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
     if taps == "center" and canonical_shape[-2:] == (1, 1):  # all at once: depthwise ones are many
@@ -210,7 +215,7 @@ def regular_blocks(
         seed: Integer, NumPy generator, or `None` for fresh randomness. The same integer gives the
             same kernel on every machine.
         layout: Meaning of the axes. Default: `(*spatial, in, out)`. Each group, gate and batch
-            entry has a matrix of its own: `blocks[batch, part]`.
+            entry has its matrix: `blocks[batch, part]`.
         angles: Law of the rotation angles [radians], as in `exact_orthogonal`.
         dtype: Floating type of the blocks. All arithmetic is in float64.
 
@@ -238,7 +243,6 @@ def regular_blocks(
         )
     if not np.issubdtype(np.dtype(dtype), np.floating):
         raise ValueError(f"`dtype` must be a NumPy floating type. Received: dtype={dtype!r}")
-    _check_gain(gain)
     shape = tuple(int(size) for size in shape)
     canonical = (layout or default_layout(shape)).canonical_shape(shape)
     structure.check(canonical)
@@ -265,24 +269,6 @@ def check_options(
         raise ValueError(
             f'A `structure` needs taps="center". Received: taps={taps!r}, structure={structure}'
         )
-
-
-def _check_gain(gain: float) -> None:
-    if not math.isfinite(gain):
-        raise ValueError(f"`gain` must be finite. Received: gain={gain!r}")
-
-
-def _counts(
-    shape: tuple[int, ...], density: float, layout: KernelLayout, count: int, cover: bool, taps: str
-) -> list[int]:
-    """The most entries that the support of each matrix may have."""
-    matrices = layout.matrices(shape)
-    sides = matrix_shape(shape, layout, taps)
-    size = matrices * math.prod(sides)
-    if taps == "shift":
-        return apportion(min(size, count), [1.0] * matrices)
-    least = matrices * (max(sides) if cover else min(sides))
-    return apportion(min(max(live_count(density, size), least), count), [1.0] * matrices)
 
 
 def _write_shifted(

@@ -26,8 +26,8 @@ class NByM(Structure):
     exactly `n`; a lower density is sparser within the pattern.
 
     Construction: the inputs of each group of `m` are split at random into `m / n` classes of `n`,
-    and so are the outputs; each class of inputs and its outputs get a sparse orthogonal matrix of
-    their own. At the other taps of a convolution the `n` inputs are drawn at random for each
+    and so are the outputs; each class of inputs and its outputs get a sparse orthogonal
+    matrix. At the other taps of a convolution the `n` inputs are drawn at random for each
     output, and their entries are zeros. If there are fewer outputs than classes, the inputs of the
     other classes are dead at the center tap.
 

@@ -393,7 +393,7 @@ def _rotate(
     rng: np.random.Generator,
     angles: AngleLaw,
 ) -> None:
-    """Rotates disjoint pairs of columns of every matrix in place, each by an angle of its own."""
+    """Rotates disjoint pairs of columns of every matrix in place, by an angle for each pair."""
     count = len(columns)
     cos, sin = (v.reshape(count, -1, 1) for v in cos_sin(angles, count * len(first), rng))
     step = max(1, _AT_ONCE // columns[0].size)

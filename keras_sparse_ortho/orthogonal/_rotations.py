@@ -19,6 +19,10 @@ class DrawOptions:
     angles: AngleLaw = None
     cover: bool = True
 
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.gain):
+            raise ValueError(f"`gain` must be finite. Received: gain={self.gain!r}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Rotations:
