@@ -155,12 +155,6 @@ def _rows(rows: Sequence[Any]) -> str:
     return f"{len(rows)} rows"
 
 
-def write_json(path: str | pathlib.Path, content: Any) -> None:
-    """Writes a JSON file."""
-    with atomic_write(path) as stream:
-        stream.write(json.dumps(content, indent=1) + "\n")
-
-
 def read_json_rows(path: pathlib.Path, key: str, error: type[ValueError]) -> list[Row]:
     """The objects of the list `key` of a JSON file; `error` if it is anything else."""
     try:
