@@ -37,12 +37,16 @@ def register_initializers() -> Any:
 
 
 def register_layouts() -> None:
-    """Registers tf_keras' kernels in `kernel_layouts`: as those of Keras' layers of one name."""
-    names = ["Dense", "Embedding", "DepthwiseConv1D", "DepthwiseConv2D", "SeparableConv1D"]
-    names += ["SeparableConv2D", "EinsumDense", "Conv1D", "Conv2D", "Conv3D"]
-    for name in (*names, "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"):
+    """Registers tf_keras' kernels, most as those of Keras' layers of one name."""
+    names = ["Dense", "Embedding", "EinsumDense", "SeparableConv1D", "SeparableConv2D"]
+    names += [f"Conv{n}D{suffix}" for n in (1, 2, 3) for suffix in ("", "Transpose")]
+    for name in names:
         layouts = kernel_layouts.dispatch(getattr(keras.layers, name))
         kernel_layouts.register(getattr(L, name), layouts)
+    for kind in (L.DepthwiseConv1D, L.DepthwiseConv2D):
+        kernel_layouts.register(
+            kind, lambda layer: {"depthwise_kernel": KernelLayout.depthwise(layer.strides)}
+        )
     cells = ((L.SimpleRNNCell, KernelLayout.recurrent(1)), (L.GRUCell, KernelLayout.recurrent(3)))
     for kind, layout in (*cells, (L.LSTMCell, KernelLayout.recurrent(4))):
         own = dict.fromkeys(("kernel", "recurrent_kernel"), layout)
