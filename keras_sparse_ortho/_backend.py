@@ -71,17 +71,9 @@ def scan(
 ) -> tuple[Any, list[Any]]:
     """`carry, states[k] = body(carry, weights[k], states[k])` for k = 0, 1, ...
 
-    `body` is traced once on TensorFlow and JAX. `keras.ops.scan` has no gradient under XLA on
-    TensorFlow, where it does not say how often the body is repeated.
-
-    Args:
-        body: From carry, and the k-th slices, to the next carry and the k-th new states.
-        carry: Tensors, whose shapes and types stay.
-        weights: Tensors of one length along their first axis.
-        states: Others of that length, perhaps none.
-
-    Returns:
-        The last carry, and the new states, stacked.
+    `weights` and `states`, perhaps none, are tensors of one length along their first axis. `body`
+    is traced once on TensorFlow and JAX. `keras.ops.scan` has no gradient under XLA on TensorFlow,
+    where it does not say how often the body is repeated.
     """
     backend = keras.backend.backend()
     weights, states = list(weights), list(states)
@@ -128,15 +120,11 @@ def _scan_on_tensorflow(
 
 
 def scatter_sorted(values: Any, indices: Any, size: int, after: Any = None) -> Any:
-    """A vector of zeros but for `values` at `indices`; its gradient is a gather.
+    """A vector of zeros but for `values` at strictly increasing `indices`; its gradient gathers.
 
-    Args:
-        values: Tensor of shape (n,).
-        indices: Integer tensor of shape (n,), strictly increasing, in [0, size).
-        size: Length of the vector.
-        after: Nested structure; a compiled program makes the vector when the first tensor in it is
-            there. XLA makes what depends on variables alone when it likes: all kernels of a model
-            at the beginning of a step, say, which then are in memory together.
+    A compiled program makes it once the first tensor in the structure `after` is there. XLA makes
+    what depends on variables alone when it likes: all kernels of a model at the beginning of a
+    step, say, which then are in memory together.
     """
     backend = keras.backend.backend()
     if backend == "jax":
@@ -176,37 +164,23 @@ def float64_operations() -> Iterator[None]:
     """Lets `keras.ops` compute in float64, as it does by itself on TensorFlow.
 
     Elsewhere Keras casts float64 arguments of most operations to float32; JAX has, in addition, a
-    switch of its own. Not for use in several threads.
+    switch. Not for use in several threads.
     """
     with contextlib.ExitStack() as stack:
         if keras.backend.backend() == "jax":
-            stack.enter_context(_float64_on_jax())
+            import jax.experimental
+
+            # It has moved out of `jax.experimental`.
+            owner = jax if hasattr(jax, "enable_x64") else jax.experimental
+            stack.enter_context(owner.enable_x64(True))
         stack.enter_context(float64_not_narrowed())
         yield
-
-
-def _float64_on_jax() -> Any:
-    """JAX's context for float64, which has moved out of `jax.experimental` since 0.5."""
-    import jax
-
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64
-
-    return enable_x64()
 
 
 def value_and_gradients(function: ScalarFunction, values: Sequence[Any]) -> tuple[Any, list[Any]]:
     """`f(v)` and `df/dv_i` at `v = values`, with zeros where `f` does not depend on `v_i`.
 
     It can be nested, for second derivatives, and be traced by `tf.function` and `jax.jit`.
-
-    Args:
-        function: The function `f`.
-        values: Float tensors of the backend.
-
-    Returns:
-        The scalar, and a list of tensors with the shapes and dtypes of `values`.
     """
     backend = keras.backend.backend()
     if backend == "jax":
@@ -247,14 +221,6 @@ def hessian_vector_product(
     """`H u`, where `H` is the Hessian of `f` at `values` over all of them and `u = vectors`.
 
     As the gradient of `<df/dv, u>` (reverse mode twice), which no backend lacks an operation for.
-
-    Args:
-        function: The function `f`.
-        values: Float tensors of the backend.
-        vectors: Tensors of the same shapes.
-
-    Returns:
-        A list of tensors with the shapes of `values`.
     """
 
     def along(inner: list[Any]) -> Any:

@@ -50,10 +50,7 @@ def first_batches(
 
 
 class BatchSource:
-    """The n-th batch of some data, in any order of calls.
-
-    Samples are drawn from arrays for each batch; a generator, which cannot start again, is refused.
-    """
+    """The n-th batch of some data, in any order of calls; of arrays, samples drawn for it."""
 
     def __init__(self, data: Any, batch_size: int, seed: int) -> None:
         self._batch_size = check_integer("batch_size", batch_size)

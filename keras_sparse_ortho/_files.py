@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 _NAME_PART = 24  # characters of a file's name that go into the name of its staging folder
-# How the libraries that write files report a full disk, each with an error class of its own.
+# How the libraries that write files report a full disk, each by another error class.
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 _COUNT = "of"  # the column that holds the number of rows
 _LONGEST = 200  # characters of a file's content that an error message shows
@@ -153,12 +153,6 @@ def read_csv(path: pathlib.Path, needed: Sequence[str], error: type[ValueError])
 def _rows(rows: Sequence[Any]) -> str:
     # A word follows the number, so that no truncated count is a count.
     return f"{len(rows)} rows"
-
-
-def write_json(path: str | pathlib.Path, content: Any) -> None:
-    """Writes a JSON file."""
-    with atomic_write(path) as stream:
-        stream.write(json.dumps(content, indent=1) + "\n")
 
 
 def read_json_rows(path: pathlib.Path, key: str, error: type[ValueError]) -> list[Row]:

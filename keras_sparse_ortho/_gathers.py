@@ -1,4 +1,4 @@
-"""Gathers with gradients of their own, and products in chunks, on TensorFlow, JAX and torch."""
+"""Gathers with custom gradients, and products in chunks, on TensorFlow, JAX and torch."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -74,13 +74,12 @@ def _jax_rule(function: Callable[..., Any], gradient: Gradient, count: int) -> A
 
 
 def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int, like: Any) -> Any:
-    """`function(*arrays)`, computed in chunks of their first axis, one after the other.
+    """`function(*arrays)`, computed in chunks of their first axis, whose entries are independent.
 
-    `function` maps the entries of the first axis independently, to one tensor with that axis. On
-    CPUs its temporaries then stay in the cache, and are not allocated page by page in every step,
-    which costs as much as the products. On accelerators, and for one chunk, it is called once.
-    `like` is a tensor of the result's dtype, best the one of `arrays` that is computed last: the
-    result's memory is then not held before.
+    On CPUs its temporaries then stay in the cache, and are not allocated page by page, which costs
+    as much as the products. On accelerators, and for one chunk, it is called once. `like` is a
+    tensor of the result's dtype, best the one of `arrays` that is computed last: the result's
+    memory is then not held before.
     """
     if chunks == 1:
         return function(*arrays)

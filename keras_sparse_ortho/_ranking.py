@@ -8,7 +8,7 @@ is false there; both give the same masks, bit for bit.
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -71,14 +71,10 @@ def magnitude_bits(value: Any) -> Any:
         import tensorflow as tf
 
         bits = tf.bitcast(value, tf.int32)
-    elif backend == "torch":
+    else:
         import torch
 
         bits = value.contiguous().view(torch.int32)
-    else:
-        raise NotImplementedError(
-            f"Bits of floats need TensorFlow, JAX or torch. Received: Keras backend {backend!r}"
-        )
     return keras.ops.bitwise_and(bits, LARGEST)
 
 
@@ -100,32 +96,13 @@ def rank(keys: Any, count: int) -> tuple[Any, int, int]:
     return least, int(to_numpy(above)), int(to_numpy(equal))
 
 
-def counts_at_least(value: Any, least: np.ndarray, one: tuple[int, ...]) -> np.ndarray:
-    """How many magnitudes have at least the bits of a bound, for each of several bounds, (m,).
+def on_bounds(function: Callable[..., Any], value: Any, *numbers: Any, one: tuple[int, ...]) -> Any:
+    """`counts_at_least`, `neighbours` or `between`, compiled, on the magnitudes of a tensor.
 
-    Bounds are (m, groups); `one`, which broadcasts to `value`, is the shape of one for each group.
+    Their bounds are bits. There is one for each group of entries: `one`, which broadcasts to
+    `value`, is the shape of the bounds of all groups.
     """
-    return to_numpy(compiled_once(_counts_at_least, one=one)(value, _argument(least)))
-
-
-def neighbours(value: Any, least: np.ndarray, one: tuple[int, ...]) -> tuple[Any, Any]:
-    """For each group the largest bits below a bound (groups,), and the least not below it.
-
-    -1, and the largest int32, where there are none; for `one` see `counts_at_least`.
-    """
-    below, above = compiled_once(_neighbours, one=one)(value, _argument(least))
-    return to_numpy(below), to_numpy(above)
-
-
-def between(
-    value: Any, low: np.ndarray, high: np.ndarray, missing: int, one: tuple[int, ...]
-) -> Any:
-    """A bool mask of the magnitudes from `high` on, and of the first `missing` from `low` on.
-
-    The bounds are bits, (groups,), for `one` see `counts_at_least`.
-    """
-    arguments = [_argument(part) for part in (low, high, missing)]
-    return compiled_once(_between, one=one)(value, *arguments)
+    return compiled_once(function, one=one)(value, *map(_argument, numbers))
 
 
 def _largest_magnitudes(value: Any, count: Any) -> tuple[Any, Any]:
@@ -173,13 +150,18 @@ def _first(chosen: Any, count: Any) -> Any:
     return ops.logical_and(chosen, ops.logical_or(all_, index < end))
 
 
-def _counts_at_least(value: Any, least: Any, one: tuple[int, ...]) -> Any:
+def counts_at_least(value: Any, least: Any, one: tuple[int, ...]) -> Any:
+    """How many magnitudes reach a bound, (m,), for each of several, (m, groups)."""
     bits = magnitude_bits(value)
     bounds = range(least.shape[0])
     return keras.ops.stack([_number(bits >= keras.ops.reshape(least[j], one)) for j in bounds])
 
 
-def _neighbours(value: Any, least: Any, one: tuple[int, ...]) -> tuple[Any, Any]:
+def neighbours(value: Any, least: Any, one: tuple[int, ...]) -> tuple[Any, Any]:
+    """For each group the largest bits below a bound, and the least not below it, (groups,).
+
+    -1, and the largest int32, where there are none.
+    """
     ops = keras.ops
     bits = magnitude_bits(value)
     is_above = bits >= ops.reshape(least, one)
@@ -191,7 +173,8 @@ def _neighbours(value: Any, least: Any, one: tuple[int, ...]) -> tuple[Any, Any]
     return ops.reshape(below, (-1,)), ops.reshape(above, (-1,))
 
 
-def _between(value: Any, low: Any, high: Any, missing: Any, one: tuple[int, ...]) -> Any:
+def between(value: Any, low: Any, high: Any, missing: Any, one: tuple[int, ...]) -> Any:
+    """A bool mask of the magnitudes from `high` on, and of the first `missing` from `low` on."""
     ops = keras.ops
     bits = magnitude_bits(value)
     above = bits >= ops.reshape(high, one)
@@ -298,8 +281,8 @@ def _keys_of_live(value: Any, live: Any) -> tuple[Any, Any]:
     """Keys, larger for smaller magnitudes and -1 where dead; and how many are not finite."""
     ops = keras.ops
     bits = magnitude_bits(value)
-    not_finite = ops.sum(ops.cast(bits >= INFINITE, "int32"))
-    return ops.where(live, LARGEST - bits, ops.cast(-1, "int32")), not_finite
+    keys = ops.where(live, LARGEST - bits, ops.cast(-1, "int32"))
+    return keys, _number(bits >= INFINITE)
 
 
 def _keys_of_dead(scores: Any, live: Any, dropped: Any) -> tuple[Any, Any]:

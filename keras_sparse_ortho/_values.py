@@ -22,7 +22,8 @@ def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
     value = keras.ops.convert_to_tensor(value)
     if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
         value = keras.ops.cast(value, "float32")  # torch cannot convert it
-    if _is_held_elsewhere(value):
+    on_jax = keras.backend.backend() == "jax"
+    if on_jax and not (value.is_fully_addressable or value.is_fully_replicated):
         from jax.experimental import multihost_utils
 
         return np.array(multihost_utils.process_allgather(value, tiled=True))
@@ -79,15 +80,3 @@ def _compare(array: np.ndarray, variable: Any) -> None:
             "them the same seeds, models and masks. "
             f"Received: different values in the processes {other} and in the first"
         )
-
-
-def _is_held_elsewhere(value: Any) -> bool:
-    if keras.backend.backend() != "jax":
-        return False
-    import jax
-
-    return (
-        isinstance(value, jax.Array)
-        and not value.is_fully_addressable
-        and not value.is_fully_replicated
-    )

@@ -239,10 +239,9 @@ _checked: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def check_layouts() -> None:
-    """Raises WorkerError unless the current `LayoutMap` is the same on all workers of JAX.
+    """Raises WorkerError unless the `LayoutMap` is the same on all workers of JAX; compared once.
 
-    Each distribution is compared once. With different layouts, the first weight that is read would
-    leave a worker waiting for ever.
+    With different layouts, the first weight that is read would leave a worker waiting for ever.
     """
     if keras.backend.backend() != "jax":
         return
@@ -275,20 +274,20 @@ class _JaxWorkers(Workers):
 
     def batch(self, batch: Any) -> Any:
         """The global batch; a batch that is the same on all workers counts once."""
-        batch = keras.tree.map_structure(_as_in_fit, batch)
+        batch = _map(_as_in_fit, batch)
         leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
         mark = np.frombuffer(bytes.fromhex(digest_of(*leaves)), np.int32)
         rows = int(keras.tree.flatten(batch[0])[0].shape[0])
         known = self.gather(np.concatenate([mark, np.array([rows], np.int32)]))
         if (known == known[0]).all():
-            return keras.tree.map_structure(self._replicated, batch)
+            return _map(self._replicated, batch)
         if len(set(known[:, -1].tolist())) > 1:
             raise WorkerError(
                 "On JAX the batches of all workers form one global batch, so all need the same "
                 f"number of samples. Received: {known[:, -1].tolist()} samples"
             )
         self._check_shards(known)
-        return keras.tree.map_structure(self._sharded, batch)
+        return _map(self._sharded, batch)
 
     def _check_shards(self, known: np.ndarray) -> None:
         """Workers that hold shards of one replica of the model must have the same batch."""
@@ -307,16 +306,12 @@ class _JaxWorkers(Workers):
                     )
 
     def _sharded(self, leaf: Any) -> Any:
-        if leaf is None:
-            return None
         import jax
 
         layout = self._distribution.get_data_layout(leaf.shape).backend_layout
         return jax.make_array_from_process_local_data(layout, leaf)
 
     def _replicated(self, leaf: Any) -> Any:
-        if leaf is None:
-            return None
         import jax
 
         layout = self._distribution.get_data_layout(leaf.shape).backend_layout
@@ -325,9 +320,12 @@ class _JaxWorkers(Workers):
         return jax.make_array_from_callback(leaf.shape, layout, lambda index: leaf[index])
 
 
+def _map(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Applies a function to the arrays of a batch, which may have `None` in their place."""
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), batch)
+
+
 def _as_in_fit(leaf: Any) -> Any:
     """A part of a batch as a NumPy array, floats in Keras' default dtype."""
-    if leaf is None:
-        return None
     leaf = np.asarray(leaf)
     return leaf.astype(keras.config.floatx()) if np.issubdtype(leaf.dtype, np.floating) else leaf

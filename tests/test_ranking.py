@@ -16,6 +16,7 @@ from keras_sparse_ortho._ranking import (
     drop_and_grow_on_device,
     largest_magnitudes,
     neighbours,
+    on_bounds,
     random_order,
     random_order_on_device,
     rank,
@@ -99,9 +100,9 @@ def test_counts_neighbours_and_masks_between_bounds(one, numbers, data):
     bound = st.sampled_from([0, 1, *np.unique(own).tolist(), _ranking.INFINITE])
     rows = st.lists(bound, min_size=groups, max_size=groups)
     low, high = np.sort([data.draw(rows), data.draw(rows)], axis=0)
-    counts = counts_at_least(made, np.stack([low, high]), one)
+    counts = to_numpy(on_bounds(counts_at_least, made, np.stack([low, high]), one=one))
     assert counts.tolist() == [(own >= bound).sum() for bound in (low, high)]
-    below, above = neighbours(made, low, one)
+    below, above = map(to_numpy, on_bounds(neighbours, made, low, one=one))
     columns = own if groups > 1 else own.reshape(-1, 1)
     for k in range(groups):
         smaller = columns[:, k][columns[:, k] < low[k]]
@@ -112,7 +113,7 @@ def test_counts_neighbours_and_masks_between_bounds(one, numbers, data):
     missing = data.draw(st.integers(0, ties.size))
     expected = own >= high
     expected.reshape(-1)[ties[:missing]] = True
-    found = between(made, low, high, missing, one)
+    found = on_bounds(between, made, low, high, missing, one=one)
     np.testing.assert_array_equal(to_numpy(found), expected)
 
 
@@ -177,11 +178,11 @@ def programs():
     return {
         "largest": (_ranking._largest_magnitudes, ("value", np.int32(20))),
         "rank": (_ranking._rank, ("keys", np.int32(20))),
-        "counts": (functools.partial(_ranking._counts_at_least, one=one), ("value", bound)),
-        "columns": (functools.partial(_ranking._counts_at_least, one=column), ("value", columns)),
-        "around": (functools.partial(_ranking._neighbours, one=one), ("value", bound[0])),
+        "counts": (functools.partial(counts_at_least, one=one), ("value", bound)),
+        "columns": (functools.partial(counts_at_least, one=column), ("value", columns)),
+        "around": (functools.partial(neighbours, one=one), ("value", bound[0])),
         "between": (
-            functools.partial(_ranking._between, one=one),
+            functools.partial(between, one=one),
             ("value", bound[0], bound[0], np.int32(3)),
         ),
         "live": (_ranking._keys_of_live, ("value", live)),

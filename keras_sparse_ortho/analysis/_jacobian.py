@@ -1,6 +1,7 @@
 """`jacobian_singular_values`: the spectrum of the input-output Jacobian."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -188,21 +189,18 @@ class _JacobianProducts:
         xla = keras.backend.backend() == "jax"  # on TensorFlow it takes longer than the products
         outputs = self._run(compiled(self._outputs, xla=xla), self._x[:1])
         self._output_shape = outputs.shape[1:]
-        self._forward = compiled(self._jacobian_times, xla=xla)
-        self._backward = compiled(self._transpose_times, xla=xla)
         self.samples = len(x)
         self.inputs = int(np.prod(x.shape[1:], dtype=np.int64))
         self.outputs = int(np.prod(self._output_shape, dtype=np.int64))
+        # From vectors `(samples, count, inputs)` to `(samples, count, outputs)`, and back.
+        forward, backward = (
+            compiled(function, xla=xla)
+            for function in (self._jacobian_times, self._transpose_times)
+        )
+        self.forward = functools.partial(self._products, forward, x.shape[1:])
+        self.backward = functools.partial(self._products, backward, self._output_shape)
 
-    def forward(self, vectors: np.ndarray) -> np.ndarray:
-        """`J u` for vectors `(samples, count, inputs)`, as `(samples, count, outputs)`."""
-        return self._products(self._forward, vectors, self._x.shape[1:])
-
-    def backward(self, vectors: np.ndarray) -> np.ndarray:
-        """`J^T v` for vectors `(samples, count, outputs)`, as `(samples, count, inputs)`."""
-        return self._products(self._backward, vectors, self._output_shape)
-
-    def _products(self, step: Any, vectors: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _products(self, step: Any, shape: tuple[int, ...], vectors: np.ndarray) -> np.ndarray:
         samples, count, _ = vectors.shape
         # Chunks of equal size, so that at most two programs are compiled.
         at_once = max(1, _LARGEST_BATCH // (samples * max(self.inputs, self.outputs)))
@@ -254,11 +252,9 @@ def bidiagonalize(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Golub-Kahan bidiagonalization of several operators `A` at once.
 
-    `A V = U B` and `A^T U = V B^T + ...` with `B` upper bidiagonal, `V` from `start`, and
-    `B = P diag(s) Q^T`. Then `sum_i Q[0, i]^2 f(s_i)` estimates `v^T f(sqrt(A^T A)) v` for
-    `v = start / |start|`, exactly for polynomials in `s^2` of degree `2 steps - 1`.
-
-    `forward` and `backward` are `A` and `A^T` of vectors `(operators, columns)` and
+    `A V = U B` with `B = P diag(s) Q^T` upper bidiagonal. Then `sum_i Q[0, i]^2 f(s_i)` estimates
+    `v^T f(sqrt(A^T A)) v` for `v = start / |start|`, exactly for polynomials in `s^2` of degree
+    `2 steps - 1`. `forward` and `backward` are `A` and `A^T` of vectors `(operators, columns)` and
     `(operators, rows)`. Returns the Ritz values `s`, descending, and their weights `Q[0]^2`.
     """
     operators, columns = start.shape

@@ -77,15 +77,7 @@ def er(
     Layers that would exceed density 1 are dense, and the rest is rescaled. The spatial dimensions
     of convolutions are ignored; see `erk`.
 
-    Args:
-        model: A built Keras model, or a list of `PrunableWeight`.
-        density: Global live fraction over the selected weights, in (0, 1].
-        include: As in `uniform`.
-        exclude: As in `uniform`.
-        orthogonal: As in `uniform`.
-
-    Raises:
-        BudgetError: A global density that the bounds do not allow.
+    Arguments and errors are those of `uniform`.
 
     Example:
 
@@ -120,15 +112,7 @@ def erk(
     For a convolution `(in + out + k_1 + ... ) / (in * out * k_1 * ...)`; for a matrix as in `er`.
     Layers that would exceed density 1 are dense, and the rest is rescaled.
 
-    Args:
-        model: A built Keras model, or a list of `PrunableWeight`.
-        density: Global live fraction over the selected weights, in (0, 1].
-        include: As in `uniform`.
-        exclude: As in `uniform`.
-        orthogonal: As in `uniform`.
-
-    Raises:
-        BudgetError: A global density that the bounds do not allow.
+    Arguments and errors are those of `uniform`.
 
     Example:
 
@@ -172,16 +156,9 @@ def allocate(
 ) -> Budget:
     """Densities proportional to `relative`, with exactly `round(density * total)` live entries.
 
-    Weight `k` gets `clip(scale * relative_k * size_k, covering_k, size_k)` entries, with the one
-    `scale` for which these sum to the total, and fractions rounded by largest remainder. So a
-    weight that would exceed density 1 is dense, a share that is too small for an orthogonal kernel
-    without dead outputs is lifted to the minimum count, and the others are rescaled. A total that
-    is too small for that is shared between the minimum `least_k` of an orthogonal kernel and
-    `covering_k`, which leaves as few dead outputs as possible. If kernels need not be `orthogonal`,
-    each keeps at least one live entry. The weights of the paths in `dense` stay dense.
-
-    Raises:
-        BudgetError: A total that the bounds do not allow; names the least possible density.
+    As `lift` shares them, with `relative_k` for the density of weight `k`, and fractions rounded by
+    largest remainder. If kernels need not be `orthogonal`, each keeps at least one live entry. The
+    weights of the paths in `dense` stay dense. BudgetError if the bounds do not allow the total.
     """
     if not weights:
         raise BudgetError("There are no weights to share a budget among. Received: weights=[]")
@@ -196,10 +173,16 @@ def allocate(
     if total < sum(least):
         what = "exactly orthogonal kernels" if orthogonal else "a live entry in every weight"
         what += " and the weights that stay dense" if dense else ""
+        hint = ""
+        if orthogonal:
+            hint = " Kernels that need not be orthogonal take less (initializer='random_sparse')."
+            ours = [(few, w) for few, w in zip(least, weights, strict=True) if w.path not in dense]
+            if ours:
+                most, weight = max(ours, key=lambda pair: pair[0])
+                hint = f" Most needs '{weight.path}', {most} of its {weight.size} entries.{hint}"
         raise BudgetError(
             f"The least global density that leaves room for {what} is {sum(least) / size:.6g}."
-            f"{_largest_need(weights, least, full) if orthogonal else ''} "
-            f"Received: density={density!r}"
+            f"{hint} Received: density={density!r}"
         )
     wanted = [share * weight.size for share, weight in zip(relative, weights, strict=True)]
     counts = _clipped_shares(total, wanted, *_bounds(total, least, covering, upper))
@@ -217,16 +200,6 @@ def _budget(
 ) -> Budget:
     densities = {w.path: count / w.size for w, count in zip(weights, counts, strict=True)}
     return Budget(densities, {w.path: w.size for w in weights}, lifted)
-
-
-def _largest_need(weights: Sequence[PrunableWeight], least: list[int], full: list[bool]) -> str:
-    """For an error: which weight needs most entries, and what would need fewer."""
-    ours = [(few, w) for few, w, stays in zip(least, weights, full, strict=True) if not stays]
-    text = " Kernels that need not be orthogonal take less (initializer='random_sparse')."
-    if ours:
-        most, weight = max(ours, key=lambda pair: pair[0])
-        text = f" Most needs '{weight.path}', {most} of its {weight.size} entries.{text}"
-    return text
 
 
 def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:
@@ -272,11 +245,10 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
 def fit_structure(
     plan: Budget, weights: Sequence[PrunableWeight], patterns: Mapping[str, SparseInitializer]
 ) -> Budget:
-    """`plan` within the bounds of structures, every count a multiple of its structure's unit.
+    """`plan` within the bounds of the structures of `patterns`, every count a multiple of its unit.
 
-    `patterns` draw the weights, exactly orthogonal, with a structure or without. No kernel has dead
-    outputs if the total allows that. The result has at most as many live entries as the plan, and
-    fewer by less than the smallest unit of the weights that are not full.
+    The result has at most as many live entries as the plan, and fewer by less than the smallest
+    unit of the weights that are not full.
     """
     rows = [_structure_bounds(weight, patterns[weight.path]) for weight in weights]
     units, least, covering, most = ([row[k] for row in rows] for k in range(4))
@@ -377,11 +349,7 @@ def _needs(weight: PrunableWeight, orthogonal: Orthogonal) -> tuple[int, int]:
 def _bounds(
     total: int, least: Sequence[int], covering: Sequence[int], most: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Lower and upper bounds of counts that leave as few dead outputs as `total` allows.
-
-    If the total does not cover all outputs, no weight gets more than it needs to cover its own:
-    the surplus of one weight is missing from another.
-    """
+    """Lower and upper bounds of counts that leave as few dead outputs as `total` allows."""
     if total >= sum(covering):
         return list(covering), list(most)
-    return list(least), list(covering)
+    return list(least), list(covering)  # what one weight has beyond covering, another lacks

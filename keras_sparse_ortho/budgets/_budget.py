@@ -1,13 +1,14 @@
 """`Budget`: how much of every weight is live."""
 
 import functools
+import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_sparse_ortho._checks import check_density, is_integer
-from keras_sparse_ortho._files import read_csv, read_json_rows, shown, write_csv, write_json
+from keras_sparse_ortho._files import atomic_write, read_csv, read_json_rows, shown, write_csv
 from keras_sparse_ortho.errors import BudgetError, DensityError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
@@ -167,7 +168,8 @@ class Budget(Mapping[str, float]):
             for name, density in self.items()
         ]
         if _suffix(path) == ".json":
-            write_json(path, {"budget": rows})
+            with atomic_write(path) as stream:
+                stream.write(json.dumps({"budget": rows}, indent=1) + "\n")
         else:
             write_csv(path, _COLUMNS, ({**row, "lifted": int(bool(row["lifted"]))} for row in rows))
 

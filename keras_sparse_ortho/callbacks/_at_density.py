@@ -69,11 +69,9 @@ class BestAtDensity(keras.callbacks.Callback):
         # Keras asks the class whether a step must wait for a callback; the batch methods of this
         # one do nothing more than those of the wrapped callback.
         kind, base = type(callback), keras.callbacks.Callback
-        self.async_safe = getattr(callback, "async_safe", False) or (
-            kind.on_train_batch_end is base.on_train_batch_end
-            and kind.on_test_batch_end is base.on_test_batch_end
-            and kind.on_predict_batch_end is base.on_predict_batch_end
-            and kind.on_batch_end is base.on_batch_end
+        ends = [f"on_{part}batch_end" for part in ("train_", "test_", "predict_", "")]
+        self.async_safe = getattr(callback, "async_safe", False) or all(
+            getattr(kind, name) is getattr(base, name) for name in ends
         )
         self._reached = False
 
@@ -99,18 +97,11 @@ class BestAtDensity(keras.callbacks.Callback):
         if self._reached:
             self.callback.on_train_batch_end(batch, logs)
 
-    on_train_begin = _pass_on("on_train_begin")
-    on_train_end = _pass_on("on_train_end")
-    on_epoch_begin = _pass_on("on_epoch_begin")
-    on_train_batch_begin = _pass_on("on_train_batch_begin")
-    on_test_begin = _pass_on("on_test_begin")
-    on_test_end = _pass_on("on_test_end")
-    on_test_batch_begin = _pass_on("on_test_batch_begin")
-    on_test_batch_end = _pass_on("on_test_batch_end")
-    on_predict_begin = _pass_on("on_predict_begin")
-    on_predict_end = _pass_on("on_predict_end")
-    on_predict_batch_begin = _pass_on("on_predict_batch_begin")
-    on_predict_batch_end = _pass_on("on_predict_batch_end")
+
+for _of in ("train", "epoch", "train_batch", "test", "test_batch", "predict", "predict_batch"):
+    for _name in (f"on_{_of}_begin", f"on_{_of}_end"):
+        if _name not in vars(BestAtDensity):
+            setattr(BestAtDensity, _name, _pass_on(_name))
 
 
 def finish(model: Any, density: float | None = None) -> Any:
@@ -179,24 +170,19 @@ def finish(model: Any, density: float | None = None) -> Any:
             reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:
-        _finish_thresholds(optimizer, thresholds, ThresholdSteering(asked.pop(), OneShot(1.0)))
+        target = asked.pop()
+        steering = ThresholdSteering(target, OneShot(1.0))
+        steering.take(thresholds)
+        steering.resolve(1)
+        frozen = all(threshold.frozen for threshold in thresholds)
+        pairs: list[tuple[Any, Any]] = list(steering.steer(0))
+        if frozen:  # by a run to another density
+            entries = [entries_of(threshold) for threshold in thresholds]
+            masks = cut(entries, live_count(target, sum(one.size for one in entries))).masks()
+            pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
+        for threshold, live in pairs:
+            zero_slots(optimizer, threshold.steered, keras.ops.logical_not(live))
+        for threshold in thresholds:
+            threshold.aim(target, freeze=True)
     watch_saving(model, False)
     return model
-
-
-def _finish_thresholds(
-    optimizer: Any, thresholds: list[LearntThreshold], steering: ThresholdSteering
-) -> None:
-    steering.take(thresholds)
-    steering.resolve(1)
-    frozen = all(threshold.frozen for threshold in thresholds)
-    pairs: list[tuple[Any, Any]] = list(steering.steer(0))
-    if frozen:  # by a run to another density
-        entries = [entries_of(threshold) for threshold in thresholds]
-        count = live_count(steering.final_density, sum(one.size for one in entries))
-        masks = cut(entries, count).masks()
-        pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
-    for threshold, live in pairs:
-        zero_slots(optimizer, threshold.steered, keras.ops.logical_not(live))
-    for threshold in thresholds:
-        threshold.aim(steering.final_density, freeze=True)

@@ -75,9 +75,8 @@ def density_and_threshold(
 class DensityRun(StepCallback):
     """A callback that brings a model to a density, and warns when the run ends without it.
 
-    Callbacks such as `EarlyStopping` may restore weights of an earlier epoch when training ends,
-    before or after this one. These are not pruned, as no training would follow: a warning names
-    their density. It is checked when all callbacks are done.
+    Weights of an earlier epoch, which `EarlyStopping` may restore before or after this callback,
+    are not pruned, as no training would follow. The density is checked when all callbacks are done.
     """
 
     _kind: type[Parametrization]

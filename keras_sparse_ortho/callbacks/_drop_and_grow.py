@@ -112,8 +112,8 @@ def move(
 ) -> Array:
     """Drops about `count` live entries, then grows as many by score, within the structure.
 
-    All arrays are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`. Of whole
-    blocks as many drop as fit.
+    All arrays are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`. Whole
+    blocks drop, as many as fit.
 
     >>> value = np.array([[[[3.0, 1.0], [2.0, 5.0], [0.0, 0.0]]]])
     >>> scores = np.arange(6.0).reshape(value.shape)

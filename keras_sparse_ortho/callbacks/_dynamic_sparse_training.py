@@ -32,12 +32,10 @@ _DEFAULT_END = 0.75
 
 
 class DynamicSparseTraining(StepCallback):
-    """Moves live entries to other positions every `frequency` steps.
+    """Moves live entries every `frequency` steps, to where `growth_scores` of a subclass says.
 
-    Subclasses implement `growth_scores`, which says where entries grow. The callback keeps no state
-    between steps: an update depends on the model, the optimizer's step count and the arguments
-    alone. Masks that were drawn with a structure keep it: whole blocks move, and `ConstantFan` and
-    `NByM` hold for every line and group. The arguments are those of `SET`.
+    It keeps no state between steps: an update depends on the model, the optimizer's step count and
+    the arguments alone, which are those of `SET`.
     """
 
     def __init__(
@@ -71,9 +69,8 @@ class DynamicSparseTraining(StepCallback):
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
         """Scores of each weight, in its shape: the dead entries with the largest ones grow.
 
-        Weights stored as live blocks have a score for each block, `(I, J)`. The update is skipped
-        if a score is not finite. Weights that are ranked on a device (`moves_on_device`) may have a
-        tensor, without negative scores.
+        Live blocks have a score each, `(I, J)`. The update is skipped if a score is not finite.
+        Weights for which `moves_on_device` may have a tensor, without negative scores.
         """
 
     def drop_fraction(self, step: int) -> float:
@@ -85,7 +82,15 @@ class DynamicSparseTraining(StepCallback):
     def prepare(self) -> None:
         """Finds the weights, and refuses a model without any."""
         self._weights = self._find(self._watched)
-        self._until = self._default_end() if self.end_step is None else self.end_step
+        if self.end_step is None:
+            epochs, steps = self.length()
+            if not epochs or not steps:
+                raise ValueError(
+                    "`end_step` must be given if the number of steps is not known before training. "
+                    f"Received: end_step=None, {epochs=}, {steps=}"
+                )
+            _, accumulated = applied_batches(self._watched.optimizer)
+            self._until = math.floor(_DEFAULT_END * epochs * steps / accumulated)
         if self._until <= self.frequency:
             warnings.warn(
                 f"{type(self).__name__} will make no update: the first would be at step "
@@ -116,11 +121,7 @@ class DynamicSparseTraining(StepCallback):
             logs["moved"] = self._moved / sum(weight.live for weight in self._weights)
 
     def update(self, step: int) -> int:
-        """Drops and grows now, for the cosine at `step`; `fit` calls it when it is due.
-
-        Returns:
-            How many entries have moved: those that are live now and were dead before.
-        """
+        """Drops and grows now, for the cosine at `step`; returns how many entries have moved."""
         return self.change_masks(step, lambda: self._update(step))
 
     def settings(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class DynamicSparseTraining(StepCallback):
 
     def _update(self, step: int) -> int:
         scores = self.growth_scores(self._weights, step)
-        pairs = zip(self._weights, scores, strict=True)
+        pairs = list(zip(self._weights, scores, strict=True))
         wrong = [weight.path for weight, score in pairs if not _all_finite(score)]
         if wrong:
             warnings.warn(
@@ -139,7 +140,6 @@ class DynamicSparseTraining(StepCallback):
                 stacklevel=2,
             )
             return 0
-        pairs = zip(self._weights, scores, strict=True)
         return sum(self._update_weight(weight, score, step) for weight, score in pairs)
 
     def _update_weight(self, weight: PrunableWeight, scores: Any, step: int) -> int:
@@ -193,16 +193,6 @@ class DynamicSparseTraining(StepCallback):
                 f"the model '{model.name}' with no such trainable weight"
             )
         return chosen
-
-    def _default_end(self) -> int:
-        epochs, steps = self.length()
-        if not epochs or not steps:
-            raise ValueError(
-                "`end_step` must be given if the number of steps is not known before training. "
-                f"Received: end_step=None, {epochs=}, {steps=}"
-            )
-        _, accumulated = applied_batches(self._watched.optimizer)
-        return math.floor(_DEFAULT_END * epochs * steps / accumulated)
 
 
 class SET(DynamicSparseTraining):

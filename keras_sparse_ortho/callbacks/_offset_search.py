@@ -16,8 +16,10 @@ from keras_sparse_ortho._ranking import (
     between,
     counts_at_least,
     neighbours,
+    on_bounds,
     ranks_on_device,
 )
+from keras_sparse_ortho._values import to_numpy
 
 # Up to this many entries are all sorted; of more, those that a sample of this size leaves in doubt.
 _FEW = 2**16
@@ -27,10 +29,7 @@ _TRIED = 15
 
 
 class HostEntries:
-    """Entries of one weight, ranked by NumPy.
-
-    Keys are bits of magnitudes, or critical offsets where there is no `inverse`; `s` broadcasts.
-    """
+    """Entries of one weight by NumPy; keys are bits of magnitudes, or critical offsets."""
 
     on_device = False
 
@@ -63,10 +62,7 @@ class HostEntries:
         return self._above + self._sorted.size - np.searchsorted(self._sorted, offsets)
 
     def around(self, offset: float, whole: bool) -> tuple[float, float]:
-        """The largest critical offset below an offset, and the least not below it; `nan` if none.
-
-        Only narrowed entries are looked at, unless the `whole` weight is asked for.
-        """
+        """The critical offsets next to an offset, of narrowed entries or of all; `nan` if none."""
         critical = self._sorted
         if critical is None or whole:
             critical = self._critical(np.ones(self._keys.shape, bool))
@@ -101,16 +97,19 @@ class DeviceEntries:
         self._value = value
 
     def counts(self, bounds: np.ndarray) -> np.ndarray:
-        return counts_at_least(self._value, bounds, self.s.shape).astype(np.int64)
+        return to_numpy(self._on_bounds(counts_at_least, bounds)).astype(np.int64)
 
     def around(self, bounds: np.ndarray, whole: bool) -> tuple[float, float]:
-        below, above = neighbours(self._value, bounds, self.s.shape)
+        below, above = map(to_numpy, self._on_bounds(neighbours, bounds))
         s, there = self.s.reshape(-1), (below >= 0, above < INFINITE)
         ends = zip((below, above), there, strict=True)
         return _extremes(*(_critical_offsets(b[at], s[at], self.inverse) for b, at in ends))
 
     def mask(self, low: np.ndarray, high: np.ndarray, missing: int) -> Any:
-        return between(self._value, low, high, missing, self.s.shape)
+        return self._on_bounds(between, low, high, missing)
+
+    def _on_bounds(self, function: Callable[..., Any], *numbers: Any) -> Any:
+        return on_bounds(function, self._value, *numbers, one=self.s.shape)
 
 
 Entries = HostEntries | DeviceEntries
@@ -194,10 +193,7 @@ class Cut:
 
 
 def cut(entries: Sequence[Entries], count: int) -> Cut:
-    """Finds the `count` entries, from 0 to all, that the largest offset leaves live.
-
-    The offset is found among all floats, with several candidates in each pass over the entries.
-    """
+    """Finds the `count` entries, from 0 to all, that the largest of all floats leaves live."""
     size = sum(one.size for one in entries)
     if not 0 <= count <= size:
         raise ValueError(f"`count` must be in [0, {size}]. Received: count={count}")
@@ -287,10 +283,7 @@ def _bounds(entries: Sequence[Entries], offsets: Sequence[float]) -> list[np.nda
 def _least_bits(
     offsets: np.ndarray, s: np.ndarray, inverse: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """The least bits whose critical offset reaches an offset, (m, groups), by bisection.
-
-    INFINITE for `nan`, which none reaches.
-    """
+    """By bisection the least bits that reach an offset, (m, groups); INFINITE for `nan`."""
     wanted = offsets[:, None]
     low = np.zeros((offsets.size, s.size), np.int64)
     low[np.isnan(offsets)] = INFINITE

@@ -32,7 +32,7 @@ class RigL(DynamicSparseTraining):
     The gradient is of the loss that the model was compiled with, in training mode, with
     regularization. If several processes train the model it is that of the mean loss over the
     batches of all of them, so that each may have its own data (docs/scale.md). Only masks, weights
-    and moments change, no seeds or moving averages.
+    and moments change, no seeds or moving averages. The other arguments are those of `SET`.
 
     Args:
         data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or
@@ -41,19 +41,10 @@ class RigL(DynamicSparseTraining):
             that can start again: a list, a `tf.data.Dataset`, a torch `DataLoader`, or a function
             that returns a generator. The n-th update takes the n-th batch.
         batch_size: How many samples to draw from arrays; that of `fit` is a good choice.
-        frequency: Optimizer steps between updates.
-        fraction: `alpha`, the part of the live weights to drop at first, in (0, 1].
-        end_step: `T_end`, the optimizer step from which on masks do not change. Default: three
-            quarters of `epochs * steps` of this `fit`. Give it for runs in several calls of `fit`.
-        include: Weights to train this way: paths, regular expressions or a predicate. Default: all
-            trainable ones with a `FixedMask` or live blocks.
-        exclude: Which of these to leave out.
         seed: An integer, for drawing samples, and among equal entries.
 
     Raises:
-        NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or no weight has one or live blocks.
-        WorkerError: As `SET`.
+        NotPrunableError, WorkerError: As `SET`.
         ValueError: Other data, such as a generator, which cannot start again; an argument out of
             range; no `end_step` where an epoch's length is not known.
 
@@ -126,12 +117,7 @@ class RigL(DynamicSparseTraining):
 
 
 class DenseGradients:
-    """The dense gradient `dL/dw_e` of kernels with fixed masks, at their current values.
-
-    Masks are held all live, so that the gradient of the raw weight is the dense one. Where only
-    live values or blocks are stored, the layer gets a dense kernel in their place, and their own
-    gradient, that of regularization, is added.
-    """
+    """The dense gradient `dL/dw_e` of weights, by `dense_gradient` of their storages."""
 
     def __init__(self, model: Any, weights: Sequence[PrunableWeight]) -> None:
         self._kernels = [w.storage.dense_gradient() for w in weights if w.storage is not None]
@@ -147,10 +133,9 @@ class DenseGradients:
         )
 
     def __call__(self, batch: Batch, workers: Workers) -> list[Any]:
-        """The gradient for each weight; with live blocks as `(J, I, *taps, r, c)`.
+        """The gradient of the mean loss over the batches of all workers, of which this is one.
 
-        A tensor for weights that are ranked on a device, unless workers exchange it. The gradient
-        is that of the mean loss over the batches of all workers, of which `batch` is this one's.
+        It is a tensor for weights that are ranked on a device, unless workers exchange it.
         """
         shared = workers.batch(batch)
 

@@ -28,16 +28,13 @@ _RESTART = "To start a new run call `fit` without `initial_epoch`. "
 class StepCallback(keras.callbacks.Callback):
     """Calls `on_step` before every step of training, with the number of steps before it.
 
-    What happens at a step depends on that number and on the model alone, so that a run resumed
-    from a checkpoint equals one that was not interrupted. A step is an update of the optimizer:
-    with gradient accumulation, several batches. The number is the optimizer's own, counted on from
+    A step is an update of the optimizer: with gradient accumulation, several batches. The number is
+    the optimizer's own, so that a resumed run equals one that was not interrupted, counted on from
     the start of the epoch: on JAX the optimizer's variables are not up to date while `fit` runs.
+    Read variables in `on_run_begin`: in `prepare` a later callback may have yet to restore them.
 
-    Read the variables of the model in `on_run_begin`, not in `prepare`: when training begins, a
-    later callback may have yet to restore them.
-
-    Processes that train one model must have the same model, callbacks and masks. These are compared
-    before the first step, and after every change that goes through `change_masks`.
+    Processes that train one model compare model, callbacks and masks before the first step, and
+    after every change that goes through `change_masks`.
     """
 
     def __init__(self) -> None:
@@ -84,10 +81,8 @@ class StepCallback(keras.callbacks.Callback):
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """To be overridden: called before the first epoch, when all state has been restored.
 
-        Args:
-            start: Updates of the optimizer before epoch 0 of the run, whether or not it was
-                interrupted since. Negative if the optimizer has lost updates of the run.
-            steps: Updates in the run, from its first epoch to its last; `None` if not known.
+        `start` counts the optimizer's updates before epoch 0 of the run; it is negative if the
+        optimizer has lost updates of the run. `steps` are those of the run; `None` if not known.
         """
 
     def on_step(self, step: int, executed: int) -> None:
@@ -175,10 +170,7 @@ class StepCallback(keras.callbacks.Callback):
 
 
 def run_position(step: int, start: int, in_steps: bool) -> int:
-    """The step of a run at which its schedule is when training begins.
-
-    A schedule in parts of the run makes up for updates that the optimizer has lost.
-    """
+    """The step at which a schedule begins; one in fractions makes up for updates that are lost."""
     return step if in_steps else step - min(start, 0)
 
 

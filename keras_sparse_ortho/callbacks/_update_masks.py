@@ -33,9 +33,7 @@ class UpdateMasks(DensityRun):
 
     Warns:
         DensityWarning: When training has ended, and masks are not at the final density of their
-            schedules: the run was shorter, or weights of an earlier epoch were restored.
-            `BestAtDensity` makes EarlyStopping and other callbacks see only epochs at that density;
-            `keras_sparse_ortho.finish` brings a model there at once.
+            schedules; the reasons and remedies are those of `TargetDensity`.
 
     Limits: every `frequency` steps the weights are ranked: on accelerators on the device, on CPUs
     with NumPy; both give the same masks. `benchmarks/results/updates.md` has the times.
@@ -110,10 +108,7 @@ class UpdateMasks(DensityRun):
 
 
 def _is_over(mask: ScheduledMask, plan: Schedule, step: int) -> bool:
-    """Whether a mask is at its final density, but not by this plan, which would undo that.
-
-    That is so in a second `fit`, and after `keras_sparse_ortho.finish`.
-    """
+    """Whether a second `fit` finds a mask at its final density, which this plan would undo."""
     live, final = mask.counts()
     last = mask.last_updated
     if live != final or last < 0:

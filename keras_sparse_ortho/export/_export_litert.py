@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from rich.console import Console
 
+from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._files import staging
 from keras_sparse_ortho.export._candidates import Candidate, ExportVerificationError, candidates
 from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
@@ -153,8 +154,8 @@ def export_litert(
         https://ai.google.dev/edge/litert/models/post_training_quantization)
     """
     _require_litert()
-    batch_size = _check_positive("batch_size", batch_size)
-    threads = _check_positive("threads", threads)
+    batch_size = check_integer("batch_size", batch_size)
+    threads = check_integer("threads", threads)
     target = check_path(path)
     routes = routes_of(mode, quantization, has_data=representative_data is not None)
     single = mode not in MODES
@@ -258,7 +259,7 @@ def export_routes(
     (True, False)
     """
     _require_litert()
-    batch_size = _check_positive("batch_size", batch_size)
+    batch_size = check_integer("batch_size", batch_size)
     target = Path(folder)
     if not target.is_dir():
         raise ValueError(f"`folder` must exist. Received: folder={str(folder)!r}")
@@ -395,12 +396,6 @@ def check_path(path: str | os.PathLike[str]) -> Path:
         )
     # A symbolic link keeps its target.
     return target.resolve() if target.is_symlink() else target
-
-
-def _check_positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"`{name}` must be a positive integer. Received: {name}={value!r}")
-    return int(value)
 
 
 def _check_data(route: Route, data: Any) -> None:

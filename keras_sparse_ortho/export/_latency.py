@@ -68,13 +68,12 @@ def latencies(
 
         def measure(k: int) -> list[float]:
             try:
-                times: list[float] = workers[k].result(max(last - time.monotonic(), 0.0))
+                return list(workers[k].result(max(last - time.monotonic(), 0.0)))
             except JobError as error:
                 raise ExportVerificationError(
                     "Every file must run while it is timed. Received: "
                     f"{cases[k].path.name}, {error}"
                 ) from None
-            return times
 
         for worker, job in zip(workers, jobs, strict=True):
             worker.submit("bench", **job, calls=0)  # all load their files at the same time

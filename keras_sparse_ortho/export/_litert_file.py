@@ -269,8 +269,7 @@ def find_kernels(
     rows along some axis are rows of K: a slice, or rows at constant indices. Then every zero of
     the kernel, or of the part, must be a zero of the tensor.
 
-    A kernel that no tensor holds was combined with other constants, such as a table of positions
-    to which a bias is added.
+    A kernel that no tensor holds was combined with other constants.
     """
     missing = [(path, value) for path, value in kernels if not value.all()]
     if not missing:
@@ -331,10 +330,9 @@ def _parts(kernel: np.ndarray, tensors: list[StoredWeight]) -> Iterator[_Match]:
         width = rows.shape[1]
         if width == 1 or tensor.about.size % width or not kernel.any():
             continue
-        for pair in (_rows_of(tensor, 0), _rows_of(tensor, -1)):
-            for values, step in (pair, (pair[0].T, pair[1].T)):
-                if values.shape[1] != width:
-                    continue
+        pairs = [_rows_of(tensor, 0), _rows_of(tensor, -1)]
+        for values, step in (*pairs, *((v.T, s.T) for v, s in pairs)):
+            if values.shape[1] == width:
                 few = slice(None, None, -(-len(values) // _FEW))
                 share = _share(_nearest(rows, values[few]), values[few], step[few], False)
                 if share is None or share >= _SHARE / 2:
@@ -433,10 +431,10 @@ def attach(content: bytes, record: dict[str, Any]) -> bytes:
 
 def seal(content: bytes, xnnpack: bool) -> bytes:
     """The same file with the interpreter's setting and the digest filled in."""
-    start = _record_start(content)
-    if start is None:
+    found = _RECORD.search(content)
+    if found is None:
         raise LiteRTFileError("The file has no record of keras_sparse_ortho to seal.")
-    at = start + len(_HEAD)
+    at = found.start() + len(_HEAD)
     content = content[:at] + _BLANK + content[at + len(_BLANK) :]
     flag = re.compile(b"|".join(_XNNPACK.values())).search(content, at)
     if flag is None:
@@ -448,8 +446,8 @@ def seal(content: bytes, xnnpack: bool) -> bytes:
 
 def read_record(content: bytes, path: str) -> dict[str, Any] | None:
     """The record of a file, or None if this package did not write it; raises if it was changed."""
-    start = _record_start(content)
-    if start is None:
+    found = _RECORD.search(content)
+    if found is None:
         # The name and the record are in different places: no single damage hides both.
         if _ENTRY in content or _DIGEST in content:
             raise LiteRTFileError(
@@ -457,7 +455,7 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
                 f"Received: {path!r} with {len(content)} bytes"
             )
         return None
-    at = start + len(_HEAD)
+    at = found.start() + len(_HEAD)
     written = content[at : at + len(_BLANK)]
     blank = content[:at] + _BLANK + content[at + len(_BLANK) :]
     digest = hashlib.sha256(blank).hexdigest().encode()
@@ -467,7 +465,7 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
             f"edited since. Received: {path!r} with {len(content)} bytes and SHA-256 "
             f"{digest.decode()[:12]}..., not {written.decode()[:12]}..."
         )
-    text = content[start : start + (1 << 20)].decode("utf-8", "replace")
+    text = content[found.start() : found.start() + (1 << 20)].decode("utf-8", "replace")
     try:
         record = dict(json.JSONDecoder().raw_decode(text)[0])
         wrong = [key for key, fits in _SCHEMA.items() if not fits(record.get(key))]
@@ -482,7 +480,7 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
 
 
 def _are_tensors(value: Any) -> bool:
-    """Whether these describe inputs or outputs: names of their own, and static shapes."""
+    """Whether these describe inputs or outputs: distinct names, and static shapes."""
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         return False
     names = [one.get("name") for one in value]
@@ -523,8 +521,3 @@ _SCHEMA: dict[str, Callable[[Any], bool]] = {
     "measure": lambda value: value in (None, "max", "rms"),
     "tolerance": _is_tolerance,
 }
-
-
-def _record_start(content: bytes) -> int | None:
-    record = _RECORD.search(content)
-    return None if record is None else record.start()

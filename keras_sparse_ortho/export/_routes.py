@@ -155,11 +155,10 @@ class _SparseRoute(Route):
 class ConverterSparsity(_SparseRoute):
     """The converter's own option `EXPERIMENTAL_SPARSITY`, for all weights of rank 2 and 4.
 
-    Weights with more than 30% zeros are stored sparsely: as blocks (1x4 of floats, 1x16 of int8)
-    if the zeros form such blocks, otherwise entry by entry, with a DENSIFY operation that restores
-    the dense weight at load. Known failures: float16 with 1x4 blocks in a Dense layer (crash), int8
-    with XNNPACK (refused, or crash), 1x4 blocks of inputs that are not divisible by 4 (wrong
-    outputs). Running the file finds all of them.
+    Weights with more than 30% zeros are stored in blocks (1x4 of floats, 1x16 of int8) or entry by
+    entry, with a DENSIFY operation that restores the dense weight at load. Known failures, which
+    running the file finds: float16 with 1x4 blocks in a Dense layer, int8 with XNNPACK, and 1x4
+    blocks of inputs that are not divisible by 4.
     """
 
     def __init__(self, base: Route) -> None:

@@ -143,11 +143,7 @@ class ApproximateIsometry(SparseInitializer):
         return kernel.astype(target), mask
 
     def at_density(
-        self,
-        density: float,
-        seed: int,
-        shape: Sequence[int],
-        layout: KernelLayout | None = None,
+        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "ApproximateIsometry":
         """Not with a given mask; see the base class."""
         if self.mask is not None:
@@ -161,15 +157,10 @@ class ApproximateIsometry(SparseInitializer):
 
     def get_config(self) -> dict[str, Any]:
         """All arguments of the initializer."""
-        return {
-            **super().get_config(),
-            "density": self.density,
-            "gain": self.gain,
-            "mask": keras.saving.serialize_keras_object(self.mask),
-            "max_iterations": self.max_iterations,
-            "tolerance": self.tolerance,
-            "min_decrease": self.min_decrease,
-        }
+        names = ("density", "gain", "max_iterations", "tolerance", "min_decrease")
+        own = {name: getattr(self, name) for name in names}
+        mask = keras.saving.serialize_keras_object(self.mask)
+        return {**super().get_config(), **own, "mask": mask}
 
     def _progress(self) -> Any:
         bar = keras.utils.Progbar(self.max_iterations, stateful_metrics=["error"], unit_name="step")

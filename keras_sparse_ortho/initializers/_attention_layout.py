@@ -1,5 +1,6 @@
 """`AttentionLayout`: the axes of all projections of one attention layer."""
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ from keras_sparse_ortho.orthogonal import KernelLayout
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+@dataclasses.dataclass(frozen=True)
 class AttentionLayout:
     """Finds the layout of a MultiHeadAttention kernel from its shape.
 
@@ -37,10 +39,9 @@ class AttentionLayout:
     (32, 64)
     """
 
-    def __init__(self, num_heads: int, key_dim: int, value_dim: int | None = None) -> None:
-        self.num_heads = num_heads
-        self.key_dim = key_dim
-        self.value_dim = value_dim
+    num_heads: int
+    key_dim: int
+    value_dim: int | None = None
 
     def __call__(self, shape: tuple[int, ...]) -> KernelLayout:
         """Returns the layout of the projection whose kernel has this shape."""
@@ -56,11 +57,7 @@ class AttentionLayout:
 
     def get_config(self) -> dict[str, Any]:
         """All arguments of the layout."""
-        return {
-            "num_heads": self.num_heads,
-            "key_dim": self.key_dim,
-            "value_dim": self.value_dim,
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "AttentionLayout":

@@ -17,16 +17,12 @@ from keras_sparse_ortho.orthogonal import RegularBlocks
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """A mask for a weight, and the initializer that drew it, `None` for other masks.
-
-    The weight keeps its values if `kernel` is `None`. It is `fresh` if it has, or will get, exactly
-    the values that were drawn.
-    """
+    """A mask for a weight, and the initializer that drew it, `None` for other masks."""
 
     mask: np.ndarray
-    kernel: np.ndarray | None = None
+    kernel: np.ndarray | None = None  # None: the weight keeps its values
     initializer: SparseInitializer | None = None
-    fresh: bool = False
+    fresh: bool = False  # whether the weight has, or will get, exactly the values drawn
 
     @property
     def live(self) -> int:
@@ -87,11 +83,7 @@ class PackedDraw:
         *,
         variable: Any = None,
     ) -> "PackedDraw":
-        """Packs a kernel that is zero outside its mask.
-
-        With the `variable` that will store it densely, it is kept as a tensor like that; else as
-        its live entries alone.
-        """
+        """Packs a kernel; as a tensor like the `variable` that will store it densely, if given."""
         if variable is None:
             values: Any = kernel[mask]
         elif layout_of(variable) is not None:
@@ -134,11 +126,10 @@ def draw(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
 
 
 def adopt(weight: PrunableWeight, initializer: SparseInitializer) -> AnyDraw:
-    """The mask that a weight's own initializer drew when the layer was built.
+    """The mask that a weight's own initializer drew; refuses one that would drop nonzero entries.
 
-    An initializer in a layer sees only a shape. If it drew along other axes than those of the
-    layer, and the weight is unchanged, the draw has a new kernel along the true axes. Refuses a
-    weight that was changed, so that the mask would drop nonzero entries.
+    In a layer it saw only a shape. If it drew along other axes than those of the layer, and the
+    weight is unchanged, the draw has a new kernel along the true axes.
     """
     if weight.drawn_mask is not None:
         return Draw(weight.drawn_mask(), None, initializer, fresh=True)

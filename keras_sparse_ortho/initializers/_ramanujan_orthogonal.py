@@ -105,11 +105,7 @@ class RamanujanOrthogonal(SparseInitializer):
         return kernel.astype(target), kernel != 0
 
     def at_density(
-        self,
-        density: float,
-        seed: int,
-        shape: Sequence[int],
-        layout: KernelLayout | None = None,
+        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "RamanujanOrthogonal":
         """The same with the degree `density * taps * width`; see the base class.
 
@@ -140,12 +136,8 @@ class RamanujanOrthogonal(SparseInitializer):
 
     def get_config(self) -> dict[str, Any]:
         """All arguments of the initializer."""
-        return {
-            **super().get_config(),
-            "degree": self.degree,
-            "gain": self.gain,
-            "relu": self.relu,
-        }
+        own = {"degree": self.degree, "gain": self.gain, "relu": self.relu}
+        return {**super().get_config(), **own}
 
     @property
     def _step(self) -> int:

@@ -74,18 +74,19 @@ class RandomSparse(SparseInitializer):
         unmask_at_random(mask, live_count(density, mask.size), rng)
         # In float32: float16 layers get the same values, rounded.
         wide = "float64" if target == np.float64 else "float32"
-        dense = _with_fans_of(self.resolve_layout(shape, layout), len(shape), self.initializer)
+        layout = self.resolve_layout(shape, layout)
+        dense = _with_fans_of(layout, len(shape), self.initializer)
         kernel = to_numpy(dense(shape, dtype=wide)) * mask
         if self.rescale:
-            kernel = kernel * _fan_in_scale(mask, self.resolve_layout(shape, layout))
+            layout = layout or KernelLayout.convolution()
+            live = layout.to_canonical(mask)
+            fans = live.sum(axis=tuple(range(2, live.ndim - 1)), keepdims=True)
+            scale = np.sqrt(live.size // fans.size / np.maximum(fans, 1))
+            kernel = kernel * layout.from_canonical(np.broadcast_to(scale, live.shape), shape)
         return kernel.astype(target), mask
 
     def at_density(
-        self,
-        density: float,
-        seed: int,
-        shape: Sequence[int],
-        layout: KernelLayout | None = None,
+        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "RandomSparse":
         """The dense initializer gets the seed, too; see the base class."""
         config = self.get_config()
@@ -105,11 +106,7 @@ class RandomSparse(SparseInitializer):
 
 
 def _with_fans_of(layout: KernelLayout | None, rank: int, dense: Any) -> Any:
-    """The dense initializer with the fans of a layout, where Keras uses these as well.
-
-    Newer versions of Keras do for EinsumDense, by `input_axes`; otherwise initializers take a
-    kernel of rank 3 for that of a convolution.
-    """
+    """The dense initializer with the fans of a layout, as newer versions of Keras use them."""
     if layout is None or layout.batch or rank != len(layout.inputs) + len(layout.outputs):
         return dense
     config = dense.get_config() if isinstance(dense, keras.initializers.VarianceScaling) else {}
@@ -117,12 +114,3 @@ def _with_fans_of(layout: KernelLayout | None, rank: int, dense: Any) -> Any:
         return dense
     axes = {"input_axes": list(layout.inputs), "output_axes": list(layout.outputs)}
     return type(dense).from_config({**config, "seed": dense.seed, **axes})
-
-
-def _fan_in_scale(mask: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
-    """`sqrt(fan_in / live fan_in)` of every output, broadcast to the kernel's shape."""
-    layout = layout or KernelLayout.convolution()
-    canonical = layout.to_canonical(mask)
-    live = canonical.sum(axis=tuple(range(2, canonical.ndim - 1)), keepdims=True)
-    scale = np.sqrt(canonical.size // live.size / np.maximum(live, 1))
-    return layout.from_canonical(np.broadcast_to(scale, canonical.shape), mask.shape)

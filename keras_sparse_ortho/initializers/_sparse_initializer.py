@@ -106,11 +106,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         return keras.ops.convert_to_tensor(kernel)
 
     def at_density(
-        self,
-        density: float,
-        seed: int,
-        shape: Sequence[int],
-        layout: KernelLayout | None = None,
+        self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "SparseInitializer":
         """The same pattern with another density and seed, for one kernel of a whole model.
 

@@ -13,7 +13,7 @@ from keras_sparse_ortho.orthogonal._eoi import covering_rotations
 from keras_sparse_ortho.orthogonal._regular_blocks import draw_regular
 from keras_sparse_ortho.orthogonal._regular_pattern import fan_step
 from keras_sparse_ortho.orthogonal._rotations import (
-    AngleLaw,
+    DrawOptions,
     Rotations,
     Supports,
     cos_sin,
@@ -142,27 +142,19 @@ class Block(Structure):
         return super().live_count(canonical_shape, density)
 
     def draw(
-        self,
-        canonical_shape: Sequence[int],
-        count: int,
-        density: float,
-        gain: float,
-        rng: np.random.Generator,
-        angles: AngleLaw = None,
-        *,
-        cover: bool = True,
+        self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Structure.draw`. Regular blocks always cover."""
         if self.regular:
             fan = self.fan_in(canonical_shape, count)
-            drawn = draw_regular(canonical_shape, self.rows, self.cols, fan, gain, rng, angles)
+            drawn = draw_regular(canonical_shape, self.rows, self.cols, fan, options)
             return drawn.dense(), drawn.mask()
         batch, parts, *taps, inputs, outputs = canonical_shape
         unit = self.rows * self.cols
         matrices = batch * parts
         at_center = min(live_count(density, matrices * inputs * outputs // unit), count // unit)
         least = self.least(canonical_shape) // unit
-        if cover:
+        if options.cover:
             least = max(least, min(self.covering(canonical_shape), count) // unit)
         shares = apportion(max(at_center, least), [1.0] * matrices)
 
@@ -171,11 +163,11 @@ class Block(Structure):
         live = np.zeros((batch, parts, *taps, *grid), dtype=bool)
         center = center_of(canonical_shape)
         for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
-            part = _block_orthogonal(inputs, outputs, self, share, rng, angles, cover)
-            kernel[(*matrix, *center)] = gain * part
+            part = _block_orthogonal(inputs, outputs, self, share, options)
+            kernel[(*matrix, *center)] = options.gain * part
             blocks = part.reshape(grid[0], self.rows, grid[1], self.cols)
             live[(*matrix, *center)] = (blocks != 0).any(axis=(1, 3))
-        unmask_at_random(live, count // unit, rng)
+        unmask_at_random(live, count // unit, options.rng)
         return kernel, live.repeat(self.rows, axis=-2).repeat(self.cols, axis=-1)
 
 
@@ -189,19 +181,14 @@ def _sides(
 
 
 def _block_orthogonal(
-    inputs: int,
-    outputs: int,
-    block: Block,
-    limit: int,
-    rng: np.random.Generator,
-    angles: AngleLaw,
-    cover: bool,
+    inputs: int, outputs: int, block: Block, limit: int, options: DrawOptions
 ) -> np.ndarray:
     """An orthogonal `(inputs, outputs)` matrix of at most `limit` live blocks.
 
     `n` is the shorter side, in groups of `a`; `m` the longer one, in lines of `b`, which are
     rotated. In a square matrix the lines are those of the side with the smaller blocks.
     """
+    rng, angles = options.rng, options.angles
     (n, a), (m, b), wide = _sides(inputs, outputs, block)
     groups, lines = n // a, m // b
     matrix = np.zeros((lines, b, n))
@@ -223,13 +210,18 @@ def _block_orthogonal(
     if lines > 1:
         supports = Supports.of(bits)
         pairs: list[tuple[int, int]] = []
-        if cover:
+        if options.cover:
             # Lines that begin with blocks come first; if some are empty, the others have one each.
             filled = sum(line != 0 for line in bits)
             start = covering_rotations(filled, lines, filled + limit - supports.live, rng)
             supports.apply(start)
             pairs += zip(start.first.tolist(), start.second.tolist(), strict=True)
-        pairs += _rotations_within(supports, lines, limit, rng)
+        done = False
+        while not done:  # random pairs, up to the first that takes the support over `limit`
+            drawn = Rotations.draw(lines, max(3 * lines, 64), rng)
+            applied, done = supports.apply_while_fits(drawn, limit)
+            first, second = drawn.first[:applied].tolist(), drawn.second[:applied].tolist()
+            pairs += zip(first, second, strict=True)
         # Row `k` of one line with row `k` of the other, by an angle each.
         cos, sin = (v.reshape(-1, b, 1) for v in cos_sin(angles, len(pairs) * b, rng))
         for (i, j), c, s in zip(pairs, cos, sin, strict=True):
@@ -237,17 +229,3 @@ def _block_orthogonal(
             matrix[i], matrix[j] = c * x + s * y, c * y - s * x
     flat = matrix.reshape(m, n)
     return flat.T if wide else flat
-
-
-def _rotations_within(
-    supports: Supports, lines: int, limit: int, rng: np.random.Generator
-) -> list[tuple[int, int]]:
-    """Random pairs of lines to rotate, up to the first that takes the support over `limit`."""
-    pairs: list[tuple[int, int]] = []
-    done = False
-    while not done:
-        drawn = Rotations.draw(lines, max(3 * lines, 64), rng)
-        applied, done = supports.apply_while_fits(drawn, limit)
-        part = drawn[:applied]
-        pairs += zip(part.first.tolist(), part.second.tolist(), strict=True)
-    return pairs

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_sparse_ortho.orthogonal._counts import live_count
-from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, cos_sin, rotate_rows
+from keras_sparse_ortho.orthogonal._rotations import DrawOptions, Rotations, cos_sin, rotate_rows
 from keras_sparse_ortho.orthogonal._structure import Structure, center_of
 
 # The search for fitting pairs ends after this many random matchings in a row without one.
@@ -62,32 +62,24 @@ class ConstantFan(Structure):
         return -(-from_ // to) * self.unit(canonical_shape)
 
     def draw(
-        self,
-        canonical_shape: Sequence[int],
-        count: int,
-        density: float,
-        gain: float,
-        rng: np.random.Generator,
-        angles: AngleLaw = None,
-        *,
-        cover: bool = True,
+        self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Structure.draw`."""
         batch, parts, *_, inputs, outputs = canonical_shape
         fan = count // self.unit(canonical_shape)
         from_, to = (inputs, outputs) if self.side == "in" else (outputs, inputs)
-        least = -(-from_ // to) if cover else 1
+        least = -(-from_ // to) if options.cover else 1
         center_fan = min(max(least, live_count(density, from_)), fan)
 
         kernel = np.zeros(canonical_shape)
         center = center_of(canonical_shape)
         for matrix in np.ndindex(batch, parts):
-            rows = gain * _fan_orthogonal(to, from_, center_fan, rng, angles, cover)
+            rows = options.gain * _fan_orthogonal(to, from_, center_fan, options)
             kernel[(*matrix, *center)] = rows.T if self.side == "in" else rows
         # The side whose fans are counted comes first, then the entries of its lines.
         by_line = np.moveaxis(kernel, -1 if self.side == "in" else -2, 2)
         live = by_line.reshape(batch * parts * to, -1) != 0
-        keys = rng.random(live.shape)
+        keys = options.rng.random(live.shape)
         keys[live] = -1.0
         chosen = np.argpartition(keys, fan - 1, axis=1)[:, :fan]
         np.put_along_axis(live, chosen, True, axis=1)
@@ -95,18 +87,17 @@ class ConstantFan(Structure):
         return kernel, np.ascontiguousarray(mask)
 
 
-def _fan_orthogonal(
-    lines: int, width: int, fan: int, rng: np.random.Generator, angles: AngleLaw, cover: bool
-) -> np.ndarray:
+def _fan_orthogonal(lines: int, width: int, fan: int, options: DrawOptions) -> np.ndarray:
     """A (semi-)orthogonal `(lines, width)` matrix with at most `fan` entries in each row.
 
     Rotating pairs of rows keeps it orthogonal whichever side is the longer one, but makes no empty
     column live: to cover all columns, the rows must begin with them.
     """
+    rng = options.rng
     share = width // lines  # columns that a row can begin with, not shared with other rows
     begin = 1.0  # mean number of entries that a row begins with
     levels = fan.bit_length() - 1
-    if cover and lines < width <= fan * lines:
+    if options.cover and lines < width <= fan * lines:
         begin = width / lines
         levels = (fan // math.ceil(begin)).bit_length() - 1
         start = _disjoint_rows(_sizes(width, lines, rng), width, rng)
@@ -119,7 +110,7 @@ def _fan_orthogonal(
     elif lines <= width:
         start = _disjoint_rows(np.ones(lines, dtype=np.int64), width, rng)
     else:
-        # Each column belongs to one or more rows of its own.
+        # Each column belongs to one or more rows, and each row to one column.
         owners = (np.arange(lines) % width)[rng.random(lines).argsort()]
         start = _entries(np.arange(lines), owners, owners, (lines, width), rng)
     bits = [0] * lines
@@ -142,7 +133,9 @@ def _fan_orthogonal(
         gained = _join(bits, zip(order[::2], order[1::2], strict=False), fan, pairs)
         idle = 0 if gained else idle + 1
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    rotate_rows(start, Rotations(table[:, 0], table[:, 1], *cos_sin(angles, len(table), rng)))
+    rotate_rows(
+        start, Rotations(table[:, 0], table[:, 1], *cos_sin(options.angles, len(table), rng))
+    )
     return start
 
 

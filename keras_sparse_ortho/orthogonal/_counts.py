@@ -167,11 +167,7 @@ def least_density(shape: Sequence[int], layout: KernelLayout | None = None) -> f
     """Least density that an exactly orthogonal kernel of this shape can have.
 
     Each of the `n` rows of an `n x m` matrix with orthonormal rows needs an entry, so this is
-    `1 / m`, and `1 / (m * taps)` for a convolution.
-
-    Args:
-        shape: Kernel shape in Keras layout.
-        layout: Meaning of the axes. Default: `(*spatial, in, out)`.
+    `1 / m`, and `1 / (m * taps)` for a convolution. The arguments are those of `least_count`.
 
     Example:
 

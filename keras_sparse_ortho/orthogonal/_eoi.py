@@ -16,6 +16,7 @@ from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._density_law import rotations_for_density
 from keras_sparse_ortho.orthogonal._rotations import (
     AngleLaw,
+    DrawOptions,
     Rotations,
     Supports,
     cos_sin,
@@ -38,20 +39,14 @@ _TILE = 64
 
 
 def write_orthogonal(
-    out: np.ndarray,
-    count: int,
-    gain: float,
-    rng: np.random.Generator,
-    angles: AngleLaw = None,
-    rotations: Rotations | None = None,
-    *,
-    cover: bool = True,
+    out: np.ndarray, count: int, options: DrawOptions, rotations: Rotations | None = None
 ) -> None:
     """Writes `gain` times a sparse orthogonal matrix into a zeroed C-contiguous 2-D array.
 
     Its support has at most `count` entries. With `cover`, as many empty columns as that allows get
     an entry first. Explicit `rotations` replace both the covering and the random ones.
     """
+    rng, gain, angles = options.rng, options.gain, options.angles
     rows, width = sorted(out.shape)
     if count < rows:
         raise DensityError(f"An orthogonal {rows} x {width} matrix has at least {rows} entries.")
@@ -70,12 +65,26 @@ def write_orthogonal(
         applied, _ = supports.apply_while_fits(rotations, count, stop_at_limit=False)
         rotations = rotations[:applied]
     else:
-        if cover:
+        if options.cover:
             start = covering_rotations(rows, width, count, rng, angles)
         rotations = _draw_until(rows, width, count, rng, angles, start)
     sequence = start + rotations
     sparse = _sparse_part(len(sequence), rows, width, len(start))
-    _write_product(out, gain, sequence, sparse)
+    tall = out.shape[0] > out.shape[1]
+    if 0 < len(sequence) <= sparse:
+        _write_sparse(out, gain, sequence, transposed=tall)
+        return
+    columns = np.zeros((width, rows))
+    if first := sequence[:sparse]:
+        _write_sparse(columns, gain, first, transposed=True)
+    else:
+        np.fill_diagonal(columns, gain)
+    rotate_rows(columns, sequence[sparse:])
+    if tall:
+        out[...] = columns
+    else:
+        for at in range(0, width, _TILE):  # in tiles that stay in the cache
+            out[:, at : at + _TILE] = columns[at : at + _TILE].T
 
 
 def covering_rotations(
@@ -83,10 +92,9 @@ def covering_rotations(
 ) -> Rotations:
     """Rotations that give each empty column of `[I | 0]` one entry.
 
-    Each empty column is rotated once with a nonempty one, and each round doubles the nonempty
-    columns, so that `r` columns share the norm of a row after `log2(r)` rounds; rotating them all
-    with the same column would leave the last one about `2^-r` of it. If `limit` is too low for all
-    columns, those that stay empty are random.
+    Each round doubles the nonempty columns, so that `r` columns share the norm of a row after
+    `log2(r)` rounds; rotating them all with the same column would leave the last one about `2^-r`
+    of it. If `limit` is too low for all columns, those that stay empty are random.
     """
     order = np.arange(width)
     order[rows:] = rows + np.argsort(rng.random(width - rows))
@@ -213,26 +221,3 @@ def _level_stack(
     indices[indptr[i] + 1], data[indptr[i] + 1] = rotations.second, -rotations.sin
     indices[indptr[j] + 1], data[indptr[j] + 1] = rotations.first, rotations.sin
     return indptr, indices, data, blocks
-
-
-def _write_product(out: np.ndarray, gain: float, rotations: Rotations, sparse: int) -> None:
-    """Writes `gain [I | 0] G_1 ... G_t`, transposed if `out` is tall, into a zeroed array.
-
-    The first `sparse` rotations are multiplied as sparse matrices, the others applied to rows.
-    """
-    rows, width = sorted(out.shape)
-    tall = out.shape[0] > out.shape[1]
-    if 0 < len(rotations) <= sparse:
-        _write_sparse(out, gain, rotations, transposed=tall)
-        return
-    columns = np.zeros((width, rows))
-    if first := rotations[:sparse]:
-        _write_sparse(columns, gain, first, transposed=True)
-    else:
-        np.fill_diagonal(columns, gain)
-    rotate_rows(columns, rotations[sparse:])
-    if tall:
-        out[...] = columns
-    else:
-        for start in range(0, width, _TILE):  # in tiles that stay in the cache
-            out[:, start : start + _TILE] = columns[start : start + _TILE].T

@@ -19,7 +19,7 @@ from keras_sparse_ortho.orthogonal._counts import (
 from keras_sparse_ortho.orthogonal._eoi import write_orthogonal
 from keras_sparse_ortho.orthogonal._layout import KernelLayout
 from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, draw_regular
-from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations, check_angles
+from keras_sparse_ortho.orthogonal._rotations import AngleLaw, DrawOptions, Rotations, check_angles
 from keras_sparse_ortho.orthogonal._structure import Structure, center_of
 
 
@@ -117,27 +117,20 @@ def exact_orthogonal(
     """
     shape = tuple(int(size) for size in shape)
     layout = default_layout(shape) if layout is None else layout
-    angles = check_angles(angles)
-    _check_gain(gain)
+    options = DrawOptions(
+        np.random.default_rng(seed), gain, check_angles(angles), start == "covering"
+    )
+    rng = options.rng
     check_options(start, taps, structure, rotations)
     canonical_shape = layout.canonical_shape(shape)
-    rng = np.random.default_rng(seed)
-    cover = start == "covering"
     if structure is not None:
         if density is None:
             raise DensityError(
                 f"A `structure` needs a `density`. Received: structure={structure}, density=None"
             )
         structure.check(canonical_shape)
-        drawn = structure.draw(
-            canonical_shape,
-            structure.live_count(canonical_shape, density),
-            float(density),
-            gain,
-            rng,
-            angles,
-            cover=cover,
-        )
+        live_entries = structure.live_count(canonical_shape, density)
+        drawn = structure.draw(canonical_shape, live_entries, float(density), options)
         values, live = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in drawn)
         return values.astype(dtype, copy=False), live
     sequence: Rotations | None = None
@@ -160,7 +153,13 @@ def exact_orthogonal(
         counts = [math.prod(matrix_shape(shape, layout, taps))]
     else:
         count = check_feasible(shape, density, layout, taps)
-        counts = _counts(shape, float(density), layout, count, cover, taps)
+        matrices, sides = layout.matrices(shape), matrix_shape(shape, layout, taps)
+        size = matrices * math.prod(sides)
+        most = min(size, count)  # entries that the supports of the matrices may have
+        if taps == "center":
+            least = matrices * (max(sides) if options.cover else min(sides))
+            most = min(max(live_count(density, size), least), count)
+        counts = apportion(most, [1.0] * matrices)
     center = center_of(canonical_shape)
     kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
     if taps == "center" and canonical_shape[-2:] == (1, 1):  # all at once: depthwise ones are many
@@ -174,7 +173,7 @@ def exact_orthogonal(
                 out = part[center]
             else:
                 out = np.zeros(layout.polyphase_shape(shape), dtype=dtype)
-            write_orthogonal(out, entries, gain, rng, angles, sequence, cover=cover)
+            write_orthogonal(out, entries, options, sequence)
             if taps == "shift" and layout.transposed:  # the side that has the phases comes first
                 _write_shifted(part.swapaxes(-1, -2), out.T, layout.tap_strides(shape), rng)
             elif taps == "shift":
@@ -216,7 +215,7 @@ def regular_blocks(
         seed: Integer, NumPy generator, or `None` for fresh randomness. The same integer gives the
             same kernel on every machine.
         layout: Meaning of the axes. Default: `(*spatial, in, out)`. Each group, gate and batch
-            entry has a matrix of its own: `blocks[batch, part]`.
+            entry has its matrix: `blocks[batch, part]`.
         angles: Law of the rotation angles [radians], as in `exact_orthogonal`.
         dtype: Floating type of the blocks. All arithmetic is in float64.
 
@@ -244,13 +243,12 @@ def regular_blocks(
         )
     if not np.issubdtype(np.dtype(dtype), np.floating):
         raise ValueError(f"`dtype` must be a NumPy floating type. Received: dtype={dtype!r}")
-    _check_gain(gain)
     shape = tuple(int(size) for size in shape)
     canonical = (layout or default_layout(shape)).canonical_shape(shape)
     structure.check(canonical)
     fan_in = structure.fan_in(canonical, structure.live_count(canonical, density))
-    rng, law = np.random.default_rng(seed), check_angles(angles)
-    return draw_regular(canonical, structure.rows, structure.cols, fan_in, gain, rng, law, dtype)
+    options = DrawOptions(np.random.default_rng(seed), gain, check_angles(angles))
+    return draw_regular(canonical, structure.rows, structure.cols, fan_in, options, dtype)
 
 
 def check_options(
@@ -271,24 +269,6 @@ def check_options(
         raise ValueError(
             f'A `structure` needs taps="center". Received: taps={taps!r}, structure={structure}'
         )
-
-
-def _check_gain(gain: float) -> None:
-    if not math.isfinite(gain):
-        raise ValueError(f"`gain` must be finite. Received: gain={gain!r}")
-
-
-def _counts(
-    shape: tuple[int, ...], density: float, layout: KernelLayout, count: int, cover: bool, taps: str
-) -> list[int]:
-    """The most entries that the support of each matrix may have."""
-    matrices = layout.matrices(shape)
-    sides = matrix_shape(shape, layout, taps)
-    size = matrices * math.prod(sides)
-    if taps == "shift":
-        return apportion(min(size, count), [1.0] * matrices)
-    least = matrices * (max(sides) if cover else min(sides))
-    return apportion(min(max(live_count(density, size), least), count), [1.0] * matrices)
 
 
 def _write_shifted(

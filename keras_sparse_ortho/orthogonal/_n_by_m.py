@@ -9,7 +9,7 @@ import numpy as np
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import write_orthogonal
-from keras_sparse_ortho.orthogonal._rotations import AngleLaw
+from keras_sparse_ortho.orthogonal._rotations import DrawOptions
 from keras_sparse_ortho.orthogonal._structure import (
     Structure,
     center_of,
@@ -26,8 +26,8 @@ class NByM(Structure):
     exactly `n`; a lower density is sparser within the pattern.
 
     Construction: the inputs of each group of `m` are split at random into `m / n` classes of `n`,
-    and so are the outputs; each class of inputs and its outputs get a sparse orthogonal matrix of
-    their own. At the other taps of a convolution the `n` inputs are drawn at random for each
+    and so are the outputs; each class of inputs and its outputs get a sparse orthogonal
+    matrix. At the other taps of a convolution the `n` inputs are drawn at random for each
     output, and their entries are zeros. If there are fewer outputs than classes, the inputs of the
     other classes are dead at the center tap.
 
@@ -85,15 +85,7 @@ class NByM(Structure):
         return math.prod(canonical_shape) * self.n // self.m
 
     def draw(
-        self,
-        canonical_shape: Sequence[int],
-        count: int,
-        density: float,
-        gain: float,
-        rng: np.random.Generator,
-        angles: AngleLaw = None,
-        *,
-        cover: bool = True,
+        self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Structure.draw`."""
         batch, parts, *taps, inputs, outputs = canonical_shape
@@ -101,48 +93,43 @@ class NByM(Structure):
         at_center = live_count(density, matrices * inputs * outputs)
         at_center = min(at_center, count, matrices * inputs * outputs * self.n // self.m)
         least = self.least(canonical_shape)
-        if cover:
+        if options.cover:
             least = max(least, min(self.covering(canonical_shape), count))
         shares = apportion(max(at_center, least), [1.0] * matrices)
 
         kernel = np.zeros(canonical_shape)
         allowed = np.zeros(canonical_shape, dtype=bool)
         if taps:
-            keys: np.ndarray = rng.random((batch, parts, *taps, inputs // self.m, self.m, outputs))
+            keys: np.ndarray = options.rng.random(
+                (batch, parts, *taps, inputs // self.m, self.m, outputs)
+            )
             ranks = keys.argsort(axis=-2).argsort(axis=-2)
             allowed[...] = (ranks < self.n).reshape(canonical_shape)
         center = center_of(canonical_shape)
         for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
             index = (*matrix, *center)
-            self._write(kernel[index], allowed[index], share, gain, rng, angles, cover)
+            self._write(kernel[index], allowed[index], share, options)
         mask = kernel != 0
         within = mask[allowed]
-        unmask_at_random(within, count, rng)
+        unmask_at_random(within, count, options.rng)
         mask[allowed] = within
         return kernel, mask
 
     def _write(
-        self,
-        kernel: np.ndarray,
-        allowed: np.ndarray,
-        count: int,
-        gain: float,
-        rng: np.random.Generator,
-        angles: AngleLaw,
-        cover: bool,
+        self, kernel: np.ndarray, allowed: np.ndarray, count: int, options: DrawOptions
     ) -> None:
         """Fills one zeroed matrix, and the mask of the entries that its classes allow."""
         inputs, outputs = kernel.shape
         classes = self.m // self.n
         allowed[...] = False
         # The shuffled place of an input within its group decides its class.
-        places = np.argsort(rng.random((inputs // self.m, self.m)), axis=1)
+        places = np.argsort(options.rng.random((inputs // self.m, self.m)), axis=1)
         places += np.arange(0, inputs, self.m)[:, None]
-        order = np.argsort(rng.random(outputs))
+        order = np.argsort(options.rng.random(outputs))
         shares = np.array_split(order, classes)
         rows = inputs // classes
         counts = [min(rows, len(share)) for share in shares]
-        if cover:
+        if options.cover:
             full = [max(rows, len(share)) if len(share) else 0 for share in shares]
             counts = _raise_towards(counts, full, count)
         counts = _raise_towards(counts, [rows * len(share) for share in shares], count)
@@ -150,7 +137,7 @@ class NByM(Structure):
             if not len(share):
                 continue
             part = np.zeros((rows, len(share)))
-            write_orthogonal(part, counts[k], gain, rng, angles, cover=cover)
+            write_orthogonal(part, counts[k], options)
             index = np.ix_(places[:, k * self.n : (k + 1) * self.n].reshape(-1), share)
             kernel[index] = part
             allowed[index] = True

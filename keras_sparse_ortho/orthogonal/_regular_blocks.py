@@ -19,7 +19,12 @@ from typing import Any
 import numpy as np
 
 from keras_sparse_ortho.orthogonal._regular_pattern import fan_step, slots_of
-from keras_sparse_ortho.orthogonal._rotations import AngleLaw, cos_sin, random_orthogonal
+from keras_sparse_ortho.orthogonal._rotations import (
+    AngleLaw,
+    DrawOptions,
+    cos_sin,
+    random_orthogonal,
+)
 from keras_sparse_ortho.orthogonal._structure import center_of
 
 # Rotations of every column of a start that is wider than high, after which no two are parallel.
@@ -169,7 +174,10 @@ def _levels(
         levels.append(_mix(bits, 2, rng))
     dropped = 0
     while True:
-        live = _as_matrix(bits, groups)
+        width = -(-groups // 8)
+        packed = b"".join(line.to_bytes(width, "little") for line in bits)
+        rows = np.frombuffer(packed, dtype=np.uint8).reshape(-1, width)
+        live = np.unpackbits(rows, axis=1, count=groups, bitorder="little").astype(bool)
         found = int(live.sum())
         if complete(live, times * groups // parts, times * lines // parts, rng):
             return levels, live, found
@@ -276,28 +284,15 @@ def _unite(bits: list[int], cell: list[int]) -> None:
         bits[line] = union
 
 
-def _as_matrix(bits: list[int], groups: int) -> np.ndarray:
-    size = -(-groups // 8)
-    packed = b"".join(line.to_bytes(size, "little") for line in bits)
-    rows = np.frombuffer(packed, dtype=np.uint8).reshape(-1, size)
-    return np.unpackbits(rows, axis=1, count=groups, bitorder="little").astype(bool)
-
-
 def draw_regular(
     canonical_shape: Sequence[int],
     rows: int,
     cols: int,
     fan_in: int,
-    gain: float,
-    rng: np.random.Generator,
-    angles: AngleLaw = None,
+    options: DrawOptions,
     dtype: Any = np.float64,
 ) -> RegularBlocks:
-    """Draws the matrices of a kernel with `fan_in` live input blocks for each output block.
-
-    The blocks are of `dtype`, all arithmetic is in float64. Memory: the result, and about 1.3
-    float64 copies of the live blocks. No line is dead.
-    """
+    """Draws a kernel with `fan_in` live input blocks for each output block; in float64 inside."""
     batch, parts, *_, inputs, outputs = (int(size) for size in canonical_shape)
     input_blocks, output_blocks = inputs // rows, outputs // cols
     blocks = np.empty((batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype)
@@ -308,17 +303,17 @@ def draw_regular(
     lines, groups = (output_blocks, input_blocks) if wide else (input_blocks, output_blocks)
     b, a = (cols, rows) if wide else (rows, cols)
     for matrix in np.ndindex(batch, parts):
-        plan = _MixingPlan.draw(lines, groups, times, rng)
+        plan = _MixingPlan.draw(lines, groups, times, options.rng)
         live = plan.live if wide else plan.live.T
         inputs_of[matrix] = np.nonzero(live)[1].reshape(output_blocks, fan_in)
         own = np.arange(output_blocks * fan_in).reshape(output_blocks, fan_in)
         slots = own if wide else slots_of(inputs_of[matrix], input_blocks)
-        supports, values = _mixed(plan, b, a, rng, angles)
+        supports, values = _mixed(plan, b, a, options.rng, options.angles)
         flat = blocks[matrix].reshape(-1, rows, cols)
         flat[...] = 0.0
         for line in range(lines):
             places = np.searchsorted(np.flatnonzero(plan.live[line]), supports[line])
-            value = gain * values[line]
+            value = options.gain * values[line]
             flat[slots[line, places]] = value.swapaxes(1, 2) if wide else value
             values[line] = np.empty(0)
     shape = tuple(int(size) for size in canonical_shape)
@@ -328,10 +323,7 @@ def draw_regular(
 def _mixed(
     plan: _MixingPlan, b: int, a: int, rng: np.random.Generator, angles: AngleLaw
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The groups of each line, ascending, and their values `(fan, b, a)`.
-
-    Row `t` of the `q` lines of a cell is mixed by an orthogonal `q x q` matrix for each `t`.
-    """
+    """The groups of each line, ascending, and their values `(fan, b, a)`."""
     parts, lines_each = plan.lines.shape
     groups_each = plan.groups.shape[1]
     start = _dense_rows(parts, groups_each, a, lines_each * b, rng, angles)
@@ -401,7 +393,7 @@ def _rotate(
     rng: np.random.Generator,
     angles: AngleLaw,
 ) -> None:
-    """Rotates disjoint pairs of columns of every matrix in place, each by an angle of its own."""
+    """Rotates disjoint pairs of columns of every matrix in place, by an angle for each pair."""
     count = len(columns)
     cos, sin = (v.reshape(count, -1, 1) for v in cos_sin(angles, count * len(first), rng))
     step = max(1, _AT_ONCE // columns[0].size)

@@ -118,9 +118,7 @@ def slots_of(inputs_of: np.ndarray, input_blocks: int) -> np.ndarray:
 def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
     """Refuses indices that are not a regular pattern, for example from a damaged file.
 
-    Args:
-        inputs_of: Integer array `(..., J, k)`, the input blocks of each output block.
-        input_blocks: `I`.
+    The arguments are those of `slots_of`.
 
     Raises:
         ValueError: Indices outside `0 ... I - 1`, an input block twice in a line, or input blocks

@@ -11,6 +11,20 @@ AngleLaw = float | tuple[float, float] | Callable[[np.random.Generator, int], np
 
 
 @dataclasses.dataclass(frozen=True)
+class DrawOptions:
+    """How a kernel is drawn; with `cover`, no output and no input is zero, as far as it can be."""
+
+    rng: np.random.Generator
+    gain: float = 1.0
+    angles: AngleLaw = None
+    cover: bool = True
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.gain):
+            raise ValueError(f"`gain` must be finite. Received: gain={self.gain!r}")
+
+
+@dataclasses.dataclass(frozen=True)
 class Rotations:
     """Givens rotations of column pairs, in the order in which they are applied.
 
@@ -227,10 +241,7 @@ class Supports:
 
 
 def schedule(rotations: Rotations, width: int) -> np.ndarray:
-    """Earliest level of each rotation such that the pairs within a level are disjoint.
-
-    Disjoint rotations commute, so applying the levels in order gives the same product.
-    """
+    """Earliest level of each rotation with disjoint, so commuting, rotations in every level."""
     last = [-1] * width
     levels = []
     for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):

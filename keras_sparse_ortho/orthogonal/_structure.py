@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho.errors import DensityError
-from keras_sparse_ortho.orthogonal._rotations import AngleLaw
+from keras_sparse_ortho.orthogonal._rotations import DrawOptions
 
 
 class Structure(abc.ABC):
@@ -41,20 +41,9 @@ class Structure(abc.ABC):
 
     @abc.abstractmethod
     def draw(
-        self,
-        canonical_shape: Sequence[int],
-        count: int,
-        density: float,
-        gain: float,
-        rng: np.random.Generator,
-        angles: AngleLaw = None,
-        *,
-        cover: bool = True,
+        self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A float64 kernel and its mask with `count` live entries, both of the canonical shape.
-
-        With `cover`, no output and no input is zero, as far as `count` and the pattern allow.
-        """
+        """A float64 kernel and its mask with `count` live entries, both of the canonical shape."""
 
     def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
         """Live entries at `density`: the nearest multiple of `unit`, ties to even.

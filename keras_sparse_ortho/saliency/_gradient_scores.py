@@ -174,12 +174,15 @@ def grasp(
     refuse_separate_targets("grasp(model, density, (x, y))", separate)
     weights = scored_weights(model, density, include, exclude, on_collapse)
     if objective is None and getattr(model, "compiled", False):
-        temperature = _default_temperature(model) if temperature is None else float(temperature)
+        if temperature is None:
+            losses = keras.tree.flatten(getattr(model, "loss", None))
+            kinds = [_cross_entropy(loss) for loss in losses if loss is not None]
+            temperature = 200.0 if kinds and all(kinds) else 1.0  # 200 as in the paper
         if not temperature > 0:
             raise ValueError(
                 f"`temperature` must be positive. Received: temperature={temperature!r}"
             )
-        objective = _DataLoss(temperature)
+        objective = _DataLoss(float(temperature))
     taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
     loss = _Derivatives(model, weights, objective, taken, training, 2, verbose)
     products = loss.hessian_times(loss.gradient())
@@ -196,7 +199,7 @@ class _DataLoss:
     """
 
     def __init__(self, temperature: float = 1.0) -> None:
-        self.temperature = float(temperature)
+        self.temperature = temperature
 
     def __call__(self, model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
         y_pred = model(x, training=training)
@@ -253,18 +256,8 @@ def _cross_entropy(loss: Any) -> tuple[str, bool] | None:
     return (_NAMES[name], False) if name in _NAMES else None
 
 
-def _default_temperature(model: Any) -> float:
-    """200, as in the paper, if every loss is a cross-entropy; else 1."""
-    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None]
-    return 200.0 if losses and all(_cross_entropy(loss) for loss in losses) else 1.0
-
-
 class _Derivatives:
-    """Gradient and Hessian-vector products of the mean loss over batches, at a model's weights.
-
-    Batches are weighted by their number of samples: for a loss that is a mean over samples, the
-    result is that of all samples together, including those of other workers.
-    """
+    """Gradient and Hessian-vector products of the mean loss over the samples of all workers."""
 
     def __init__(
         self,

@@ -217,14 +217,8 @@ def random(
 ) -> Saliency:
     """Scores drawn uniformly from [0, 1): a uniformly random global mask of exact count.
 
-    Args:
-        model: A built Keras model.
-        density: Global live fraction over the selected weights, in (0, 1].
-        seed: Integer; the same seed gives the same mask on every backend and machine. `None` takes
-            one from Python's `random`.
-        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
-        exclude: Which weights to leave out.
-        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
+    `seed` is an integer, which gives the same mask on every backend and machine; `None` takes one
+    from Python's `random`. The other arguments are those of `magnitude`.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
@@ -248,10 +242,7 @@ def random(
 def scored_weights(
     model: Any, density: float, include: Selection, exclude: Selection, on_collapse: str
 ) -> list[PrunableWeight]:
-    """The weights to score; unregistered matrices only if `include` lists their paths.
-
-    Refuses an unknown `on_collapse`, and weights that are wrapped or not finite.
-    """
+    """The weights to score; unregistered matrices only if `include` lists their paths."""
     check_density(density)
     if on_collapse not in _ON_COLLAPSE:
         raise ValueError(

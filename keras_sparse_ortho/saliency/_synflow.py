@@ -145,10 +145,7 @@ def synflow(
 def _rank_removed(
     scores: list[np.ndarray], before: list[np.ndarray], after: list[np.ndarray], level: int
 ) -> None:
-    """Moves the scores of entries removed between two masks to [level, level + 1/2], in order.
-
-    With a negative level they are below all live scores, so removed entries never come back.
-    """
+    """Moves the scores of removed entries to [level, level + 1/2], below 0, in order."""
     highest = max(float(score.max()) for score in scores) or 1.0
     for score, old, new in zip(scores, before, after, strict=True):
         dying = np.nonzero(old & ~new)
@@ -159,11 +156,7 @@ def _rank_removed(
 def _synaptic_flow(
     model: Any, variables: list[Any], dtype: str, input_shape: Any, jit_compile: bool
 ) -> Iterator[Callable[[Sequence[np.ndarray]], tuple[float, list[np.ndarray]]]]:
-    """Inside, the model is linear; gives the function `values -> R, dR/dvalues` of `variables`.
-
-    All other float variables are replaced by their absolute values, moving means by zeros, so that
-    everything stays positive.
-    """
+    """Inside, the model is linear; gives the function `values -> R, dR/dvalues` of `variables`."""
     ones = _ones(model, input_shape)
     with contextlib.ExitStack() as stack:
         if dtype == "float64":
@@ -210,17 +203,16 @@ def _ones(model: Any, input_shape: Any) -> Any:
                 "The shape of a sample is unknown or not fixed: give `input_shape`. "
                 f"Received: the model '{model.name}', input_shape=None"
             )
-        return keras.tree.map_structure(_ones_like, specs)
+        is_float = keras.backend.is_float_dtype  # NumPy has no bfloat16
+        return keras.tree.map_structure(
+            lambda spec: np.ones(spec.shape, "float32" if is_float(spec.dtype) else spec.dtype),
+            specs,
+        )
     if isinstance(input_shape, dict):
         return {key: _ones(model, shape) for key, shape in input_shape.items()}
     if input_shape and isinstance(input_shape[0], tuple | list):
         return [_ones(model, shape) for shape in input_shape]
     return np.ones((1, *input_shape), dtype="float32")
-
-
-def _ones_like(spec: Any) -> np.ndarray:
-    is_float = keras.backend.is_float_dtype(spec.dtype)  # NumPy has no bfloat16
-    return np.ones(spec.shape, dtype="float32" if is_float else str(spec.dtype))
 
 
 @contextlib.contextmanager

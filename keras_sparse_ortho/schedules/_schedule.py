@@ -2,6 +2,7 @@
 
 import abc
 import copy
+import inspect
 import math
 from typing import Any
 
@@ -41,7 +42,7 @@ class Schedule(abc.ABC):
         DensityError: A density outside (0, 1].
         ValueError: Steps that are negative or in the wrong order, fractions outside [0, 1].
 
-    Subclasses implement `density` and `get_config`.
+    Subclasses implement `density`; and `get_config`, unless every argument is an attribute.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class Schedule(abc.ABC):
     def density(self, step: int) -> float:
         """The live fraction that is asked for at `step`."""
 
-    @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes an equal schedule."""
+        """JSON values from which `from_config` makes an equal schedule: the arguments."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Schedule":
@@ -148,9 +149,6 @@ class Schedule(abc.ABC):
         # The last update up to `last` lies after `after`.
         return last - (last - begin) % (self.frequency or _MOST_STEPS) > after
 
-    def _attributes(self, *names: str) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in names}
-
     def _steps(self) -> tuple[int, int | None]:
         """Begin and end in steps."""
         if not self.is_resolved:
@@ -205,13 +203,9 @@ class Constant(Schedule):
         """`final_density` from `begin_step` on, and 1 before."""
         return self.final_density if step >= self._steps()[0] else 1.0
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments."""
-        return self._attributes("final_density", "begin_step", "end_step", "frequency")
-
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class OneShot(Schedule):
+class OneShot(Constant):
     """`d(t) = 1` before `step`, and `final_density` from then on; one update, at `step`.
 
     Args:
@@ -228,10 +222,6 @@ class OneShot(Schedule):
     @explains_density
     def __init__(self, final_density: float, step: int | float = 0) -> None:
         super().__init__(final_density, step, step, 1)
-
-    def density(self, step: int) -> float:
-        """1 before the step, `final_density` from it on."""
-        return self.final_density if step >= self._steps()[0] else 1.0
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
@@ -299,11 +289,6 @@ class Polynomial(Schedule):
         fall = self.initial_density - self.final_density
         return self.final_density + fall * (1 - done) ** self.power
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments."""
-        names = ("final_density", "begin_step", "end_step", "initial_density", "power", "frequency")
-        return self._attributes(*names)
-
 
 class _FixedPower(Polynomial):
     """A `Polynomial` without the argument `power`."""
@@ -323,28 +308,14 @@ class _FixedPower(Polynomial):
             final_density, begin_step, end_step, initial_density, self._POWER, frequency
         )
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments."""
-        config = super().get_config()
-        del config["power"]
-        return config
-
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class Cubic(_FixedPower):
     """Density that falls with the cube of the remaining time: the schedule of gradual pruning.
 
     `d(t) = final + (initial - final) * (1 - u) ** 3`, where `u` in [0, 1] is the fraction of the
-    way from `begin_step` to `end_step`; see `Polynomial`.
-
-    Args:
-        final_density: Live fraction at `end_step` and after it, in (0, 1].
-        begin_step: First step at which masks are updated, or a fraction of the run (a float
-            in [0, 1]); nothing is pruned before it. Default: the start of the run.
-        end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
-        initial_density: Live fraction at `begin_step`.
-        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, but
-            100 at most.
+    way from `begin_step` to `end_step`. The arguments, and their limits, are those of `Polynomial`
+    without `power`.
 
     Example:
 
@@ -365,16 +336,8 @@ class Linear(_FixedPower):
     """Density that falls evenly from `initial_density` to `final_density`.
 
     `d(t) = final + (initial - final) * (1 - u)`, where `u` in [0, 1] is the fraction of the
-    way from `begin_step` to `end_step`; see `Polynomial`.
-
-    Args:
-        final_density: Live fraction at `end_step` and after it, in (0, 1].
-        begin_step: First step at which masks are updated, or a fraction of the run (a float
-            in [0, 1]); nothing is pruned before it. Default: the start of the run.
-        end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
-        initial_density: Live fraction at `begin_step`.
-        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, but
-            100 at most.
+    way from `begin_step` to `end_step`. The arguments, and their limits, are those of `Polynomial`
+    without `power`.
 
     Example:
 

@@ -1,6 +1,6 @@
 """`prune_by_budget`: TFMOT's own magnitude pruning, with its own sparsity for each layer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_sparse_ortho.budgets import Budget
@@ -45,11 +45,9 @@ def prune_by_budget(
         budget: `"erk"` (default), `"er"`, `"uniform"`, or a `Budget` for the selected kernels.
         schedule: A TFMOT schedule whose final sparsity is replaced (`PolynomialDecay`,
             `ConstantSparsity`), or a function from final sparsity to schedule.
-        include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
-            or a predicate. Default: all kernels and embeddings.
-        exclude: Which kernels to leave out.
-        pruning_policy: A TFMOT `PruningPolicy` that says which layers may be pruned, such as
-            `PruneForLatencyOnXNNPack()`. Default: all.
+        include: As in `prune_with_mask`.
+        exclude: As in `prune_with_mask`.
+        pruning_policy: As in `prune_with_mask`.
         **options: For TFMOT's wrapper: `block_size`, `block_pooling_type`, `sparsity_m_by_n`.
 
     Returns:
@@ -93,7 +91,11 @@ def prune_by_budget(
     """
     weights = select_weights(model, include, exclude, pruning_policy)
     plan = plan_for(density, budget, weights, orthogonal=False)
-    schedule_for = _schedules(schedule)
+    if not callable(schedule):
+        raise ValueError(
+            "`schedule` must be a TFMOT schedule, or a function from final sparsity to one. "
+            f"Received: schedule={schedule!r}"
+        )
     paths = {id(weight.variable): weight.path for weight in weights}
     chosen: list[tuple[list[int], list[str]]] = []
 
@@ -113,7 +115,7 @@ def prune_by_budget(
         if live == size:
             return copy
         _check_options(own, shapes, live, size, options)
-        return PruneLowMagnitude(copy, schedule_for(live / size, own), **options)
+        return PruneLowMagnitude(copy, _schedule_for(schedule, live / size, own), **options)
 
     result, layers = rewrite(model, weights, wrap)
     for layer, (indices, own) in zip(layers, chosen, strict=True):
@@ -127,28 +129,18 @@ def prune_by_budget(
     return result
 
 
-def _schedules(schedule: Any) -> Callable[[float, list[str]], Any]:
-    """A function from density and weight paths to a TFMOT schedule."""
-    if isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
-        pattern = TfmotSchedule(schedule)
-
-        def make(density: float, paths: list[str]) -> Any:
-            made = pattern.with_final(density).schedule
-            first = getattr(made, "initial_sparsity", 0.0)
-            if first > 1 - density:
-                raise BudgetError(
-                    f"The schedule starts with more sparsity than {paths} must end with, "
-                    f"{1 - density:.6g}. Received: initial_sparsity={first!r}"
-                )
-            return made
-
-        return make
-    if not callable(schedule):
-        raise ValueError(
-            "`schedule` must be a TFMOT schedule, or a function from final sparsity to one. "
-            f"Received: schedule={schedule!r}"
+def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
+    """A TFMOT schedule that ends at the density of a layer with these weights."""
+    if not isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
+        return schedule(1 - density)
+    made = TfmotSchedule(schedule).with_final(density).schedule
+    first = getattr(made, "initial_sparsity", 0.0)
+    if first > 1 - density:
+        raise BudgetError(
+            f"The schedule starts with more sparsity than {paths} must end with, "
+            f"{1 - density:.6g}. Received: initial_sparsity={first!r}"
         )
-    return lambda density, paths: schedule(1 - density)
+    return made
 
 
 def _check_pruned(wrapper: Any, indices: list[int], paths: list[str]) -> None:

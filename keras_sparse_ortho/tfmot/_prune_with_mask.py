@@ -53,7 +53,7 @@ class PruneWithMask(EffectiveWeightWrapper):
     """Wraps a tf_keras layer with fixed masks: `w_e = w` where live, 0 elsewhere.
 
     A subclass of TFMOT's `PruneLowMagnitude`: `strip_pruning`, `UpdatePruningStep`,
-    `PruningSummaries` and `collect_prunable_layers` treat it as one of their own. The mask holds
+    `PruningSummaries` and `collect_prunable_layers` treat it as TFMOT's. The mask holds
     from the first step, with or without callbacks, and gradients and optimizer moments of dead
     entries are exactly zero. So are raw weights: checkpoints are sparse at every step.
 

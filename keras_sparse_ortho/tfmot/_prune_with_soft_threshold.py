@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_sparse_ortho.callbacks import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.parametrizations import threshold_function
+from keras_sparse_ortho.parametrizations import SoftThreshold, threshold_function
 from keras_sparse_ortho.schedules import as_schedule
 from keras_sparse_ortho.tfmot._rewrite import (
     rewrite,
@@ -19,7 +19,6 @@ from keras_sparse_ortho.tfmot._rewrite import (
     wrap_unbuilt,
 )
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
-    in_replica,
     own_weights,
     tf_keras,
     track,
@@ -59,17 +58,13 @@ def _shrink(value: Any, threshold: Any) -> Any:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class SoftThresholdState(WeightState):
-    """Effective weight `sign(w) * relu(|w| - t)`, `t = g(s + offset)`; `t = 0` once frozen.
-
-    It has the interface of `parametrizations.LearntThreshold`, which `ThresholdSteering` needs.
-    `active` is 1, or 0 once frozen; `kept` is TFMOT's mask and threshold.
-    """
+    """Effective weight `sign(w) * relu(|w| - t)`, which `ThresholdSteering` can steer."""
 
     g: str
     s: Any
     offset: Any
-    active: Any
-    kept: tuple[Any, Any]
+    active: Any  # 1, or 0 once frozen
+    kept: tuple[Any, Any]  # TFMOT's mask and threshold
     counted = "entries"
 
     def effective(self) -> Any:
@@ -197,7 +192,13 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         selected: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_arguments(granularity, g, s_init, weight_decay)
+        if granularity not in ("layer", "channel"):
+            raise ValueError(
+                f"`granularity` must be 'layer' or 'channel'. Received: granularity={granularity!r}"
+            )
+        if g not in _FUNCTIONS:
+            raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
+        SoftThreshold(granularity, g, s_init, weight_decay)  # refuses the same numbers
         self.granularity = granularity
         self.g = g
         self.s_init = float(s_init)
@@ -207,7 +208,10 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
     @property
     def layer(self) -> Any:
         """The wrapped layer, whose kernels hold the effective weights."""
-        if tf.executing_eagerly() and not in_replica():
+        # One replica of a strategy must not assign to all.
+        distribute = tf.distribute
+        in_replica = distribute.has_strategy() and not distribute.in_cross_replica_context()
+        if tf.executing_eagerly() and not in_replica:
             for state in self.states:
                 state.settle()
         return vars(self)["layer"]
@@ -246,14 +250,17 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
         raw = add("raw", weight.shape, 0.0, trainable=True, constraint=variable.constraint)
         shape = weight.outputs_shape if self.granularity == "channel" else ()
+
+        def show_kernel(s: Any) -> Any:
+            state.show()
+            return s
+
         # The constraint of `s` runs after the update of the raw weight, which comes first. (A
         # replica of a strategy could not assign to the kernel.)
-        update = None if tf.distribute.has_strategy() else _UpdateKernel()
+        update = None if tf.distribute.has_strategy() else show_kernel
         s = add("s", shape, self.s_init, trainable=True, constraint=update)
         offset, active = add("s_offset", (), 0.0), add("s_active", (), 1.0)
         state = SoftThresholdState(weight, raw, self.g, s, offset, active, (mask, threshold))
-        if update is not None:
-            update.show = state.show
         raw.assign(value)
         state.settle()
         regularizer = weight.regularizer
@@ -273,33 +280,6 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         """The layer and the arguments; raw weights and thresholds are saved as variables."""
         names = ("granularity", "g", "s_init", "weight_decay")
         return super().get_config() | {name: getattr(self, name) for name in names}
-
-
-class _UpdateKernel:
-    """A constraint that does not change `s`, but updates the kernel after the optimizer's step."""
-
-    def __init__(self) -> None:
-        self.show: Callable[[], Any] | None = None
-
-    def __call__(self, s: Any) -> Any:
-        if self.show is not None:
-            self.show()
-        return s
-
-
-def _check_arguments(granularity: str, g: str, s_init: float, weight_decay: float) -> None:
-    if granularity not in ("layer", "channel"):
-        raise ValueError(
-            f"`granularity` must be 'layer' or 'channel'. Received: granularity={granularity!r}"
-        )
-    if g not in _FUNCTIONS:
-        raise ValueError(f"`g` must be one of {sorted(_FUNCTIONS)}. Received: g={g!r}")
-    if not np.isfinite(s_init):
-        raise ValueError(f"`s_init` must be finite. Received: s_init={s_init!r}")
-    if not weight_decay >= 0:
-        raise ValueError(
-            f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
-        )
 
 
 def prune_with_soft_threshold(
@@ -360,7 +340,6 @@ def prune_with_soft_threshold(
     - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
       2020), arXiv 2002.03231
     """
-    _check_arguments(granularity, g, s_init, weight_decay)
     if sizes_are_unknown(model):
         return wrap_unbuilt(
             model,

@@ -1,8 +1,8 @@
 """What tf_keras and TFMOT must know of this package, and this package of their layers."""
 
-from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_sparse_ortho.initializers import (
@@ -36,39 +36,21 @@ def register_initializers() -> Any:
     return tf_keras
 
 
-def _same(layout: KernelLayout, *names: str) -> Callable[[Any], Layouts]:
-    return lambda layer: dict.fromkeys(names, layout)
-
-
 def register_layouts() -> None:
-    """Registers the layouts of tf_keras' kernels, by attribute name, in `kernel_layouts`."""
-    depthwise, plain = KernelLayout.depthwise(), KernelLayout.convolution()
-    table: dict[Callable[[Any], Layouts], list[Any]] = {
-        _same(KernelLayout.dense(), "kernel"): [L.Dense],
-        _same(KernelLayout.dense(), "embeddings"): [L.Embedding],
-        lambda layer: {"kernel": KernelLayout.convolution(groups=layer.groups)}: [
-            L.Conv1D,
-            L.Conv2D,
-            L.Conv3D,
-        ],
-        _same(KernelLayout.transposed_convolution(), "kernel"): [
-            L.Conv1DTranspose,
-            L.Conv2DTranspose,
-            L.Conv3DTranspose,
-        ],
-        _same(depthwise, "depthwise_kernel"): [L.DepthwiseConv1D, L.DepthwiseConv2D],
-        lambda layer: {"depthwise_kernel": depthwise, "pointwise_kernel": plain}: [
-            L.SeparableConv1D,
-            L.SeparableConv2D,
-        ],
-        lambda layer: {"kernel": KernelLayout.einsum(layer.equation)}: [L.EinsumDense],
-        _same(KernelLayout.recurrent(1), "kernel", "recurrent_kernel"): [L.SimpleRNNCell],
-        _same(KernelLayout.recurrent(3), "kernel", "recurrent_kernel"): [L.GRUCell],
-        _same(KernelLayout.recurrent(4), "kernel", "recurrent_kernel"): [L.LSTMCell],
-    }
-    for layouts, classes in table.items():
-        for kind in classes:
-            kernel_layouts.register(kind, layouts)
+    """Registers tf_keras' kernels, most as those of Keras' layers of one name."""
+    names = ["Dense", "Embedding", "EinsumDense", "SeparableConv1D", "SeparableConv2D"]
+    names += [f"Conv{n}D{suffix}" for n in (1, 2, 3) for suffix in ("", "Transpose")]
+    for name in names:
+        layouts = kernel_layouts.dispatch(getattr(keras.layers, name))
+        kernel_layouts.register(getattr(L, name), layouts)
+    for kind in (L.DepthwiseConv1D, L.DepthwiseConv2D):
+        kernel_layouts.register(
+            kind, lambda layer: {"depthwise_kernel": KernelLayout.depthwise(layer.strides)}
+        )
+    cells = ((L.SimpleRNNCell, KernelLayout.recurrent(1)), (L.GRUCell, KernelLayout.recurrent(3)))
+    for kind, layout in (*cells, (L.LSTMCell, KernelLayout.recurrent(4))):
+        own = dict.fromkeys(("kernel", "recurrent_kernel"), layout)
+        kernel_layouts.register(kind, lambda _, own=own: own)
 
 
 def layouts_of(layer: Any) -> Layouts:

@@ -148,10 +148,9 @@ def wrap_unbuilt(
     pruning_policy: Any = None,
     **given: Any,
 ) -> Any:
-    """Wraps every layer with kernels of a list, or of a copy of an unbuilt Sequential model.
+    """Wraps every layer with kernels, or a sparse initializer, of a list or a copy of a model.
 
-    With `only_sparse`, only those with sparse initializers. `given` are arguments that need the
-    paths or sizes of weights, and must be `None`.
+    `given` are arguments that need the paths or sizes of weights, and must be `None`.
     """
     named = {name: value for name, value in given.items() if value is not None}
     if named:

@@ -1,10 +1,4 @@
-"""tf_keras and TFMOT, and every private name of them that this room uses.
-
-Private are: `Layer._flatten_layers`, `Layer._call_spec`, `Layer._autocast`, the lists of nodes, the
-two attributes in which a layer records for SavedModel how it was called, MultiHeadAttention's
-projections, the index by which optimizers find their slots, and the modules of TFMOT under
-`python`.
-"""
+"""tf_keras and TFMOT, and every private name of them that this room uses."""
 # ruff: noqa: E402 (TFMOT may be imported only as `_import` does it)
 
 import os
@@ -97,11 +91,6 @@ def is_graph(model: Any) -> bool:
 def own_weights(layer: Any) -> list[Any]:
     """The variables of a layer without those of its sublayers."""
     return [*layer._trainable_weights, *layer._non_trainable_weights]
-
-
-def in_replica() -> bool:
-    """Whether this runs in one replica of a strategy, which must not assign to all."""
-    return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
 def track(layer: Any, inner: Any) -> None:

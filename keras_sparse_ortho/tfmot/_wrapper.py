@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
     tfmot,
 )
 from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, find_kernels
+
+# Arguments by which TFMOT's wrapper ranks magnitudes.
+_RANKING = {"pruning_schedule", "block_size", "block_pooling_type", "sparsity_m_by_n"}
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -58,7 +61,14 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     states: list[Any]  # of the pruned weights; empty before the layer is built
 
     def __init__(self, layer: Any, selected: Sequence[int] | None = None, **kwargs: Any) -> None:
-        _refuse_ranking(type(self).__name__, kwargs)
+        if given := {name: kwargs[name] for name in sorted(_RANKING.intersection(kwargs))}:
+            raise ValueError(
+                f"{type(self).__name__} does not rank magnitudes, so {list(given)} would have no "
+                "effect. For TFMOT's own pruning with a density for each layer use "
+                "keras_sparse_ortho.tfmot.prune_by_budget; for blocks or N:M give PruneWithMask "
+                "such `masks`, or the layer an initializer ExactOrthogonal(structure=Block(...) "
+                f"or NByM(...)). Received: {given}"
+            )
         self._selected = None if selected is None else [int(k) for k in selected]
         # Past `Layer.__setattr__`, so that tf_keras does not track the states.
         self.__dict__["states"] = []
@@ -216,22 +226,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             layer, custom_objects=custom_objects, use_legacy_format=legacy
         )
         return cls(layer, **config)
-
-
-_RANKING = {"pruning_schedule", "block_size", "block_pooling_type", "sparsity_m_by_n"}
-
-
-def _refuse_ranking(name: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError for arguments that say how TFMOT's wrapper ranks magnitudes."""
-    given = sorted(_RANKING.intersection(options))
-    if given:
-        raise ValueError(
-            f"{name} does not rank magnitudes, so {given} would have no effect. For TFMOT's own "
-            "pruning with a density for each layer use keras_sparse_ortho.tfmot.prune_by_budget; "
-            "for blocks or N:M give PruneWithMask such `masks`, or the layer an initializer "
-            "ExactOrthogonal(structure=Block(...) or NByM(...)). "
-            f"Received: { {key: options[key] for key in given} }"
-        )
 
 
 def check_finite(weight: TfKerasWeight) -> np.ndarray:
