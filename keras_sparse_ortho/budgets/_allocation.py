@@ -112,7 +112,15 @@ def erk(
     For a convolution `(in + out + k_1 + ... ) / (in * out * k_1 * ...)`; for a matrix as in `er`.
     Layers that would exceed density 1 are dense, and the rest is rescaled.
 
-    Arguments and errors are those of `uniform`.
+    Args:
+        model: A built Keras model, or a list of `PrunableWeight`.
+        density: Global live fraction over the selected weights, in (0, 1].
+        include: As in `uniform`.
+        exclude: As in `uniform`.
+        orthogonal: As in `uniform`.
+
+    Raises:
+        BudgetError: A global density that the bounds do not allow.
 
     Example:
 

@@ -97,11 +97,18 @@ class BestAtDensity(keras.callbacks.Callback):
         if self._reached:
             self.callback.on_train_batch_end(batch, logs)
 
-
-for _of in ("train", "epoch", "train_batch", "test", "test_batch", "predict", "predict_batch"):
-    for _name in (f"on_{_of}_begin", f"on_{_of}_end"):
-        if _name not in vars(BestAtDensity):
-            setattr(BestAtDensity, _name, _pass_on(_name))
+    on_train_begin = _pass_on("on_train_begin")
+    on_train_end = _pass_on("on_train_end")
+    on_epoch_begin = _pass_on("on_epoch_begin")
+    on_train_batch_begin = _pass_on("on_train_batch_begin")
+    on_test_begin = _pass_on("on_test_begin")
+    on_test_end = _pass_on("on_test_end")
+    on_test_batch_begin = _pass_on("on_test_batch_begin")
+    on_test_batch_end = _pass_on("on_test_batch_end")
+    on_predict_begin = _pass_on("on_predict_begin")
+    on_predict_end = _pass_on("on_predict_end")
+    on_predict_batch_begin = _pass_on("on_predict_batch_begin")
+    on_predict_batch_end = _pass_on("on_predict_batch_end")
 
 
 def finish(model: Any, density: float | None = None) -> Any:

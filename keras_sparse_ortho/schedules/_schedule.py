@@ -314,8 +314,16 @@ class Cubic(_FixedPower):
     """Density that falls with the cube of the remaining time: the schedule of gradual pruning.
 
     `d(t) = final + (initial - final) * (1 - u) ** 3`, where `u` in [0, 1] is the fraction of the
-    way from `begin_step` to `end_step`. The arguments, and their limits, are those of `Polynomial`
-    without `power`.
+    way from `begin_step` to `end_step`; see `Polynomial`.
+
+    Args:
+        final_density: Live fraction at `end_step` and after it, in (0, 1].
+        begin_step: First step at which masks are updated, or a fraction of the run (a float
+            in [0, 1]); nothing is pruned before it. Default: the start of the run.
+        end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
+        initial_density: Live fraction at `begin_step`.
+        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, but
+            100 at most.
 
     Example:
 
@@ -336,8 +344,7 @@ class Linear(_FixedPower):
     """Density that falls evenly from `initial_density` to `final_density`.
 
     `d(t) = final + (initial - final) * (1 - u)`, where `u` in [0, 1] is the fraction of the
-    way from `begin_step` to `end_step`. The arguments, and their limits, are those of `Polynomial`
-    without `power`.
+    way from `begin_step` to `end_step`. The arguments are those of `Cubic`.
 
     Example:
 
