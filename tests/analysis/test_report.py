@@ -168,3 +168,18 @@ def test_a_model_without_kernels_has_an_empty_report():
 def test_an_unbuilt_model_is_refused():
     with pytest.raises(NotPrunableError, match="must be built"):
         kso.report(keras.Sequential([L.Dense(3)]))
+
+
+def test_plain_kernels_with_zeros_are_sparse_and_scaled_ones_are_not_as_drawn():
+    model = kso.strip(sparse())
+    assert [row.state for row in kso.report(model).rows] == ["sparse"] * 3
+
+    drawn = keras.Sequential([keras.Input((8,))])
+    for name in ("kept", "scaled"):
+        kernel = kso.initializers.ExactOrthogonal(0.5, seed=1)
+        drawn.add(L.Dense(8, kernel_initializer=kernel, name=name))
+    scaled = drawn.get_layer("scaled").kernel
+    scaled.assign(scaled * 2)
+    kept, scaled = kso.report(kso.adopt_masks(drawn)).rows
+    assert kept.orthogonality_error < 1e-6
+    assert scaled.orthogonality_error is None

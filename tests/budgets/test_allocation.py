@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_sparse_ortho.budgets import allocate, er, erk, uniform
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.budgets import allocate, er, erk, fit_structure, uniform
 from keras_sparse_ortho.errors import BudgetError, DensityError, UnknownWeightError
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
 from keras_sparse_ortho.models import prunable_weights
@@ -326,3 +327,13 @@ def test_nothing_to_share_among():
             rule(bare, 0.5)
     with pytest.raises(BudgetError, match="no weights to share"):
         erk(mlp(10, 10), 0.5, exclude="d0")
+
+
+def test_a_unit_that_just_fits_goes_to_the_kernel_that_lacks_most():
+    model = keras.Sequential([keras.Input((32,)), *(L.Dense(32, name=name) for name in "ab")])
+    weights = kso.prunable_weights(model)
+    pattern = ExactOrthogonal(0.5, structure=kso.Block(4, 4), seed=0)
+    # Of the unit of 16 entries the first has 4 too many and the second 12: together one unit.
+    plan = kso.Budget({"a/kernel": 516 / 1024, "b/kernel": 524 / 1024})
+    found = fit_structure(plan.for_weights(weights), weights, dict.fromkeys(plan, pattern))
+    assert found.counts == {"a/kernel": 512, "b/kernel": 528}

@@ -283,6 +283,33 @@ def test_finish_forgets_what_dies():
         assert slot[mask].any()
 
 
+@slow_on_jax
+def test_finish_resets_the_moments_of_pruned_weights_of_thresholds():
+    model = network(SoftThreshold())
+    model.compile("adam", **COMPILED)
+    fit(model, epochs=2)
+    kso.finish(model, 0.25)
+    for weight in kso.prunable_weights(model):
+        live = weight.value() != 0
+        for slot in moments(model.optimizer, weight.variable):
+            assert not slot[~live].any()
+            assert slot[live].any()
+
+
+def test_the_best_of_a_second_fit_is_not_judged_by_the_first():
+    model = network(MagnitudeMask(Cubic(ASKED)))
+    seen = []
+    note = keras.callbacks.LambdaCallback()
+    note.on_train_batch_end = lambda batch, logs=None: seen.append(batch)
+    best = BestAtDensity(note)
+    fit(model, UpdateMasks(), best, epochs=4)
+    assert seen  # after the first epoch at the density
+    seen.clear()
+    with pytest.warns(DensityWarning):  # a schedule longer than the run
+        fit(network(MagnitudeMask(Cubic(ASKED, 0, 100))), UpdateMasks(), best, epochs=1)
+    assert not seen
+
+
 def test_finish_of_learnt_thresholds_at_another_density():
     model = network(SoftThreshold())
     with pytest.raises(NotPrunableError, match=r"needs a `density`.*density=None"):

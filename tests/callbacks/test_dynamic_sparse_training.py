@@ -356,6 +356,58 @@ def test_steps_of_accumulated_gradients():
     assert moving.steps == [2, 4, 6, 8]
 
 
+@pytest.mark.core
+def test_the_end_of_updates_counts_steps_of_accumulated_gradients():
+    model = compiled(mlp(), keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))
+    x, y = data(20)
+    moving = Steps(frequency=2)
+    model.fit(x, y, batch_size=4, epochs=6, verbose=0, callbacks=[moving])
+    assert moving.steps == [2, 4, 6]  # until 3/4 of 10 steps, not of 30 batches
+
+
+class Asked(keras.utils.PyDataset):
+    """Batches that note which of them were asked for."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches, self.numbers = batches, []
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, number):
+        self.numbers.append(number)
+        return self.batches[number]
+
+
+def test_every_update_takes_the_next_batch():
+    model = compiled(mlp())
+    x, y = data(20)
+    batches = Asked([(x[k : k + 4], y[k : k + 4]) for k in range(0, 20, 4)])
+    rigl = begin(RigL(batches, frequency=3, end_step=100), model)
+    batches.numbers.clear()
+    for step in (3, 6, 9):
+        rigl.update(step)
+    assert batches.numbers == [0, 1, 2]
+
+
+@pytest.mark.parametrize("storage", ["masked", "compact"])
+def test_slots_of_new_entries_are_those_of_a_fresh_optimizer(storage):
+    """Adagrad's accumulator does not start at zero."""
+    model = kso.to_compact(mlp()) if storage == "compact" else mlp()
+    compiled(model, keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.25))
+    model.fit(*data(), epochs=4, verbose=0)
+    weight = kso.prunable_weights(model)[0]
+    before = weight.storage.mask_value()
+    assert begin(SET(frequency=1, end_step=100, fraction=0.9), model).update(1) > 0
+    mask = weight.storage.mask_value()
+    ((slot, start),) = optimizer_slots(model.optimizer, weight.variable)
+    found = array(slot)[mask] if storage == "masked" else array(slot)
+    assert start == 0.25
+    assert (found[~before[mask]] == 0.25).all()
+    assert (found[before[mask]] > 0.25).any()
+
+
 def test_steps_of_an_optimizer_that_skips_some():
     inner = keras.optimizers.SGD(1e-2)
     optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=1e38)

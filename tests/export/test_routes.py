@@ -225,6 +225,22 @@ def test_limit_of_the_int8_kernel(all_routes, blocks_in_a_row, fits):
     assert len(found.encoded) == 1 + fits
 
 
+@pytest.mark.parametrize("last", [255, 256, 65_535, 65_536])
+def test_indices_take_the_type_that_holds_the_largest(all_routes, last):
+    content = (all_routes[3] / "float32.tflite").read_bytes()
+    value = np.zeros((2, last + 1), np.float32)
+    value[:, [0, last]] = [[1, 2], [3, 4]]
+
+    def wide(model, tensor):
+        tensor.shape = np.array(value.shape, np.int32)
+        model.buffers[tensor.buffer].data = value.view(np.uint8).ravel()
+
+    found = encode(rewritten(content, wide), CSR)
+    (stored,) = [w for w in stored_weights(found.content) if w.about.shape == value.shape]
+    assert stored.about.encoding == "csr"
+    np.testing.assert_array_equal(stored.values, value)
+
+
 def test_equal_weights_share_a_buffer_until_one_is_encoded(all_routes):
     content = (all_routes[3] / "float32.tflite").read_bytes()
 

@@ -140,3 +140,10 @@ def test_refusals():
         AttentionLayout(2, 4)((5, 5, 5))
     with pytest.raises(DensityError, match=r"least density is 0.015625"):
         ExactOrthogonal(0.001)(SHAPE)
+
+
+def test_random_masks_of_another_seed_hold_other_values():
+    pattern = RandomSparse(initializer=keras.initializers.GlorotUniform(seed=3))
+    kernels = [pattern.at_density(1.0, seed, (8, 6)).sample((8, 6))[0] for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+    assert (kernels[0] != kernels[2]).all()

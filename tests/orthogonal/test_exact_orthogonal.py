@@ -294,3 +294,8 @@ def test_matrices_of_one_entry_take_one_random_number_each():
     rng = np.random.default_rng(4)
     signs = [1.5 if rng.random() < 0.5 else -1.5 for _ in range(24)]
     np.testing.assert_array_equal(kernel[1, 1, :, 0], np.float32(signs))
+
+
+def test_a_single_entry_has_either_sign():
+    found = {float(exact_orthogonal((1, 1), 1.0, gain=2.0, seed=k)[0][0, 0]) for k in range(16)}
+    assert found == {2.0, -2.0}

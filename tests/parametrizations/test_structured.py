@@ -71,6 +71,7 @@ def test_frozen_channels():
     effective = effective_value(made)
     mask = np.repeat([[False, True, False, True, True]], 6, axis=0)
     mask[0, 2] = True  # less than half of a channel: it goes
+    mask[:3, 4] = False  # just half of one: it stays
     live = made.freeze(mask)
     np.testing.assert_array_equal(live[0], [False, True, False, True, True])
     np.testing.assert_array_equal(made.mask_value(), live)

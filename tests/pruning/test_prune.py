@@ -49,6 +49,16 @@ def test_magnitudes_of_all_kernels_are_compared_by_default():
         )
 
 
+def test_a_global_score_that_empties_a_kernel_is_refused():
+    layers = [L.Dense(16, name="wide"), L.Dense(4, name="small")]
+    model = keras.Sequential([keras.Input((16,)), *layers])
+    small = model.get_layer("small").kernel
+    small.assign(1e-6 * array(small))
+    with pytest.raises(BudgetError, match=r"Layer collapse: magnitude.*\['small/kernel'\]"):
+        kso.prune(model, 0.1)
+    assert kso.prunable_weights(kso.prune(model, 0.1, budget="uniform"))[1].live == 6
+
+
 @pytest.mark.parametrize("score", ["snip", "grasp", "synflow", "random", "magnitude"])
 def test_a_score_by_name_is_that_of_its_function(score):
     model = dense()

@@ -121,6 +121,11 @@ def test_what_is_not_resolved():
     assert Constant(0.1).resolved(320).frequency == 3
 
 
+def test_the_frequency_of_a_run_that_goes_on_is_that_of_its_own_steps():
+    assert Cubic(0.1, 0.0, 0.7).resolved(2000, start=5000).frequency == 14
+    assert Constant(0.1, begin_step=0.0).resolved(320, start=1000).frequency == 3
+
+
 def test_a_density_is_a_constant_schedule():
     assert as_schedule(0.1, frequency=5) == Constant(0.1, frequency=5)
     schedule = Cubic(0.1, 0, 10)
