@@ -23,19 +23,22 @@ from keras_sparse_ortho._keras_internals._fit import (
     length_of_data,
 )
 from keras_sparse_ortho._keras_internals._graphs import (
+    ConvLSTMCell,
     GraphCall,
     computes_its_graph,
+    created_trainable,
     graph_calls,
     graph_ends,
     is_graph,
     leave_graphs,
     maps_one_tensor,
+    own_variables,
+    sublayers,
 )
 from keras_sparse_ortho._keras_internals._layouts import (
     Axes,
     along_kernel,
     axes_at,
-    axes_of,
     create_along,
     layout_entries,
     layout_of,
@@ -70,12 +73,6 @@ from keras_sparse_ortho._keras_internals._stand_ins import (
     saves_by_itself,
     value_source,
 )
-from keras_sparse_ortho._keras_internals._sublayers import (
-    ConvLSTMCell,
-    created_trainable,
-    own_variables,
-    sublayers,
-)
 
 __all__ = [
     "PRIVATE_NAMES",
@@ -93,7 +90,6 @@ __all__ = [
     "applied_batches",
     "awaits_value",
     "axes_at",
-    "axes_of",
     "become",
     "before_save",
     "body_of",

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals._object_copy import contents
+from keras_sparse_ortho._keras_internals._object_copy import contents, with_cells
 
 # A layer's place in graphs of calls.
 _PLACE = ("_inbound_nodes", "_outbound_nodes")
@@ -40,27 +40,13 @@ def become(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
 
 def _rebind(layer: Any, old: Any) -> None:
     """Binds what Keras puts into every layer, such as its `build`, to another object."""
-    for name, value in list(vars(layer).items()):
-        if isinstance(value, types.FunctionType) and value.__closure__:
-            vars(layer)[name] = _rebound(value, layer, old)
 
-
-def _rebound(function: Any, layer: Any, old: Any) -> Any:
     def bound(value: Any) -> Any:
-        if value is old:
-            return layer
         if isinstance(value, types.MethodType) and value.__self__ is old:
             return types.MethodType(value.__func__, layer)
-        return value
+        return layer if value is old else value
 
-    cells = [types.CellType(*map(bound, contents(cell))) for cell in function.__closure__]
-    new = types.FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        tuple(cells),
-    )
-    new.__kwdefaults__ = function.__kwdefaults__
-    new.__dict__.update(vars(function))
-    return new
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, types.FunctionType) and value.__closure__:
+            cells = [types.CellType(*map(bound, contents(cell))) for cell in value.__closure__]
+            vars(layer)[name] = with_cells(value, cells)

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals._sublayers import sublayers
+from keras_sparse_ortho._keras_internals._graphs import sublayers
 
 
 def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
@@ -49,10 +49,6 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
         self._waits_for_call = is_built_in_calls(self.layer)
         if not self._waits_for_call:
             super().build_from_config(config)
-
-    def wrapper_config(self) -> dict[str, Any]:
-        """The configuration without the layer."""
-        return keras.layers.Layer.get_config(self)
 
     def layer_config(self) -> dict[str, Any]:
         """The serialized layer, without shapes if they do not build it."""

@@ -26,9 +26,9 @@ def compile_like(model: Any, other: Any) -> bool:
     return True
 
 
-def track_parameters_anew(layers: list[Any]) -> None:
-    """Lets torch forget the parameters of variables that were replaced inside layers."""
-    for layer in layers:
+def track_parameters_anew(model: Any) -> None:
+    """Lets torch forget the parameters of variables that were replaced inside a model."""
+    for layer in [model, *model._flatten_layers(include_self=False)]:
         vars(layer).get("_modules", {}).pop("_torch_params", None)
 
 

@@ -20,7 +20,7 @@ _ATOMS = (
     *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
 )
 _PACKAGE = __name__.partition(".")[0]
-_CONTAINERS = (list, tuple, dict, set, frozenset)
+CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def copy_objects(model: Any, without_values: Iterable[Any] = ()) -> tuple[Any, dict[int, Any]]:
@@ -67,11 +67,11 @@ class _Copier:
             return value
         if id(value) in self.copies:
             return self.copies[id(value)]
+        if isinstance(value, CONTAINERS):
+            return self._container(value)
         if self._leads_to_parts(value):
             return self._made(value)
-        if isinstance(value, _CONTAINERS):
-            return self._container(value)
-        return self._object(value) if _is_ours(value) else value
+        return self._object(value) if is_ours(value) else value
 
     def fill(self) -> None:
         """Fills all objects that were made."""
@@ -83,10 +83,13 @@ class _Copier:
                     name: {id(item) for item in store} for name, (_, store) in new.config.items()
                 }
             elif isinstance(new, keras.Operation) and hasattr(new, "_nodes_by_depth"):
-                calls = [node for nodes in new._nodes_by_depth.values() for node in nodes]
+                nodes = {id(node): node for level in new._nodes_by_depth.values() for node in level}
+                operations = {id(node.operation): node.operation for node in nodes.values()}
                 new._nodes = {
-                    make_node_key(node.operation, _index(node.operation._inbound_nodes, node))
-                    for node in calls
+                    make_node_key(operation, number)
+                    for operation in operations.values()
+                    for number, node in enumerate(operation._inbound_nodes)
+                    if id(node) in nodes
                 }
 
     def _note(self, value: Any, new: Any) -> Any:
@@ -105,8 +108,6 @@ class _Copier:
             given = [self.copy(item) for item in value.args]
             named = {key: self.copy(item) for key, item in value.keywords.items()}
             return self._note(value, functools.partial(self.copy(value.func), *given, **named))
-        if isinstance(value, _CONTAINERS):
-            return self._container(value)
         if _is_torch_tensor(value):
             return self._note(value, _torch_copy(value))
         if hasattr(value, "__wrapped__") or not (hasattr(value, "__dict__") or _slots(value)):
@@ -127,7 +128,7 @@ class _Copier:
             object.__setattr__(new, name, self.copy(item))
         attributes = dict(getattr(value, "__dict__", {}))
         if isinstance(value, keras.Model):
-            attributes = uncompiled(attributes)
+            attributes = _uncompiled(attributes)
         if "_torch_params" in (modules := attributes.get("_modules", {})):
             # Made anew by Keras from the variables, when it is asked for.
             attributes["_modules"] = {k: v for k, v in modules.items() if k != "_torch_params"}
@@ -172,36 +173,29 @@ class _Copier:
         new = self._note(value, kind.__new__(kind))
         if hasattr(value, "__dict__"):
             vars(new).update({name: self.copy(item) for name, item in vars(value).items()})
-        if isinstance(value, list):
-            self._waiting.append(lambda: list.extend(new, [self.copy(i) for i in list(value)]))
-        elif isinstance(value, set):
-            self._hashed.append(lambda: set.update(new, {self.copy(item) for item in value}))
-        else:
-            plain = all(isinstance(key, str | int) for key in dict.keys(value))
-            (self._waiting if plain else self._hashed).append(lambda: self._fill_dict(value, new))
-        return new
 
-    def _fill_dict(self, value: dict[Any, Any], new: Any) -> None:
-        ordered = isinstance(value, collections.OrderedDict)
-        kind: Any = collections.OrderedDict if ordered else dict
-        if isinstance(value, collections.defaultdict):
-            new.default_factory = self.copy(value.default_factory)
-        for key, item in list(dict.items(value)):
-            kind.__setitem__(new, self.copy(key), self.copy(item))
+        def fill() -> None:
+            if isinstance(value, collections.defaultdict):
+                new.default_factory = self.copy(value.default_factory)
+            if isinstance(value, dict):
+                items = list(dict.items(value))
+                refill(new, {self.copy(key): self.copy(item) for key, item in items})
+            else:
+                refill(new, [self.copy(item) for item in list(value)])
+
+        keys = dict.keys(value) if isinstance(value, dict) else ()
+        is_hashed = isinstance(value, set) or any(not isinstance(key, str | int) for key in keys)
+        (self._hashed if is_hashed else self._waiting).append(fill)
+        return new
 
     def _function(self, value: Any) -> Any:
         cells = tuple(types.CellType() for _ in value.__closure__ or ())
-        new = types.FunctionType(
-            value.__code__, value.__globals__, value.__name__, value.__defaults__, cells
-        )
-        self._note(value, new)
+        new = self._note(value, with_cells(value, cells))
 
         def fill() -> None:
             new.__defaults__ = self.copy(value.__defaults__)
             new.__kwdefaults__ = self.copy(value.__kwdefaults__)
-            for name in ("__qualname__", "__module__", "__doc__"):
-                setattr(new, name, getattr(value, name))
-            new.__dict__.update({key: self.copy(item) for key, item in vars(value).items()})
+            vars(new).update({key: self.copy(item) for key, item in vars(value).items()})
             for old, cell in zip(value.__closure__ or (), cells, strict=True):
                 for item in contents(old):
                     cell.cell_contents = self.copy(item)
@@ -231,7 +225,7 @@ def children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         value = value if issubclass(type(value), dict) else getattr(value, "__wrapped__", {})
         return [*dict.keys(value), *dict.values(value)]
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, CONTAINERS):
         return list(value)
     if isinstance(value, types.FunctionType):
         cells = [item for cell in value.__closure__ or () for item in contents(cell)]
@@ -259,6 +253,36 @@ def contents(cell: Any) -> list[Any]:
         return []
 
 
+def with_cells(function: Any, cells: Iterable[Any]) -> Any:
+    """A function anew, which finds other cells where it reads variables from around it."""
+    new = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells),
+    )
+    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__"):
+        setattr(new, name, getattr(function, name))
+    vars(new).update(vars(function))
+    return new
+
+
+def refill(container: Any, items: Any) -> None:
+    """Gives a list, set or dict other contents, past what its class does with them."""
+    if isinstance(container, list):
+        list.__setitem__(container, slice(None), items)
+    elif isinstance(container, set):
+        set.clear(container)
+        set.update(container, items)
+    else:
+        ordered = isinstance(container, collections.OrderedDict)
+        kind: Any = collections.OrderedDict if ordered else dict
+        kind.clear(container)
+        for key, item in items.items():
+            kind.__setitem__(container, key, item)
+
+
 # Where TensorFlow notes what checkpoints of an object depend on.
 _TRACKED = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names")
 
@@ -274,7 +298,7 @@ def _tracked(noted: Any) -> Any:
     return [item for item in noted if is_kept(item)]
 
 
-def uncompiled(attributes: dict[str, Any]) -> dict[str, Any]:
+def _uncompiled(attributes: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a model as they would be if it had not been compiled or trained."""
     fresh, compiled = _attributes_of_keras()
     kept = {}
@@ -298,16 +322,11 @@ def _attributes_of_keras() -> tuple[dict[str, Any], frozenset[str]]:
     changed = {
         name for name, value in vars(model).items() if name not in fresh or fresh[name] is not value
     }
-    return fresh, frozenset(changed | _SET_BY_TRAINING)
+    # The last by `before_save`.
+    return fresh, frozenset(changed | {"history", "stop_training", "save_own_variables"})
 
 
-_SET_BY_TRAINING = {
-    *("history", "stop_training"),
-    "save_own_variables",  # by `before_save`
-}
-
-
-def _is_ours(value: Any) -> bool:
+def is_ours(value: Any) -> bool:
     """Whether an object is of a class of this package: its state belongs to one layer."""
     return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
 
@@ -316,10 +335,6 @@ def _is_ours(value: Any) -> bool:
 def tracker_class() -> Any:
     """The class of what tells a layer which attributes are variables and layers."""
     return type(keras.layers.Layer(name="plain")._tracker)
-
-
-def _index(nodes: list[Any], node: Any) -> int:
-    return next(number for number, other in enumerate(nodes) if other is node)
 
 
 def _is_torch_tensor(value: Any) -> bool:

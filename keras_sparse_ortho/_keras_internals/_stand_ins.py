@@ -11,13 +11,13 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from keras_sparse_ortho._keras_internals._graphs import own_variables
 from keras_sparse_ortho._keras_internals._layouts import (
     along_mesh,
     create_along,
     initialize_layout,
 )
 from keras_sparse_ortho._keras_internals._scopes import in_stateless_scope
-from keras_sparse_ortho._keras_internals._sublayers import own_variables
 
 _SAVING = ("save_own_variables", "load_own_variables")
 

@@ -23,7 +23,7 @@ from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select, walk
 from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
-from keras_sparse_ortho.layers._shown_layer import shown
+from keras_sparse_ortho.layers._shown_layer import ShownLayer
 from keras_sparse_ortho.layers._wrappable import (
     refuse_dense_updates,
     refuse_unwrappable,
@@ -286,8 +286,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         effective = {
             id(own.layer_variable): own.current for own in self._state.parametrized.values()
         }
-        layer = self.layer
-        return shown(getattr(layer, name), layer, effective, self._effective_weights)
+        return getattr(ShownLayer(self.layer, effective, self._effective_weights), name)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """That of the layer."""
@@ -376,7 +375,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         """The settings alone, and the names in the layer, which its own configuration may lack."""
         table = self._state.parametrized or self._state.template
         serialize = keras.saving.serialize_keras_object
-        config = super().wrapper_config()
+        config = keras.layers.Layer.get_config(self)
         if isinstance(table, dict):
             config["parametrization"] = {key: serialize(value) for key, value in table.items()}
             config["weights"] = None

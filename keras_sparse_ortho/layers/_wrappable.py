@@ -18,9 +18,7 @@ from keras_sparse_ortho.kernels import (
 def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
     """Raises for a layer whose weights cannot be replaced during its call.
 
-    Args:
-        layer: The layer.
-        around_others: Whether layers inside it may be wrapped already.
+    With `around_others` layers inside it may be wrapped already.
     """
     for inner, path in walk(layer, layer.name):
         reason = None
@@ -49,13 +47,9 @@ def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
 
 
 def refuse_dense_updates(layer: Any) -> Callable[[], None]:
-    """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`.
-
-    Returns:
-        Undoes it.
-    """
-    own = vars(layer)
-    kept = {name: own[name] for name in ("quantize", "enable_lora") if name in own}
+    """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
+    names = ("quantize", "enable_lora")
+    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}
 
     def quantize(*args: Any, **kwargs: Any) -> None:
         # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
@@ -73,10 +67,10 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
         )
 
     # Not by setattr, with which Keras and its backends look at what is set.
-    own.update(quantize=quantize, enable_lora=enable_lora)
+    vars(layer).update(quantize=quantize, enable_lora=enable_lora)
 
     def undo() -> None:
-        for name in ("quantize", "enable_lora"):
+        for name in names:
             vars(layer).pop(name, None)
         vars(layer).update(kept)
 
@@ -84,12 +78,7 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
 
 
 def wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]:
-    """The kernels in a layer but for those that wrappers inside it hold.
-
-    Args:
-        layer: The built layer.
-        unregistered: Whether matrices that are not registered count as well.
-    """
+    """The kernels (and, if `unregistered`, matrices) in a layer that no wrapper inside it holds."""
     held = {
         id(weight.variable)
         for wrapper, _ in walk(layer, "")

@@ -15,9 +15,8 @@ _READING_INSIDE = (keras.layers.RNN, keras.layers.SpectralNormalization)
 def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[str, str]]:
     """Which layers to wrap: by `id`, the paths of their weights by the names below the layer.
 
-    Each weight is wrapped once, with the layer that owns it: layers that hold or call that one, or
-    read its attributes, get the wrapped one. Only where a layer reads weights inside another in a
-    way of its own (a recurrent layer those of its cell), or several layers hold the variable
+    Each weight is wrapped once, with the layer that owns it. Only where a layer reads weights
+    inside another (a recurrent layer those of its cell), or several layers hold the variable
     itself, is the one that holds them all wrapped.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Layers of ours inside classes whose configuration does not have them: how they are saved."""
+"""Which layers the configuration of a model has, and how layers of ours elsewhere are saved."""
 
 import contextvars
 import functools
@@ -10,15 +10,52 @@ from keras_sparse_ortho._keras_internals import (
     become,
     body_of,
     is_built_in_calls,
+    is_graph,
     maybe_build,
     sublayers,
 )
 from keras_sparse_ortho.kernels import is_sparse_layer, walk
 from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models._kinds import class_of, is_graph_of_class, lists_its_layers
 
 _making_plain: contextvars.ContextVar[bool] = contextvars.ContextVar("making_plain", default=False)
 """Whether layers are being made as their classes make them, whatever stood in them."""
+
+
+def is_clonable(model: Any) -> bool:
+    """Whether a model is a functional or Sequential one of no class of its own."""
+    if not isinstance(model, keras.Model) or type(model).__module__.partition(".")[0] != "keras":
+        return False
+    return isinstance(model, keras.Sequential) or is_graph(model)
+
+
+def is_graph_of_class(model: Any) -> bool:
+    """Whether a model is functional or Sequential, and of a class derived from these."""
+    return isinstance(model, keras.Model) and is_graph(model) and not is_clonable(model)
+
+
+def is_made_from_layers(model: Any) -> bool:
+    """Whether a graph is made again from the layers in its configuration, whatever its class.
+
+    Else its constructor makes them, and the configuration has the arguments of that.
+    """
+    if isinstance(model, keras.Sequential):
+        kind: Any = class_of(model)
+        return kind.from_config.__func__ is keras.Sequential.from_config.__func__
+    config = model.plain_config() if hasattr(model, "plain_config") else model.get_config()
+    return {"layers", "input_layers", "output_layers"} <= set(config)
+
+
+def lists_its_layers(layer: Any) -> bool:
+    """Whether the configuration of a layer or model has those of the layers inside it."""
+    if isinstance(layer, keras.layers.Wrapper | keras.layers.RNN):
+        return True
+    return is_clonable(layer) or (is_graph_of_class(layer) and is_made_from_layers(layer))
+
+
+def class_of(layer: Any) -> type:
+    """The class of a layer or model as it was written, not one derived from it to save it."""
+    kind: type = getattr(type(layer), "saved_as", type(layer))
+    return kind
 
 
 def save_with_layers(layer: Any) -> None:
@@ -44,8 +81,7 @@ def _mark(layer: Any) -> None:
         for inner in sublayers(layer):
             _mark(inner)
     else:
-        how = SavedWithLayers if is_graph_of_class(layer) else SavedWithLateLayers
-        layer.__class__ = _derived_class(class_of(layer), how)
+        layer.__class__ = _derived_class(class_of(layer))
 
 
 def _holds_ours(layer: Any) -> bool:
@@ -53,11 +89,13 @@ def _holds_ours(layer: Any) -> bool:
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rebuilt")
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rewrapped")  # older
 class SavedWithLayers:
     """A layer or model in which layers stand that its constructor does not make.
 
     The classes of such layers are derived from this one and from their own: they have the methods
-    and attributes of their own, and are saved with the layers inside.
+    and attributes of their own, and are saved with the layers inside. Those of a graph are there
+    when its constructor has run, those of other classes when they are built, or called.
     """
 
     def plain_config(self) -> dict[str, Any]:
@@ -75,7 +113,7 @@ class SavedWithLayers:
                 "config": self.plain_config(),
                 "registered_name": keras.saving.get_registered_name(kind),
             },
-            "build_config": self.get_build_config(),  # type: ignore[attr-defined]
+            "build_config": self.get_build_config(),
             "names": [layer.name for layer, _ in layers],
             "layers": {path: _described(layer) for layer, path in layers if is_sparse_layer(layer)},
         }
@@ -90,24 +128,12 @@ class SavedWithLayers:
             )
         finally:
             _making_plain.reset(inside)
-        return cls._restored(layer, config, custom_objects)
-
-    @classmethod
-    def _restored(cls, layer: Any, config: dict[str, Any], custom_objects: Any) -> Any:
-        """The layer with the layers inside that its constructor does not make."""
-        if not layer.built and config.get("build_config"):
-            layer.build_from_config(config["build_config"])  # Sequential without an Input
-        return _with_layers(layer, config, custom_objects)
-
-
-@keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rewrapped")
-class SavedWithLateLayers(SavedWithLayers):
-    """A subclassed layer or model: the layers inside are there when it is built, or called."""
-
-    @classmethod
-    def _restored(cls, layer: Any, config: dict[str, Any], custom_objects: Any) -> Any:
+        if isinstance(layer, keras.Sequential) and not layer.built and config.get("build_config"):
+            layer.build_from_config(config["build_config"])  # without an Input
+        if is_graph_of_class(layer):
+            return _with_layers(layer, config, custom_objects)
         if not _making_plain.get():
-            layer.__class__ = _derived_class(class_of(layer), SavedWithLateLayers)
+            layer.__class__ = _derived_class(class_of(layer))
             vars(layer)["_layers_to_come"] = config, custom_objects  # not for Keras to track
         return layer
 
@@ -178,11 +204,10 @@ def _described(layer: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _derived_class(kind: type, how: type[SavedWithLayers]) -> type:
+def _derived_class(kind: type) -> type:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    made = type(kind.__name__, (how, kind), {**names, "saved_as": kind})
-    registered = {SavedWithLayers: "Rebuilt", SavedWithLateLayers: "Rewrapped"}[how]
-    keras.saving.register_keras_serializable("keras_sparse_ortho", name=registered)(made)
+    made = type(kind.__name__, (SavedWithLayers, kind), {**names, "saved_as": kind})
+    keras.saving.register_keras_serializable("keras_sparse_ortho", name="Rebuilt")(made)
     return made
 
 

@@ -29,17 +29,9 @@ def hold(
 ) -> Any:
     """Gives weights fixed masks, and the values that were drawn with them.
 
-    Args:
-        model: The model.
-        weights: Its weights that get a mask.
-        draws: The mask of each by path, with values to set where it has a kernel; the other
-            weights keep theirs. Each is taken out once its weight has it, so that a model and
-            all its draws are not there at once.
-        storage: `"masked"`, `"compact"`, or `"auto"`: live blocks where layers and masks allow,
-            compact elsewhere.
-
-    Raises:
-        NotPrunableError: A weight that cannot be stored compactly; before anything is changed.
+    `draws` has the mask of each by path, with values to set where it has a kernel; the other
+    weights keep theirs. Each is taken out once its weight has it, so that a model and all its draws
+    are not there at once.
     """
     kind = mask_class(storage)
     if kind.compact:
@@ -68,19 +60,23 @@ def wrap(
         parametrization_of: Gives the parametrization, not built, for a path. Masks that are fixed
             are given in it: wrappers draw nothing here.
         draws: By path what was drawn; see `hold`.
-        on_blocks: Whether layers of live blocks take the place of those whose kernel was drawn as
-            such, and of others where layers and masks allow.
+        on_blocks: Whether layers of live blocks take the place of others where they can.
 
     Raises:
-        NotPrunableError: The new model would have other kernels or masks than planned. Models
-            written as a class are as they were then.
+        NotPrunableError: The new model would have other kernels or masks than planned.
     """
     draws = {} if draws is None else draws
     live = {path: draw.live for path, draw in draws.items()}
     given = {weight.path: weight for weight in weights}
     places = places_to_wrap(model, weights)
     before = sorted(weight.path for weight in prunable_weights(model, unregistered=True))
-    _warn_of_never_called(model)
+    if paths := never_called(model):
+        warnings.warn(
+            "Layers that have never been called have no weights yet, and will be dense. To have "
+            "them masked, call the model so that they are reached, before it is made sparse. "
+            f"Received: {paths}",
+            stacklevel=5,
+        )
 
     def replace(layer: Any, path: str, own: Any) -> Any:
         keys = places.get(id(layer))
@@ -110,16 +106,6 @@ def wrap(
     ]
     with weights_set_later():
         return rewrite(model, replace, complete, without_values=later)
-
-
-def _warn_of_never_called(model: Any) -> None:
-    if paths := never_called(model):
-        warnings.warn(
-            "Layers that have never been called have no weights yet, and will be dense. To have "
-            "them masked, call the model so that they are reached, before it is made sparse. "
-            f"Received: {paths}",
-            stacklevel=6,
-        )
 
 
 def _check(
