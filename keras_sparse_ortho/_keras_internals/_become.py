@@ -12,10 +12,9 @@ _PLACE = ("_inbound_nodes", "_outbound_nodes")
 
 
 def body_of(layer: keras.layers.Layer) -> Any:
-    """The layer in another object, which can stand inside the layer that the first one becomes.
+    """The layer in another object, to stand inside the layer that the first one becomes.
 
-    Both share variables, layers and all else, so that only one of them is to be used: the second
-    once the first has become another layer.
+    Both share all variables and layers: use the second once the first has become another layer.
     """
     body = object.__new__(type(layer))
     vars(body).update(vars(layer))
@@ -27,8 +26,7 @@ def body_of(layer: keras.layers.Layer) -> Any:
 def become(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
     """Gives a layer the class and the state of another one, which is not to be used any more.
 
-    Graphs, lists, attributes and functions that hold the layer hold the new one then, without
-    knowing. Its place in graphs stays. To undo it, give it class and attributes back.
+    Graphs, lists, attributes and functions that hold the layer hold the new one then.
     """
     place = {name: vars(layer)[name] for name in _PLACE if name in vars(layer)}
     layer.__class__ = type(other)

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 from keras.src.ops.function import make_node_key
 
 from keras_sparse_ortho._keras_internals._stand_ins import await_value
@@ -26,14 +27,8 @@ CONTAINERS = (list, tuple, dict, set, frozenset)
 def copy_objects(model: Any, without_values: Iterable[Any] = ()) -> tuple[Any, dict[int, Any]]:
     """Copies a model or layer with all that it leads to: layers, variables, the graph of calls.
 
-    Layers, containers and functions that lead to a variable, a layer or a symbolic tensor are
-    copied; everything else (constants, initializers, preprocessors) is shared. The copy is not
-    compiled. It computes what the model computes and shares no variable with it, whatever the
-    configurations of its layers say.
-
-    Args:
-        model: A model or layer.
-        without_values: Variables whose copies get no value: to be set by `give_value`.
+    Everything else (constants, initializers, preprocessors) is shared. The copy is not compiled.
+    Copies of the variables `without_values` are to be set by `give_value`.
 
     Returns:
         The copy, and by `id` of each object that was copied the one in its place.
@@ -98,8 +93,6 @@ class _Copier:
         return new
 
     def _made(self, value: Any) -> Any:
-        if isinstance(value, keras.Variable):
-            return self._variable(value)
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.MethodType):
@@ -132,31 +125,19 @@ class _Copier:
         if "_torch_params" in (modules := attributes.get("_modules", {})):
             # Made anew by Keras from the variables, when it is asked for.
             attributes["_modules"] = {k: v for k, v in modules.items() if k != "_torch_params"}
-        if isinstance(value, keras.Operation):
+        if isinstance(value, keras.Variable):
+            attributes["_value"] = None
+        elif isinstance(value, keras.Operation):
             attributes["_outbound_nodes"] = []  # calls in other models as well; nobody reads it
         for name, item in attributes.items():
             # Not by setattr, with which Keras and its backends look at what is set.
             vars(new)[name] = self.copy(_tracked(item) if name in _TRACKED else item)
-
-    def _variable(self, value: Any) -> Any:
-        new = self._note(value, object.__new__(type(value)))
-
-        def fill() -> None:
-            for name, item in vars(value).items():
-                if name != "_value":
-                    vars(new)[name] = self.copy(item)
-            vars(new)["_value"] = None
-            if value._value is None:
-                return
+        if isinstance(value, keras.Variable) and value._value is not None:
             if id(value) in self._empty:
                 await_value(new)
-            elif _is_torch_tensor(value._value):
-                new._initialize(self.copy(value._value))
             else:
-                new._initialize(keras.ops.copy(value.value))
-
-        self._waiting.append(fill)
-        return new
+                is_torch = _is_torch_tensor(value._value)  # and perhaps a parameter
+                new._initialize(self.copy(value._value) if is_torch else ops.copy(value.value))
 
     def _container(self, value: Any) -> Any:
         if isinstance(value, dict) and not issubclass(type(value), dict):
@@ -299,17 +280,16 @@ def _tracked(noted: Any) -> Any:
 
 
 def _uncompiled(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a model as they would be if it had not been compiled or trained."""
+    """The attributes of a model that is not compiled or trained."""
     fresh, compiled = _attributes_of_keras()
-    kept = {}
-    for name, value in attributes.items():
-        if name in fresh and name in compiled:
-            kept[name] = fresh[name]
-        elif name.endswith("_function") and callable(value):
-            kept[name] = None  # made by the model from its layers, as `train_function`
-        elif name not in compiled:
-            kept[name] = value
-    return kept
+    return {
+        # A model makes functions such as `train_function` from its layers.
+        name: fresh.get(name)
+        if name in compiled or (name.endswith("_function") and callable(value))
+        else value
+        for name, value in attributes.items()
+        if name in fresh or name not in compiled
+    }
 
 
 @functools.cache
@@ -333,7 +313,7 @@ def is_ours(value: Any) -> bool:
 
 @functools.cache
 def tracker_class() -> Any:
-    """The class of what tells a layer which attributes are variables and layers."""
+    """The class of what notes which attributes of a layer are variables and layers."""
     return type(keras.layers.Layer(name="plain")._tracker)
 
 

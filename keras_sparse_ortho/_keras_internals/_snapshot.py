@@ -16,13 +16,8 @@ from keras_sparse_ortho._keras_internals._object_copy import (
 class Snapshot:
     """A model as it is now: classes, attributes, contents of containers, values of variables.
 
-    Layers are changed in many places where they are changed in place: attributes, lists in which
-    Keras tracks layers and variables, variables that give up their arrays. So nothing is undone
-    step by step. Everything that a model leads to is noted, and put back as it was: the same
-    objects with the same contents.
-
-    Args:
-        model: The model.
+    Changing layers in place touches too much to undo step by step (lists in which Keras tracks
+    layers and variables, variables that give up their arrays): all that a model leads to is noted.
     """
 
     def __init__(self, model: keras.layers.Layer) -> None:

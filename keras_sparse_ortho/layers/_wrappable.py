@@ -16,10 +16,7 @@ from keras_sparse_ortho.kernels import (
 
 
 def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
-    """Raises for a layer whose weights cannot be replaced during its call.
-
-    With `around_others` layers inside it may be wrapped already.
-    """
+    """Raises for a layer whose weights cannot be replaced in a call, `around_others` that are."""
     for inner, path in walk(layer, layer.name):
         reason = None
         if getattr(inner, "transparent_path", False):

@@ -64,14 +64,14 @@ def _holding_all(model: Any, layers: list[Any], owners: list[Any]) -> Any:
     """The innermost layer, no model, through which every way to some layers leads, or `None`."""
     wanted = {id(owner) for owner in owners}
     for layer in reversed(layers):
-        inside = {id(inner) for inner, _ in walk(layer, "")}
-        if wanted <= inside and not isinstance(layer, keras.Model):
-            seen, waiting = {id(layer)}, [model]
-            while waiting:
-                here = waiting.pop()
-                if id(here) not in seen:
-                    seen.add(id(here))
-                    waiting += sublayers(here)
-            if not wanted & (seen - {id(layer)}):
-                return layer
+        if isinstance(layer, keras.Model) or not wanted <= {id(at) for at, _ in walk(layer, "")}:
+            continue
+        seen, waiting = {id(layer)}, [model]
+        while waiting:
+            here = waiting.pop()
+            if id(here) not in seen:
+                seen.add(id(here))
+                waiting += sublayers(here)
+        if wanted.isdisjoint(seen - {id(layer)}):
+            return layer
     return None

@@ -19,14 +19,11 @@ from keras_sparse_ortho.models._saved_layers import save_with_layers
 Replace = Callable[[Any, str, Any], Any]
 """`(layer, path, own) -> new layer or None`; see `rewrite`."""
 
-Complete = Callable[[Any], Any]
-"""From the new model to the one to hand out, or an error if it is not what it was to be."""
-
 
 def rewrite(
     model: Any,
     replace: Replace,
-    complete: Complete = lambda rewritten: rewritten,
+    complete: Callable[[Any], Any] = lambda rewritten: rewritten,
     without_values: Iterable[Any] = (),
     in_copy: bool | None = None,
 ) -> Any:
@@ -38,12 +35,10 @@ def rewrite(
     Args:
         model: A built model.
         replace: Asked for every layer that is neither a model nor wrapped, inner layers first:
-            given the layer of `model`, its path, and the layer in its place in the model that is
-            changed (the same one where that is `model`), returns a built layer to put there, or
-            `None`.
-        complete: See `Complete`.
-        without_values: Variables whose copies get no value, as their layers are replaced by ones
-            that are given other values. In models that are not copied they keep theirs.
+            given the layer of `model`, its path, and the one in its place in the model that is
+            changed, returns a built layer to put there, or `None`.
+        complete: From the new model to the one to hand out, or an error if it is not as planned.
+        without_values: Variables whose copies get no value, as they are to be given others.
         in_copy: Whether the model is copied. Default: functional and Sequential ones are.
     """
     if in_copy is None:

@@ -22,27 +22,21 @@ class SameFunction:
     """What a model has and computes now, to be compared with what it is rewritten to.
 
     Compared are the effective kernels by path, to the bit; the number of all other weights; and
-    the outputs for one sample where the model holds layers that are not Keras' own, and where its
-    inputs are known. Kernels of stacks and products, which may become several layers, are compared
-    by the outputs alone.
-
-    Args:
-        model: The model, before anything is changed.
+    where it holds layers that are not Keras' own, outputs (see `Probe`). Kernels of stacks and
+    products, which may become several layers, are compared by the outputs alone.
     """
 
     def __init__(self, model: Any) -> None:
         self._name = getattr(model, "name", model)
         self._divided = tuple(f"{path}/" for layer, path in walk(model, "") if _may_divide(layer))
-        self._others = _other_weights(model)
-        self._kernels = self._kernels_of(model)
+        self._kernels, self._others = self._weights_of(model)
         self._probe = Probe(model, always=bool(self._divided))
 
     def check(self, model: Any) -> None:
         """Raises NotPrunableError unless another form of the model is the same."""
-        kernels = self._kernels_of(model)
+        kernels, others = self._weights_of(model)
         paths = kernels.keys() | self._kernels.keys()
         wrong = sorted(path for path in paths if kernels.get(path) != self._kernels.get(path))
-        others = _other_weights(model)
         if wrong or (others != self._others and not self._divided):
             raise NotPrunableError(
                 f"The model '{self._name}' would not have the weights that it has. Received: "
@@ -51,22 +45,21 @@ class SameFunction:
             )
         self._probe.check(model)
 
-    def _kernels_of(self, model: Any) -> dict[str, str]:
-        return {
+    def _weights_of(self, model: Any) -> tuple[dict[str, str], int]:
+        """Digests of kernels by path, and the number of weights that are not beside kernels."""
+        kernels = {
             # Plus 0.0: a dropped entry may be -0.0 in one form, and 0.0 in another.
             weight.path: digest_of(weight.value() + 0.0)
             for weight in prunable_weights(model, unregistered=True)
             if not weight.path.startswith(self._divided)
         }
+        return kernels, len({id(variable) for variable in model.weights} - beside_kernels(model))
 
 
 class Probe:
-    """The outputs of a model for one sample, where they may tell something.
+    """The outputs of a model for one sample, with other `values` of some variables if given.
 
-    Args:
-        model: The model.
-        values: Pairs of a variable and a value that it is to have instead of its own.
-        always: Whether it is run if all its layers are Keras', too.
+    Nothing where its inputs are not known, or (but for `always`) where all layers are Keras'.
     """
 
     def __init__(
@@ -111,11 +104,6 @@ def probe_of_copy(model: Any, copy: Any) -> Probe:
     ours = prunable_weights(model, unregistered=True)
     values = [(weight.variable, theirs[weight.path].value()) for weight in ours]
     return Probe(model, [(v, keras.ops.convert_to_tensor(value, v.dtype)) for v, value in values])
-
-
-def _other_weights(model: Any) -> int:
-    """The number of weights but for what stands beside kernels."""
-    return len({id(variable) for variable in model.weights} - beside_kernels(model))
 
 
 def beside_kernels(model: Any) -> set[int]:

@@ -34,10 +34,7 @@ def is_graph_of_class(model: Any) -> bool:
 
 
 def is_made_from_layers(model: Any) -> bool:
-    """Whether a graph is made again from the layers in its configuration, whatever its class.
-
-    Else its constructor makes them, and the configuration has the arguments of that.
-    """
+    """Whether a graph is made again from the layers in its configuration, not by a constructor."""
     if isinstance(model, keras.Sequential):
         kind: Any = class_of(model)
         return kind.from_config.__func__ is keras.Sequential.from_config.__func__
@@ -61,8 +58,7 @@ def class_of(layer: Any) -> type:
 def save_with_layers(layer: Any) -> None:
     """Lets a model or layer be saved with the layers of ours in it, if its class does not do so.
 
-    Its class becomes one that is derived from its own; and its own again, when no such layer is
-    left.
+    Its class becomes a derived one, and its own again when no such layer is left.
     """
     for inner, _ in walk(layer, ""):
         if isinstance(inner, SavedWithLayers) and not _holds_ours(inner):
@@ -115,7 +111,14 @@ class SavedWithLayers:
             },
             "build_config": self.get_build_config(),
             "names": [layer.name for layer, _ in layers],
-            "layers": {path: _described(layer) for layer, path in layers if is_sparse_layer(layer)},
+            # A wrapper without the layer inside, which the constructor makes.
+            "layers": {
+                path: layer.wrapper_config()
+                if isinstance(layer, PrunableLayer)
+                else keras.saving.serialize_keras_object(layer)
+                for layer, path in layers
+                if is_sparse_layer(layer)
+            },
         }
 
     @classmethod
@@ -146,35 +149,31 @@ class SavedWithLayers:
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds the layer as its class does, then puts the layers in."""
         super().build_from_config(config)  # type: ignore[misc]
-        if isinstance(self, keras.Model) or all(layer.built for layer, _ in walk(self, "")):
-            self._put_layers()
+        if "_layers_to_come" in vars(self) and (
+            isinstance(self, keras.Model) or all(layer.built for layer, _ in walk(self, ""))
+        ):
+            _with_layers(self, *vars(self).pop("_layers_to_come"))
 
     def _maybe_build(self, call_spec: Any) -> None:
         if "_layers_to_come" in vars(self):
             kept = vars(self).pop("_layers_to_come")
             maybe_build(self, call_spec)
-            vars(self)["_layers_to_come"] = kept
-            self._put_layers()
-        super()._maybe_build(call_spec)  # type: ignore[misc]
-
-    def _put_layers(self) -> None:
-        if (kept := vars(self).pop("_layers_to_come", None)) is not None:
             _with_layers(self, *kept)
+        super()._maybe_build(call_spec)  # type: ignore[misc]
 
 
 def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
     """A layer or model whose inner layers get names, and become those of a configuration."""
     names = config["names"]
-    found = _named(top)
-    kinds = (found, _named_before(top))
-    layers = next((layers for layers in kinds if len(layers) == len(names)), None)
-    if layers is None:
+    found = [layer for layer, _ in _named(top)]
+    layers = found if len(found) == len(names) else _named_before(top)
+    if len(layers) != len(names):
         raise ValueError(
             f"The layers that the class of '{top.name}' makes differ from those in the file. Make "
             "the model, call it, make it sparse as before, and call `model.load_weights(path)`. "
-            f"The file has: {names}. Received: {[layer.name for layer, _ in found]}"
+            f"The file has: {names}. Received: {[layer.name for layer in found]}"
         )
-    for (layer, _), name in zip(layers, names, strict=True):
+    for layer, name in zip(layers, names, strict=True):
         layer.name = name
     if _making_plain.get():
         return top
@@ -193,14 +192,6 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
         become(layer, new)
     save_with_layers(top)
     return top
-
-
-def _described(layer: Any) -> dict[str, Any]:
-    """A layer of ours; a wrapper without the layer inside, which the constructor makes."""
-    if isinstance(layer, PrunableLayer):
-        return layer.wrapper_config()
-    described: dict[str, Any] = keras.saving.serialize_keras_object(layer)
-    return described
 
 
 @functools.cache
@@ -223,7 +214,7 @@ def _named(top: Any) -> list[tuple[Any, str]]:
     ]
 
 
-def _named_before(model: Any, prefix: str = "") -> list[tuple[Any, str]]:
+def _named_before(model: Any) -> list[Any]:
     """The layers whose names are in older files: those that models hold, none inside a layer."""
     layers = {id(layer): layer for layer in getattr(model, "layers", [])}
     if is_graph_of_class(model):
@@ -231,7 +222,7 @@ def _named_before(model: Any, prefix: str = "") -> list[tuple[Any, str]]:
     found = []
     for layer in layers.values():
         if not isinstance(layer, keras.layers.InputLayer):
-            found.append((layer, f"{prefix}{layer.name}"))
+            found += [layer]
             if isinstance(layer, keras.Model):
-                found += _named_before(layer, f"{prefix}{layer.name}/")
+                found += _named_before(layer)
     return found

@@ -1,7 +1,7 @@
 """Wrapping the layers that hold given weights, in a whole model."""
 
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from keras_sparse_ortho._keras_internals import body_of
@@ -69,7 +69,7 @@ def wrap(
     live = {path: draw.live for path, draw in draws.items()}
     given = {weight.path: weight for weight in weights}
     places = places_to_wrap(model, weights)
-    before = sorted(weight.path for weight in prunable_weights(model, unregistered=True))
+    before = [weight.path for weight in prunable_weights(model, unregistered=True)]
     if paths := never_called(model):
         warnings.warn(
             "Layers that have never been called have no weights yet, and will be dense. To have "
@@ -94,7 +94,15 @@ def wrap(
         return wrapper
 
     def complete(rewritten: Any) -> Any:
-        _check(rewritten, weights, before, live)
+        found = prunable_weights(rewritten, unregistered=True)
+        masked = {weight.path: weight for weight in found if weight.storage is not None}
+        wrong = set(before) ^ {weight.path for weight in found} | given.keys() - masked.keys()
+        wrong |= {path for path in live.keys() - wrong if masked[path].live != live[path]}
+        if wrong or len(found) != len(before):
+            raise NotPrunableError(
+                "The new model would not have the kernels of the given one, each with the mask "
+                f"that was planned. There were: {before}. Received: others for {sorted(wrong)}"
+            )
         if rewritten is not model:
             probe_of_copy(model, rewritten).check(rewritten)
         return blocks_where_possible(rewritten) if on_blocks else rewritten
@@ -106,27 +114,6 @@ def wrap(
     ]
     with weights_set_later():
         return rewrite(model, replace, complete, without_values=later)
-
-
-def _check(
-    model: Any, weights: list[PrunableWeight], before: list[str], live: Mapping[str, int]
-) -> None:
-    """Raises unless a new model has the kernels of the old one, and the masks that were planned."""
-    found = prunable_weights(model, unregistered=True)
-    wrapped = {w.path: w for w in found if w.storage is not None}
-    paths = sorted(weight.path for weight in found)
-    uncovered = [weight.path for weight in weights if weight.path not in wrapped]
-    if paths != before or uncovered:
-        raise NotPrunableError(
-            "The new model would not have the kernels of the given one, each with the mask that "
-            f"was planned. There were: {before}. Received: {paths}, without masks {uncovered}"
-        )
-    for path, count in live.items():
-        if wrapped[path].live != count:
-            raise NotPrunableError(
-                f"'{path}' would not have the {count} live entries that were planned. "
-                f"Received: {wrapped[path].live}"
-            )
 
 
 def _finish(parametrization: Parametrization, drawn: AnyDraw | None) -> None:
