@@ -100,8 +100,9 @@ def input_specs(model: Any) -> Any:
 
 def open_specs(model: Any) -> Any:
     """Symbolic inputs with the dimensions that the model leaves open, or `None`."""
-    if getattr(model, "inputs", None):
-        return model.input
+    inputs = getattr(model, "input", None) if getattr(model, "inputs", None) else None
+    if inputs is not None:
+        return inputs
     shape = (model.get_build_config() or {}).get("input_shape")
     if not isinstance(shape, tuple | list) or not shape or isinstance(shape[0], tuple | list):
         return None
