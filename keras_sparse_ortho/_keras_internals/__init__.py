@@ -3,6 +3,7 @@
 from keras_sparse_ortho._keras_internals._become import (
     become,
     body_of,
+    track_parameters_anew,
 )
 from keras_sparse_ortho._keras_internals._building import (
     WrapperBuiltByCalls,
@@ -13,7 +14,6 @@ from keras_sparse_ortho._keras_internals._building import (
 from keras_sparse_ortho._keras_internals._compiling import (
     compile_like,
     compiled_loss_waits,
-    track_parameters_anew,
 )
 from keras_sparse_ortho._keras_internals._fit import (
     after_fit,

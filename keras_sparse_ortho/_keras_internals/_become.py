@@ -17,8 +17,7 @@ def body_of(layer: keras.layers.Layer) -> Any:
     Both share all variables and layers: use the second once the first has become another layer.
     """
     body = object.__new__(type(layer))
-    vars(body).update(vars(layer))
-    vars(body).update({name: [] for name in _PLACE})
+    vars(body).update({**vars(layer), **{name: [] for name in _PLACE}})
     _rebind(body, layer)
     return body
 
@@ -34,6 +33,12 @@ def become(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
     vars(layer).clear()
     vars(layer).update({**vars(other), **place})
     _rebind(layer, other)
+
+
+def track_parameters_anew(model: Any) -> None:
+    """Lets torch forget the parameters of variables that were replaced inside a model."""
+    for layer in [model, *model._flatten_layers(include_self=False)]:
+        vars(layer).get("_modules", {}).pop("_torch_params", None)
 
 
 def _rebind(layer: Any, old: Any) -> None:

@@ -26,12 +26,6 @@ def compile_like(model: Any, other: Any) -> bool:
     return True
 
 
-def track_parameters_anew(model: Any) -> None:
-    """Lets torch forget the parameters of variables that were replaced inside a model."""
-    for layer in [model, *model._flatten_layers(include_self=False)]:
-        vars(layer).get("_modules", {}).pop("_torch_params", None)
-
-
 def compiled_loss_waits(model: Any) -> bool:
     """Whether the loss of `compile` makes its variables only at its first call, yet to come."""
     loss = getattr(model, "_compile_loss", None)

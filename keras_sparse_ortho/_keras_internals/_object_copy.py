@@ -270,13 +270,9 @@ _TRACKED = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_
 
 def _tracked(noted: Any) -> Any:
     """Without compiled functions, such as the train function, which a copy makes anew."""
-
-    def is_kept(item: Any) -> bool:
-        return not hasattr(getattr(item, "ref", item), "python_function")
-
-    if isinstance(noted, dict):
-        return {name: item for name, item in noted.items() if is_kept(item)}
-    return [item for item in noted if is_kept(item)]
+    pairs = noted.items() if isinstance(noted, dict) else enumerate(noted)
+    kept = {k: v for k, v in pairs if not hasattr(getattr(v, "ref", v), "python_function")}
+    return kept if isinstance(noted, dict) else list(kept.values())
 
 
 def _uncompiled(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
     find_kernels,
-    find_unregistered,
     is_sparse_layer,
     walk,
 )
@@ -82,7 +81,5 @@ def wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]
         if hasattr(wrapper, "transparent_path")
         for weight in wrapper.prunable_weights
     }
-    found = find_kernels(layer, "")
-    if unregistered:
-        found += find_unregistered(layer, "", found)
+    found = find_kernels(layer, "", unregistered=unregistered)
     return [weight for weight in found if id(weight.variable) not in held]

@@ -1,5 +1,7 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
+from keras_sparse_ortho.models._at_density import DensityGap as DensityGap
+from keras_sparse_ortho.models._at_density import density_gap as density_gap
 from keras_sparse_ortho.models._at_density import model_gap as model_gap
 from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
 from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density

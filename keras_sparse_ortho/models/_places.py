@@ -6,7 +6,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import own_variables, sublayers
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, find_unregistered, walk
+from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, walk
 
 # They read or assign the weights of layers inside them, not only call these.
 _READING_INSIDE = (keras.layers.RNN, keras.layers.SpectralNormalization)
@@ -46,8 +46,7 @@ def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[
                 f"variable, or `exclude` it. Received: {[one.name for one in held_by]}"
             )
         if id(layer) not in names:
-            kernels = find_kernels(layer, "")
-            kernels += find_unregistered(layer, "", kernels)
+            kernels = find_kernels(layer, "", unregistered=True)
             names[id(layer)] = {id(w.variable): w.path for w in kernels}
         places.setdefault(id(layer), {})[names[id(layer)][id(weight.variable)]] = weight.path
     paths = [weight.path for weight in weights]

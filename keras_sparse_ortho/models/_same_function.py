@@ -28,7 +28,13 @@ class SameFunction:
 
     def __init__(self, model: Any) -> None:
         self._name = getattr(model, "name", model)
-        self._divided = tuple(f"{path}/" for layer, path in walk(model, "") if _may_divide(layer))
+        # A stack, and a layer whose kernel is a product, may become several layers.
+        self._divided = tuple(
+            f"{path}/"
+            for layer, path in walk(model, "")
+            if isinstance(layer, ScannedStack)
+            or any(isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values())
+        )
         self._kernels, self._others = self._weights_of(model)
         self._probe = Probe(model, always=bool(self._divided))
 
@@ -114,12 +120,6 @@ def beside_kernels(model: Any) -> set[int]:
         if hasattr(layer, "transparent_path"):
             found |= {id(variable) for variable in own_variables(layer)}
     return found
-
-
-def _may_divide(layer: Any) -> bool:
-    """Whether a layer may become several: a stack, or one whose kernel is a product."""
-    products = [isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values()]
-    return isinstance(layer, ScannedStack) or any(products)
 
 
 def _is_of_others(model: Any) -> bool:

@@ -38,7 +38,7 @@ def is_made_from_layers(model: Any) -> bool:
     if isinstance(model, keras.Sequential):
         kind: Any = class_of(model)
         return kind.from_config.__func__ is keras.Sequential.from_config.__func__
-    config = model.plain_config() if hasattr(model, "plain_config") else model.get_config()
+    config = class_of(model).get_config(model)  # type: ignore[attr-defined]
     return {"layers", "input_layers", "output_layers"} <= set(config)
 
 
@@ -94,10 +94,6 @@ class SavedWithLayers:
     when its constructor has run, those of other classes when they are built, or called.
     """
 
-    def plain_config(self) -> dict[str, Any]:
-        """The configuration of the class as it was written."""
-        return super().get_config()  # type: ignore[misc]
-
     def get_config(self) -> dict[str, Any]:
         """The layer as its constructor makes it, and the layers that stand in it instead."""
         kind = class_of(self)
@@ -106,7 +102,7 @@ class SavedWithLayers:
             "model": {
                 "module": kind.__module__,
                 "class_name": kind.__name__,
-                "config": self.plain_config(),
+                "config": super().get_config(),  # type: ignore[misc]
                 "registered_name": keras.saving.get_registered_name(kind),
             },
             "build_config": self.get_build_config(),
