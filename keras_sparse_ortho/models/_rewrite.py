@@ -38,7 +38,7 @@ def rewrite(
             given the layer of `model`, its path, and the one in its place in the model that is
             changed, returns a built layer to put there, or `None`.
         complete: From the new model to the one to hand out, or an error if it is not as planned.
-        without_values: Variables whose copies get no value, as they are to be given others.
+        without_values: Variables whose copies are to be given other values.
         in_copy: Whether the model is copied. Default: functional and Sequential ones are.
     """
     if in_copy is None:

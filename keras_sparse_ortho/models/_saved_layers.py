@@ -89,9 +89,8 @@ def _holds_ours(layer: Any) -> bool:
 class SavedWithLayers:
     """A layer or model in which layers stand that its constructor does not make.
 
-    The classes of such layers are derived from this one and from their own: they have the methods
-    and attributes of their own, and are saved with the layers inside. Those of a graph are there
-    when its constructor has run, those of other classes when they are built, or called.
+    The classes of such layers are derived from this one and from their own. The layers of a graph
+    are there when its constructor has run, those of other classes when they are built, or called.
     """
 
     def get_config(self) -> dict[str, Any]:

@@ -54,13 +54,9 @@ def wrap(
 ) -> Any:
     """Wraps every layer that owns some of the weights: see `places_to_wrap`.
 
-    Args:
-        model: The model.
-        weights: Its weights that get a parametrization.
-        parametrization_of: Gives the parametrization, not built, for a path. Masks that are fixed
-            are given in it: wrappers draw nothing here.
-        draws: By path what was drawn; see `hold`.
-        on_blocks: Whether layers of live blocks take the place of others where they can.
+    `parametrization_of` gives the parametrization, not built, for a path, with the mask where that
+    is fixed: wrappers draw nothing here. For `draws` see `hold`. With `on_blocks` layers of live
+    blocks take the place of others where they can.
 
     Raises:
         NotPrunableError: The new model would have other kernels or masks than planned.
@@ -88,9 +84,16 @@ def wrap(
         wrapper = PrunableLayer(body_of(own), table)
         wrapper.build()
         for key, parametrization in wrapper.parametrizations.items():
-            if own is not layer and parametrization.compact:  # whose dense copy has no value
+            drawn = draws.pop(keys[key], None)
+            kernel = drawn.kernel if drawn is not None and drawn.sets_values else None
+            if kernel is not None:
+                parametrization.assign_raw(kernel)
+            elif own is not layer and parametrization.compact:  # whose dense copy has no value
                 parametrization.assign_raw(given[keys[key]].variable.value)
-            _finish(parametrization, draws.pop(keys[key], None))
+            if kernel is None or not parametrization.movable:
+                parametrization.settle()  # what is drawn is zero where its mask is not live
+            if drawn is not None and drawn.fresh:
+                parametrization.mark_as_drawn(kernel)
         return wrapper
 
     def complete(rewritten: Any) -> Any:
@@ -114,14 +117,3 @@ def wrap(
     ]
     with weights_set_later():
         return rewrite(model, replace, complete, without_values=later)
-
-
-def _finish(parametrization: Parametrization, drawn: AnyDraw | None) -> None:
-    """Sets the weight to what was drawn, and tells the parametrization that it has been set."""
-    kernel = drawn.kernel if drawn is not None and drawn.sets_values else None
-    if kernel is not None:
-        parametrization.assign_raw(kernel)
-    if kernel is None or not parametrization.movable:
-        parametrization.settle()  # what is drawn is zero where its mask is not live
-    if drawn is not None and drawn.fresh:
-        parametrization.mark_as_drawn(kernel)
