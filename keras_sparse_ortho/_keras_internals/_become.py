@@ -5,21 +5,19 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals._object_copy import contents
+from keras_sparse_ortho._keras_internals._object_copy import contents, with_cells
 
 # A layer's place in graphs of calls.
 _PLACE = ("_inbound_nodes", "_outbound_nodes")
 
 
 def body_of(layer: keras.layers.Layer) -> Any:
-    """The layer in another object, which can stand inside the layer that the first one becomes.
+    """The layer in another object, to stand inside the layer that the first one becomes.
 
-    Both share variables, layers and all else, so that only one of them is to be used: the second
-    once the first has become another layer.
+    Both share all variables and layers: use the second once the first has become another layer.
     """
     body = object.__new__(type(layer))
-    vars(body).update(vars(layer))
-    vars(body).update({name: [] for name in _PLACE})
+    vars(body).update({**vars(layer), **{name: [] for name in _PLACE}})
     _rebind(body, layer)
     return body
 
@@ -27,8 +25,7 @@ def body_of(layer: keras.layers.Layer) -> Any:
 def become(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
     """Gives a layer the class and the state of another one, which is not to be used any more.
 
-    Graphs, lists, attributes and functions that hold the layer hold the new one then, without
-    knowing. Its place in graphs stays. To undo it, give it class and attributes back.
+    Graphs, lists, attributes and functions that hold the layer hold the new one then.
     """
     place = {name: vars(layer)[name] for name in _PLACE if name in vars(layer)}
     layer.__class__ = type(other)
@@ -38,29 +35,21 @@ def become(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
     _rebind(layer, other)
 
 
+def track_parameters_anew(model: Any) -> None:
+    """Lets torch forget the parameters of variables that were replaced inside a model."""
+    for layer in [model, *model._flatten_layers(include_self=False)]:
+        vars(layer).get("_modules", {}).pop("_torch_params", None)
+
+
 def _rebind(layer: Any, old: Any) -> None:
     """Binds what Keras puts into every layer, such as its `build`, to another object."""
-    for name, value in list(vars(layer).items()):
-        if isinstance(value, types.FunctionType) and value.__closure__:
-            vars(layer)[name] = _rebound(value, layer, old)
 
-
-def _rebound(function: Any, layer: Any, old: Any) -> Any:
     def bound(value: Any) -> Any:
-        if value is old:
-            return layer
         if isinstance(value, types.MethodType) and value.__self__ is old:
             return types.MethodType(value.__func__, layer)
-        return value
+        return layer if value is old else value
 
-    cells = [types.CellType(*map(bound, contents(cell))) for cell in function.__closure__]
-    new = types.FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        tuple(cells),
-    )
-    new.__kwdefaults__ = function.__kwdefaults__
-    new.__dict__.update(vars(function))
-    return new
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, types.FunctionType) and value.__closure__:
+            cells = [types.CellType(*map(bound, contents(cell))) for cell in value.__closure__]
+            vars(layer)[name] = with_cells(value, cells)

@@ -5,14 +5,11 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals._sublayers import sublayers
+from keras_sparse_ortho._keras_internals._graphs import sublayers
 
 
 def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
-    """Builds `layer` as its own call would, with every shape that its `build` asks for.
-
-    And the layers inside it, which a `build` may leave to their own calls.
-    """
+    """Builds a layer, and those inside it, as its own call would, with every shape it asks for."""
     with layer._open_name_scope():
         if not layer.built:
             layer._maybe_build(call_spec)
@@ -21,10 +18,9 @@ def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
 
 
 def is_built_in_calls(layer: keras.layers.Layer) -> bool:
-    """Whether shapes may not do to build a layer and the layers inside it.
+    """Whether shapes may not do to build a layer: it has no `build`, or holds layers.
 
-    So it is with layers without a `build`, and it may be so with those that hold layers, but for
-    Keras' own.
+    Keras' own do with shapes.
     """
     if type(layer).build is keras.layers.Layer.build:
         return True
@@ -34,8 +30,7 @@ def is_built_in_calls(layer: keras.layers.Layer) -> bool:
 class WrapperBuiltByCalls(keras.layers.Wrapper):
     """A wrapper whose layer is built with what its own call would give `build`.
 
-    Keras' `Wrapper.build` passes the shape of the first input on, but a layer may ask for more,
-    such as the shapes of query and value; or for a call, if it does not say how it is built.
+    Keras' `Wrapper.build` passes the shape of the first input on; others may be needed, or a call.
     """
 
     _waits_for_call = False
@@ -49,10 +44,6 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
         self._waits_for_call = is_built_in_calls(self.layer)
         if not self._waits_for_call:
             super().build_from_config(config)
-
-    def wrapper_config(self) -> dict[str, Any]:
-        """The configuration without the layer."""
-        return keras.layers.Layer.get_config(self)
 
     def layer_config(self) -> dict[str, Any]:
         """The serialized layer, without shapes if they do not build it."""

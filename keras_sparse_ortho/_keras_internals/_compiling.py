@@ -26,12 +26,6 @@ def compile_like(model: Any, other: Any) -> bool:
     return True
 
 
-def track_parameters_anew(layers: list[Any]) -> None:
-    """Lets torch forget the parameters of variables that were replaced inside layers."""
-    for layer in layers:
-        vars(layer).get("_modules", {}).pop("_torch_params", None)
-
-
 def compiled_loss_waits(model: Any) -> bool:
     """Whether the loss of `compile` makes its variables only at its first call, yet to come."""
     loss = getattr(model, "_compile_loss", None)

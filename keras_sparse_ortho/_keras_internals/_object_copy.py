@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 from keras.src.ops.function import make_node_key
 
 from keras_sparse_ortho._keras_internals._stand_ins import await_value
@@ -20,20 +21,14 @@ _ATOMS = (
     *(types.ModuleType, types.BuiltinFunctionType, types.CodeType),
 )
 _PACKAGE = __name__.partition(".")[0]
-_CONTAINERS = (list, tuple, dict, set, frozenset)
+CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def copy_objects(model: Any, without_values: Iterable[Any] = ()) -> tuple[Any, dict[int, Any]]:
     """Copies a model or layer with all that it leads to: layers, variables, the graph of calls.
 
-    Layers, containers and functions that lead to a variable, a layer or a symbolic tensor are
-    copied; everything else (constants, initializers, preprocessors) is shared. The copy is not
-    compiled. It computes what the model computes and shares no variable with it, whatever the
-    configurations of its layers say.
-
-    Args:
-        model: A model or layer.
-        without_values: Variables whose copies get no value: to be set by `give_value`.
+    Everything else (constants, initializers, preprocessors) is shared. The copy is not compiled.
+    Copies of the variables `without_values` are to be set by `give_value`.
 
     Returns:
         The copy, and by `id` of each object that was copied the one in its place.
@@ -67,11 +62,11 @@ class _Copier:
             return value
         if id(value) in self.copies:
             return self.copies[id(value)]
+        if isinstance(value, CONTAINERS):
+            return self._container(value)
         if self._leads_to_parts(value):
             return self._made(value)
-        if isinstance(value, _CONTAINERS):
-            return self._container(value)
-        return self._object(value) if _is_ours(value) else value
+        return self._object(value) if is_ours(value) else value
 
     def fill(self) -> None:
         """Fills all objects that were made."""
@@ -83,10 +78,13 @@ class _Copier:
                     name: {id(item) for item in store} for name, (_, store) in new.config.items()
                 }
             elif isinstance(new, keras.Operation) and hasattr(new, "_nodes_by_depth"):
-                calls = [node for nodes in new._nodes_by_depth.values() for node in nodes]
+                nodes = {id(node): node for level in new._nodes_by_depth.values() for node in level}
+                operations = {id(node.operation): node.operation for node in nodes.values()}
                 new._nodes = {
-                    make_node_key(node.operation, _index(node.operation._inbound_nodes, node))
-                    for node in calls
+                    make_node_key(operation, number)
+                    for operation in operations.values()
+                    for number, node in enumerate(operation._inbound_nodes)
+                    if id(node) in nodes
                 }
 
     def _note(self, value: Any, new: Any) -> Any:
@@ -95,8 +93,6 @@ class _Copier:
         return new
 
     def _made(self, value: Any) -> Any:
-        if isinstance(value, keras.Variable):
-            return self._variable(value)
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.MethodType):
@@ -105,8 +101,6 @@ class _Copier:
             given = [self.copy(item) for item in value.args]
             named = {key: self.copy(item) for key, item in value.keywords.items()}
             return self._note(value, functools.partial(self.copy(value.func), *given, **named))
-        if isinstance(value, _CONTAINERS):
-            return self._container(value)
         if _is_torch_tensor(value):
             return self._note(value, _torch_copy(value))
         if hasattr(value, "__wrapped__") or not (hasattr(value, "__dict__") or _slots(value)):
@@ -127,35 +121,23 @@ class _Copier:
             object.__setattr__(new, name, self.copy(item))
         attributes = dict(getattr(value, "__dict__", {}))
         if isinstance(value, keras.Model):
-            attributes = uncompiled(attributes)
+            attributes = _uncompiled(attributes)
         if "_torch_params" in (modules := attributes.get("_modules", {})):
             # Made anew by Keras from the variables, when it is asked for.
             attributes["_modules"] = {k: v for k, v in modules.items() if k != "_torch_params"}
-        if isinstance(value, keras.Operation):
+        if isinstance(value, keras.Variable):
+            attributes["_value"] = None
+        elif isinstance(value, keras.Operation):
             attributes["_outbound_nodes"] = []  # calls in other models as well; nobody reads it
         for name, item in attributes.items():
             # Not by setattr, with which Keras and its backends look at what is set.
             vars(new)[name] = self.copy(_tracked(item) if name in _TRACKED else item)
-
-    def _variable(self, value: Any) -> Any:
-        new = self._note(value, object.__new__(type(value)))
-
-        def fill() -> None:
-            for name, item in vars(value).items():
-                if name != "_value":
-                    vars(new)[name] = self.copy(item)
-            vars(new)["_value"] = None
-            if value._value is None:
-                return
+        if isinstance(value, keras.Variable) and value._value is not None:
             if id(value) in self._empty:
                 await_value(new)
-            elif _is_torch_tensor(value._value):
-                new._initialize(self.copy(value._value))
             else:
-                new._initialize(keras.ops.copy(value.value))
-
-        self._waiting.append(fill)
-        return new
+                is_torch = _is_torch_tensor(value._value)  # and perhaps a parameter
+                new._initialize(self.copy(value._value) if is_torch else ops.copy(value.value))
 
     def _container(self, value: Any) -> Any:
         if isinstance(value, dict) and not issubclass(type(value), dict):
@@ -172,36 +154,29 @@ class _Copier:
         new = self._note(value, kind.__new__(kind))
         if hasattr(value, "__dict__"):
             vars(new).update({name: self.copy(item) for name, item in vars(value).items()})
-        if isinstance(value, list):
-            self._waiting.append(lambda: list.extend(new, [self.copy(i) for i in list(value)]))
-        elif isinstance(value, set):
-            self._hashed.append(lambda: set.update(new, {self.copy(item) for item in value}))
-        else:
-            plain = all(isinstance(key, str | int) for key in dict.keys(value))
-            (self._waiting if plain else self._hashed).append(lambda: self._fill_dict(value, new))
-        return new
 
-    def _fill_dict(self, value: dict[Any, Any], new: Any) -> None:
-        ordered = isinstance(value, collections.OrderedDict)
-        kind: Any = collections.OrderedDict if ordered else dict
-        if isinstance(value, collections.defaultdict):
-            new.default_factory = self.copy(value.default_factory)
-        for key, item in list(dict.items(value)):
-            kind.__setitem__(new, self.copy(key), self.copy(item))
+        def fill() -> None:
+            if isinstance(value, collections.defaultdict):
+                new.default_factory = self.copy(value.default_factory)
+            if isinstance(value, dict):
+                items = list(dict.items(value))
+                refill(new, {self.copy(key): self.copy(item) for key, item in items})
+            else:
+                refill(new, [self.copy(item) for item in list(value)])
+
+        keys = dict.keys(value) if isinstance(value, dict) else ()
+        is_hashed = isinstance(value, set) or any(not isinstance(key, str | int) for key in keys)
+        (self._hashed if is_hashed else self._waiting).append(fill)
+        return new
 
     def _function(self, value: Any) -> Any:
         cells = tuple(types.CellType() for _ in value.__closure__ or ())
-        new = types.FunctionType(
-            value.__code__, value.__globals__, value.__name__, value.__defaults__, cells
-        )
-        self._note(value, new)
+        new = self._note(value, with_cells(value, cells))
 
         def fill() -> None:
             new.__defaults__ = self.copy(value.__defaults__)
             new.__kwdefaults__ = self.copy(value.__kwdefaults__)
-            for name in ("__qualname__", "__module__", "__doc__"):
-                setattr(new, name, getattr(value, name))
-            new.__dict__.update({key: self.copy(item) for key, item in vars(value).items()})
+            vars(new).update({key: self.copy(item) for key, item in vars(value).items()})
             for old, cell in zip(value.__closure__ or (), cells, strict=True):
                 for item in contents(old):
                     cell.cell_contents = self.copy(item)
@@ -231,7 +206,7 @@ def children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         value = value if issubclass(type(value), dict) else getattr(value, "__wrapped__", {})
         return [*dict.keys(value), *dict.values(value)]
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, CONTAINERS):
         return list(value)
     if isinstance(value, types.FunctionType):
         cells = [item for cell in value.__closure__ or () for item in contents(cell)]
@@ -259,33 +234,58 @@ def contents(cell: Any) -> list[Any]:
         return []
 
 
+def with_cells(function: Any, cells: Iterable[Any]) -> Any:
+    """A function anew, which finds other cells where it reads variables from around it."""
+    new = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells),
+    )
+    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__"):
+        setattr(new, name, getattr(function, name))
+    vars(new).update(vars(function))
+    return new
+
+
+def refill(container: Any, items: Any) -> None:
+    """Gives a list, set or dict other contents, past what its class does with them."""
+    if isinstance(container, list):
+        list.__setitem__(container, slice(None), items)
+    elif isinstance(container, set):
+        set.clear(container)
+        set.update(container, items)
+    else:
+        ordered = isinstance(container, collections.OrderedDict)
+        kind: Any = collections.OrderedDict if ordered else dict
+        kind.clear(container)
+        for key, item in items.items():
+            kind.__setitem__(container, key, item)
+
+
 # Where TensorFlow notes what checkpoints of an object depend on.
 _TRACKED = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names")
 
 
 def _tracked(noted: Any) -> Any:
     """Without compiled functions, such as the train function, which a copy makes anew."""
-
-    def is_kept(item: Any) -> bool:
-        return not hasattr(getattr(item, "ref", item), "python_function")
-
-    if isinstance(noted, dict):
-        return {name: item for name, item in noted.items() if is_kept(item)}
-    return [item for item in noted if is_kept(item)]
+    pairs = noted.items() if isinstance(noted, dict) else enumerate(noted)
+    kept = {k: v for k, v in pairs if not hasattr(getattr(v, "ref", v), "python_function")}
+    return kept if isinstance(noted, dict) else list(kept.values())
 
 
-def uncompiled(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a model as they would be if it had not been compiled or trained."""
+def _uncompiled(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a model that is not compiled or trained."""
     fresh, compiled = _attributes_of_keras()
-    kept = {}
-    for name, value in attributes.items():
-        if name in fresh and name in compiled:
-            kept[name] = fresh[name]
-        elif name.endswith("_function") and callable(value):
-            kept[name] = None  # made by the model from its layers, as `train_function`
-        elif name not in compiled:
-            kept[name] = value
-    return kept
+    return {
+        # A model makes functions such as `train_function` from its layers.
+        name: fresh.get(name)
+        if name in compiled or (name.endswith("_function") and callable(value))
+        else value
+        for name, value in attributes.items()
+        if name in fresh or name not in compiled
+    }
 
 
 @functools.cache
@@ -298,28 +298,19 @@ def _attributes_of_keras() -> tuple[dict[str, Any], frozenset[str]]:
     changed = {
         name for name, value in vars(model).items() if name not in fresh or fresh[name] is not value
     }
-    return fresh, frozenset(changed | _SET_BY_TRAINING)
+    # The last by `before_save`.
+    return fresh, frozenset(changed | {"history", "stop_training", "save_own_variables"})
 
 
-_SET_BY_TRAINING = {
-    *("history", "stop_training"),
-    "save_own_variables",  # by `before_save`
-}
-
-
-def _is_ours(value: Any) -> bool:
+def is_ours(value: Any) -> bool:
     """Whether an object is of a class of this package: its state belongs to one layer."""
     return type(value).__module__.partition(".")[0] == _PACKAGE and hasattr(value, "__dict__")
 
 
 @functools.cache
 def tracker_class() -> Any:
-    """The class of what tells a layer which attributes are variables and layers."""
+    """The class of what notes which attributes of a layer are variables and layers."""
     return type(keras.layers.Layer(name="plain")._tracker)
-
-
-def _index(nodes: list[Any], node: Any) -> int:
-    return next(number for number, other in enumerate(nodes) if other is node)
 
 
 def _is_torch_tensor(value: Any) -> bool:

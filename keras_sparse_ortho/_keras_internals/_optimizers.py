@@ -16,10 +16,8 @@ def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if not getattr(optimizer, "built", False):
         return []
-    known = optimizer._trainable_variables
-    if all(variable is not other for other in known):
+    if (index := _place(optimizer, variable)) is None:
         return []
-    index = _place(optimizer, variable)
     slots = [slots[index] for _, slots in _lists_of_slots(optimizer)]
     return [
         (slot, _start(optimizer, slot))
@@ -28,9 +26,9 @@ def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:
     ]
 
 
-def _place(optimizer: Any, variable: Any) -> int:
-    known = optimizer._trainable_variables
-    return next(place for place, other in enumerate(known) if other is variable)
+def _place(optimizer: Any, variable: Any) -> int | None:
+    known = enumerate(optimizer._trainable_variables)
+    return next((place for place, other in known if other is variable), None)
 
 
 def _lists_of_slots(optimizer: Any) -> list[tuple[str, list[Any]]]:
@@ -60,15 +58,9 @@ def _start(optimizer: Any, slot: Any) -> float:
 
 
 def refuse_other_slots(optimizer: Any, converted: Iterable[Any]) -> None:
-    """Raises unless all that an optimizer keeps can be copied, and converted with some variables.
+    """Raises ValueError unless all that a built optimizer keeps are scalars and lists by variable.
 
-    Args:
-        optimizer: A built optimizer.
-        converted: Variables whose slots are to get another shape with them.
-
-    Raises:
-        ValueError: If something is kept that is neither a scalar nor in lists by variable; or for
-            one of those variables something that is not of its shape.
+    And unless slots of the variables that are `converted` to another shape have their shape.
     """
     ids = {id(variable) for variable in converted}
     known = list(_kept(optimizer))
@@ -92,14 +84,9 @@ def slot_pairs(
 ) -> Iterator[tuple[Any, Any, Any, float]]:
     """What an optimizer keeps, beside what takes its place in another one of its class.
 
-    Args:
-        old: A built optimizer that `refuse_other_slots` lets pass.
-        new: One of the same class and settings, built for other variables.
-        partners: By `id` of a variable of the old one, that of the new one.
-
-    Yields:
-        Two slots, the variable of the old one that they are for (`None` for scalars, such as the
-        step count), and the value that they start from.
+    `partners` has by `id` of a variable of the old one that of the new one. Yields two slots, the
+    variable of the old one that they are for (`None` for scalars, such as the step count), and the
+    value that they start from.
     """
     for ours, name, variable, slot in _kept(old):
         owner = new if ours is old else new.inner_optimizer
@@ -110,10 +97,7 @@ def slot_pairs(
 
 
 def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
-    """What an optimizer keeps: whose attribute it is, its name, for which variable, and the slot.
-
-    The variable is `None` for scalars, such as the step count.
-    """
+    """What an optimizer keeps: whose attribute, its name, for which variable (or `None`), slot."""
     inner = getattr(optimizer, "inner_optimizer", None)
     for ours in [optimizer] if inner is None else [optimizer, inner]:
         known = ours._trainable_variables

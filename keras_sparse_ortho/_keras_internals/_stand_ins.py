@@ -11,13 +11,13 @@ import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from keras_sparse_ortho._keras_internals._graphs import own_variables
 from keras_sparse_ortho._keras_internals._layouts import (
     along_mesh,
     create_along,
     initialize_layout,
 )
 from keras_sparse_ortho._keras_internals._scopes import in_stateless_scope
-from keras_sparse_ortho._keras_internals._sublayers import own_variables
 
 _SAVING = ("save_own_variables", "load_own_variables")
 
@@ -137,13 +137,9 @@ class StandIns:
 
     The one replaced stays an attribute of its layer, with shape, dtype and path, but it holds no
     array, and is no weight: it is not trained, saved or given an optimizer slot. Its value can be
-    read where a scope answers for it, and a placeholder where only shapes are traced. The layer
-    saves and loads all its variables by number, as the base class does.
-
-    Args:
-        layer: The layer that created the variable.
-        variable: Its variable.
-        message: What an attempt to read or assign the variable is told.
+    read where a scope answers for it, and a placeholder where only shapes are traced; any other
+    use raises RuntimeError with the `message`. The layer saves and loads all its variables by
+    number, as the base class does.
     """
 
     def __init__(self, layer: Any, variable: Any, message: str) -> None:
@@ -167,13 +163,10 @@ class StandIns:
             )
 
     def put(self, first: Any, *others: Any, check: Callable[[Callable[[Any], Any]], None]) -> None:
-        """Replaces the variable.
+        """Replaces the variable by `first`; `others` go to the end.
 
-        Args:
-            first: What takes its place, in its order.
-            *others: Variables that go to the end.
-            check: Called before the layer loads its variables, with what gives the array that is to
-                be loaded for a variable; raises if the stand-ins do not fit.
+        Before the layer loads its variables `check` is called with what gives the array that is to
+        be loaded for one; it raises if the stand-ins do not fit.
         """
         layer, variable = self._layer, self._variable
         _exchange(layer, variable, first)

@@ -8,8 +8,14 @@ import keras
 from keras_sparse_ortho._keras_internals import after_fit
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models import prunable_weights, warn_of_gap, watch_saving
-from keras_sparse_ortho.parametrizations import DensityGap, Parametrization, density_gap
+from keras_sparse_ortho.models import (
+    DensityGap,
+    density_gap,
+    prunable_weights,
+    warn_of_gap,
+    watch_saving,
+)
+from keras_sparse_ortho.parametrizations import Parametrization
 
 
 class DensityLogger(keras.callbacks.Callback):

@@ -13,8 +13,9 @@ from keras_sparse_ortho.callbacks._density_run import DensityRun
 from keras_sparse_ortho.callbacks._offset_search import Cut, cut, entries_of
 from keras_sparse_ortho.callbacks._step_callback import run_position
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.models import density_gap
 from keras_sparse_ortho.orthogonal import live_count
-from keras_sparse_ortho.parametrizations import LearntThreshold, density_gap
+from keras_sparse_ortho.parametrizations import LearntThreshold
 from keras_sparse_ortho.schedules import Cubic, Schedule
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_sparse_ortho._keras_internals import created_trainable, sublayers
@@ -80,25 +80,17 @@ def own_unregistered(layer: Any, path: str) -> list[PrunableWeight]:
     return found
 
 
-def find_kernels(layer: Any, path: str) -> list[PrunableWeight]:
-    """All kernels in a built layer, its sublayers included; shared ones once."""
+def find_kernels(layer: Any, path: str, *, unregistered: bool = False) -> list[PrunableWeight]:
+    """All kernels in a built layer, those of layers inside it included; shared ones once.
+
+    With `unregistered` all other matrices come after them; see `own_unregistered`.
+    """
     found: dict[int, PrunableWeight] = {}
-    for inner, here in walk(layer, path):
-        for weight in own_kernels(inner, here):
-            found.setdefault(id(weight.variable), weight)
+    for own in (own_kernels, own_unregistered) if unregistered else (own_kernels,):
+        for inner, here in walk(layer, path):
+            for weight in own(inner, here):
+                found.setdefault(id(weight.variable), weight)
     return list(found.values())
-
-
-def find_unregistered(
-    layer: Any, path: str, known: Iterable[PrunableWeight]
-) -> list[PrunableWeight]:
-    """All matrices in a built layer but for the known weights; see `own_unregistered`."""
-    held = {id(weight.variable) for weight in known}
-    found: dict[int, PrunableWeight] = {}
-    for inner, here in walk(layer, path):
-        for weight in own_unregistered(inner, here):
-            found.setdefault(id(weight.variable), weight)
-    return [weight for key, weight in found.items() if key not in held]
 
 
 def select(

@@ -32,18 +32,11 @@ def call_by_shard(
 
     Only in compiled functions, for layers of Keras that map sample by sample and whose kernels are
     all in compact storage, under `keras.distribution.DataParallel`.
-
-    Args:
-        wrapper: The layer around the one that is called, with all variables.
-        parametrizations: Those of its kernels.
-        call: Calls the layer with its effective weights.
-        args: The inputs.
-        kwargs: Other arguments.
     """
     distribution = keras.distribution.distribution()
-    if not isinstance(distribution, keras.distribution.DataParallel):
-        return call(*args, **kwargs)
-    if not _can_be_split(wrapper.layer, parametrizations, args, kwargs, distribution):
+    if not isinstance(distribution, keras.distribution.DataParallel) or not _can_be_split(
+        wrapper.layer, parametrizations, args, kwargs, distribution
+    ):
         return call(*args, **kwargs)
     import jax
 

@@ -23,7 +23,7 @@ from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select, walk
 from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
-from keras_sparse_ortho.layers._shown_layer import shown
+from keras_sparse_ortho.layers._shown_layer import ShownLayer
 from keras_sparse_ortho.layers._wrappable import (
     refuse_dense_updates,
     refuse_unwrappable,
@@ -53,33 +53,20 @@ class _State:
         A kernel that is not stored is not to be allocated or drawn before.
         """
         given = self.template.values() if isinstance(self.template, dict) else [self.template]
-        defers = any(parametrization.compact for parametrization in given) and not layer.built
+        defers = any(own.compact for own in given) and not layer.built
         return self.deferred.creating() if defers else contextlib.nullcontext()
 
     def initialize(
         self, weights: list[PrunableWeight], parametrizations: Mapping[str, Parametrization]
     ) -> None:
-        """Gives the variables of the layer values, but for weights that get none here.
-
-        Raises:
-            NotPrunableError: A weight that cannot be stored compactly.
-        """
+        """Gives the variables of the layer values, but for those to be stored compactly."""
         compact = [weight for weight in weights if parametrizations[weight.path].compact]
         for weight in compact:
             refuse_compact(weight)
         self.deferred.initialize(but=[weight.variable for weight in compact])
 
-    def drop_given(self) -> None:
-        """Lets templates drop arrays: masks that were given are in variables now."""
-        if isinstance(self.template, dict):
-            self.template = {key: own.without_given() for key, own in self.template.items()}
-
     def choose(self, found: list[PrunableWeight]) -> list[PrunableWeight]:
-        """The weights to parametrize; the patterns of a configuration are matched in linear time.
-
-        Raises:
-            UnknownWeightError: A name of no weight.
-        """
+        """The weights to parametrize; patterns of a configuration are matched in linear time."""
         if isinstance(self.template, dict):
             # Keys are exact names: each weight gets one parametrization.
             return select(found, [re.escape(key) for key in self.template], "parametrization")
@@ -232,7 +219,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             self._state.deferred.initialize(but=[])
             raise
         self._state.draws = None
-        self._state.drop_given()
+        if isinstance(template, dict):  # masks that were given are in variables now
+            self._state.template = {key: own.without_given() for key, own in template.items()}
         owners = {id(weight.owner): weight.owner for weight in chosen}
         self._state.undo += [refuse_dense_updates(owner) for owner in owners.values()]
 
@@ -267,9 +255,8 @@ class PrunableLayer(WrapperBuiltByCalls):
     @contextlib.contextmanager
     def _effective_weights(self, after: Any = None) -> Iterator[None]:
         """Inside, the layer has its effective weights, made when inputs `after` are there."""
-        pairs = []
-        for parametrization in self._state.parametrized.values():
-            pairs.append((parametrization.layer_variable, parametrization.current(after)))
+        held = self._state.parametrized.values()
+        pairs = [(own.layer_variable, own.current(after)) for own in held]
         with VariableOverrides(pairs) as scope:
             yield
         for loss in scope.losses:
@@ -286,8 +273,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         effective = {
             id(own.layer_variable): own.current for own in self._state.parametrized.values()
         }
-        layer = self.layer
-        return shown(getattr(layer, name), layer, effective, self._effective_weights)
+        return getattr(ShownLayer(self.layer, effective, self._effective_weights), name)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """That of the layer."""
@@ -336,10 +322,8 @@ class PrunableLayer(WrapperBuiltByCalls):
     @property
     def prunable_weights(self) -> list[PrunableWeight]:
         """The parametrized weights, with their densities."""
-        return [
-            dataclasses.replace(parametrization.weight, storage=parametrization)
-            for parametrization in self._state.parametrized.values()
-        ]
+        held = self._state.parametrized.values()
+        return [dataclasses.replace(own.weight, storage=own) for own in held]
 
     def save_own_variables(self, store: Any) -> None:
         """As every layer does; dead entries of the raw weights are zero in the file."""
@@ -376,7 +360,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         """The settings alone, and the names in the layer, which its own configuration may lack."""
         table = self._state.parametrized or self._state.template
         serialize = keras.saving.serialize_keras_object
-        config = super().wrapper_config()
+        config = keras.layers.Layer.get_config(self)
         if isinstance(table, dict):
             config["parametrization"] = {key: serialize(value) for key, value in table.items()}
             config["weights"] = None
@@ -403,11 +387,7 @@ class PrunableLayer(WrapperBuiltByCalls):
 def _restored(
     config: dict[str, Any], custom_objects: dict[str, Any] | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of a wrapper from its configuration, and the names in its layer.
-
-    Raises:
-        ValueError: Not the configuration of a wrapper.
-    """
+    """The arguments of a wrapper from its configuration, and the names in its layer."""
 
     def restore(value: Any) -> Any:
         return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)

@@ -25,38 +25,27 @@ class _Recorder:
         self.layout = layout if initializer.layout is None else None
         # By shape: a layer may have several weights from one initializer, which for a shape gives
         # the same values at every call.
-        self._masks: dict[tuple[int, ...], np.ndarray] = {}
+        self.masks: dict[tuple[int, ...], np.ndarray] = {}
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
         # In a scope that only traces, Keras asks for a placeholder each time the value is read.
         if are_weights_set_later() or in_stateless_scope():
             return keras.ops.zeros(shape, dtype=dtype)
         kernel, mask = self.initializer.sample(shape, dtype, self.layout)
-        self._masks[tuple(shape)] = mask
+        self.masks[tuple(shape)] = mask
         return keras.ops.convert_to_tensor(kernel)
 
-    def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-        """The mask that was drawn for a shape."""
-        return self._masks[shape]
 
-
-class RecordedDraws:
-    """The recorders of the weights of a layer, by owner and name of the initializer's attribute."""
-
-    def __init__(self) -> None:
-        self._recorders: dict[tuple[int, str], _Recorder] = {}
-        self._owners: list[Any] = []  # so that no other object gets their id
-
-    def add(self, layer: Any, attribute: str, recorder: _Recorder) -> None:
-        """Adds the recorder that stands in an attribute of a layer."""
-        self._owners.append(layer)
-        self._recorders[id(layer), attribute] = recorder
+class RecordedDraws(list[tuple[Any, str, _Recorder]]):
+    """Recorders, each with the layer and the name of the attribute in which it stands."""
 
     def mask_of(self, weight: PrunableWeight) -> Any:
         """What gives the mask of a weight, `None` if its initializer is not recorded."""
         attribute = initializer_attribute(weight.owner, weight.variable.name)
-        recorder = self._recorders.get((id(weight.owner), str(attribute)))
-        return None if recorder is None else functools.partial(recorder.mask, weight.shape)
+        for owner, name, recorder in self:
+            if owner is weight.owner and name == attribute:
+                return functools.partial(recorder.masks.__getitem__, weight.shape)
+        return None
 
 
 @contextlib.contextmanager
@@ -78,14 +67,11 @@ def recorded_draws(layer: Any) -> Iterator[RecordedDraws]:
                 for name, layout in kernel_layouts(inner).items()
             }
             for attribute, value in list(vars(inner).items()):
-                if _holds_initializer(attribute) and isinstance(value, SparseInitializer):
+                # Private ones are patterns, of which layers such as MultiHeadAttention make copies.
+                is_own = attribute.endswith("_initializer") and not attribute.startswith("_")
+                if is_own and isinstance(value, SparseInitializer):
                     recorder = _Recorder(value, layouts.get(attribute))
-                    draws.add(inner, attribute, recorder)
+                    draws.append((inner, attribute, recorder))
                     stack.callback(setattr, inner, attribute, value)
                     setattr(inner, attribute, recorder)
         yield draws
-
-
-def _holds_initializer(attribute: str) -> bool:
-    # Private ones are patterns, of which layers such as MultiHeadAttention make copies.
-    return attribute.endswith("_initializer") and not attribute.startswith("_")

@@ -10,9 +10,11 @@ import keras
 
 
 class ShownLayer:
-    """A layer inside a wrapped one, as it is read through the wrapper.
+    """A wrapped layer, or one inside it, as it is read through the wrapper.
 
-    Its attributes, and those of layers below it, are shown as `shown` says, and it can be called.
+    A weight is shown by its effective value, a tensor. Methods of the layer compute with effective
+    weights, and so do layers inside it, and lists, tuples and dicts of them; everything else is
+    shown as it is.
 
     Args:
         layer: The layer.
@@ -29,8 +31,7 @@ class ShownLayer:
         self._shown = layer, effective, scope
 
     def __getattr__(self, name: str) -> Any:
-        layer, effective, scope = self._shown
-        return shown(getattr(layer, name), layer, effective, scope)
+        return self._show(getattr(self._shown[0], name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         layer, _, scope = self._shown
@@ -40,42 +41,26 @@ class ShownLayer:
     def __repr__(self) -> str:
         return f"<{self._shown[0]!r}, read through a PrunableLayer>"
 
+    def _show(self, value: Any) -> Any:
+        layer, effective, scope = self._shown
+        if isinstance(value, keras.Variable):
+            return effective[id(value)]() if id(value) in effective else value
+        if isinstance(value, keras.layers.Layer):
+            masked = any(id(variable) in effective for variable in value.variables)
+            return ShownLayer(value, effective, scope) if masked else value
+        if inspect.ismethod(value) and value.__self__ is layer:
 
-def shown(
-    value: Any,
-    layer: Any,
-    effective: Mapping[int, Callable[[], Any]],
-    scope: Callable[[], AbstractContextManager[None]],
-) -> Any:
-    """What is read for an attribute of a wrapped layer that has some value.
+            @functools.wraps(value)
+            def method(*args: Any, **kwargs: Any) -> Any:
+                with scope():
+                    return value(*args, **kwargs)
 
-    A weight is shown by its effective value, a tensor. Methods of the layer compute with effective
-    weights, and so do layers inside it, and lists, tuples and dicts of them; everything else is
-    shown as it is. For the arguments see `ShownLayer`.
-    """
-
-    def show(inner: Any) -> Any:
-        return shown(inner, layer, effective, scope)
-
-    if isinstance(value, keras.Variable):
-        return effective[id(value)]() if id(value) in effective else value
-    if isinstance(value, keras.layers.Layer):
-        masked = any(id(variable) in effective for variable in value.variables)
-        return ShownLayer(value, effective, scope) if masked else value
-    if inspect.ismethod(value) and value.__self__ is layer:
-
-        @functools.wraps(value)
-        def method(*args: Any, **kwargs: Any) -> Any:
-            with scope():
-                return value(*args, **kwargs)
-
-        return method
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        items = [show(item) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, dict):
-        table = {key: show(item) for key, item in value.items()}
-        return table if any(table[key] is not item for key, item in value.items()) else value
-    return value
+            return method
+        if isinstance(value, dict):
+            table = {key: self._show(item) for key, item in value.items()}
+            return table if any(table[key] is not item for key, item in value.items()) else value
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            items = [self._show(item) for item in value]
+            if any(new is not old for new, old in zip(items, value, strict=True)):
+                return tuple(items) if isinstance(value, tuple) else items
+        return value

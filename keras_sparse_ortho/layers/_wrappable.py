@@ -9,19 +9,13 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
     find_kernels,
-    find_unregistered,
     is_sparse_layer,
     walk,
 )
 
 
 def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
-    """Raises for a layer whose weights cannot be replaced during its call.
-
-    Args:
-        layer: The layer.
-        around_others: Whether layers inside it may be wrapped already.
-    """
+    """Raises for a layer whose weights cannot be replaced in a call, `around_others` that are."""
     for inner, path in walk(layer, layer.name):
         reason = None
         if getattr(inner, "transparent_path", False):
@@ -49,13 +43,9 @@ def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
 
 
 def refuse_dense_updates(layer: Any) -> Callable[[], None]:
-    """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`.
-
-    Returns:
-        Undoes it.
-    """
-    own = vars(layer)
-    kept = {name: own[name] for name in ("quantize", "enable_lora") if name in own}
+    """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
+    names = ("quantize", "enable_lora")
+    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}
 
     def quantize(*args: Any, **kwargs: Any) -> None:
         # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
@@ -73,10 +63,10 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
         )
 
     # Not by setattr, with which Keras and its backends look at what is set.
-    own.update(quantize=quantize, enable_lora=enable_lora)
+    vars(layer).update(quantize=quantize, enable_lora=enable_lora)
 
     def undo() -> None:
-        for name in ("quantize", "enable_lora"):
+        for name in names:
             vars(layer).pop(name, None)
         vars(layer).update(kept)
 
@@ -84,19 +74,12 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
 
 
 def wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]:
-    """The kernels in a layer but for those that wrappers inside it hold.
-
-    Args:
-        layer: The built layer.
-        unregistered: Whether matrices that are not registered count as well.
-    """
+    """The kernels (and, if `unregistered`, matrices) in a layer that no wrapper inside it holds."""
     held = {
         id(weight.variable)
         for wrapper, _ in walk(layer, "")
         if hasattr(wrapper, "transparent_path")
         for weight in wrapper.prunable_weights
     }
-    found = find_kernels(layer, "")
-    if unregistered:
-        found += find_unregistered(layer, "", found)
+    found = find_kernels(layer, "", unregistered=unregistered)
     return [weight for weight in found if id(weight.variable) not in held]

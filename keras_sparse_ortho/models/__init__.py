@@ -1,5 +1,7 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
+from keras_sparse_ortho.models._at_density import DensityGap as DensityGap
+from keras_sparse_ortho.models._at_density import density_gap as density_gap
 from keras_sparse_ortho.models._at_density import model_gap as model_gap
 from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
 from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density
@@ -8,8 +10,6 @@ from keras_sparse_ortho.models._conversion import blocks_where_possible as block
 from keras_sparse_ortho.models._conversion import to_blocks, to_compact, to_masked
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
-from keras_sparse_ortho.models._kinds import is_clonable as is_clonable
-from keras_sparse_ortho.models._kinds import is_graph_of_class as is_graph_of_class
 from keras_sparse_ortho.models._load_dense_weights import load_dense_weights
 from keras_sparse_ortho.models._places import places_to_wrap as places_to_wrap
 from keras_sparse_ortho.models._prunable_weights import check_built as check_built
@@ -20,6 +20,8 @@ from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
 from keras_sparse_ortho.models._remove_channels import remove_channels
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._same_function import probe_of_copy as probe_of_copy
+from keras_sparse_ortho.models._saved_layers import is_clonable as is_clonable
+from keras_sparse_ortho.models._saved_layers import is_graph_of_class as is_graph_of_class
 from keras_sparse_ortho.models._stateless_loss import Objective, StatelessLoss
 from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.models._worker_digests import mask_facts as mask_facts

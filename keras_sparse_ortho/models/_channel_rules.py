@@ -6,7 +6,7 @@ import functools
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -132,36 +132,12 @@ def as_weights(layer: Any, config: dict[str, Any], *arrays: np.ndarray | None) -
 # --- activations ----------------------------------------------------------------------------------
 
 # Not softmax, log_softmax, sparsemax and glu, which mix channels.
-_NAMES = [
-    "celu",
-    "elu",
-    "exponential",
-    "gelu",
-    "hard_shrink",
-    "hard_sigmoid",
-    "hard_silu",
-    "hard_swish",
-    "hard_tanh",
-    "leaky_relu",
-    "linear",
-    "log_sigmoid",
-    "mish",
-    "relu",
-    "relu6",
-    "selu",
-    "sigmoid",
-    "silu",
-    "soft_shrink",
-    "softplus",
-    "softsign",
-    "sparse_plus",
-    "sparse_sigmoid",
-    "squareplus",
-    "swish",
-    "tanh",
-    "tanh_shrink",
-    "threshold",
-]
+_NAMES = (
+    *("celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu"),
+    *("hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6"),
+    *("selu", "sigmoid", "silu", "soft_shrink", "softplus", "softsign", "sparse_plus"),
+    *("sparse_sigmoid", "squareplus", "swish", "tanh", "tanh_shrink", "threshold"),
+)
 
 
 def is_elementwise(activation: Any) -> bool:
@@ -474,8 +450,6 @@ class Concatenation(ChannelRule):
 class Merge(Tied):
     """Add and its kin: a channel goes only if it goes in all inputs."""
 
-    combine: ClassVar[Callable[..., Any]]
-
     @classmethod
     def fits(cls, layer: Any, inputs: Sequence[Shape], output: Shape) -> bool:
         """Inputs of one rank, and as many channels in each."""
@@ -485,43 +459,19 @@ class Merge(Tied):
 
     def constants(self, inputs: list[Constants]) -> Constants:
         """Where all inputs are constant."""
-        return type(self).combine(inputs)
+        return _MERGES[type(self.layer)](inputs)
 
 
-class Sum(Merge):
-    """Add."""
-
-    combine = staticmethod(np.add.reduce)
-
-
-class Difference(Merge):
-    """Subtract."""
-
-    combine = staticmethod(np.subtract.reduce)
-
-
-class Product(Merge):
-    """Multiply."""
-
-    combine = staticmethod(np.multiply.reduce)
-
-
-class Mean(Merge):
-    """Average."""
-
-    combine = staticmethod(functools.partial(np.mean, axis=0))
-
-
-class Largest(Merge):
-    """Maximum."""
-
-    combine = staticmethod(np.maximum.reduce)
-
-
-class Least(Merge):
-    """Minimum."""
-
-    combine = staticmethod(np.minimum.reduce)
+_MERGES: Mapping[type, Callable[..., Any]] = types.MappingProxyType(
+    {
+        L.Add: np.add.reduce,
+        L.Subtract: np.subtract.reduce,
+        L.Multiply: np.multiply.reduce,
+        L.Average: functools.partial(np.mean, axis=0),
+        L.Maximum: np.maximum.reduce,
+        L.Minimum: np.minimum.reduce,
+    }
+)
 
 
 # --- which rule is that of which layer ------------------------------------------------------------
@@ -549,12 +499,7 @@ _RULES: Mapping[type, type[ChannelRule]] = types.MappingProxyType(
         L.Reshape: Reshape,
         L.Flatten: Flatten,
         L.Concatenate: Concatenation,
-        L.Add: Sum,
-        L.Subtract: Difference,
-        L.Multiply: Product,
-        L.Average: Mean,
-        L.Maximum: Largest,
-        L.Minimum: Least,
+        **dict.fromkeys(_MERGES, Merge),
     }
 )
 

@@ -92,17 +92,21 @@ def _noting_call(
 
 def input_specs(model: Any) -> Any:
     """Symbolic inputs of batch one, in the structure of the model's input, or `None`."""
-    inputs = getattr(model, "input", None) if getattr(model, "inputs", None) else None
-    if inputs is None:
-        shape = (model.get_build_config() or {}).get("input_shape")
-        if not isinstance(shape, tuple | list) or not shape or isinstance(shape[0], tuple | list):
-            return None
-        inputs = keras.KerasTensor(tuple(shape), dtype=model.compute_dtype)
-    if any(size is None for tensor in keras.tree.flatten(inputs) for size in tensor.shape[1:]):
+    inputs = open_specs(model)
+    if inputs is None or any(None in tensor.shape[1:] for tensor in keras.tree.flatten(inputs)):
         return None
-    return keras.tree.map_structure(
-        lambda tensor: keras.KerasTensor((1, *tensor.shape[1:]), dtype=tensor.dtype), inputs
-    )
+    return _specs_of(inputs)
+
+
+def open_specs(model: Any) -> Any:
+    """Symbolic inputs with the dimensions that the model leaves open, or `None`."""
+    inputs = getattr(model, "input", None) if getattr(model, "inputs", None) else None
+    if inputs is not None:
+        return inputs
+    shape = (model.get_build_config() or {}).get("input_shape")
+    if not isinstance(shape, tuple | list) or not shape or isinstance(shape[0], tuple | list):
+        return None
+    return keras.KerasTensor(tuple(shape), dtype=model.compute_dtype)
 
 
 def _specs_of(sample: Any) -> Any:

@@ -6,7 +6,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import own_variables, sublayers
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, find_unregistered, walk
+from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, walk
 
 # They read or assign the weights of layers inside them, not only call these.
 _READING_INSIDE = (keras.layers.RNN, keras.layers.SpectralNormalization)
@@ -15,9 +15,8 @@ _READING_INSIDE = (keras.layers.RNN, keras.layers.SpectralNormalization)
 def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[str, str]]:
     """Which layers to wrap: by `id`, the paths of their weights by the names below the layer.
 
-    Each weight is wrapped once, with the layer that owns it: layers that hold or call that one, or
-    read its attributes, get the wrapped one. Only where a layer reads weights inside another in a
-    way of its own (a recurrent layer those of its cell), or several layers hold the variable
+    Each weight is wrapped once, with the layer that owns it. Only where a layer reads weights
+    inside another (a recurrent layer those of its cell), or several layers hold the variable
     itself, is the one that holds them all wrapped.
 
     Raises:
@@ -47,8 +46,7 @@ def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[
                 f"variable, or `exclude` it. Received: {[one.name for one in held_by]}"
             )
         if id(layer) not in names:
-            kernels = find_kernels(layer, "")
-            kernels += find_unregistered(layer, "", kernels)
+            kernels = find_kernels(layer, "", unregistered=True)
             names[id(layer)] = {id(w.variable): w.path for w in kernels}
         places.setdefault(id(layer), {})[names[id(layer)][id(weight.variable)]] = weight.path
     paths = [weight.path for weight in weights]
@@ -65,14 +63,14 @@ def _holding_all(model: Any, layers: list[Any], owners: list[Any]) -> Any:
     """The innermost layer, no model, through which every way to some layers leads, or `None`."""
     wanted = {id(owner) for owner in owners}
     for layer in reversed(layers):
-        inside = {id(inner) for inner, _ in walk(layer, "")}
-        if wanted <= inside and not isinstance(layer, keras.Model):
-            seen, waiting = {id(layer)}, [model]
-            while waiting:
-                here = waiting.pop()
-                if id(here) not in seen:
-                    seen.add(id(here))
-                    waiting += sublayers(here)
-            if not wanted & (seen - {id(layer)}):
-                return layer
+        if isinstance(layer, keras.Model) or not wanted <= {id(at) for at, _ in walk(layer, "")}:
+            continue
+        seen, waiting = {id(layer)}, [model]
+        while waiting:
+            here = waiting.pop()
+            if id(here) not in seen:
+                seen.add(id(here))
+                waiting += sublayers(here)
+        if wanted.isdisjoint(seen - {id(layer)}):
+            return layer
     return None

@@ -9,9 +9,8 @@ from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
-    find_unregistered,
+    find_kernels,
     kernel_layouts,
-    own_kernels,
     walk,
 )
 from keras_sparse_ortho.models._flops import count_flops
@@ -55,14 +54,7 @@ def prunable_weights(
     [<c/kernel shape=(3, 3, 1, 8), density=1, flops=48672>]
     """
     check_built(model)
-    found: list[PrunableWeight] = []
-    listed: set[int] = set()  # wrapped, or shared by layers
-    for layer, path in walk(model, ""):
-        own = [w for w in own_kernels(layer, path) if id(w.variable) not in listed]
-        listed |= {id(w.variable) for w in own}
-        found += own
-    if unregistered:
-        found += find_unregistered(model, "", found)
+    found = find_kernels(model, "", unregistered=unregistered)
     if not flops:
         return found
     table = count_flops(model, found, sample)

@@ -23,8 +23,8 @@ from keras_sparse_ortho.models._channel_rules import (
     channels,
     rule_for,
 )
-from keras_sparse_ortho.models._kinds import is_clonable, is_made_from_layers
 from keras_sparse_ortho.models._prunable_weights import check_built
+from keras_sparse_ortho.models._saved_layers import is_clonable, is_made_from_layers
 from keras_sparse_ortho.models._strip import strip
 
 

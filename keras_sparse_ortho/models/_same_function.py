@@ -1,6 +1,5 @@
 """Whether a model in another form has the kernels that it had, and computes what it did."""
 
-import hashlib
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -10,41 +9,40 @@ import numpy as np
 
 from keras_sparse_ortho._keras_internals import VariableOverrides, own_variables
 from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import storages_of, walk
 from keras_sparse_ortho.layers import ScannedStack
+from keras_sparse_ortho.models._flops import open_specs
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
-
-# What a dimension that is left open is in a probe.
-_OPEN = 8
 
 
 class SameFunction:
     """What a model has and computes now, to be compared with what it is rewritten to.
 
     Compared are the effective kernels by path, to the bit; the number of all other weights; and
-    the outputs for one sample where the model holds layers that are not Keras' own, and where its
-    inputs are known. Kernels of stacks and products, which may become several layers, are compared
-    by the outputs alone.
-
-    Args:
-        model: The model, before anything is changed.
+    where it holds layers that are not Keras' own, outputs (see `Probe`). Kernels of stacks and
+    products, which may become several layers, are compared by the outputs alone.
     """
 
     def __init__(self, model: Any) -> None:
         self._name = getattr(model, "name", model)
-        self._divided = tuple(f"{path}/" for layer, path in walk(model, "") if _may_divide(layer))
-        self._others = _other_weights(model)
-        self._kernels = self._kernels_of(model)
+        # A stack, and a layer whose kernel is a product, may become several layers.
+        self._divided = tuple(
+            f"{path}/"
+            for layer, path in walk(model, "")
+            if isinstance(layer, ScannedStack)
+            or any(isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values())
+        )
+        self._kernels, self._others = self._weights_of(model)
         self._probe = Probe(model, always=bool(self._divided))
 
     def check(self, model: Any) -> None:
         """Raises NotPrunableError unless another form of the model is the same."""
-        kernels = self._kernels_of(model)
+        kernels, others = self._weights_of(model)
         paths = kernels.keys() | self._kernels.keys()
         wrong = sorted(path for path in paths if kernels.get(path) != self._kernels.get(path))
-        others = _other_weights(model)
         if wrong or (others != self._others and not self._divided):
             raise NotPrunableError(
                 f"The model '{self._name}' would not have the weights that it has. Received: "
@@ -53,21 +51,21 @@ class SameFunction:
             )
         self._probe.check(model)
 
-    def _kernels_of(self, model: Any) -> dict[str, Any]:
-        return {
-            weight.path: (weight.shape, _digest(weight.value()))
+    def _weights_of(self, model: Any) -> tuple[dict[str, str], int]:
+        """Digests of kernels by path, and the number of weights that are not beside kernels."""
+        kernels = {
+            # Plus 0.0: a dropped entry may be -0.0 in one form, and 0.0 in another.
+            weight.path: digest_of(weight.value() + 0.0)
             for weight in prunable_weights(model, unregistered=True)
             if not weight.path.startswith(self._divided)
         }
+        return kernels, len({id(variable) for variable in model.weights} - beside_kernels(model))
 
 
 class Probe:
-    """The outputs of a model for one sample, where they may tell something.
+    """The outputs of a model for one sample, with other `values` of some variables if given.
 
-    Args:
-        model: The model.
-        values: Pairs of a variable and a value that it is to have instead of its own.
-        always: Whether it is run if all its layers are Keras', too.
+    Nothing where its inputs are not known, or (but for `always`) where all layers are Keras'.
     """
 
     def __init__(
@@ -83,16 +81,19 @@ class Probe:
         except Exception:  # of someone else's code, on inputs that it has not chosen
             return
         # Layers that draw random numbers in calls never give the same twice.
-        if all(np.isfinite(output).all() for output in found) and _equal(found, again):
+        if all(np.isfinite(o).all() for o in found) and all(map(np.array_equal, found, again)):
             self._outputs = found
 
     def check(self, model: Any) -> None:
         """Raises NotPrunableError if another model has other outputs."""
         if self._outputs is None:
             return
+        # For another order of summation, as in live blocks and products.
+        tolerance = 1e-3 if model.compute_dtype in ("float32", "float64") else 0.1
         for before, after in zip(self._outputs, _outputs(model, self._sample), strict=True):
-            error, scale = float(np.max(np.abs(after - before), initial=0.0)), _scale(before)
-            if not error <= _tolerance(model) * scale:
+            error = float(np.max(np.abs(after - before), initial=0.0))
+            scale = float(np.max(np.abs(before), initial=1e-6))
+            if not error <= tolerance * scale:
                 raise NotPrunableError(
                     f"The model '{self._name}' would compute something else, though it has the "
                     "weights that it is to have: code in it depends on the class of a layer, or "
@@ -111,30 +112,14 @@ def probe_of_copy(model: Any, copy: Any) -> Probe:
     return Probe(model, [(v, keras.ops.convert_to_tensor(value, v.dtype)) for v, value in values])
 
 
-def _digest(value: np.ndarray) -> bytes:
-    # A dropped entry may be -0.0 in one form, and 0.0 in another.
-    return hashlib.blake2b(np.ascontiguousarray(value + 0.0).data, digest_size=16).digest()
-
-
-def _other_weights(model: Any) -> int:
-    """The number of weights but for what stands beside kernels."""
-    return len({id(variable) for variable in model.weights} - beside_kernels(model))
-
-
 def beside_kernels(model: Any) -> set[int]:
     """The variables, by `id`, that stand beside kernels: masks, indices, thresholds."""
-    return {id(variable) for layer, _ in walk(model, "") for variable in _added(layer)}
-
-
-def _added(layer: Any) -> list[Any]:
-    support = [v for storage in storages_of(layer).values() for v in storage.support()]
-    return [*support, *(own_variables(layer) if hasattr(layer, "transparent_path") else [])]
-
-
-def _may_divide(layer: Any) -> bool:
-    """Whether a layer may become several: a stack, or one whose kernel is a product."""
-    products = [isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values()]
-    return isinstance(layer, ScannedStack) or any(products)
+    found: set[int] = set()
+    for layer, _ in walk(model, ""):
+        found |= {id(v) for storage in storages_of(layer).values() for v in storage.support()}
+        if hasattr(layer, "transparent_path"):
+            found |= {id(variable) for variable in own_variables(layer)}
+    return found
 
 
 def _is_of_others(model: Any) -> bool:
@@ -147,21 +132,16 @@ def _is_of_others(model: Any) -> bool:
 
 def _sample_for(model: Any) -> Any:
     """Inputs of batch one, or `None` where it is not known what they are like."""
-    specs = getattr(model, "input", None) if getattr(model, "inputs", None) else None
-    if specs is None:
-        shape = (model.get_build_config() or {}).get("input_shape")
-        if not isinstance(shape, tuple | list) or not shape or isinstance(shape[0], tuple | list):
-            return None
-        specs = keras.KerasTensor(tuple(shape), dtype=model.compute_dtype)
+    specs = open_specs(model)
     rng = np.random.default_rng(0)
 
     def draw(spec: Any) -> Any:
-        shape = (1, *(_OPEN if size is None else size for size in spec.shape[1:]))
+        shape = (1, *(8 if size is None else size for size in spec.shape[1:]))
         # From [0, 1): it may be cast to an index, which is 0 then.
         return keras.ops.convert_to_tensor(rng.random(shape), dtype=spec.dtype)
 
     try:
-        return keras.tree.map_structure(draw, specs)
+        return None if specs is None else keras.tree.map_structure(draw, specs)
     except Exception:  # strings and the like
         return None
 
@@ -173,16 +153,3 @@ def _outputs(model: Any, sample: Any, values: Iterable[tuple[Any, Any]] = ()) ->
         outputs = keras.tree.flatten(model(sample, training=False))
     # A class that is changed may round its numbers, or find another largest one, elsewhere.
     return [to_numpy(o) for o in outputs if keras.backend.is_float_dtype(o.dtype)]
-
-
-def _scale(output: np.ndarray) -> float:
-    return float(np.max(np.abs(output), initial=1e-6))
-
-
-def _tolerance(model: Any) -> float:
-    """For another order of summation, as in live blocks and products."""
-    return 1e-3 if model.compute_dtype in ("float32", "float64") else 0.1
-
-
-def _equal(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
-    return all(np.array_equal(one, two) for one, two in zip(first, second, strict=True))

@@ -1,4 +1,4 @@
-"""Layers of ours inside classes whose configuration does not have them: how they are saved."""
+"""Which layers the configuration of a model has, and how layers of ours elsewhere are saved."""
 
 import contextvars
 import functools
@@ -10,22 +10,55 @@ from keras_sparse_ortho._keras_internals import (
     become,
     body_of,
     is_built_in_calls,
+    is_graph,
     maybe_build,
     sublayers,
 )
 from keras_sparse_ortho.kernels import is_sparse_layer, walk
 from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models._kinds import class_of, is_graph_of_class, lists_its_layers
 
 _making_plain: contextvars.ContextVar[bool] = contextvars.ContextVar("making_plain", default=False)
 """Whether layers are being made as their classes make them, whatever stood in them."""
 
 
+def is_clonable(model: Any) -> bool:
+    """Whether a model is a functional or Sequential one of no class of its own."""
+    if not isinstance(model, keras.Model) or type(model).__module__.partition(".")[0] != "keras":
+        return False
+    return isinstance(model, keras.Sequential) or is_graph(model)
+
+
+def is_graph_of_class(model: Any) -> bool:
+    """Whether a model is functional or Sequential, and of a class derived from these."""
+    return isinstance(model, keras.Model) and is_graph(model) and not is_clonable(model)
+
+
+def is_made_from_layers(model: Any) -> bool:
+    """Whether a graph is made again from the layers in its configuration, not by a constructor."""
+    if isinstance(model, keras.Sequential):
+        kind: Any = class_of(model)
+        return kind.from_config.__func__ is keras.Sequential.from_config.__func__
+    config = class_of(model).get_config(model)  # type: ignore[attr-defined]
+    return {"layers", "input_layers", "output_layers"} <= set(config)
+
+
+def lists_its_layers(layer: Any) -> bool:
+    """Whether the configuration of a layer or model has those of the layers inside it."""
+    if isinstance(layer, keras.layers.Wrapper | keras.layers.RNN):
+        return True
+    return is_clonable(layer) or (is_graph_of_class(layer) and is_made_from_layers(layer))
+
+
+def class_of(layer: Any) -> type:
+    """The class of a layer or model as it was written, not one derived from it to save it."""
+    kind: type = getattr(type(layer), "saved_as", type(layer))
+    return kind
+
+
 def save_with_layers(layer: Any) -> None:
     """Lets a model or layer be saved with the layers of ours in it, if its class does not do so.
 
-    Its class becomes one that is derived from its own; and its own again, when no such layer is
-    left.
+    Its class becomes a derived one, and its own again when no such layer is left.
     """
     for inner, _ in walk(layer, ""):
         if isinstance(inner, SavedWithLayers) and not _holds_ours(inner):
@@ -44,8 +77,7 @@ def _mark(layer: Any) -> None:
         for inner in sublayers(layer):
             _mark(inner)
     else:
-        how = SavedWithLayers if is_graph_of_class(layer) else SavedWithLateLayers
-        layer.__class__ = _derived_class(class_of(layer), how)
+        layer.__class__ = _derived_class(class_of(layer))
 
 
 def _holds_ours(layer: Any) -> bool:
@@ -53,16 +85,13 @@ def _holds_ours(layer: Any) -> bool:
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rebuilt")
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rewrapped")  # older
 class SavedWithLayers:
     """A layer or model in which layers stand that its constructor does not make.
 
-    The classes of such layers are derived from this one and from their own: they have the methods
-    and attributes of their own, and are saved with the layers inside.
+    The classes of such layers are derived from this one and from their own. The layers of a graph
+    are there when its constructor has run, those of other classes when they are built, or called.
     """
-
-    def plain_config(self) -> dict[str, Any]:
-        """The configuration of the class as it was written."""
-        return super().get_config()  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """The layer as its constructor makes it, and the layers that stand in it instead."""
@@ -72,12 +101,19 @@ class SavedWithLayers:
             "model": {
                 "module": kind.__module__,
                 "class_name": kind.__name__,
-                "config": self.plain_config(),
+                "config": super().get_config(),  # type: ignore[misc]
                 "registered_name": keras.saving.get_registered_name(kind),
             },
-            "build_config": self.get_build_config(),  # type: ignore[attr-defined]
+            "build_config": self.get_build_config(),
             "names": [layer.name for layer, _ in layers],
-            "layers": {path: _described(layer) for layer, path in layers if is_sparse_layer(layer)},
+            # A wrapper without the layer inside, which the constructor makes.
+            "layers": {
+                path: layer.wrapper_config()
+                if isinstance(layer, PrunableLayer)
+                else keras.saving.serialize_keras_object(layer)
+                for layer, path in layers
+                if is_sparse_layer(layer)
+            },
         }
 
     @classmethod
@@ -90,24 +126,12 @@ class SavedWithLayers:
             )
         finally:
             _making_plain.reset(inside)
-        return cls._restored(layer, config, custom_objects)
-
-    @classmethod
-    def _restored(cls, layer: Any, config: dict[str, Any], custom_objects: Any) -> Any:
-        """The layer with the layers inside that its constructor does not make."""
-        if not layer.built and config.get("build_config"):
-            layer.build_from_config(config["build_config"])  # Sequential without an Input
-        return _with_layers(layer, config, custom_objects)
-
-
-@keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rewrapped")
-class SavedWithLateLayers(SavedWithLayers):
-    """A subclassed layer or model: the layers inside are there when it is built, or called."""
-
-    @classmethod
-    def _restored(cls, layer: Any, config: dict[str, Any], custom_objects: Any) -> Any:
+        if isinstance(layer, keras.Sequential) and not layer.built and config.get("build_config"):
+            layer.build_from_config(config["build_config"])  # without an Input
+        if is_graph_of_class(layer):
+            return _with_layers(layer, config, custom_objects)
         if not _making_plain.get():
-            layer.__class__ = _derived_class(class_of(layer), SavedWithLateLayers)
+            layer.__class__ = _derived_class(class_of(layer))
             vars(layer)["_layers_to_come"] = config, custom_objects  # not for Keras to track
         return layer
 
@@ -120,35 +144,31 @@ class SavedWithLateLayers(SavedWithLayers):
     def build_from_config(self, config: dict[str, Any]) -> None:
         """Builds the layer as its class does, then puts the layers in."""
         super().build_from_config(config)  # type: ignore[misc]
-        if isinstance(self, keras.Model) or all(layer.built for layer, _ in walk(self, "")):
-            self._put_layers()
+        if "_layers_to_come" in vars(self) and (
+            isinstance(self, keras.Model) or all(layer.built for layer, _ in walk(self, ""))
+        ):
+            _with_layers(self, *vars(self).pop("_layers_to_come"))
 
     def _maybe_build(self, call_spec: Any) -> None:
         if "_layers_to_come" in vars(self):
             kept = vars(self).pop("_layers_to_come")
             maybe_build(self, call_spec)
-            vars(self)["_layers_to_come"] = kept
-            self._put_layers()
-        super()._maybe_build(call_spec)  # type: ignore[misc]
-
-    def _put_layers(self) -> None:
-        if (kept := vars(self).pop("_layers_to_come", None)) is not None:
             _with_layers(self, *kept)
+        super()._maybe_build(call_spec)  # type: ignore[misc]
 
 
 def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
     """A layer or model whose inner layers get names, and become those of a configuration."""
     names = config["names"]
-    found = _named(top)
-    kinds = (found, _named_before(top))
-    layers = next((layers for layers in kinds if len(layers) == len(names)), None)
-    if layers is None:
+    found = [layer for layer, _ in _named(top)]
+    layers = found if len(found) == len(names) else _named_before(top)
+    if len(layers) != len(names):
         raise ValueError(
             f"The layers that the class of '{top.name}' makes differ from those in the file. Make "
             "the model, call it, make it sparse as before, and call `model.load_weights(path)`. "
-            f"The file has: {names}. Received: {[layer.name for layer, _ in found]}"
+            f"The file has: {names}. Received: {[layer.name for layer in found]}"
         )
-    for (layer, _), name in zip(layers, names, strict=True):
+    for layer, name in zip(layers, names, strict=True):
         layer.name = name
     if _making_plain.get():
         return top
@@ -169,20 +189,11 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
     return top
 
 
-def _described(layer: Any) -> dict[str, Any]:
-    """A layer of ours; a wrapper without the layer inside, which the constructor makes."""
-    if isinstance(layer, PrunableLayer):
-        return layer.wrapper_config()
-    described: dict[str, Any] = keras.saving.serialize_keras_object(layer)
-    return described
-
-
 @functools.cache
-def _derived_class(kind: type, how: type[SavedWithLayers]) -> type:
+def _derived_class(kind: type) -> type:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    made = type(kind.__name__, (how, kind), {**names, "saved_as": kind})
-    registered = {SavedWithLayers: "Rebuilt", SavedWithLateLayers: "Rewrapped"}[how]
-    keras.saving.register_keras_serializable("keras_sparse_ortho", name=registered)(made)
+    made = type(kind.__name__, (SavedWithLayers, kind), {**names, "saved_as": kind})
+    keras.saving.register_keras_serializable("keras_sparse_ortho", name="Rebuilt")(made)
     return made
 
 
@@ -198,7 +209,7 @@ def _named(top: Any) -> list[tuple[Any, str]]:
     ]
 
 
-def _named_before(model: Any, prefix: str = "") -> list[tuple[Any, str]]:
+def _named_before(model: Any) -> list[Any]:
     """The layers whose names are in older files: those that models hold, none inside a layer."""
     layers = {id(layer): layer for layer in getattr(model, "layers", [])}
     if is_graph_of_class(model):
@@ -206,7 +217,7 @@ def _named_before(model: Any, prefix: str = "") -> list[tuple[Any, str]]:
     found = []
     for layer in layers.values():
         if not isinstance(layer, keras.layers.InputLayer):
-            found.append((layer, f"{prefix}{layer.name}"))
+            found += [layer]
             if isinstance(layer, keras.Model):
-                found += _named_before(layer, f"{prefix}{layer.name}/")
+                found += _named_before(layer)
     return found

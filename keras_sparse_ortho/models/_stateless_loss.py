@@ -125,13 +125,8 @@ class StatelessLoss:
         """The loss, and its gradients as NumPy arrays in the order of the variables.
 
         Where the optimizer scales the loss, as with mixed_float16, gradients are computed of the
-        scaled loss and divided after that, so that small ones do not underflow.
-
-        Args:
-            values: An array for each of the variables; `None` for the values they have.
-            x: A batch of inputs: an array, or a list or dict of arrays.
-            y: The targets of the batch, `None` where the loss needs none.
-            sample_weight: The weights of its samples, if any.
+        scaled loss and divided after that, so that small ones do not underflow. Arguments are those
+        of a call.
         """
         value, found = self._scaled_back(values, x, y, sample_weight)
         return float(to_numpy(value)), [to_numpy(gradient) for gradient in found]

@@ -12,10 +12,10 @@ from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
 from keras_sparse_ortho.layers import ScannedStack
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
-from keras_sparse_ortho.models._kinds import lists_its_layers
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._same_function import SameFunction
+from keras_sparse_ortho.models._saved_layers import lists_its_layers
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 
 L = keras.layers

@@ -2,8 +2,6 @@
 
 from keras_sparse_ortho.parametrizations._compact_mask import CompactMask
 from keras_sparse_ortho.parametrizations._compact_mask import refuse_compact as refuse_compact
-from keras_sparse_ortho.parametrizations._density_gap import DensityGap as DensityGap
-from keras_sparse_ortho.parametrizations._density_gap import density_gap as density_gap
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask
 from keras_sparse_ortho.parametrizations._fixed_mask import digest as digest
 from keras_sparse_ortho.parametrizations._learnt_threshold import (

@@ -1,7 +1,7 @@
 """Wrapping the layers that hold given weights, in a whole model."""
 
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from keras_sparse_ortho._keras_internals import body_of
@@ -29,17 +29,9 @@ def hold(
 ) -> Any:
     """Gives weights fixed masks, and the values that were drawn with them.
 
-    Args:
-        model: The model.
-        weights: Its weights that get a mask.
-        draws: The mask of each by path, with values to set where it has a kernel; the other
-            weights keep theirs. Each is taken out once its weight has it, so that a model and
-            all its draws are not there at once.
-        storage: `"masked"`, `"compact"`, or `"auto"`: live blocks where layers and masks allow,
-            compact elsewhere.
-
-    Raises:
-        NotPrunableError: A weight that cannot be stored compactly; before anything is changed.
+    `draws` has the mask of each by path, with values to set where it has a kernel; the other
+    weights keep theirs. Each is taken out once its weight has it, so that a model and all its draws
+    are not there at once.
     """
     kind = mask_class(storage)
     if kind.compact:
@@ -62,25 +54,25 @@ def wrap(
 ) -> Any:
     """Wraps every layer that owns some of the weights: see `places_to_wrap`.
 
-    Args:
-        model: The model.
-        weights: Its weights that get a parametrization.
-        parametrization_of: Gives the parametrization, not built, for a path. Masks that are fixed
-            are given in it: wrappers draw nothing here.
-        draws: By path what was drawn; see `hold`.
-        on_blocks: Whether layers of live blocks take the place of those whose kernel was drawn as
-            such, and of others where layers and masks allow.
+    `parametrization_of` gives the parametrization, not built, for a path, with the mask where that
+    is fixed: wrappers draw nothing here. For `draws` see `hold`. With `on_blocks` layers of live
+    blocks take the place of others where they can.
 
     Raises:
-        NotPrunableError: The new model would have other kernels or masks than planned. Models
-            written as a class are as they were then.
+        NotPrunableError: The new model would have other kernels or masks than planned.
     """
     draws = {} if draws is None else draws
     live = {path: draw.live for path, draw in draws.items()}
     given = {weight.path: weight for weight in weights}
     places = places_to_wrap(model, weights)
-    before = sorted(weight.path for weight in prunable_weights(model, unregistered=True))
-    _warn_of_never_called(model)
+    before = [weight.path for weight in prunable_weights(model, unregistered=True)]
+    if paths := never_called(model):
+        warnings.warn(
+            "Layers that have never been called have no weights yet, and will be dense. To have "
+            "them masked, call the model so that they are reached, before it is made sparse. "
+            f"Received: {paths}",
+            stacklevel=5,
+        )
 
     def replace(layer: Any, path: str, own: Any) -> Any:
         keys = places.get(id(layer))
@@ -92,13 +84,28 @@ def wrap(
         wrapper = PrunableLayer(body_of(own), table)
         wrapper.build()
         for key, parametrization in wrapper.parametrizations.items():
-            if own is not layer and parametrization.compact:  # whose dense copy has no value
+            drawn = draws.pop(keys[key], None)
+            kernel = drawn.kernel if drawn is not None and drawn.sets_values else None
+            if kernel is not None:
+                parametrization.assign_raw(kernel)
+            elif own is not layer and parametrization.compact:  # whose dense copy has no value
                 parametrization.assign_raw(given[keys[key]].variable.value)
-            _finish(parametrization, draws.pop(keys[key], None))
+            if kernel is None or not parametrization.movable:
+                parametrization.settle()  # what is drawn is zero where its mask is not live
+            if drawn is not None and drawn.fresh:
+                parametrization.mark_as_drawn(kernel)
         return wrapper
 
     def complete(rewritten: Any) -> Any:
-        _check(rewritten, weights, before, live)
+        found = prunable_weights(rewritten, unregistered=True)
+        masked = {weight.path: weight for weight in found if weight.storage is not None}
+        wrong = set(before) ^ {weight.path for weight in found} | given.keys() - masked.keys()
+        wrong |= {path for path in live.keys() - wrong if masked[path].live != live[path]}
+        if wrong or len(found) != len(before):
+            raise NotPrunableError(
+                "The new model would not have the kernels of the given one, each with the mask "
+                f"that was planned. There were: {before}. Received: others for {sorted(wrong)}"
+            )
         if rewritten is not model:
             probe_of_copy(model, rewritten).check(rewritten)
         return blocks_where_possible(rewritten) if on_blocks else rewritten
@@ -110,45 +117,3 @@ def wrap(
     ]
     with weights_set_later():
         return rewrite(model, replace, complete, without_values=later)
-
-
-def _warn_of_never_called(model: Any) -> None:
-    if paths := never_called(model):
-        warnings.warn(
-            "Layers that have never been called have no weights yet, and will be dense. To have "
-            "them masked, call the model so that they are reached, before it is made sparse. "
-            f"Received: {paths}",
-            stacklevel=6,
-        )
-
-
-def _check(
-    model: Any, weights: list[PrunableWeight], before: list[str], live: Mapping[str, int]
-) -> None:
-    """Raises unless a new model has the kernels of the old one, and the masks that were planned."""
-    found = prunable_weights(model, unregistered=True)
-    wrapped = {w.path: w for w in found if w.storage is not None}
-    paths = sorted(weight.path for weight in found)
-    uncovered = [weight.path for weight in weights if weight.path not in wrapped]
-    if paths != before or uncovered:
-        raise NotPrunableError(
-            "The new model would not have the kernels of the given one, each with the mask that "
-            f"was planned. There were: {before}. Received: {paths}, without masks {uncovered}"
-        )
-    for path, count in live.items():
-        if wrapped[path].live != count:
-            raise NotPrunableError(
-                f"'{path}' would not have the {count} live entries that were planned. "
-                f"Received: {wrapped[path].live}"
-            )
-
-
-def _finish(parametrization: Parametrization, drawn: AnyDraw | None) -> None:
-    """Sets the weight to what was drawn, and tells the parametrization that it has been set."""
-    kernel = drawn.kernel if drawn is not None and drawn.sets_values else None
-    if kernel is not None:
-        parametrization.assign_raw(kernel)
-    if kernel is None or not parametrization.movable:
-        parametrization.settle()  # what is drawn is zero where its mask is not live
-    if drawn is not None and drawn.fresh:
-        parametrization.mark_as_drawn(kernel)
