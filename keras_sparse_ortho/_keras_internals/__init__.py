@@ -22,16 +22,18 @@ from keras_sparse_ortho._keras_internals._fit import (
     initial_epoch_is,
     length_of_data,
 )
-from keras_sparse_ortho._keras_internals._graphs import (
-    ConvLSTMCell,
+from keras_sparse_ortho._keras_internals._graph_calls import (
     GraphCall,
     computes_its_graph,
-    created_trainable,
     graph_calls,
     graph_ends,
-    is_graph,
     leave_graphs,
     maps_one_tensor,
+)
+from keras_sparse_ortho._keras_internals._graphs import (
+    ConvLSTMCell,
+    created_trainable,
+    is_graph,
     own_variables,
     sublayers,
 )

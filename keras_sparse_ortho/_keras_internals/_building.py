@@ -18,10 +18,7 @@ def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
 
 
 def is_built_in_calls(layer: keras.layers.Layer) -> bool:
-    """Whether shapes may not do to build a layer: it has no `build`, or holds layers.
-
-    Keras' own do with shapes.
-    """
+    """Whether shapes may not do to build a layer: no `build`, or not of Keras and layers inside."""
     if type(layer).build is keras.layers.Layer.build:
         return True
     return bool(sublayers(layer)) and not type(layer).__module__.startswith("keras.")

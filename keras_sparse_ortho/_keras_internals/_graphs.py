@@ -1,6 +1,5 @@
-"""The layers and variables that a layer holds, and functional models as graphs of calls."""
+"""The layers and variables that a layer holds, and whether a model is a graph of calls."""
 
-import dataclasses
 from typing import Any
 
 import keras
@@ -29,7 +28,7 @@ def created_trainable(layer: keras.layers.Layer) -> list[Any]:
     return list(layer._trainable_variables)
 
 
-def _graph(model: keras.Model) -> Any:
+def graph_of(model: keras.Model) -> Any:
     # A Sequential model that knows its input holds a functional one.
     inner = model._functional if isinstance(model, keras.Sequential) else model
     return inner if hasattr(inner, "_nodes_by_depth") else None
@@ -37,54 +36,4 @@ def _graph(model: keras.Model) -> Any:
 
 def is_graph(model: keras.Model) -> bool:
     """Whether a model is a graph of calls: functional, or Sequential with a known input."""
-    return _graph(model) is not None
-
-
-def graph_ends(model: keras.Model) -> tuple[Any, Any]:
-    """Inputs and outputs of a model that `is_graph`, nested as it takes and gives them."""
-    graph = _graph(model)  # `input` of a Sequential model is that of its first call, if any
-    return graph.input, graph.output
-
-
-def computes_its_graph(model: keras.Model) -> bool:
-    """Whether a model is a graph, and no class of its own computes something else with it."""
-    return is_graph(model) and type(model).call.__module__.partition(".")[0] == "keras"
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphCall:
-    """A call in a graph: layer or operation, tensors, and the other arguments that were given."""
-
-    operation: Any
-    inputs: list[Any]
-    outputs: list[Any]
-    settings: list[Any]
-
-
-def graph_calls(model: keras.Model) -> list[GraphCall]:
-    """The calls of a model that `is_graph`, each after those that it depends on."""
-    nodes = _graph(model)._nodes_by_depth
-    return [
-        GraphCall(
-            node.operation,
-            list(node.input_tensors),
-            list(node.output_tensors),
-            [*node.arguments.args[1:], *node.arguments.kwargs.values()],
-        )
-        for depth in sorted(nodes, reverse=True)
-        for node in nodes[depth]
-    ]
-
-
-def leave_graphs(layer: keras.layers.Layer) -> None:
-    """Lets a layer forget where it has been called, so that it can stand in another model."""
-    layer._inbound_nodes.clear()
-    layer._outbound_nodes.clear()
-
-
-def maps_one_tensor(layer: keras.layers.Layer) -> bool:
-    """Whether all symbolic calls of a layer are with a single tensor that has no mask."""
-    calls = [node.input_tensors for node in layer._inbound_nodes]
-    return all(
-        len(tensors) == 1 and getattr(tensors[0], "_keras_mask", None) is None for tensors in calls
-    )
+    return graph_of(model) is not None

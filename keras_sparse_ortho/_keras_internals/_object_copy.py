@@ -1,6 +1,7 @@
 """Copies of models by their objects: no configuration is read, no constructor called."""
 
 import collections
+import copy
 import functools
 import types
 from collections.abc import Callable, Iterable
@@ -28,13 +29,9 @@ def copy_objects(model: Any, without_values: Iterable[Any] = ()) -> tuple[Any, d
     """Copies a model or layer with all that it leads to: layers, variables, the graph of calls.
 
     Everything else (constants, initializers, preprocessors) is shared. The copy is not compiled.
-    Copies of the variables `without_values` are to be set by `give_value`.
-
-    Returns:
-        The copy, and by `id` of each object that was copied the one in its place.
-
-    Raises:
-        NotPrunableError: An object of an unknown kind that holds a layer or variable.
+    Copies of the variables `without_values` are to be set by `give_value`. Also returns, by `id` of
+    each object that was copied, the one in its place. An object of an unknown kind that holds a
+    layer or variable is refused.
     """
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()  # in a `fit` on JAX variables do not have their values
@@ -102,7 +99,7 @@ class _Copier:
             named = {key: self.copy(item) for key, item in value.keywords.items()}
             return self._note(value, functools.partial(self.copy(value.func), *given, **named))
         if _is_torch_tensor(value):
-            return self._note(value, _torch_copy(value))
+            return self._note(value, copy.deepcopy(value if value.is_leaf else value.detach()))
         if hasattr(value, "__wrapped__") or not (hasattr(value, "__dict__") or _slots(value)):
             raise NotPrunableError(
                 "A model holds an object of a kind that cannot be copied, and that leads to a "
@@ -315,12 +312,3 @@ def tracker_class() -> Any:
 
 def _is_torch_tensor(value: Any) -> bool:
     return keras.backend.backend() == "torch" and keras.ops.is_tensor(value)
-
-
-def _torch_copy(value: Any) -> Any:
-    import torch
-
-    copied = value.detach().clone()
-    if isinstance(value, torch.nn.Parameter):
-        return torch.nn.Parameter(copied, requires_grad=value.requires_grad)
-    return copied

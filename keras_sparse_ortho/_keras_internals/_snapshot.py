@@ -62,14 +62,6 @@ class Snapshot:
             if type(owner) is not kind:
                 owner.__class__ = kind
         for container, contents in self._contents:
-            if _identities(container) != _identities(contents):
-                refill(container, contents)
+            refill(container, contents)
         for variable, value in self._values:
             variable.assign(value)
-
-
-def _identities(container: Any) -> Any:
-    if isinstance(container, dict):
-        return [(id(key), id(item)) for key, item in dict.items(container)]
-    found = [id(item) for item in container]
-    return set(found) if isinstance(container, set) else found

@@ -20,15 +20,11 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, select, walk
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, find_kernels, select, walk
 from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._shown_layer import ShownLayer
-from keras_sparse_ortho.layers._wrappable import (
-    refuse_dense_updates,
-    refuse_unwrappable,
-    wrappable_weights,
-)
+from keras_sparse_ortho.layers._wrappable import refuse_dense_updates, refuse_unwrappable
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 
 
@@ -195,7 +191,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         template = self._state.template
         refuse_unwrappable(self.layer, around_others=isinstance(template, dict))
         self._state.rename(self.layer)
-        found = wrappable_weights(self.layer, unregistered=isinstance(template, dict))
+        found = _wrappable_weights(self.layer, unregistered=isinstance(template, dict))
         chosen = self._state.choose(found)
         if not chosen:
             raise NotPrunableError(
@@ -450,3 +446,15 @@ def _checked(parametrization: Any) -> Any:
         "`parametrization` must be a Parametrization, or a dict from weight name to one. "
         f"Received: parametrization={parametrization!r}"
     )
+
+
+def _wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]:
+    """The kernels (and, if `unregistered`, matrices) in a layer that no wrapper inside it holds."""
+    held = {
+        id(weight.variable)
+        for wrapper, _ in walk(layer, "")
+        if hasattr(wrapper, "transparent_path")
+        for weight in wrapper.prunable_weights
+    }
+    found = find_kernels(layer, "", unregistered=unregistered)
+    return [weight for weight in found if id(weight.variable) not in held]

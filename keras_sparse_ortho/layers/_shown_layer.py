@@ -12,14 +12,9 @@ import keras
 class ShownLayer:
     """A wrapped layer, or one inside it, as it is read through the wrapper.
 
-    A weight is shown by its effective value, a tensor. Methods of the layer compute with effective
-    weights, and so do layers inside it, and lists, tuples and dicts of them; everything else is
-    shown as it is.
-
-    Args:
-        layer: The layer.
-        effective: By `id` of a variable what gives its effective value.
-        scope: Gives a context in which layers compute with effective weights.
+    A weight is shown by its `effective` value, a tensor, by the `id` of its variable. Methods of
+    the layer compute in a `scope` with effective weights, and so do layers inside it, and lists,
+    tuples and dicts of them; everything else is shown as it is.
     """
 
     def __init__(
@@ -37,9 +32,6 @@ class ShownLayer:
         layer, _, scope = self._shown
         with scope():
             return layer(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<{self._shown[0]!r}, read through a PrunableLayer>"
 
     def _show(self, value: Any) -> Any:
         layer, effective, scope = self._shown

@@ -1,4 +1,4 @@
-"""What can be wrapped: layers, or the reason why not, and their weights."""
+"""Which layers can be wrapped, or the reason why not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,12 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import (
-    PrunableWeight,
-    find_kernels,
-    is_sparse_layer,
-    walk,
-)
+from keras_sparse_ortho.kernels import is_sparse_layer, walk
 
 
 def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
@@ -44,8 +39,6 @@ def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
 
 def refuse_dense_updates(layer: Any) -> Callable[[], None]:
     """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
-    names = ("quantize", "enable_lora")
-    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}
 
     def quantize(*args: Any, **kwargs: Any) -> None:
         # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
@@ -66,20 +59,7 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
     vars(layer).update(quantize=quantize, enable_lora=enable_lora)
 
     def undo() -> None:
-        for name in names:
+        for name in ("quantize", "enable_lora"):
             vars(layer).pop(name, None)
-        vars(layer).update(kept)
 
     return undo
-
-
-def wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]:
-    """The kernels (and, if `unregistered`, matrices) in a layer that no wrapper inside it holds."""
-    held = {
-        id(weight.variable)
-        for wrapper, _ in walk(layer, "")
-        if hasattr(wrapper, "transparent_path")
-        for weight in wrapper.prunable_weights
-    }
-    found = find_kernels(layer, "", unregistered=unregistered)
-    return [weight for weight in found if id(weight.variable) not in held]

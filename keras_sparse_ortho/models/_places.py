@@ -17,10 +17,7 @@ def places_to_wrap(model: Any, weights: list[PrunableWeight]) -> dict[int, dict[
 
     Each weight is wrapped once, with the layer that owns it. Only where a layer reads weights
     inside another (a recurrent layer those of its cell), or several layers hold the variable
-    itself, is the one that holds them all wrapped.
-
-    Raises:
-        NotPrunableError: A weight that no layer holds alone; two weights of one path.
+    itself, is the one that holds them all wrapped. Weights that no layer holds alone are refused.
     """
     places: dict[int, dict[str, str]] = {}
     names: dict[int, dict[int, str]] = {}

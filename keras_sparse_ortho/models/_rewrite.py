@@ -16,8 +16,7 @@ from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models._saved_layers import save_with_layers
 
-Replace = Callable[[Any, str, Any], Any]
-"""`(layer, path, own) -> new layer or None`; see `rewrite`."""
+Replace = Callable[[Any, str, Any], Any]  # (layer, path, own) -> new layer or None
 
 
 def rewrite(
@@ -29,17 +28,13 @@ def rewrite(
 ) -> Any:
     """Replaces layers of a model, those of nested models and inside other layers included.
 
-    A layer *becomes* its replacement, in a copy of functional and Sequential models, and in
-    subclassed models themselves, which are returned. If anything fails, the model is as it was.
+    A layer *becomes* its replacement, in a copy of functional and Sequential models (`in_copy`),
+    and in subclassed models themselves. If anything fails, the model is as it was.
 
-    Args:
-        model: A built model.
-        replace: Asked for every layer that is neither a model nor wrapped, inner layers first:
-            given the layer of `model`, its path, and the one in its place in the model that is
-            changed, returns a built layer to put there, or `None`.
-        complete: From the new model to the one to hand out, or an error if it is not as planned.
-        without_values: Variables whose copies are to be given other values.
-        in_copy: Whether the model is copied. Default: functional and Sequential ones are.
+    `replace` is asked for every layer that is neither a model nor wrapped, inner layers first. It
+    returns a built layer to put there, or `None`, given the layer of `model`, its path, and the one
+    in its place in the model that is changed. `complete` makes the model to hand out of the new
+    one, or raises if that is not as planned. Copies of variables `without_values` are set later.
     """
     if in_copy is None:
         in_copy = isinstance(model, keras.Sequential) or (

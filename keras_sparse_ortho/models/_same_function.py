@@ -21,9 +21,8 @@ from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 class SameFunction:
     """What a model has and computes now, to be compared with what it is rewritten to.
 
-    Compared are the effective kernels by path, to the bit; the number of all other weights; and
-    where it holds layers that are not Keras' own, outputs (see `Probe`). Kernels of stacks and
-    products, which may become several layers, are compared by the outputs alone.
+    Compared are the effective kernels by path, to the bit, the number of all other weights, and
+    outputs where it holds layers of others (see `Probe`); of stacks and products outputs alone.
     """
 
     def __init__(self, model: Any) -> None:

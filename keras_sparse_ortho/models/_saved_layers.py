@@ -17,8 +17,8 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho.kernels import is_sparse_layer, walk
 from keras_sparse_ortho.layers import PrunableLayer
 
+# Whether layers are being made as their classes make them, whatever stood in them.
 _making_plain: contextvars.ContextVar[bool] = contextvars.ContextVar("making_plain", default=False)
-"""Whether layers are being made as their classes make them, whatever stood in them."""
 
 
 def is_clonable(model: Any) -> bool:
@@ -51,8 +51,7 @@ def lists_its_layers(layer: Any) -> bool:
 
 def class_of(layer: Any) -> type:
     """The class of a layer or model as it was written, not one derived from it to save it."""
-    kind: type = getattr(type(layer), "saved_as", type(layer))
-    return kind
+    return getattr(type(layer), "saved_as", type(layer))  # type: ignore[no-any-return]
 
 
 def save_with_layers(layer: Any) -> None:

@@ -57,9 +57,6 @@ def wrap(
     `parametrization_of` gives the parametrization, not built, for a path, with the mask where that
     is fixed: wrappers draw nothing here. For `draws` see `hold`. With `on_blocks` layers of live
     blocks take the place of others where they can.
-
-    Raises:
-        NotPrunableError: The new model would have other kernels or masks than planned.
     """
     draws = {} if draws is None else draws
     live = {path: draw.live for path, draw in draws.items()}
