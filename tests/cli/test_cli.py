@@ -55,7 +55,7 @@ def test_report(model_file, capsys):
 
 def test_export(exported, model_file):
     path, report = exported
-    assert (report["route"], report["sample_rows"]) == ("float32", 5)
+    assert (report["route"], report["sample_rows"]) == ("float32+sp", 5)
     assert report["total_zeros"] >= 512 - 128
     x = np.ones((3, 32), "float32")
     model = keras.saving.load_model(model_file)
@@ -74,7 +74,7 @@ def test_bench(exported, tmp_path, capsys):
     assert [(one["file"], one["threads"]) for one in timings] == [
         (str(file), threads) for file in (path, packed) for threads in (1, 2)
     ]
-    assert {one["route"] for one in timings} == {"float32"}
+    assert {one["route"] for one in timings} == {"float32+sp"}
     assert min(one["latency_ms"] for one in timings) > 0
     assert main(arguments) == 0
     assert "ms a call" in capsys.readouterr().out
