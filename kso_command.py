@@ -5,18 +5,24 @@ before `kso --help` could print. Nothing else is here; the commands are in `kera
 """
 
 import contextlib
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import pkgutil
 import sys
 import tempfile
 import types
 import zipfile
 from collections.abc import Iterator
+from typing import Any
 
 _PACKAGE = "keras_sparse_ortho"
 # Keras imports these where they are installed, for what no command uses: 1.5 seconds of CPU.
 _NOT_NEEDED = ("IPython", "matplotlib", "pandas", "sklearn")
+# Keras' NumPy backend imports these for convolutions and Fourier transforms only: 2 seconds of CPU,
+# or an ImportError where JAX is not installed.
+_LOADED_WHEN_CALLED = ("jax", "keras.src.backend.jax")
 _OWN_BACKEND = "KSO_OWN_BACKEND"
 
 
@@ -33,20 +39,22 @@ def main() -> int:
     options = parsed()
     if isinstance(options, int):
         return options
-    quick = options.needs_no_backend and _numpy_will_do()
-    if quick:
-        os.environ["KERAS_BACKEND"] = "numpy"
-    _load(spec, package)
-    if quick and zipfile.is_zipfile(getattr(options, "model", "")):
+    quick = options.needs_no_backend and not (
+        os.environ.get("KERAS_BACKEND") or os.environ.get(_OWN_BACKEND)
+    )
+    if not quick:
+        _load(spec, package)
+        return run(options)
+    # Keras' NumPy backend is loaded in a sixth of TensorFlow's time.
+    os.environ["KERAS_BACKEND"] = "numpy"
+    try:
+        with _stand_ins():
+            _load(spec, package)
+    except Exception:  # a Keras whose NumPy backend needs more
+        return _again_on_the_own_backend()
+    if zipfile.is_zipfile(getattr(options, "model", "")):
         return run(options, otherwise=_again_on_the_own_backend)
     return run(options)
-
-
-def _numpy_will_do() -> bool:
-    """Whether to load models with Keras' NumPy backend, in a third of TensorFlow's time."""
-    if os.environ.get("KERAS_BACKEND") or os.environ.get(_OWN_BACKEND):
-        return False
-    return importlib.util.find_spec("jax") is not None  # which that backend imports
 
 
 def _again_on_the_own_backend() -> int:
@@ -55,6 +63,52 @@ def _again_on_the_own_backend() -> int:
     os.environ[_OWN_BACKEND] = "1"
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-P", __file__, *sys.argv[1:]])
+
+
+class _StandIn(types.ModuleType):
+    """Stands in for a module, or something in it, and loads that when it is called."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []  # so that modules below it can be imported
+
+    def __getattr__(self, name: str) -> "_StandIn":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _StandIn(f"{self.__name__}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return pkgutil.resolve_name(self.__name__)(*args, **kwargs)
+
+
+class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives stand-ins for `_LOADED_WHEN_CALLED` and the modules below these."""
+
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if f"{name}.".startswith(tuple(f"{one}." for one in _LOADED_WHEN_CALLED)):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run."""
+
+
+@contextlib.contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Imports in this block get stand-ins, later ones the modules themselves."""
+    finder = _StandInFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name, one in sys.modules.items() if isinstance(one, _StandIn)]:
+            del sys.modules[name]
 
 
 def _load(spec: importlib.machinery.ModuleSpec, package: types.ModuleType) -> None:

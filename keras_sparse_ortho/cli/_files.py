@@ -5,6 +5,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+_EMPTY = "This file is empty: its writing or copying did not end"
+
 
 class InputFileError(ValueError):
     """An input file that is missing, damaged, or of the wrong kind."""
@@ -43,12 +45,30 @@ def _why_not_keras(path: str) -> str | None:
         )
     if head[4:] == b"TFL3":
         return "This is a LiteRT file, which `kso bench` opens. Pass the .keras file of its model"
+    if not head:
+        return _EMPTY
     if not zipfile.is_zipfile(path):
         return "This is not a Keras model: a .keras file is a zip archive, as `model.save` writes"
     with zipfile.ZipFile(path) as archive:
         if "config.json" not in archive.namelist():
             return "This zip archive is not a Keras model, as it has no config.json"
     return None if path.endswith(".keras") else "The name of a Keras model must end in .keras"
+
+
+def check_litert(path: str) -> None:
+    """InputFileError, which says what the file is, if it is not a LiteRT file."""
+    _check_exists(path)
+    with open(path, "rb") as stream:
+        head = stream.read(8)
+    # A LiteRT file may end in a zip archive, of labels.
+    if head[4:] == b"TFL3" or path.endswith((".gz", ".zst")):
+        return
+    rule = "This is not a LiteRT file, which has 'TFL3' in bytes 4 to 7"
+    if not head:
+        rule = _EMPTY
+    elif zipfile.is_zipfile(path):
+        rule = "This is a zip archive, as Keras models are: `kso export` makes a LiteRT file of one"
+    raise InputFileError(f"{rule}. Received: {path!r}")
 
 
 def read_rows(path: str | None) -> Any:
@@ -60,7 +80,12 @@ def read_rows(path: str | None) -> Any:
 
     try:
         found = np.load(path, allow_pickle=False)
-        return found if isinstance(found, np.ndarray) else dict(found)
+        if isinstance(found, np.ndarray):
+            return found
+        arrays = dict(found)
+        if all(isinstance(one, np.ndarray) for one in arrays.values()):
+            return arrays
+        raise TypeError(f"a zip archive of {', '.join(arrays)}")
     except Exception as error:  # zipfile, EOF, pickled content: any kind
         raise InputFileError(
             "Pass rows as a .npy file, or as a .npz file with an array for each input by name. "

@@ -6,12 +6,17 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from keras_sparse_ortho.cli._files import (
+    InputFileError,
+    check_litert,
+    read_keras,
+    read_rows,
+)
 
-from keras_sparse_ortho.cli._files import InputFileError, read_keras, read_rows
+if TYPE_CHECKING:  # `kso --help` does without it, in half the time
+    from rich.console import Console
 
 __all__ = ["main"]
 
@@ -26,6 +31,14 @@ exit status:
 
 Results go to standard output, progress and warnings to standard error.
 """
+
+# Arguments of the functions behind a command, and the options that stand for them.
+_REPORT_NAMES = {"orthogonality": "--no-orthogonality"}
+_EXPORT_NAMES = {
+    "representative_data": "--data",
+    "batch_size": "--batch-size",
+    "path": "output",
+} | {name: f"--{name}" for name in ("mode", "quantization", "sample", "tolerance", "threads")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,12 +69,14 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace | int:
 
 def run(options: argparse.Namespace, otherwise: Callable[[], int] | None = None) -> int:
     """Run the command of parsed options; the exit status. `otherwise` is called after an error."""
+    from rich.console import Console
+
     console = Console(stderr=True)
     command: Callable[[Any, Console], None] = options.command
 
     def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
         if issubclass(category, UserWarning):
-            _print(console, f"warning: {message}", "yellow")
+            _print(console, f"warning: {_in_options(str(message), options)}", "yellow")
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
@@ -70,22 +85,37 @@ def run(options: argparse.Namespace, otherwise: Callable[[], int] | None = None)
         except Exception as error:
             if otherwise is not None:
                 return otherwise()
+            text = _in_options(str(error), options)
             match error:
                 case InputFileError():
-                    status = BAD_FILE
+                    status, text = BAD_FILE, str(error)
                 case ValueError():
                     status = USAGE
                 case RuntimeError() | ImportError() | OSError():
                     status = FAILED
                 case _:
                     raise
-            _print(console, str(error), "red")
+            _print(console, text, "red")
             return status
     return OK
 
 
-def _print(console: Console, text: str, style: str) -> None:
+def _show(result: Any) -> None:
+    from rich.console import Console
+
+    Console().print(result)
+
+
+def _print(console: "Console", text: str, style: str) -> None:
     console.print(f"kso: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _in_options(message: str, options: argparse.Namespace) -> str:
+    """A message with the command's options in place of the arguments that they stand for."""
+    names: dict[str, str] = options.names
+    # Quoted or before "=", but no input or output of the model that has such a name.
+    found = rf"(?<!put `)\b({'|'.join(names)})(?:=(?=`)|(?=[`=]))"
+    return re.sub(found, lambda match: names[match[1]], message) if names else message
 
 
 class _Version(argparse.Action):
@@ -116,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-orthogonality", action="store_true", help="leave out the orthogonality errors"
     )
     report.add_argument("--json", action="store_true", help="print JSON")
-    report.set_defaults(command=_report, needs_no_backend=True)
+    report.set_defaults(command=_report, needs_no_backend=True, names=_REPORT_NAMES)
 
     export = commands.add_parser(
         "export",
@@ -127,7 +157,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("model", help="a .keras file")
     export.add_argument("output", help="the .tflite file to write")
     export.add_argument(
-        "--mode", help="small, fast, sparse, auto, or a route such as dynamic_int8+1x16"
+        "--mode",
+        help="small, fast, sparse, auto, or a route such as float32 (dense) or "
+        "dynamic_int8+1x16; default: the smallest float32 file",
     )
     export.add_argument("--quantization", choices=["float32", "float16", "dynamic_int8", "int8"])
     export.add_argument("--batch-size", type=int, default=1, metavar="ROWS")
@@ -136,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--tolerance", type=float)
     export.add_argument("--threads", type=int, default=1, help="for measurements of latency")
     export.add_argument("--json", action="store_true", help="print the report as JSON")
-    export.set_defaults(command=_export, needs_no_backend=False)
+    export.set_defaults(command=_export, needs_no_backend=False, names=_EXPORT_NAMES)
 
     bench = commands.add_parser(
         "bench",
@@ -148,11 +180,11 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--threads", type=int, nargs="+", default=[1])
     bench.add_argument("--seconds", type=float, default=5.0, help="for all together (default 5)")
     bench.add_argument("--json", action="store_true", help="print JSON")
-    bench.set_defaults(command=_bench, needs_no_backend=True)
+    bench.set_defaults(command=_bench, needs_no_backend=True, names={})
     return parser
 
 
-def _report(options: argparse.Namespace, console: Console) -> None:
+def _report(options: argparse.Namespace, console: "Console") -> None:
     from keras_sparse_ortho.analysis import report
 
     with console.status("Loading the model"):
@@ -161,53 +193,41 @@ def _report(options: argparse.Namespace, console: Console) -> None:
     if options.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
-        Console().print(found)
+        _show(found)
 
 
-def _export(options: argparse.Namespace, console: Console) -> None:
+def _export(options: argparse.Namespace, console: "Console") -> None:
     from keras_sparse_ortho.export import export_litert
 
     sample, data = read_rows(options.sample), read_rows(options.data)
     with console.status("Loading the model") as status:
         model = read_keras(options.model)
         status.update("Converting, running and comparing, in other processes")
-        try:
-            report = export_litert(
-                model,
-                options.output,
-                mode=options.mode,
-                quantization=options.quantization,
-                representative_data=data,
-                batch_size=options.batch_size,
-                sample=sample,
-                tolerance=options.tolerance,
-                threads=options.threads,
-            )
-        except ValueError as error:
-            raise ValueError(_with_options(str(error))) from error
+        report = export_litert(
+            model,
+            options.output,
+            mode=options.mode,
+            quantization=options.quantization,
+            representative_data=data,
+            batch_size=options.batch_size,
+            sample=sample,
+            tolerance=options.tolerance,
+            threads=options.threads,
+        )
     if options.json:
         print(report.to_json())
     else:
-        Console().print(report)
+        _show(report)
 
 
-def _with_options(message: str) -> str:
-    """A message of `export_litert` with the command's options in place of its arguments."""
-    names = {"representative_data": "--data", "batch_size": "--batch-size", "path": "output"}
-    for name in ("mode", "quantization", "sample", "tolerance", "threads"):
-        names[name] = f"--{name}"
-    # Quoted or before "=", but no input or output of the model that has such a name.
-    found = rf"(?<!put `)\b({'|'.join(names)})(?=[`=])"
-    return re.sub(found, lambda match: names[match[1]], message)
-
-
-def _bench(options: argparse.Namespace, console: Console) -> None:
+def _bench(options: argparse.Namespace, console: "Console") -> None:
     if min(options.threads) < 1 or not options.seconds > 0:
         raise ValueError(
             "`--threads` must be 1 or more and `--seconds` above 0. "
             f"Received: --threads {options.threads}, --seconds {options.seconds}"
         )
     import numpy as np
+    from rich.table import Table
 
     from keras_sparse_ortho.export import BenchmarkCase, LiteRTFileError, latencies, load_litert
 
@@ -216,6 +236,7 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
     timings: list[dict[str, Any]] = []
     with console.status("Opening and checking the files") as status:
         for name in options.files:
+            check_litert(name)
             try:
                 opened = load_litert(name)
             except (LiteRTFileError, FileNotFoundError) as error:
@@ -247,7 +268,4 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
         setting = "on" if one["xnnpack"] else "off"
         figures = (str(one["threads"]), str(one["batch_size"]), f"{one['latency_ms']:.3g}")
         table.add_row(one["file"], one["route"] or "unknown", setting, *figures)
-    Console().print(table)
-
-
-# --- the input files ------------------------------------------------------------------------------
+    _show(table)

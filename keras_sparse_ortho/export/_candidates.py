@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,9 @@ from keras_sparse_ortho.export._model import Task, full_batches, keras_outputs, 
 from keras_sparse_ortho.export._process import JobError, Worker
 from keras_sparse_ortho.export._report import RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError, Route
+from keras_sparse_ortho.export._sparse_encoding import LEAST_ZEROS, Encoded
+
+_NEAR = 1.05  # bytes of a file over those of the smallest
 
 converter = Worker  # for conversions; tests keep one, as it loads TensorFlow
 
@@ -56,24 +60,58 @@ class Candidate:
     failure: Exception | None = None
 
 
-def candidates(task: Task, routes: Sequence[Route]) -> list[Candidate]:
-    """Try each route; a failure is part of the result, but a full disk raises OSError."""
+def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> list[Candidate]:
+    """Try each route; a failure is part of the result, but a full disk raises OSError.
+
+    With `smallest`, the files are run from the smallest on, until one runs in any interpreter.
+    """
     needed = {route.converted_as.name: route.converted_as for route in routes}
     converted = convert(task, list(needed.values()))
-    found = [_candidate(task, route, converted[route.converted_as.name]) for route in routes]
+    made = [(route, _encoded(route, converted[route.converted_as.name])) for route in routes]
+    if smallest:
+        made = _by_size(made)
+    found: list[Candidate] = []
+    for route, encoded in made:
+        found.append(_candidate(task, route, encoded))
+        if smallest and found[-1].outcome.xnnpack:
+            break
     failures = [str(c.failure) for c in found if c.failure is not None]
     if failures and is_full(task.folder, failures):
         raise disk_full(task.folder.parent, failures[0])
     return found
 
 
-def _candidate(task: Task, route: Route, converted: Path | ExportConversionError) -> Candidate:
+def _encoded(route: Route, converted: Path | ExportConversionError) -> Encoded | Exception:
+    if isinstance(converted, ExportConversionError):
+        return converted
+    try:
+        return route.finish(converted.read_bytes())
+    except Exception as error:
+        return error
+
+
+def _by_size(made: Sequence[tuple[Route, Encoded | Exception]]) -> list[Any]:
+    """From the smallest on; before them what the converter failed on, last what has no use here.
+
+    Files within 5% of the smallest keep the order of `ROUTES`: a file that is restored to dense
+    weights at load is as fast as the dense one, and `+csr`, a little smaller, is not.
+    """
+    near = _NEAR * min((len(e.content) for _, e in made if isinstance(e, Encoded)), default=0)
+
+    def key(one: tuple[Route, Encoded | Exception]) -> float:
+        if isinstance(one[1], Encoded):
+            return max(len(one[1].content), near)
+        return math.inf if isinstance(one[1], ExportRouteError) else 0
+
+    return sorted(made, key=key)
+
+
+def _candidate(task: Task, route: Route, encoded: Encoded | Exception) -> Candidate:
     rows = task.signature.batch_size
     allowed = route.tolerance if task.tolerance is None else task.tolerance
     try:
-        if isinstance(converted, ExportConversionError):
-            raise converted
-        encoded = route.finish(converted.read_bytes())
+        if isinstance(encoded, Exception):
+            raise encoded
         record = {
             "route": route.name,
             "model": task.model.name,
@@ -332,6 +370,12 @@ def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndar
         if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
             kernels.append((variable.path, value))
     return kernels
+
+
+def can_be_encoded(model: keras.Model) -> bool:
+    """Whether a kernel has so many zeros that a sparse encoding is smaller."""
+    zeros = [1 - np.count_nonzero(value) / value.size for _, value in sparse_kernels(model.weights)]
+    return max(zeros, default=0.0) >= LEAST_ZEROS
 
 
 def _in_use(task: Task, paths: Iterable[str]) -> tuple[str, ...]:

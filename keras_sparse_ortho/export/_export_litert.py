@@ -14,7 +14,12 @@ from rich.console import Console
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._files import staging
-from keras_sparse_ortho.export._candidates import Candidate, ExportVerificationError, candidates
+from keras_sparse_ortho.export._candidates import (
+    Candidate,
+    ExportVerificationError,
+    can_be_encoded,
+    candidates,
+)
 from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
 from keras_sparse_ortho.export._litert_file import read_weights, seal
 from keras_sparse_ortho.export._model import Task, make_task
@@ -82,14 +87,16 @@ def export_litert(
         model: A built functional, Sequential or subclassed Keras model, with or without our
             wrappers. Every dimension of its inputs but the batch must be known.
         path: Where to write the file, usually `*.tflite`; its folder must exist.
-        mode: `None`: dense, as `quantization` says. `"small"`: the verified route with the fewest
-            bytes. `"fast"`: the least latency on this machine, measured; of those within 5% of
+        mode: `None`: the smallest float32 file, with a sparse encoding if the model has zeros for
+            one, so that nothing is lost; with a `quantization`, its dense file. `"small"`: the
+            verified route with the fewest bytes, whatever its storage. `"fast"`: the least
+            latency on this machine, measured; of those within 5% of
             it the smallest. `"sparse"`: the smallest sparse encoding of the given `quantization`.
             `"auto"`: the smallest of those within 10% of the fastest.
-            Or the name of a route, such as `"dynamic_int8+1x16"`.
+            Or the name of a route, such as `"float32"` (dense) or `"dynamic_int8+1x16"`.
         quantization: With a mode, only routes of this storage are tried (`"float32"` by name);
             `None` is no restriction, and means float32 for `"sparse"`. Without a mode, how the
-            weights are stored. `None`: float32. `"float16"`: half the size.
+            weights are stored, densely: `"float32"`; `"float16"`: half the size.
             `"dynamic_int8"`: weights of 1024 and more entries as int8, activations quantized on
             the fly. `"int8"`: weights and activations as int8, with float32 inputs and outputs.
         representative_data: For `"int8"` only, which needs it (modes that choose the storage
@@ -124,9 +131,9 @@ def export_litert(
         ExportConversionError: if the converter refuses the model (with the operations that LiteRT
             lacks) or crashes.
         ExportVerificationError: if the dense file crashes, disagrees, or lost zeros. If the file
-            of a sparse route does, the dense route of the same storage is taken, with an
-            `ExportFallbackWarning` that gives the reason. The same warning says if the file taken
-            runs without XNNPACK only.
+            of a sparse route that was asked for does, the dense route of the same storage is taken,
+            with an `ExportFallbackWarning` that gives the reason. The same warning says if the file
+            taken runs without XNNPACK only.
         OSError: if the file cannot be written, or the disk is full.
 
     Limits: The whole model must run on LiteRT's built-in operations; there is no fallback to
@@ -134,11 +141,12 @@ def export_litert(
     `format="litert"` takes converter options for that). Models of mixed or half precision are
     exported, and compared, in float32. Strip a subclassed model first, since that changes it in
     place. Full int8 needs recurrent layers with `unroll=True`.
-    Sparse encodings save time in Dense layers only: LiteRT has no sparse convolutions on x86. In
-    a dense file zeros are stored like other values, but compress well (`gzip model.tflite`, which
-    `load_litert` opens as well). Latencies are those of this machine under its present load. On a
-    GPU, Keras may compute in TF32 and so differ by more than 1e-5; raise `tolerance` there. Custom
-    layers must be importable in a new process, except on the TensorFlow backend.
+    Sparse encodings save time in Dense layers only: LiteRT has no sparse convolutions on x86.
+    LiteRT Micro lacks the operation DENSIFY of most sparse files: use a dense route there.
+    In a dense file zeros are stored like other values, but compress well (`gzip model.tflite`,
+    which `load_litert` opens as well). Latencies are those of this machine under its present load.
+    On a GPU, Keras may compute in TF32 and so differ by more than 1e-5; raise `tolerance` there.
+    Custom layers must be importable in a new process, except on the TensorFlow backend.
 
     Example:
     >>> import keras, tempfile, pathlib
@@ -158,6 +166,7 @@ def export_litert(
     threads = check_integer("threads", threads)
     target = check_path(path)
     routes = routes_of(mode, quantization, has_data=representative_data is not None)
+    smallest = mode is None and quantization is None
     single = mode not in MODES
     if single:
         routes[0].check(model)
@@ -167,6 +176,8 @@ def export_litert(
     console.print("Stripping the model and computing Keras' outputs")
     task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
     routes = routes if single else accepted(routes, model)
+    if smallest and not can_be_encoded(task.model):
+        routes = routes[:1]
     fallback = route_for(routes[0].quantization)
 
     # On the same file system as the target, so that the last step is one atomic rename.
@@ -175,10 +186,10 @@ def export_litert(
         # The fallback of a sparse route is converted with it, so that nothing is converted twice.
         needed = [*routes, *([] if fallback in routes else [fallback])]
         console.print(f"Converting ({', '.join(route.name for route in needed)})")
-        tried = candidates(task, needed)
+        tried = candidates(task, needed, smallest)
         wanted = [c for c in tried if c.route in routes]
         # The record of a sparse file says which setting of the interpreter is faster.
-        if mode in _NEAR or (single and wanted[0].outcome.encoded):
+        if mode in _NEAR or (single and not smallest and wanted[0].outcome.encoded):
             console.print("Timing the files that agree with Keras")
             wanted = _timed(task, wanted, threads)
         reason = None

@@ -206,7 +206,23 @@ class ExportReport:
             figures["folded into other constants"] = ", ".join(self.folded)
         if self.argmax_agreement is not None:
             figures["same argmax"] = f"{self.argmax_agreement:.1%} of {self.sample_rows} rows"
+        if self.mode is None and self.quantization is None:
+            figures["other modes"] = (
+                f'"small" rounds to float16 or int8: about {self._rounded_bytes():,} bytes or '
+                'fewer; "fast" takes the fastest file'
+            )
         return figures
+
+    def _rounded_bytes(self) -> int:
+        """About the bytes of this float32 file with float16 values, or with dense int8 ones."""
+        rest = self.bytes - sum(one.bytes for one in self.weights)
+        float16 = int8 = rest
+        for one in self.weights:
+            stored = one.size - one.zeros * (one.encoding != "dense")
+            # There are no 1x4 blocks of float16.
+            float16 += one.bytes - (0 if one.encoding.endswith("1x4") else 2 * stored)
+            int8 += one.size if one.size >= 1024 else 4 * one.size
+        return min(float16, int8)
 
 
 def _routes_table(routes: Sequence[RouteOutcome]) -> Group:

@@ -247,6 +247,8 @@ def route_named(name: str) -> Route:
 
 def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
     """The routes that a mode tries, see `export_litert`; without data no static int8."""
+    if mode is None and quantization is None:
+        return [route for route in ROUTES if route.quantization is None]
     if mode is None:
         return [route_for(quantization)]
     if mode not in MODES:

@@ -17,7 +17,7 @@ import numpy as np
 from keras_sparse_ortho.export._litert_file import read_model, write_model
 
 _SPARSE_VERSION = 8
-_LEAST_ZEROS = 0.3  # below this the indices cost more than the zeros save
+LEAST_ZEROS = 0.3  # below this the indices cost more than the zeros save
 _MOST_BLOCKS = 255  # the int8 kernel keeps block counts and columns in one byte each
 
 
@@ -121,7 +121,7 @@ def _why_not(
     if [*used, *graph.outputs].count(position) != len(operators):
         return "other operations use it as well"
     live = weight.reshape(len(weight), -1, block).any(axis=2)
-    if 1.0 - live.mean() < _LEAST_ZEROS:
+    if 1.0 - live.mean() < LEAST_ZEROS:
         unit = "entries" if block == 1 else f"blocks of 1x{block}"
         return f"only {1.0 - live.mean():.0%} of its {unit} are zero"
     if block == 16 and (live.shape[1] > _MOST_BLOCKS + 1 or live.sum(1).max() > _MOST_BLOCKS):

@@ -10,6 +10,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -19,7 +20,11 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.cli import main
-from keras_sparse_ortho.export import load_litert
+from keras_sparse_ortho.export import (
+    ExportFallbackWarning,
+    ExportVerificationError,
+    load_litert,
+)
 from tests.export.conftest import block_model
 
 pytestmark = pytest.mark.tensorflow_only
@@ -55,7 +60,7 @@ def test_report(model_file, capsys):
 
 def test_export(exported, model_file):
     path, report = exported
-    assert (report["route"], report["sample_rows"]) == ("float32", 5)
+    assert (report["route"], report["sample_rows"]) == ("float32+sp", 5)
     assert report["total_zeros"] >= 512 - 128
     x = np.ones((3, 32), "float32")
     model = keras.saving.load_model(model_file)
@@ -74,7 +79,7 @@ def test_bench(exported, tmp_path, capsys):
     assert [(one["file"], one["threads"]) for one in timings] == [
         (str(file), threads) for file in (path, packed) for threads in (1, 2)
     ]
-    assert {one["route"] for one in timings} == {"float32"}
+    assert {one["route"] for one in timings} == {"float32+sp"}
     assert min(one["latency_ms"] for one in timings) > 0
     assert main(arguments) == 0
     assert "ms a call" in capsys.readouterr().out
@@ -112,8 +117,14 @@ def test_bench_measures_milliseconds(tmp_path, capsys):
         (["report", "RENAMED"], 3, "must end in .keras"),
         (["report", "broken.keras"], 3, "Keras must be able to load"),
         (["report", "damaged.keras"], 3, "Keras must be able to load"),
+        (["report", "empty.keras"], 3, "This file is empty"),
         (["bench", "text.keras"], 3, "TFL3"),
-        (["bench", "none.tflite"], 3, "Received: path="),
+        (["bench", "none.tflite"], 3, "There is no such file"),
+        (["bench", "."], 3, "this is a folder"),
+        (["bench", "empty.keras"], 3, "This file is empty"),
+        (["bench", "MODEL"], 3, "`kso export` makes a LiteRT file"),
+        (["export", "MODEL", "out.tflite", "--sample", "MODEL"], 3, "Pass rows as"),
+        (["export", "MODEL", "out.tflite", "--data", "empty.keras"], 3, "Pass rows as"),
         (["bench", "text.keras", "--threads", "0"], 2, "--threads"),
         (["export", "MODEL", "out.tflite", "--mode", "quick"], 2, "mode='quick'"),
         (["export", "MODEL", "out.tflite", "--mode", "float16+csr"], 2, "use 'float16+sp'"),
@@ -129,6 +140,7 @@ def test_bench_measures_milliseconds(tmp_path, capsys):
 def test_what_goes_wrong(model_file, tmp_path, monkeypatch, capsys, arguments, status, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.keras").write_text("no model at all")
+    (tmp_path / "empty.keras").touch()
     (tmp_path / "lite.tflite").write_bytes(b"\x1c\0\0\0TFL3 and so on")
     for name in ("a.h5", "a.weights.h5", "hdf.keras"):
         (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n and so on")
@@ -145,6 +157,34 @@ def test_what_goes_wrong(model_file, tmp_path, monkeypatch, capsys, arguments, s
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.out == ""
+
+
+@pytest.mark.parametrize("kind", [ValueError, ExportVerificationError])
+def test_messages_of_every_kind_name_options(model_file, monkeypatch, capsys, kind):
+    """Warnings and failed verifications as well, which are no ValueErrors."""
+
+    def export(*_, **__):
+        warnings.warn("not by `mode`, see `batch_size=`", ExportFallbackWarning, stacklevel=2)
+        raise kind("see `tolerance`, put `sample` in. Received: representative_data=None, path=''")
+
+    monkeypatch.setattr(kso.export, "export_litert", export)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        status = main(["export", str(model_file), "m.tflite"])
+    assert status == (2 if kind is ValueError else 1)
+    [warned, failed] = capsys.readouterr().err.splitlines()
+    assert warned == "kso: warning: not by `--mode`, see `--batch-size`"
+    assert failed == "kso: see `--tolerance`, put `sample` in. Received: --data=None, output=''"
+
+
+def test_a_litert_file_that_ends_in_a_zip_archive_is_one(exported, tmp_path, capsys):
+    """As files with labels do; this one is damaged by it, which the reader says."""
+    with (tmp_path / "m.tflite").open("wb") as stream:
+        stream.write(exported[0].read_bytes())
+        with zipfile.ZipFile(stream, "a") as archive:
+            archive.writestr("labels.txt", "cat")
+    main(["bench", str(tmp_path / "m.tflite"), "--seconds", "0.1"])
+    assert "zip archive" not in capsys.readouterr().err
 
 
 def test_hdf5_files_are_not_opened(tmp_path, capsys):
@@ -202,9 +242,10 @@ def test_fast_with_data_and_a_compressed_file(tmp_path, capsys):
     assert load_litert(packed, model=model).route == report["route"]
 
 
-def command(code, *arguments):
+def command(code, *arguments, before=""):
     """What a new process does that runs the command as the shell does, and then `code`."""
-    start = "import sys, kso_command; sys.argv[0] = 'kso'; status = kso_command.main(); "
+    start = before
+    start += "import sys, kso_command; sys.argv[0] = 'kso'; status = kso_command.main(); "
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("KERAS_", "TF_CPP"))}
     environment["PYTHONPATH"] = str(Path(kso.__file__).parents[1])
     return subprocess.run(
@@ -217,13 +258,39 @@ def command(code, *arguments):
 
 
 def test_the_command_loads_what_it_needs_and_is_quiet(model_file):
-    done = command("print(status, 'keras' in sys.modules)", "--help")
-    assert done.stdout.endswith("0 False\n")
-    loaded = "print(*({'tensorflow', 'torch', 'sklearn', 'matplotlib'} & set(sys.modules)))"
-    done = command(loaded, "report", model_file)
+    loaded = "print(status, *({'keras', 'numpy', 'rich.table', 'rich.console'} & set(sys.modules)))"
+    for arguments in (["--help"], ["report", "--help"], ["--version"]):
+        assert command(loaded, *arguments).stdout.endswith("\n0\n")
+    others = "{'tensorflow', 'torch', 'jax', 'sklearn', 'matplotlib'}"
+    done = command(f"print(status, *({others} & set(sys.modules)))", "report", model_file)
     assert done.stderr == ""
-    assert done.stdout.endswith("\n\n")
+    assert done.stdout.endswith("\n0\n")
     assert "d/kernel" in done.stdout
+
+
+ABSENT = """
+import importlib.abc, sys
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "jax":
+            raise ModuleNotFoundError(f"no {name}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+@pytest.mark.parametrize("jax", ["installed", "absent"])
+def test_jax_is_loaded_for_convolutions_and_needed_for_nothing_else(model_file, tmp_path, jax):
+    convolutions = keras.Sequential(
+        [keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="c"), keras.layers.Flatten()]
+    )
+    kso.sparsify(convolutions, 0.5, seed=0).save(tmp_path / "c.keras")
+    before = ABSENT if jax == "absent" else ""
+    after = "from keras import backend; print(backend.backend(), 'jax' in sys.modules)"
+    assert command(after, "report", model_file, before=before).stdout.endswith("numpy False\n")
+    done = command(after, "report", tmp_path / "c.keras", before=before)
+    assert "3,888" in done.stdout  # FLOPs: 36 pixels of 108 entries
+    # Without JAX a second process reports by the model's own backend, and this one ends.
+    assert done.stdout.endswith("numpy True\n") == (jax == "installed")
 
 
 @pytest.mark.slow

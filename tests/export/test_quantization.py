@@ -26,7 +26,7 @@ def float32(tmp_path_factory):
         variable.assign(np.where(value == 0, np.float32(-0.0), value))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         path = tmp_path_factory.mktemp("float32") / "m.tflite"
-        report = export_litert(model, path, verbose=1)
+        report = export_litert(model, path, mode="float32", verbose=1)
     return model, report, printed.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.export import (
+    ExportConversionError,
     ExportFallbackWarning,
     ExportReport,
     ExportRouteError,
@@ -31,12 +33,13 @@ from keras_sparse_ortho.export._litert_file import (
     write_model,
 )
 from keras_sparse_ortho.export._routes import ROUTES, route_named, routes_of
-from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, BLOCK_1X16, CSR, encode
+from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, BLOCK_1X16, CSR, Encoded, encode
 from tests.export.conftest import block_model, blocks
 from tests.export.models import interpret, kernel_zeros, layers, tiny
 
 pytestmark = pytest.mark.tensorflow_only
 
+FLOAT32 = ["float32", "float32+sp", "float32+csr", "float32+1x4"]
 OURS = ["float32+csr", "float32+1x4", "dynamic_int8+1x16", "int8+1x16"]
 UNSUPPORTED = ["float16+csr", "float16+1x4", "float16+1x16", "float32+1x16"]
 UNSUPPORTED += ["dynamic_int8+csr", "dynamic_int8+1x4", "int8+csr", "int8+1x4"]
@@ -356,6 +359,79 @@ def test_small_takes_the_fewest_bytes(converted, tmp_path):
     assert rms(load_litert(path).predict(data), want) < 0.03
 
 
+def test_the_default_is_the_smallest_file_that_equals_keras(converted, tmp_path):
+    model, data, want, folder, _ = converted
+    path = tmp_path / "m.tflite"
+    report = export_litert(model, path, sample=data)
+    sizes = {name: (folder / f"{name}.tflite").stat().st_size for name in FLOAT32}
+    assert report.bytes <= 1.05 * min(sizes.values()) < 0.5 * sizes["float32"]
+    assert [one.route for one in report.routes] == [report.route]  # nothing else was run
+    np.testing.assert_allclose(load_litert(path).predict(data), want, atol=1e-5)
+    dense = export_litert(model, path, sample=data, mode="float32")
+    assert dense.route == export_litert(model, path, quantization="float32").route == "float32"
+
+
+def test_the_default_tells_of_the_other_modes_without_trying_them(converted, tmp_path):
+    model, data, _, _, found = converted
+    text = str(export_litert(model, tmp_path / "m.tflite", sample=data))
+    [line] = [line for line in text.splitlines() if line.startswith("other modes")]
+    (said,) = re.findall(r'"small" .* about ([\d,]+) bytes or fewer; "fast" ', line)
+    rounded = min(found[name].bytes for name in ("float16", "dynamic_int8"))
+    assert int(said.replace(",", "")) == pytest.approx(rounded, rel=0.15)
+    assert "other modes" not in str(found["dynamic_int8"])
+    assert "other modes" not in str(
+        export_litert(model, tmp_path / "m.tflite", mode="float32+csr", sample=data)
+    )
+
+
+@pytest.mark.parametrize("wrong", ["+sp", "+sp +csr +1x4"])
+def test_the_default_takes_the_next_file_if_a_smaller_one_is_wrong(
+    converted, monkeypatch, tmp_path, wrong
+):
+    real = _candidates.litert_outputs
+
+    def outputs(worker, file, task, xnnpack):
+        got, memory = real(worker, file, task, xnnpack)
+        return [one + file.name.endswith(ends) for one in got], memory
+
+    ends = tuple(f"{one}.verified.tflite" for one in wrong.split())
+    monkeypatch.setattr(_candidates, "litert_outputs", outputs)
+    report = export_litert(converted[0], tmp_path / "m.tflite", sample=converted[1])
+    *failed, taken = report.routes
+    assert taken.route == report.route == ("float32+1x4" if wrong == "+sp" else "float32")
+    assert [one.route for one in failed][:1] == ["float32+sp"]
+    assert all("must agree with Keras" in one.reason for one in failed)
+
+
+def test_a_dense_model_is_exported_dense_in_silence(tiny_file, monkeypatch, tmp_path):
+    tried = []
+
+    def convert(task, routes):
+        tried.extend(route.name for route in routes)
+        return {"float32": tiny_file}
+
+    monkeypatch.setattr(_candidates, "convert", convert)
+    keras.utils.set_random_seed(1)
+    assert export_litert(tiny(), tmp_path / "m.tflite").route == "float32"
+    assert tried == ["float32"]
+
+
+def test_order_of_the_default():
+    def order(**sizes):
+        made = [
+            (route_named(f"float32{end}"), Encoded(bytes(size), (), {}) if size else lost)
+            for end, size in zip(("", "+sp", "+csr", "+1x4"), sizes.values(), strict=True)
+        ]
+        return [route.name.removeprefix("float32") for route, _ in _candidates._by_size(made)]
+
+    lost = ExportRouteError("nothing to encode")
+    assert order(dense=1000, sp=103, csr=100, block=300) == ["+sp", "+csr", "+1x4", ""]
+    assert order(dense=1000, sp=300, csr=100, block=290) == ["+csr", "+1x4", "+sp", ""]
+    assert order(dense=1000, sp=103, csr=None, block=None) == ["+sp", "", "+csr", "+1x4"]
+    lost = ExportConversionError("a crash of the converter")  # which the report tells
+    assert order(dense=1000, sp=None, csr=100, block=300) == ["+sp", "+csr", "+1x4", ""]
+
+
 def test_tensors_of_a_type_that_the_kernel_lacks_are_kept_dense(converted):
     """1x16 blocks are for int8: in a float32 file nothing is encoded, and the reason is given."""
     dense = encode((converted[3] / "float32.tflite").read_bytes(), BLOCK_1X16)
@@ -422,6 +498,8 @@ def test_routes_of_each_mode():
     def names(*arguments):
         return [route.name for route in routes_of(*arguments)]
 
+    assert names(None, None, True) == FLOAT32
+    assert names(None, "float32", True) == ["float32"]
     assert names(None, "int8", True) == ["int8"]
     assert names("float32+csr", None, False) == ["float32+csr"]
     assert names("sparse", None, False) == ["float32+sp", "float32+csr", "float32+1x4"]
