@@ -16,11 +16,14 @@ from keras_sparse_ortho._keras_internals._compiling import (
     track_parameters_anew,
 )
 from keras_sparse_ortho._keras_internals._fit import (
+    after_epochs,
     after_fit,
     before_save,
     in_fit,
     initial_epoch_is,
     length_of_data,
+    level_of_user,
+    model_in_fit,
 )
 from keras_sparse_ortho._keras_internals._graphs import (
     GraphCall,
@@ -88,6 +91,7 @@ __all__ = [
     "VariableOverrides",
     "WrapperBuiltByCalls",
     "adopt_call_interface",
+    "after_epochs",
     "after_fit",
     "along_kernel",
     "applied_batches",
@@ -117,9 +121,11 @@ __all__ = [
     "layout_of",
     "leave_graphs",
     "length_of_data",
+    "level_of_user",
     "maps_one_tensor",
     "maybe_build",
     "mesh_size",
+    "model_in_fit",
     "optimizer_slots",
     "own_variables",
     "refuse_other_slots",
