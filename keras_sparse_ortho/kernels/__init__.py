@@ -16,6 +16,7 @@ from keras_sparse_ortho.kernels._walk import Selection
 from keras_sparse_ortho.kernels._walk import choose as choose
 from keras_sparse_ortho.kernels._walk import find_kernels as find_kernels
 from keras_sparse_ortho.kernels._walk import find_unregistered as find_unregistered
+from keras_sparse_ortho.kernels._walk import names_in as names_in
 from keras_sparse_ortho.kernels._walk import own_kernels as own_kernels
 from keras_sparse_ortho.kernels._walk import select as select
 from keras_sparse_ortho.kernels._walk import walk as walk
