@@ -8,7 +8,11 @@ from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
 from keras_sparse_ortho.orthogonal import Structure
-from keras_sparse_ortho.pruning._drawing import draw_kernels, warn_of_training_lost
+from keras_sparse_ortho.pruning._drawing import (
+    draw_kernels,
+    warn_of_slow_storage,
+    warn_of_training_lost,
+)
 from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
@@ -136,4 +140,5 @@ def sparsify(
         model, weights, density, budget, initializer, structure, seed, dense=not kind.compact
     )
     warn_of_training_lost(model, weights)
+    warn_of_slow_storage(weights, draws, storage)
     return hold(model, weights, draws, storage)
