@@ -29,8 +29,8 @@ from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
 Pattern = str | SparseInitializer
 """`"exact_orthogonal"`, `"random_sparse"`, or an initializer to take the settings from."""
 
-# Live blocks of smaller kernels save little time.
-_WIDE = 2**18
+# Live blocks of smaller kernels may be no faster (docs/faster.md).
+_WIDE = 2**19
 # Drawing larger kernels again would take too long; training changes small ones as well.
 _MOST_ENTRIES = 2**18
 

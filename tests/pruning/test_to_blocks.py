@@ -193,7 +193,7 @@ def test_structures_without_live_blocks_are_told():
 
 
 def test_wide_kernels_of_regular_blocks_in_other_storage_are_told():
-    dense = keras.Sequential([keras.Input((512,)), L.Dense(512, name="w"), L.Dense(64, name="n")])
+    dense = keras.Sequential([keras.Input((512,)), L.Dense(1024, name="w"), L.Dense(64, name="n")])
     options = {"structure": kso.Block(32, 32, regular=True), "seed": 0}
     for storage in ("masked", "compact"):
         with pytest.warns(
