@@ -1,6 +1,7 @@
 """`report`: figures, totals, and the three forms they come in."""
 
 import csv
+import dataclasses
 import json
 import sys
 
@@ -213,9 +214,7 @@ def test_masks_that_wait_for_their_first_update_are_told():
 
 
 def test_notebooks_get_the_table_escaped():
-    model = sparse()
-    model.name = "<script>"
-    summary = kso.report(model)
+    summary = dataclasses.replace(kso.report(sparse()), name="<script>")
     assert repr(summary) == str(summary)
     html = summary._repr_html_()
     assert html.startswith("<pre>Kernels of &#x27;&lt;script&gt;&#x27;")
