@@ -21,6 +21,7 @@ makes it keep memory:
 import argparse
 import functools
 import os
+import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -29,6 +30,9 @@ import numpy as np
 from timing import interleaved, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
+
+# Steps and updates are timed apart.
+warnings.simplefilter("ignore", kso.errors.DensityWarning)
 
 L = keras.layers
 STEPS = 10  # training steps in one sample

@@ -17,6 +17,7 @@ import json
 import os
 import statistics
 import time
+import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -28,6 +29,9 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._ranking import ranked_on
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
+
+# Steps and updates are timed apart.
+warnings.simplefilter("ignore", kso.errors.DensityWarning)
 
 DENSITY = 0.1
 LAYERS = 4

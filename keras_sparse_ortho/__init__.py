@@ -5,6 +5,7 @@
 
 import importlib
 import importlib.util
+import inspect
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -32,6 +33,7 @@ from keras_sparse_ortho import parametrizations as parametrizations
 from keras_sparse_ortho import pruning as pruning
 from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
+from keras_sparse_ortho._other_names import no_attribute
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
 from keras_sparse_ortho.callbacks import finish as finish
@@ -119,8 +121,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LOADED_ON_USE:
         return getattr(importlib.import_module(f"{__name__}.{_LOADED_ON_USE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    rooms = {room: own for room in __all__ if inspect.ismodule(own := globals().get(room))}
+    raise no_attribute(__name__, name, rooms)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

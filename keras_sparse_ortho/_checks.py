@@ -22,7 +22,13 @@ def check_density(density: Any, name: str = "density") -> float:
     except (TypeError, ValueError):
         value = np.nan
     if not 0.0 < value <= 1.0:  # also for NaN
-        raise DensityError(f"`{name}` must be in (0, 1]. Received: {name}={density!r}")
+        percent = ""
+        if 2.0 <= value < 100.0:
+            percent = (
+                f" It is the live fraction, not a percentage: {name}={value / 100:.6g} keeps "
+                f"{value:g}%, {name}={1 - value / 100:.6g} prunes {value:g}%."
+            )
+        raise DensityError(f"`{name}` must be in (0, 1].{percent} Received: {name}={density!r}")
     return value
 
 

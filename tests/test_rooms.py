@@ -14,6 +14,7 @@ ROOT = Path(kso.__file__).parent
 # Each room imports only what stands before it; `docs/architecture.md` says what each is for.
 ORDER = (
     *(
+        "_other_names",
         "errors",
         "_checks",
         "_files",

@@ -16,11 +16,14 @@ from keras_sparse_ortho._keras_internals._compiling import (
     compiled_loss_waits,
 )
 from keras_sparse_ortho._keras_internals._fit import (
+    after_epochs,
     after_fit,
     before_save,
     in_fit,
     initial_epoch_is,
     length_of_data,
+    level_of_user,
+    model_in_fit,
 )
 from keras_sparse_ortho._keras_internals._graph_calls import (
     GraphCall,

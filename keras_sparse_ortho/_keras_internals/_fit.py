@@ -1,11 +1,18 @@
 """Places in `fit` and in saving that Keras offers no callback for."""
 
+import os
+import pathlib
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import keras
+
+_PACKAGES = (
+    str(pathlib.Path(keras.__file__).parent) + os.sep,
+    str(pathlib.Path(__file__).parents[1]) + os.sep,
+)
 
 
 def after_fit(model: Any, function: Callable[[], None]) -> None:
@@ -25,6 +32,24 @@ def after_fit(model: Any, function: Callable[[], None]) -> None:
         function()
 
     vars(history)["on_train_end"] = on_train_end
+
+
+def after_epochs(model: Any, function: Callable[[int], bool]) -> None:
+    """Calls a function with the number of epochs done after each of a running `fit`.
+
+    Until it returns `True`; and one function for each `fit`.
+    """
+    history = getattr(model, "history", None)
+    if not isinstance(history, keras.callbacks.History) or "on_epoch_end" in vars(history):
+        return
+    before = history.on_epoch_end
+
+    def on_epoch_end(epoch: int, logs: Any = None) -> None:
+        before(epoch, logs)
+        if function(epoch + 1) or epoch + 1 == history.params.get("epochs"):
+            vars(history).pop("on_epoch_end", None)
+
+    vars(history)["on_epoch_end"] = on_epoch_end
 
 
 def before_save(model: Any, function: Callable[[], None] | None) -> None:
@@ -49,6 +74,25 @@ def in_fit(model: Any) -> bool:
     return _fit_frame(model) is not None
 
 
+def model_in_fit() -> Any:
+    """The model from within whose `fit` this is called; `None` elsewhere."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        if torch.compiler.is_compiling():  # frames cannot be traced
+            return None
+    frame = _fit_frame()
+    return None if frame is None else frame.f_locals["self"]
+
+
+def level_of_user() -> int:
+    """The `stacklevel` of the line that is neither in this package nor in Keras."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def length_of_data(model: Any) -> int | None:
     """`len(x)` of the data set that the running `fit` of a model trains on.
 
@@ -64,11 +108,14 @@ def length_of_data(model: Any) -> int | None:
     return length if 0 < length < sys.maxsize else None  # `sys.maxsize`: repeats for ever
 
 
-def _fit_frame(model: Any) -> FrameType | None:
+def _fit_frame(model: Any = None) -> FrameType | None:
+    """The frame of the `fit` of a model, or of any."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            return frame
+        if frame.f_code.co_name == "fit":
+            own = frame.f_locals.get("self")
+            if own is model or (model is None and isinstance(own, keras.Model)):
+                return frame
         frame = frame.f_back
     return None
 

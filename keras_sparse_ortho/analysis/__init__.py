@@ -2,6 +2,7 @@
 
 from keras_sparse_ortho.analysis._jacobian import JacobianSpectrum, jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
+from keras_sparse_ortho.analysis._plots import plot_masks
 from keras_sparse_ortho.analysis._report import SparsityReport, report
 from keras_sparse_ortho.initializers import CriticalPoint, critical_gain, critical_point
 
@@ -13,5 +14,6 @@ __all__ = [
     "critical_point",
     "jacobian_singular_values",
     "orthogonality_error",
+    "plot_masks",
     "report",
 ]

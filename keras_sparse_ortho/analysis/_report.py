@@ -2,11 +2,15 @@
 
 import csv
 import dataclasses
+import html
 import io
+import math
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import rich.box
 import rich.console
@@ -16,6 +20,7 @@ import rich.table
 from keras_sparse_ortho._data import first_batches
 from keras_sparse_ortho._files import atomic_write
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
+from keras_sparse_ortho.analysis._plots import new_figure
 from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
@@ -32,8 +37,9 @@ class Row:
     """The figures of one kernel.
 
     `state` is `"sparse"` for a kernel with a mask or with zeros. Otherwise it says why the kernel
-    is dense: `"no mask"` (excluded, or not selected), or `"not registered"`: the meaning of its
-    axes is unknown (`initializers.kernel_layouts`).
+    is dense: `"no mask"` (excluded, or not selected), `"not updated"` (a `MagnitudeMask` that
+    `callbacks.UpdateMasks` has not set yet), or `"not registered"`: the meaning of its axes is
+    unknown (`initializers.kernel_layouts`).
     """
 
     path: str
@@ -54,7 +60,7 @@ class Row:
         return self.live / self.size
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SparsityReport:
     """The figures of a model; see `keras_sparse_ortho.report`.
 
@@ -62,11 +68,19 @@ class SparsityReport:
         rows: One `Row` for each kernel.
         name: Name of the model.
         unregistered: One `Row` for each matrix whose layer is not registered.
+        bytes: Memory of all these as they are stored, masks and indices included.
+        live_bytes: Memory of their live values alone.
+        params: Parameters of the model as `model.summary()` and `count_params()` count them.
+        mask_params: How many of `params` are entries of masks or indices.
     """
 
     rows: tuple[Row, ...]
     name: str = ""
     unregistered: tuple[Row, ...] = ()
+    bytes: int = 0
+    live_bytes: int = 0
+    params: int = 0
+    mask_params: int = 0
 
     @property
     def size(self) -> int:
@@ -117,7 +131,7 @@ class SparsityReport:
         return _sum([row.sparse_flops for row in self.rows])
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures as JSON values."""
+        """The figures of the kernels, which do not depend on their storage, as JSON values."""
         return {
             **{name: getattr(self, name) for name in _TOTALS},
             "weights": [_figures(row) for row in self.rows],
@@ -132,6 +146,25 @@ class SparsityReport:
             writer = csv.DictWriter(stream, [*(f.name for f in dataclasses.fields(Row)), "density"])
             writer.writeheader()
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
+
+    def plot(self) -> Any:
+        """Draws the density of every kernel as a bar, and that of all of them as a line.
+
+        Returns:
+            A `matplotlib.figure.Figure`. For pictures of masks see `analysis.plot_masks`.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        figure = new_figure(8, 1 + 0.25 * len(self._everything))
+        axes = figure.add_subplot()
+        axes.barh([row.path for row in self._everything], [r.density for r in self._everything])
+        axes.axvline(self.density, color="black", linestyle=":", label=f"all: {self.density:.4g}")
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("density")
+        axes.legend()
+        return figure
 
     def __rich_console__(
         self, console: rich.console.Console, options: rich.console.ConsoleOptions
@@ -151,7 +184,7 @@ class SparsityReport:
     ) -> rich.table.Table:
         table = rich.table.Table(
             padding=(0, space),
-            title=f"Kernels of '{self.name}'",
+            title=f"Kernels of '{self.name}'{self._parameters()}",
             title_justify="left",
             box=rich.box.SIMPLE_HEAD,
             collapse_padding=True,
@@ -179,13 +212,23 @@ class SparsityReport:
             table.add_row("whole model", "", *_totals(self._everything, number))
         return table
 
+    def _parameters(self) -> str:
+        """A line on what is counted and stored besides live values, if anything is."""
+        if not self.mask_params:
+            return ""
+        return (
+            f"\n{self.params:,} parameters in summary(), {self.mask_params:,} of them masks or "
+            f"indices; kernels take {_in_short(self.bytes)}B, their live values "
+            f"{_in_short(self.live_bytes)}B"
+        )
+
     def _extra_columns(self) -> dict[str, list[str]]:
         """The optional columns by title; all cells are empty in a column that is not shown."""
         rows = self._everything
         errors = [row.orthogonality_error for row in rows]
         gains = [row.gain for row in rows]
         taps = [row.taps or "" for row in rows]
-        some_are_sparse = bool(self._sparse)
+        tells_why = bool(self._sparse) or "not updated" in self.dense.values()
         chosen = {gain for gain in gains if gain is not None} - {1.0}
         return {
             "|G - I|": ["" if error is None else f"{error:.1e}" for error in errors],
@@ -193,7 +236,7 @@ class SparsityReport:
             "gain": [f"{gain:.4g}" if chosen and gain is not None else "" for gain in gains],
             "taps": taps if set(taps) - {"", "center"} else ["" for _ in taps],
             "why\ndense": [
-                row.state if row.state != "sparse" and some_are_sparse else "" for row in rows
+                row.state if row.state != "sparse" and tells_why else "" for row in rows
             ],
         }
 
@@ -201,6 +244,12 @@ class SparsityReport:
         stream = io.StringIO()
         rich.console.Console(file=stream, width=120).print(self)
         return stream.getvalue().rstrip()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) -> SparsityReport:
@@ -228,13 +277,16 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
             leaves open; without it the FLOPs of such a model are unknown.
 
     Returns:
-        A `SparsityReport`, which prints as a table and has `to_dict()` and `to_csv(path)`.
+        A `SparsityReport`, which prints as a table and has `to_dict()`, `to_csv(path)`, `plot()`,
+        the memory of the kernels (`bytes`, and `live_bytes` of live values alone), and how many of
+        the `params` that `model.summary()` counts are masks or indices (`mask_params`).
 
     Raises:
         NotPrunableError: A model that is not built.
 
     Warns:
-        DensityWarning: Training has ended at another density than requested.
+        DensityWarning: Training has ended at another density than requested, or has not updated
+            masks on a schedule (`callbacks.UpdateMasks` was missing).
 
     Limits: only matrices are counted; biases, normalization, activations and pooling are missing
     from the parameters and the FLOPs. `model.count_params()` has all parameters.
@@ -257,12 +309,28 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     for weight in weights:
         listed = known if weight.registered or weight.storage is not None else others
         listed.append(_row(weight, orthogonality))
-    return SparsityReport(tuple(known), str(getattr(model, "name", "")), tuple(others))
+    stores = [weight.storage for weight in weights if weight.storage is not None]
+    support = [variable for storage in stores for variable in storage.support()]
+    values = [weight.variable for weight in weights]
+    return SparsityReport(
+        tuple(known),
+        str(getattr(model, "name", "")),
+        tuple(others),
+        bytes=sum(math.prod(v.shape) * _itemsize(v) for v in (*values, *support)),
+        live_bytes=sum(
+            row.live * _itemsize(weight.variable)
+            for row, weight in zip((*known, *others), weights, strict=True)
+        ),
+        params=model.count_params(),
+        mask_params=sum(math.prod(variable.shape) for variable in support),
+    )
 
 
 def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
     live = weight.live
-    sparse = weight.storage is not None or live < weight.size
+    waits = weight.storage is not None and weight.storage.unfinished() is not None
+    sparse = (weight.storage is not None and not waits) or live < weight.size
+    dense = "not updated" if waits else "no mask" if weight.registered else "not registered"
     drawn_by = _drawn_by(weight)
     error = None
     if orthogonality and (orthogonality == "all" or _is_as_drawn(weight)):
@@ -282,7 +350,7 @@ def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
         dead_outputs=dead,
         gain=getattr(drawn_by, "gain", None),
         taps=getattr(drawn_by, "taps", None),
-        state="sparse" if sparse else "no mask" if weight.registered else "not registered",
+        state="sparse" if sparse else dense,
     )
 
 
@@ -300,6 +368,12 @@ def _is_as_drawn(weight: PrunableWeight) -> bool:
         return weight.storage.is_as_drawn()
     # The comparison draws the kernel again; for approximate isometry that may take minutes.
     return drawn_by.isometry == "exact" and is_as_drawn(weight)
+
+
+def _itemsize(variable: Any) -> int:
+    """Bytes of an entry; those of bfloat16 and float8, which NumPy lacks, are in their names."""
+    bits = re.search(r"\d+", keras.backend.standardize_dtype(variable.dtype))
+    return 1 if bits is None else max(int(bits[0]) // 8, 1)
 
 
 def _sum(values: list[int | None]) -> int | None:

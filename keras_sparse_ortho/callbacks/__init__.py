@@ -1,5 +1,6 @@
 """Keras callbacks around sparse training."""
 
+from keras_sparse_ortho._other_names import no_attribute
 from keras_sparse_ortho.callbacks._at_density import BestAtDensity, finish
 from keras_sparse_ortho.callbacks._backup_and_restore import BackupAndRestore
 from keras_sparse_ortho.callbacks._density_run import DensityLogger
@@ -21,3 +22,7 @@ __all__ = [
     "UpdateMasks",
     "finish",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise no_attribute(__name__, name)

@@ -62,6 +62,8 @@ class ThresholdSteering:
                 f"Received: a model with thresholds on both, {counted}"
             )
         self._thresholds = list(thresholds)
+        self._warned_of_unreachable = False  # of these
+        self._warned_of = set()
 
     def resolve(self, steps: int | None, start: int = 0) -> None:
         """Resolves the schedule for a run, which may have been interrupted, as `Schedule.resolved`.
@@ -147,8 +149,9 @@ class ThresholdSteering:
         if fresh:
             warnings.warn(
                 "TargetDensity leaves weights without a live entry: their magnitudes are small "
-                "compared with the other weights. `exclude` them from `parametrize`, or ask for "
-                f"a higher density. Received: {fresh}",
+                "compared with the other weights. A model that needs them may be at chance, at "
+                "whatever density. `exclude` them from `parametrize`, or ask for a higher density. "
+                f"Received: {fresh}",
                 stacklevel=3,
             )
 

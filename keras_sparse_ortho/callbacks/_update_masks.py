@@ -58,6 +58,12 @@ class UpdateMasks(DensityRun):
         self._plans: list[tuple[ScheduledMask, Schedule]] = []
         self._grown = 0
 
+    def prepare(self) -> None:
+        """Takes the masks of the model."""
+        super().prepare()
+        for mask in self._own:
+            mask.watched = True
+
     def on_run_begin(self, start: int, steps: int | None) -> None:
         """Resolves the schedules, except for masks that another run left at their final density."""
         step = self.synced_step()

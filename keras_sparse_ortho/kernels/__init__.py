@@ -15,6 +15,7 @@ from keras_sparse_ortho.kernels._storage import storages_of as storages_of
 from keras_sparse_ortho.kernels._walk import Selection
 from keras_sparse_ortho.kernels._walk import choose as choose
 from keras_sparse_ortho.kernels._walk import find_kernels as find_kernels
+from keras_sparse_ortho.kernels._walk import names_in as names_in
 from keras_sparse_ortho.kernels._walk import select as select
 from keras_sparse_ortho.kernels._walk import walk as walk
 from keras_sparse_ortho.orthogonal import KernelLayout

@@ -59,6 +59,11 @@ class PrunableWeight:
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
+    def mask(self) -> np.ndarray:
+        """Which entries are live, a bool array: the mask, or the nonzeros in a plain layer."""
+        return self.value() != 0 if self.storage is None else self.storage.mask_value()
+
+    @property
     def live(self) -> int:
         """Number of live entries: of the mask, or of nonzeros in a plain layer."""
         return int(np.count_nonzero(self.value())) if self.storage is None else self.storage.live

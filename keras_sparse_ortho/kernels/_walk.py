@@ -3,8 +3,11 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+import keras
+
+from keras_sparse_ortho._checks import is_integer
 from keras_sparse_ortho._keras_internals import created_trainable, sublayers
 from keras_sparse_ortho.errors import UnknownWeightError
 from keras_sparse_ortho.kernels._kernel_layouts import declares_kernels, kernel_layouts
@@ -12,8 +15,15 @@ from keras_sparse_ortho.kernels._prunable_weight import PrunableWeight
 from keras_sparse_ortho.kernels._storage import storages_of
 from keras_sparse_ortho.orthogonal import KernelLayout
 
-Selection = str | Sequence[str] | Callable[[PrunableWeight], bool] | None
-"""Weight paths, layer paths or regular expressions (one or a list), or a predicate."""
+Selection: TypeAlias = (
+    str
+    | int
+    | keras.layers.Layer
+    | Sequence[str | int | keras.layers.Layer]
+    | Callable[[PrunableWeight], bool]
+    | None
+)
+"""Weight paths, layer paths, regular expressions, layers, indices (one or a list); a predicate."""
 
 
 def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
@@ -103,22 +113,29 @@ def select(
 
     A string names a weight by its path, all weights of a layer by the layer's path, or all whose
     path it matches as a regular expression: the whole path (`re.fullmatch`), or, where it is
-    anchored by `^` or `$`, a part of it (`re.search`). Errors tell the `argument` that the
+    anchored by `^` or `$`, a part of it (`re.search`). A layer names all weights in it, an integer
+    the weight at this index of `prunable_weights(model)`. Errors tell the `argument` that the
     selection was given as, and whether it names `unregistered` matrices.
 
     Raises:
-        UnknownWeightError: A string that names nothing.
+        UnknownWeightError: A string, layer or index that names nothing.
     """
     if selection is None:
         return list(weights)
-    if callable(selection):
-        return [weight for weight in weights if selection(weight)]
-    names = [selection] if isinstance(selection, str) else list(selection)
+    names = names_in(selection)
+    if names is None:
+        return [weight for weight in weights if selection(weight)]  # type: ignore[operator]
     chosen: set[str] = set()
     for name in names:
-        found = {weight.path for weight in weights if _names(name, weight.path)}
+        found = _named(weights, name)
         if not found:
             known = ", ".join(weight.path for weight in weights) or "none"
+            if not isinstance(name, str):
+                raise UnknownWeightError(
+                    f"`{argument}` takes paths of weights and layers, regular expressions, layers "
+                    "of the model with prunable weights, and indices of these weights, or a "
+                    f"predicate. There are: {known}. Received: {argument}={name!r}"
+                )
             parts = [weight.path for weight in weights if _matches(re.search, name, weight.path)]
             hint = (
                 f" A regular expression must match the whole path: r'.*{name}.*' names {parts[0]!r}"
@@ -136,6 +153,26 @@ def select(
             )
         chosen |= found
     return [weight for weight in weights if weight.path in chosen]
+
+
+def names_in(selection: Any) -> list[Any] | None:
+    """The parts of a selection; `None` for a predicate."""
+    if isinstance(selection, str | keras.layers.Layer) or is_integer(selection):
+        return [selection]
+    return None if callable(selection) else list(selection)
+
+
+def _named(weights: Sequence[PrunableWeight], name: Any) -> set[str]:
+    """The paths of the weights that one part of a selection names."""
+    if isinstance(name, str):
+        return {weight.path for weight in weights if _names(name, weight.path)}
+    if isinstance(name, keras.layers.Layer):
+        inside = {id(layer) for layer, _ in walk(name, "")}
+        return {weight.path for weight in weights if id(weight.owner) in inside}
+    listed = [weight.path for weight in weights if weight.registered]
+    if is_integer(name) and -len(listed) <= name < len(listed):
+        return {listed[name]}
+    return set()
 
 
 def _names(name: str, path: str) -> bool:

@@ -20,7 +20,14 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, find_kernels, select, walk
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    Selection,
+    find_kernels,
+    names_in,
+    select,
+    walk,
+)
 from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._shown_layer import ShownLayer
@@ -68,7 +75,7 @@ class _State:
             return select(found, [re.escape(key) for key in self.template], "parametrization")
         if not self.from_file or self.selection is None or callable(self.selection):
             return select(found, self.selection, "weights")
-        names = [self.selection] if isinstance(self.selection, str) else self.selection
+        names = names_in(self.selection) or []
         chosen: set[str] = set()
         for name in names:
             named = {weight.path for weight in found if _stands_for(name, weight.path)}

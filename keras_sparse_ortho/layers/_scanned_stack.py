@@ -437,6 +437,10 @@ class StackedKernel(Storage):
         """Which of their entries are live."""
         return np.stack(self._inside.at_each(self._one.mask_value))
 
+    def support(self) -> list[Any]:
+        """Where their blocks stand, of all layers."""
+        return [self._inside.stacked_like(variable) for variable in self._one.support()]
+
     def assign_raw(self, value: Any) -> None:
         """Refused: no dense model has weights that are stacked so."""
         raise NotPrunableError(

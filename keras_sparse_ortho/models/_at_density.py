@@ -2,9 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import pathlib
-import sys
 import warnings
 import weakref
 from collections.abc import Iterable
@@ -12,21 +9,20 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import before_save, in_fit
+from keras_sparse_ortho._keras_internals import before_save, in_fit, level_of_user
 from keras_sparse_ortho.errors import DensityWarning
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.orthogonal import live_count
-from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask
+from keras_sparse_ortho.parametrizations import (
+    LearntThreshold,
+    ScheduledMask,
+    warn_unless_updated,
+)
 
 # Which of these it was, only the end of `fit` can tell.
 _POSSIBLE = (
     "training ended before their schedule did, or weights of an earlier epoch were restored or "
     "saved as the best"
-)
-
-_PACKAGES = (
-    str(pathlib.Path(keras.__file__).parent) + os.sep,
-    str(pathlib.Path(__file__).parents[1]) + os.sep,
 )
 
 
@@ -89,7 +85,7 @@ def warn_of_gap(gap: DensityGap, reason: str) -> None:
         f"The weights are not at the density asked for: {reason}. Train on, or call "
         f"keras_sparse_ortho.finish(model), which brings them there at once. Received: {gap}",
         DensityWarning,
-        stacklevel=_level_of_user(),
+        stacklevel=level_of_user(),
     )
 
 
@@ -97,8 +93,11 @@ def warn_unless_at_density(model: Any) -> None:
     """Warns if training has begun, is not going on, and the density asked for is not there."""
     if not isinstance(model, keras.Model):  # a layer has a part of the density of its model
         return
+    if in_fit(model):
+        return
+    warn_unless_updated(model)
     gap = model_gap(model, begun=True)
-    if gap is not None and not in_fit(model):
+    if gap is not None:
         warn_of_gap(gap, _POSSIBLE)
 
 
@@ -115,11 +114,3 @@ def _warn_in_save(reference: Any) -> None:
     model = reference()
     if model is not None:
         warn_unless_at_density(model)
-
-
-def _level_of_user() -> int:
-    """The `stacklevel` of the line that is neither in this package nor in Keras."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -51,7 +51,7 @@ def lists_its_layers(layer: Any) -> bool:
 
 def class_of(layer: Any) -> type:
     """The class of a layer or model as it was written, not one derived from it to save it."""
-    return getattr(type(layer), "saved_as", type(layer))  # type: ignore[no-any-return]
+    return getattr(type(layer), "saved_as", type(layer))
 
 
 def save_with_layers(layer: Any) -> None:

@@ -18,6 +18,9 @@ from keras_sparse_ortho.parametrizations._scheduled_mask import (
     ScheduledMask,
     StraightThroughTopK,
 )
+from keras_sparse_ortho.parametrizations._scheduled_mask import (
+    warn_unless_updated as warn_unless_updated,
+)
 from keras_sparse_ortho.parametrizations._soft_threshold import (
     ChannelSoftThreshold,
     SoftThreshold,

@@ -1,14 +1,23 @@
 """Masks by magnitude that are updated during training: `MagnitudeMask`, `StraightThroughTopK`."""
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho._keras_internals import (
+    after_epochs,
+    applied_batches,
+    level_of_user,
+    model_in_fit,
+)
 from keras_sparse_ortho._ranking import largest_magnitudes, number_of, ranks_on_device
 from keras_sparse_ortho._values import assign, placed, to_numpy
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.errors import DensityWarning
+from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
 from keras_sparse_ortho.parametrizations._parametrization import Masked
 from keras_sparse_ortho.schedules import Schedule, as_schedule
@@ -25,6 +34,9 @@ class ScheduledMask(Masked):
         frequency: Steps between updates if `schedule` is a density. Default: a hundredth of the
             run, but 100 at most.
     """
+
+    watched = False
+    """Whether something is known to update the mask, or it was told that nothing does."""
 
     def __init__(self, schedule: Any, frequency: int | None = None) -> None:
         super().__init__()
@@ -53,6 +65,7 @@ class ScheduledMask(Masked):
             A bool tensor of the entries whose optimizer slots are to be reset (`None` for none),
             and how many entries are live now and were dead before.
         """
+        self.watched = True
         self.clear_dead()
         mask = self._ranked(self.schedule.density(step) if density is None else density)
         mask = placed(mask, self.mask)
@@ -66,6 +79,23 @@ class ScheduledMask(Masked):
     def last_updated(self) -> int:
         """The step at which the mask was last updated, -1 if it never was."""
         return int(to_numpy(self._updated))
+
+    def current(self, after: Any = None) -> Any:
+        """The effective weight. In a `fit` where nothing updates the mask, a warning is to come."""
+        if not self.watched and (model := model_in_fit()) is not None:
+            after_epochs(model, functools.partial(_warn_after_epoch, model))
+        return super().current(after)
+
+    def is_overdue(self, steps: int, share: float = 0.0) -> bool:
+        """Whether the mask was never updated, although its schedule has begun.
+
+        Args:
+            steps: Updates of the optimizer so far.
+            share: The part of the run that is over, for schedules in fractions of it.
+        """
+        begin = self.schedule.begin_step
+        begun = begin <= share if isinstance(begin, float) else begin <= steps
+        return steps > 0 and begun and self.last_updated < 0 and self.weight.variable.trainable
 
     def counts(self) -> tuple[int, int]:
         """How many entries are live now, and how many at the end of the schedule."""
@@ -225,3 +255,42 @@ class StraightThroughTopK(ScheduledMask):
 
     def _slots_to_reset(self, mask: Any) -> None:
         """None, for the same reason."""
+
+
+def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
+    """Warns of masks that training has not updated, although their schedules have begun.
+
+    Args:
+        model: A model that is not training, or is between two epochs.
+        share: See `ScheduledMask.is_overdue`.
+
+    Returns:
+        Whether no more warning is to come: there was one, or all masks have been updated.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return False
+    own = [storage for layer, _ in walk(model, "") for storage in storages_of(layer).values()]
+    masks = [storage for storage in own if isinstance(storage, ScheduledMask)]
+    seen, accumulated = applied_batches(optimizer)
+    overdue = [mask for mask in masks if mask.is_overdue(seen // accumulated, share)]
+    for mask in overdue:
+        mask.watched = True
+    if overdue:
+        more = f" and {len(overdue) - 1} more" if len(overdue) > 1 else ""
+        warnings.warn(
+            "Masks on a schedule were never updated, so they are as dense as at the start. Pass "
+            "callbacks=[keras_sparse_ortho.callbacks.UpdateMasks()] to `fit`; in a custom training "
+            "loop call their `update(step)`. keras_sparse_ortho.finish(model) sets them to the "
+            f"final density at once. Received: '{overdue[0].weight.path}'{more}, after "
+            f"{seen // accumulated} steps",
+            DensityWarning,
+            stacklevel=level_of_user(),
+        )
+    return bool(overdue) or all(mask.last_updated >= 0 for mask in masks)
+
+
+def _warn_after_epoch(model: Any, epochs: int) -> bool:
+    if keras.backend.backend() == "jax":
+        model.jax_state_sync()
+    return warn_unless_updated(model, epochs / (model.history.params.get("epochs") or epochs))

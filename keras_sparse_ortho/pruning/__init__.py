@@ -1,5 +1,6 @@
 """Whole models made sparse: `sparsify`, `prune`, `adopt_masks`, `parametrize`."""
 
+from keras_sparse_ortho._other_names import no_attribute
 from keras_sparse_ortho.pruning._adopt_masks import adopt_masks as adopt_masks
 from keras_sparse_ortho.pruning._drawing import draw_kernels as draw_kernels
 from keras_sparse_ortho.pruning._parametrize import parametrize as parametrize
@@ -13,9 +14,4 @@ __all__ = ["adopt_masks", "parametrize", "prune", "sparsify"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "apply_masks":
-        raise AttributeError(
-            "keras_sparse_ortho.pruning.apply_masks is now keras_sparse_ortho.prune(model, "
-            "masks=...), or prune(model, score=saliency)"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise no_attribute(__name__, name)

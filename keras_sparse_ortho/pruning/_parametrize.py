@@ -8,7 +8,7 @@ from keras_sparse_ortho._checks import explains_density
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
 from keras_sparse_ortho.parametrizations import Parametrization
-from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
+from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import in_storage
 from keras_sparse_ortho.pruning._wrapping import hold, wrap
@@ -18,7 +18,7 @@ from keras_sparse_ortho.pruning._wrapping import hold, wrap
 def parametrize(
     model: keras.Model,
     parametrization: Parametrization | type[Parametrization],
-    density: float | None = None,
+    density: float | Densities | None = None,
     budget: BudgetLike | None = None,
     *,
     include: Selection = None,
@@ -38,9 +38,10 @@ def parametrize(
         parametrization: The template, of which each kernel gets its own; or a class, for its
             default arguments.
         density: Global live fraction in the end, in (0, 1], shared out by `budget`. Default: what
-            the parametrization itself says, for every kernel alike.
+            the parametrization itself says, for every kernel alike. A dict or list of densities is
+            taken as the budget.
         budget: `"erk"` (default if there is a density), `"er"`, `"uniform"`, a `Budget`, or a
-            dict of densities by weight path, layer path or regular expression.
+            dict or list of densities as for `sparsify`.
         include: Which kernels, as for `sparsify`. Default: all kernels and embeddings.
         exclude: Which kernels not.
         unregistered: What is done with matrices in layers that are neither Keras' nor registered
@@ -80,6 +81,7 @@ def parametrize(
     <hidden/kernel shape=(64, 128), density=0.0672607>
     <head/kernel shape=(128, 10), density=0.309375>
     """
+    density, budget = density_and_budget(density, budget)
     parametrization = _instance(parametrization)
     parametrization = in_storage(parametrization, storage)
     weights = weights_to_prune(model, include, exclude, unregistered)
@@ -88,7 +90,7 @@ def parametrize(
     if density is None and budget is None:
         table = {weight.path: parametrization.clone() for weight in weights}
     else:
-        plan = plan_for(density, budget or "erk", weights, orthogonal=False)
+        plan = plan_for(density, "erk" if budget is None else budget, weights, orthogonal=False)
         table = {path: parametrization.for_density(share) for path, share in plan.items()}
     # Masks that are fixed are found here, for the weights as they are given.
     fixed: dict[str, Any] = {path: own for path, own in table.items() if own.movable}

@@ -1,7 +1,9 @@
 """From a density and a budget to the densities of given weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, uniform
@@ -10,10 +12,29 @@ from keras_sparse_ortho.kernels import PrunableWeight, select
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.saliency import SALIENCIES
 
-BudgetLike = str | Budget | Mapping[str, float]
-"""The name of a budget, a `Budget`, or a dict from weight path or pattern to density."""
+Densities = Mapping[str, float] | Sequence[float] | np.ndarray
+"""A density for each kernel: a dict from weight path or pattern, or in the order of the kernels."""
+
+BudgetLike = str | Budget | Densities
+"""The name of a budget, a `Budget`, or a density for each kernel."""
 
 _BUDGETS: dict[str, Callable[..., Budget]] = {"uniform": uniform, "er": er, "erk": erk}
+
+
+def density_and_budget(density: Any, budget: BudgetLike | None) -> tuple[float | None, Any]:
+    """A density for all kernels, and a budget: densities for each kernel are one.
+
+    Raises:
+        BudgetError: Both a density for each kernel and a budget other than the default.
+    """
+    if not isinstance(density, Mapping) and np.ndim(density) == 0:
+        return density, budget
+    if budget is not None and not (isinstance(budget, str) and budget == "erk"):
+        raise BudgetError(
+            "A `density` for each kernel is a budget; leave `budget` out. "
+            f"Received: density={density!r}, budget={budget!r}"
+        )
+    return None, density
 
 
 def plan_for(
@@ -47,10 +68,7 @@ def plan_for(
                     f"score={budget!r}); for its densities alone give `budget` the `.budget` of "
                     f"keras_sparse_ortho.saliency.{budget}(...)."
                 )
-            raise BudgetError(
-                f"`budget` must be one of {sorted(_BUDGETS)}, a Budget, or a dict from weight to "
-                f"density.{hint} Received: budget={budget!r}"
-            )
+            raise _unknown(budget, hint)
         return _BUDGETS[budget](weights, check_density(density), orthogonal=orthogonal)
     if not isinstance(budget, Budget):
         budget = _from_patterns(budget, weights)
@@ -66,12 +84,19 @@ def plan_for(
 
 
 def _from_patterns(table: Any, weights: list[PrunableWeight]) -> Budget:
-    """A budget from paths, layer paths or regular expressions; a full path wins over a pattern."""
+    """A budget from paths, layer paths or regular expressions; a full path wins over a pattern.
+
+    Or from a list of densities, in the order of the weights.
+    """
+    if isinstance(table, Sequence | np.ndarray) and np.ndim(table) == 1:
+        if len(table) != len(weights):
+            raise BudgetError(
+                f"A list of densities needs one for each of the {len(weights)} kernels: "
+                f"{', '.join(weight.path for weight in weights)}. Received: {len(table)} densities"
+            )
+        return Budget({w.path: share for w, share in zip(weights, table, strict=True)})
     if not isinstance(table, Mapping):
-        raise BudgetError(
-            f"`budget` must be one of {sorted(_BUDGETS)}, a Budget, or a dict from weight to "
-            f"density. Received: budget={table!r}"
-        )
+        raise _unknown(table)
     chosen: dict[str, tuple[str, float]] = {}
     paths = {weight.path for weight in weights}
     for name, density in sorted(table.items(), key=lambda item: item[0] in paths):
@@ -84,6 +109,13 @@ def _from_patterns(table: Any, weights: list[PrunableWeight]) -> Budget:
                 )
             chosen[weight.path] = (name, density)
     return Budget({path: density for path, (_, density) in chosen.items()})
+
+
+def _unknown(budget: Any, hint: str = "") -> BudgetError:
+    return BudgetError(
+        f"`budget` must be one of {sorted(_BUDGETS)}, a Budget, a dict from weight to density, or "
+        f"a list of one density for each kernel.{hint} Received: budget={budget!r}"
+    )
 
 
 def _refuse_too_sparse(plan: Budget, weights: list[PrunableWeight], orthogonal: Orthogonal) -> None:

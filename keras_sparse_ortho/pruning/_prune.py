@@ -11,7 +11,7 @@ from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWei
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
-from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
+from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
 from keras_sparse_ortho.pruning._wrapping import hold
@@ -21,7 +21,7 @@ from keras_sparse_ortho.saliency import Saliency, saliency_by_name
 @explains_density
 def prune(
     model: keras.Model,
-    density: float | None = None,
+    density: float | Densities | None = None,
     *,
     score: str | Saliency | Callable[..., Saliency] = "magnitude",
     budget: BudgetLike | None = None,
@@ -52,19 +52,22 @@ def prune(
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
         density: Global live fraction over the selected kernels, in (0, 1]. May be left out where
-            a `Saliency`, a `Budget` or `masks` say it.
+            a `Saliency`, a `Budget` or `masks` say it. A dict or list of densities is taken as the
+            budget.
         score: `"magnitude"` (default), `"random"`, `"snip"`, `"grasp"` or `"synflow"`; a
             `Saliency`; or a function of `keras_sparse_ortho.saliency`, called as
             `score(model, density)`, or with `data` where that is given.
-        budget: Density of each kernel: `"erk"`, `"er"`, `"uniform"`, a `Budget`, or a dict as for
-            `sparsify`. `None`: the scores of all kernels are compared with each other.
-        masks: From weight path to a bool array of its shape; kernels that are not named stay
-            dense. In place of density, score and budget.
+        budget: Density of each kernel: `"erk"`, `"er"`, `"uniform"`, a `Budget`, or a dict or list
+            as for `sparsify`. `None`: the scores of all kernels are compared with each other.
+        masks: From weight path to a bool array of its shape, or from layer path where the layer
+            has one kernel; kernels that are not named stay dense. In place of density, score and
+            budget.
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
             dataset, a generator of batches.
         seed: Integer, for `score="random"` and the choice of samples from arrays.
-        include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
-            or a predicate of a `PrunableWeight`. Default: all kernels and embeddings.
+        include: Which kernels: weight paths, layer paths, regular expressions, layers or indices
+            into `prunable_weights(model)` (one or a list); or a predicate of a `PrunableWeight`.
+            Default: all kernels and embeddings.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
         unregistered: What is done with matrices in layers that are neither Keras' nor registered
             (`initializers.kernel_layouts`), so that the meaning of their axes is unknown: `"warn"`
@@ -107,6 +110,7 @@ def prune(
       2015), arXiv 1506.02626, for magnitudes; those of `keras_sparse_ortho.saliency` for the rest
     """
     mask_class(storage)
+    density, budget = density_and_budget(density, budget)
     if masks is not None:
         _refuse_beside(
             "masks",
@@ -174,14 +178,19 @@ def _scored(
 
 def _hold_given(model: Any, masks: Mapping[str, np.ndarray], storage: str) -> keras.Model:
     known = prunable_weights(model, unregistered=True)
-    if unknown := set(masks).difference(weight.path for weight in known):
-        raise UnknownWeightError(
-            f"`masks` must name prunable weights by their paths. There are: "
-            f"{', '.join(weight.path for weight in known) or 'none'}. Received: {sorted(unknown)}"
-        )
-    weights = [weight for weight in known if weight.path in masks]
+    by_path: dict[str, np.ndarray] = {}
+    for name, mask in masks.items():
+        found = [w.path for w in known if w.path == name or w.path.startswith(f"{name}/")]
+        if len(found) != 1 or found[0] in by_path:
+            raise UnknownWeightError(
+                "`masks` must name each prunable weight once, by its path, or by its layer's if it "
+                f"is the only one there. There are: {', '.join(w.path for w in known) or 'none'}. "
+                f"Received: {name!r}, which names {found or 'none'}"
+            )
+        by_path[found[0]] = mask
+    weights = [weight for weight in known if weight.path in by_path]
     refuse_unfit(model, weights, "no kernel that is named by `masks`")
-    return hold(model, weights, _given(weights, masks), storage)
+    return hold(model, weights, _given(weights, by_path), storage)
 
 
 def _given(weights: list[PrunableWeight], masks: Mapping[str, np.ndarray]) -> dict[str, AnyDraw]:

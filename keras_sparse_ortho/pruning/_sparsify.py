@@ -8,8 +8,12 @@ from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
 from keras_sparse_ortho.orthogonal import Structure
-from keras_sparse_ortho.pruning._drawing import draw_kernels, warn_of_training_lost
-from keras_sparse_ortho.pruning._planning import BudgetLike
+from keras_sparse_ortho.pruning._drawing import (
+    draw_kernels,
+    warn_of_slow_storage,
+    warn_of_training_lost,
+)
+from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
 from keras_sparse_ortho.pruning._wrapping import hold
@@ -18,7 +22,7 @@ from keras_sparse_ortho.pruning._wrapping import hold
 @explains_density
 def sparsify(
     model: keras.Model,
-    density: float | None = None,
+    density: float | Densities | None = None,
     budget: BudgetLike = "erk",
     initializer: str | SparseInitializer = "exact_orthogonal",
     *,
@@ -46,9 +50,10 @@ def sparsify(
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
         density: Global live fraction over the selected kernels, in (0, 1]. May be left out if the
-            budget says it.
-        budget: `"erk"` (default), `"er"`, `"uniform"`, a `Budget` for the selected kernels, or a
-            dict of densities by weight path, layer path or regular expression.
+            budget says it. A dict or list of densities is taken as the budget.
+        budget: `"erk"` (default), `"er"`, `"uniform"`, a `Budget` for the selected kernels, a
+            dict of densities by weight path, layer path or regular expression, or a list of
+            densities in the order of the kernels.
         initializer: `"exact_orthogonal"` (default; a layer whose own initializer is an
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
             layer's own initializer times a random mask); or a sparse initializer as a pattern, of
@@ -62,8 +67,9 @@ def sparsify(
             does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name
             the layers, or a second model gets `dense_1` where the first had `dense`, and other
             kernels.
-        include: Which kernels: weight paths, layer paths or regular expressions (one or a list),
-            or a predicate of a `PrunableWeight`. Default: all kernels and embeddings.
+        include: Which kernels: weight paths, layer paths, regular expressions, layers or indices
+            into `prunable_weights(model)` (one or a list); or a predicate of a `PrunableWeight`.
+            Default: all kernels and embeddings.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
         unregistered: What is done with matrices in layers that are neither Keras' nor registered
             (`initializers.kernel_layouts`), so that the meaning of their axes is unknown: `"warn"`
@@ -92,8 +98,9 @@ def sparsify(
         UserWarning: A model that has been trained, whose weights are lost. Matrices that stay dense
             because they are not registered. Exactly orthogonal
             kernels with outputs that are zero, by name and number: they never wake under ReLU. The
-            budgets by name leave none where the density allows. An option that is `"auto"`, where
-            it is not known what follows a layer.
+            budgets by name leave none where the density allows. With `storage="auto"` a structure
+            that cannot be on live blocks; without it large kernels of regular blocks. An option
+            that is `"auto"`, where it is not known what follows a layer.
 
     Example:
 
@@ -120,6 +127,7 @@ def sparsify(
       Orthogonal Initialization" (ICML 2024), arXiv 2406.01755
     """
     kind = mask_class(storage)
+    density, budget = density_and_budget(density, budget)
     weights = weights_to_prune(model, include, exclude, unregistered)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     if density is None and isinstance(budget, str):
@@ -132,4 +140,5 @@ def sparsify(
         model, weights, density, budget, initializer, structure, seed, dense=not kind.compact
     )
     warn_of_training_lost(model, weights)
+    warn_of_slow_storage(weights, draws, storage)
     return hold(model, weights, draws, storage)

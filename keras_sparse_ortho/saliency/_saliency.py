@@ -11,7 +11,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit, weights_of
 from keras_sparse_ortho.orthogonal import largest_mask, largest_masks, live_count
 
@@ -250,8 +250,8 @@ def scored_weights(
             f"Received: on_collapse={on_collapse!r}"
         )
     weights = list(weights_of(model))
-    if isinstance(model, keras.layers.Layer) and include is not None and not callable(include):
-        paths = [include] if isinstance(include, str) else list(include)
+    paths = None if include is None else names_in(include)
+    if isinstance(model, keras.layers.Layer) and paths is not None:
         others = prunable_weights(model, unregistered=True)
         weights += [w for w in others if not w.registered and w.path in paths]
     weights = choose(weights, include, exclude)

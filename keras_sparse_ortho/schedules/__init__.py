@@ -1,5 +1,6 @@
 """When and how much: densities as functions of the training step."""
 
+from keras_sparse_ortho._other_names import no_attribute
 from keras_sparse_ortho.schedules._schedule import (
     Constant,
     Cubic,
@@ -20,3 +21,7 @@ __all__ = [
     "TfmotSchedule",
     "as_schedule",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise no_attribute(__name__, name)

@@ -1,7 +1,9 @@
 """`report`: figures, totals, and the three forms they come in."""
 
 import csv
+import dataclasses
 import json
+import sys
 
 import keras
 import numpy as np
@@ -183,3 +185,78 @@ def test_plain_kernels_with_zeros_are_sparse_and_scaled_ones_are_not_as_drawn():
     kept, scaled = kso.report(kso.adopt_masks(drawn)).rows
     assert kept.orthogonality_error < 1e-6
     assert scaled.orthogonality_error is None
+
+
+def test_bytes_are_those_of_the_storage():
+    masked = sparse()
+    size, live = sum(SIZES.values()), round(0.2 * sum(SIZES.values()))
+    summary = kso.report(masked)
+    assert (summary.bytes, summary.live_bytes) == (4 * size + size, 4 * live)  # float32, bool
+    assert (summary.params, summary.mask_params) == (masked.count_params(), size)
+    compact = kso.report(kso.to_compact(masked))
+    assert (compact.bytes, compact.live_bytes) == (8 * live, 4 * live)  # float32, int32
+    assert (compact.params, compact.mask_params) == (
+        masked.count_params() - 2 * (size - live),
+        live,
+    )
+    plain = kso.report(kso.strip(masked))
+    assert (plain.bytes, plain.mask_params) == (4 * size, 0)
+    assert plain.params == masked.count_params() - size
+    blocks = kso.Block(4, 4, regular=True)
+    wide = keras.Sequential([keras.Input((64,)), L.Dense(64, dtype="bfloat16")])
+    wide = kso.sparsify(wide, 0.25, structure=blocks, storage="auto", seed=0)
+    summary = kso.report(wide)
+    stored = wide.layers[0].blocks.dtype
+    assert summary.live_bytes == 1024 * (2 if stored == "bfloat16" else 4)
+    assert summary.bytes == summary.live_bytes + 4 * summary.mask_params
+    assert 0 < summary.mask_params == wide.count_params() - 1024 - 64
+
+
+def test_the_table_tells_how_many_parameters_are_masks():
+    model = sparse()
+    head = " ".join(str(kso.report(model)).split("weight")[0].split())
+    assert f"{model.count_params():,} parameters in summary(), 8,472 of them masks or" in head
+    assert "kernels take 42.4kB, their live values 6.78kB" in head
+    assert "parameters" not in str(kso.report(kso.strip(model)))
+
+
+def test_masks_that_wait_for_their_first_update_are_told():
+    model = kso.parametrize(network(), kso.MagnitudeMask(0.1))
+    summary = kso.report(model)
+    assert summary.dense == dict.fromkeys(SIZES, "not updated")
+    assert str(summary).count("not updated") == 3
+    assert not kso.report(kso.finish(model)).dense
+
+
+def test_notebooks_get_the_table_escaped():
+    summary = dataclasses.replace(kso.report(sparse()), name="<script>")
+    assert repr(summary) == str(summary)
+    html = summary._repr_html_()
+    assert html.startswith("<pre>Kernels of &#x27;&lt;script&gt;&#x27;")
+    assert html.count("<") == 2
+    assert len(html) < 2000
+
+
+def test_pictures_of_densities_and_masks():
+    model = kso.sparsify(network(), 0.2, exclude="head", seed=0)
+    summary = kso.report(model)
+    (axes,) = summary.plot().axes
+    assert [bar.get_width() for bar in axes.patches] == [row.density for row in summary.rows]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == list(SIZES)
+    shown = kso.analysis.plot_masks(model).axes
+    assert [axes.get_title() for axes in shown] == [
+        f"{row.path}, density {row.density:.4g}" for row in summary.rows[:2]
+    ]
+    conv, hidden = (np.asarray(axes.images[0].get_array()) for axes in shown)
+    masks = [weight.mask for weight in kso.prunable_weights(model)]
+    np.testing.assert_array_equal(conv, masks[0].reshape(27, 8))
+    assert hidden.shape == (256, 16)  # pixels of two rows
+    np.testing.assert_allclose(hidden, masks[1].reshape(256, 2, 16).mean(axis=1))
+    (only,) = kso.analysis.plot_masks(model, include="head").axes
+    assert np.asarray(only.images[0].get_array()).all()
+
+
+def test_pictures_name_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'keras-sparse-ortho\[plot\]'"):
+        kso.report(network()).plot()

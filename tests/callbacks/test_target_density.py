@@ -133,6 +133,17 @@ def test_a_weight_that_loses_all_entries_is_named_once(freeze):
     assert (small.live, live(model)) == (0, 77)
 
 
+def test_each_run_of_one_callback_names_weights_without_entries():
+    steering = TargetDensity(0.1, OneShot(0.1, 2))
+    for _ in range(2):
+        model = network()
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        small = next(w for w in kso.prunable_weights(model) if "head" in w.path)
+        small.variable.assign(small.raw_value() * 1e-3)
+        with pytest.warns(UserWarning, match=r"without a live entry.*at chance.*'head/kernel'"):
+            fit(model, steering)
+
+
 def test_refusals():
     plain = keras.Sequential([keras.Input((16,)), L.Dense(8)])
     plain.compile("sgd", "mse")

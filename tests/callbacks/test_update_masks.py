@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import UpdateMasks
-from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.parametrizations import MagnitudeMask, StraightThroughTopK
 from keras_sparse_ortho.schedules import Cubic, Linear, OneShot
 from tests.helpers import jit, moments
@@ -134,3 +134,61 @@ def test_weights_that_are_not_finite_are_named():
     weight.variable.assign(np.full(weight.shape, np.nan))
     with pytest.raises(NotPrunableError, match="'head/kernel' is not finite"):
         fit(model, UpdateMasks())
+
+
+# --- training without the callback ---------------------------------------------------------------
+
+NEVER = r"never updated.*UpdateMasks\(\)\].*'hidden/kernel' and 1 more, after 8 steps"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", [MagnitudeMask, StraightThroughTopK])
+def test_training_without_the_callback_is_told_once(kind):
+    model = network(kind(Cubic(0.1)))
+    with pytest.warns(DensityWarning, match=NEVER) as caught:
+        fit(model, epochs=3)
+    (told,) = [warning for warning in caught if warning.category is DensityWarning]
+    assert told.filename == __file__
+    fit(model, epochs=1)  # told before
+    with pytest.warns(DensityWarning, match="never updated.*after 32 steps"):
+        kso.report(model)
+
+
+@pytest.mark.core
+def test_masks_that_somebody_updates_are_not_asked_for():
+    class ByHand(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if keras.backend.backend() == "jax":
+                self.model.jax_state_sync()
+            for weight in kso.prunable_weights(self.model):
+                weight.parametrization.update(8)
+
+    schedule = Cubic(0.1, begin_step=0, end_step=8, frequency=2)
+    model = network(MagnitudeMask(schedule))
+    fit(model, ByHand())
+    model = network(MagnitudeMask(schedule))
+    for mask in (weight.parametrization for weight in kso.prunable_weights(model)):
+        mask.update(8)  # a custom training loop
+    x = np.ones((4, 16), "float32")
+    model(x), model.predict(x, verbose=0), model.evaluate(x, np.ones((4, 8)), verbose=0)
+    fit(model)
+    kso.report(model)
+    assert kso.prunable_weights(model)[0].live == 51
+
+
+def test_a_schedule_that_begins_later_is_waited_for(recwarn):
+    fit(network(MagnitudeMask(Cubic(0.1, begin_step=17, end_step=20))))  # 16 steps
+    assert DensityWarning not in [warning.category for warning in recwarn]
+    with pytest.warns(DensityWarning, match="after 16 steps"):
+        fit(network(MagnitudeMask(Cubic(0.1, begin_step=9, end_step=20))))
+    with pytest.warns(DensityWarning, match="after 16 steps"):
+        fit(network(MagnitudeMask(Cubic(0.1, begin_step=0.6, end_step=0.8))))
+
+
+def test_masks_that_are_not_trained_are_not_asked_for():
+    teacher = network(MagnitudeMask(Cubic(0.1)))
+    teacher.trainable = False
+    inputs = keras.Input((16,))
+    model = keras.Model(inputs, L.Dense(8)(teacher(inputs)))
+    model.compile("sgd", "mse", jit_compile=jit())
+    fit(model)

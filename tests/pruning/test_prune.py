@@ -142,7 +142,7 @@ def test_refusals():
         kso.prune(model, budget={"tail": 0.5})
     with pytest.raises(NotPrunableError, match=r"'hidden/kernel' must be a bool array.*0 live"):
         kso.prune(model, masks={"hidden/kernel": np.zeros((8, 16), dtype=bool)})
-    with pytest.raises(AttributeError, match=r"apply_masks is now keras_sparse_ortho.prune"):
+    with pytest.raises(AttributeError, match=r"'apply_masks'. In keras_sparse_ortho use: prune\("):
         _ = kso.pruning.apply_masks
 
 

@@ -1,5 +1,7 @@
 """Layers of live blocks in the place of masked ones: equal outputs, state, and training."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -179,3 +181,23 @@ def test_what_cannot_be_converted():
     assert type(model.get_layer("hidden")) is kso.PrunableLayer
     with pytest.raises(ValueError, match="`storage` of a parametrization"):
         kso.parametrize(network(), FixedMask(0.5), storage="auto")
+
+
+def test_structures_without_live_blocks_are_told():
+    dense = keras.Sequential([keras.Input((64,)), L.Dense(64, name="hidden")])
+    for structure in (kso.Block(16, 16), kso.NByM(2, 4)):
+        received = re.escape(f"Received: 'hidden/kernel' with {structure!r}")
+        with pytest.warns(UserWarning, match=rf"regular=True\). {received}"):
+            kso.sparsify(dense, 0.5, structure=structure, storage="auto", seed=0)
+        kso.sparsify(dense, 0.5, structure=structure, seed=0)  # nothing was asked for
+
+
+def test_wide_kernels_of_regular_blocks_in_other_storage_are_told():
+    dense = keras.Sequential([keras.Input((512,)), L.Dense(1024, name="w"), L.Dense(64, name="n")])
+    options = {"structure": kso.Block(32, 32, regular=True), "seed": 0}
+    for storage in ("masked", "compact"):
+        with pytest.warns(
+            UserWarning, match=rf"to_blocks.*storage='{storage}', for \['w/kernel'\]"
+        ):
+            kso.sparsify(dense, 0.25, "uniform", storage=storage, **options)
+    kso.sparsify(dense, 0.25, "uniform", storage="auto", **options)
