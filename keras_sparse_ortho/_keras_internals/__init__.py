@@ -10,6 +10,13 @@ from keras_sparse_ortho._keras_internals._building import (
     is_built_in_calls,
     maybe_build,
 )
+from keras_sparse_ortho._keras_internals._checked_assignments import (
+    Read,
+    check_assignments,
+    check_given,
+    check_of,
+    check_stored,
+)
 from keras_sparse_ortho._keras_internals._compiling import (
     compile_like,
     compiled_loss_waits,
@@ -83,6 +90,7 @@ __all__ = [
     "ConvLSTMCell",
     "DeferredVariables",
     "GraphCall",
+    "Read",
     "Snapshot",
     "StandIns",
     "VariableOverrides",
@@ -97,6 +105,10 @@ __all__ = [
     "become",
     "before_save",
     "body_of",
+    "check_assignments",
+    "check_given",
+    "check_of",
+    "check_stored",
     "compile_like",
     "compiled_loss_waits",
     "computes_its_graph",

@@ -14,6 +14,7 @@ from keras_sparse_ortho._keras_internals import (
     WrapperBuiltByCalls,
     adopt_call_interface,
     along_kernel,
+    check_given,
     create_along,
     stand_in_name_scope,
 )
@@ -314,8 +315,14 @@ class PrunableLayer(WrapperBuiltByCalls):
         return [to_numpy(variable) for variable in self._in_order_of_layer()]
 
     def set_weights(self, weights: list[Any]) -> None:
-        """The reverse of `get_weights`."""
+        """The reverse of `get_weights`.
+
+        Raises:
+            ValueError: Arrays of other shapes, or indices that are not those of a kernel; nothing
+                is set then.
+        """
         known = self._in_order_of_layer()
+        check_given(known, weights)
         given = {id(variable): value for variable, value in zip(known, weights, strict=False)}
         more = weights[len(given) :]  # refused by Keras, as too few are
         super().set_weights([*(given[id(v)] for v in self.weights if id(v) in given), *more])

@@ -1,6 +1,7 @@
 """`ScannedStack`: many equal layers one after the other, of which one is traced."""
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,14 @@ import numpy as np
 
 from keras_sparse_ortho._backend import scan
 from keras_sparse_ortho._checks import is_integer
-from keras_sparse_ortho._keras_internals import sublayers
+from keras_sparse_ortho._keras_internals import (
+    Read,
+    check_assignments,
+    check_given,
+    check_of,
+    check_stored,
+    sublayers,
+)
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
@@ -97,6 +105,9 @@ class ScannedStack(keras.layers.Layer):
                 constraint=self._inside.constraint(variable),
             )
             self._inside.add(variable, weight)
+            if (check := check_of(variable)) is not None:
+                each = functools.partial(self._inside.check_each, check)
+                check_assignments(weight, each)
             if not hasattr(type(self), name):
                 setattr(self, name, weight)
 
@@ -158,6 +169,16 @@ class ScannedStack(keras.layers.Layer):
             for weight in find_kernels(self.layer, "")
             if weight.storage is not None
         }
+
+    def load_own_variables(self, store: Any) -> None:
+        """As every layer does; where live blocks stand is checked before anything is changed."""
+        check_stored(self, store)
+        super().load_own_variables(store)
+
+    def set_weights(self, weights: list[Any]) -> None:
+        """As every layer does, with the same check."""
+        check_given(self.weights, weights)
+        super().set_weights(weights)
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the depth."""
@@ -306,6 +327,11 @@ class LayersInStack:
         """The constraint of a variable, for each layer by itself."""
         own = variable.constraint
         return None if own is None else lambda stacked: ops.vectorized_map(own, stacked)
+
+    def check_each(self, check: Callable[[Read], None], given: Read) -> None:
+        """Runs the check of a variable of the layer on what each layer in the stack gets."""
+        for k in range(self.depth):
+            check(lambda own, k=k: given(self.stacked_like(own))[k])  # type: ignore[misc]
 
     def stacked_like(self, variable: Any) -> Any:
         """The variable of the stack that holds one of the layer."""
