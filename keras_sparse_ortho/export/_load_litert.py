@@ -254,7 +254,7 @@ def _inspect(
                     "inspect", timeout, file=str(file), xnnpack=xnnpack
                 )
             except JobError as error:
-                reasons.append(f"with{'' if xnnpack else 'out'} XNNPACK: {error}")
+                reasons.append(f"{'with XNNPACK' if xnnpack else 'without'}: {error}")
             else:
                 return record
     raise LiteRTFileError(

@@ -321,7 +321,7 @@ def test_resealed_graphs_are_tried_first(content, tmp_path):
     """What has a record and the right digest can come from anybody."""
     path = tmp_path / "m.tflite"
     path.write_bytes(graphs.sealed(content))
-    with pytest.raises(LiteRTFileError, match=r"tried in a subprocess.*without XNNPACK: "):
+    with pytest.raises(LiteRTFileError, match=r"tried in a subprocess.*without: "):
         load_litert(path, timeout=3 if content == graphs.forever() else 60)
 
 
@@ -331,9 +331,9 @@ def test_a_graph_takes_half_of_the_free_memory_at_most():
     from keras_sparse_ortho.export import _worker
 
     code = (
-        "import resource, runpy; work = runpy.run_path({!r}); work['_limit_memory'](); "
-        "print(resource.getrlimit(resource.RLIMIT_AS)[0])"
-    ).format(_worker.__file__)
+        f"import resource, runpy; work = runpy.run_path({_worker.__file__!r}); "
+        "work['_limit_memory'](); print(resource.getrlimit(resource.RLIMIT_AS)[0])"
+    )
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=True)
     lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
     (total,) = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemTotal")]
