@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, check_number
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
@@ -101,11 +101,11 @@ class ApproximateIsometry(SparseInitializer):
             raise ValueError(f"`gain` must be positive. Received: {gain=}")
         check_stops(max_iterations, tolerance, min_decrease)
         self.density = density
-        self.gain = float(gain)
+        self.gain = check_number("gain", gain)
         self.mask = mask
         self.max_iterations = int(max_iterations)
-        self.tolerance = float(tolerance)
-        self.min_decrease = float(min_decrease)
+        self.tolerance = check_number("tolerance", tolerance)
+        self.min_decrease = check_number("min_decrease", min_decrease)
         self.verbose = verbose
 
     def sample(

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho._checks import check_density, check_number, explains_density
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
@@ -127,7 +127,7 @@ class ExactOrthogonal(SparseInitializer):
         self.density = None if density is None else check_density(density)
         if isinstance(gain, str) and gain != "auto":
             raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
-        self.gain = gain if isinstance(gain, str) else float(gain)
+        self.gain = gain if isinstance(gain, str) else check_number("gain", gain)
         if isinstance(angles, dict):
             angles = keras.saving.deserialize_keras_object(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles

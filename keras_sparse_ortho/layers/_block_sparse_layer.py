@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_seed
+from keras_sparse_ortho._checks import check_density, check_number, check_seed
 from keras_sparse_ortho._keras_internals import (
     Axes,
     Read,
@@ -20,6 +20,7 @@ from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
 from keras_sparse_ortho.kernels import KernelLayout, Storage
 from keras_sparse_ortho.layers._blocks import (
+    LARGEST,
     BlockAxes,
     BlockGrid,
     BlockOperands,
@@ -100,7 +101,7 @@ class BlockSparseLayer(keras.layers.Layer):
         self._wanted = None if density is None else check_density(density)
         self.block = check_block(block)
         self._given = None if inputs_of is None else np.asarray(inputs_of)
-        self.gain = float(gain)
+        self.gain = check_number("gain", gain)
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
         self.kernel_initializer = _restored(kernel_initializer, self._given is not None)
@@ -122,7 +123,12 @@ class BlockSparseLayer(keras.layers.Layer):
         """Makes the variables for a kernel of the namesake's shape, and a bias."""
         *taps, inputs, outputs = layout.canonical_shape(shape)[2:]
         try:
-            self._grid = self._fitting_grid(inputs, outputs, tuple(taps))
+            grid = self._fitting_grid(inputs, outputs, tuple(taps))
+            if grid.live > LARGEST:
+                raise LayoutError(
+                    f"A kernel has at most {LARGEST} live entries. Received: {grid.live}"
+                )
+            self._grid = grid
         except ValueError as error:
             raise type(error)(f"The layer '{self.name}': {error}") from None
         self._kernel_shape, self._layout = shape, layout

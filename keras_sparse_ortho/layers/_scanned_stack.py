@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import scan
-from keras_sparse_ortho._checks import is_integer
+from keras_sparse_ortho._checks import check_config, is_integer, told
 from keras_sparse_ortho._keras_internals import (
     Read,
     check_assignments,
@@ -33,9 +34,11 @@ from keras_sparse_ortho.kernels import (
     walk,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import constant
+from keras_sparse_ortho.layers._blocks import LARGEST
 
 ops = keras.ops
 _LONGEST = 100  # layers in a row, of a model that is unrolled
+_DEEPEST = 1_000_000
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -60,8 +63,8 @@ class ScannedStack(keras.layers.Layer):
         **kwargs: As for `keras.layers.Layer`.
 
     Raises:
-        ValueError: A `depth` under 1, a layer that is built already, or whose output has another
-            shape than its input.
+        ValueError: A `depth` under 1 or over a million, a layer that is built already, or whose
+            output has another shape than its input.
         NotPrunableError: A layer that holds a `PrunableLayer`: the stack is wrapped, not its layer.
 
     Limits: masks of padded sequences and initial states are not passed on. On torch the loop is a
@@ -189,6 +192,7 @@ class ScannedStack(keras.layers.Layer):
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "ScannedStack":
         """The reverse of `get_config`."""
+        check_config(cls.__name__, config, "layer", "depth")
         layer = keras.saving.deserialize_keras_object(config["layer"], custom_objects)
         return cls(**{**config, "layer": layer})
 
@@ -203,8 +207,10 @@ def _stack(stack: ScannedStack) -> dict[str, KernelLayout | None]:
 
 
 def _check(layer: Any, depth: Any) -> None:
-    if not is_integer(depth) or depth < 1:
-        raise ValueError(f"`depth` must be an integer of at least 1. Received: depth={depth!r}")
+    if not is_integer(depth) or not 1 <= depth <= _DEEPEST:
+        raise ValueError(
+            f"`depth` must be an integer from 1 to {_DEEPEST}. Received: depth={told(depth)}"
+        )
     if not isinstance(layer, keras.layers.Layer):
         raise ValueError(
             f"A ScannedStack repeats a Keras layer. Received: layer of type {type(layer).__name__}"
@@ -286,6 +292,12 @@ class LayersInStack:
     ) -> Iterator[tuple[str, Any, np.ndarray]]:
         """Builds the layer; its variables, with names and initial values for all layers, or 0."""
         self.layer.build(input_shape)
+        entries = self.depth * max((math.prod(v.shape) for v in _variables(self.layer)), default=0)
+        if entries > LARGEST:
+            raise ValueError(
+                f"Each weight of a ScannedStack has at most {LARGEST} entries. "
+                f"Received: depth={self.depth}, for {entries} entries"
+            )
         first = self._built(0, input_shape)
         _name_steadily(self.layer, first)
         names = _names(self.layer)

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import check_config, told
 from keras_sparse_ortho._keras_internals import (
     become,
     body_of,
@@ -82,7 +83,12 @@ class SavedWithLayers:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """The reverse of `get_config`."""
+        """The reverse of `get_config`.
+
+        Raises:
+            ValueError: What is no such configuration.
+        """
+        _check_saved(config)
         inside = _making_plain.set(True)
         try:
             layer = keras.saving.deserialize_keras_object(
@@ -90,6 +96,11 @@ class SavedWithLayers:
             )
         finally:
             _making_plain.reset(inside)
+        if not isinstance(layer, keras.layers.Layer):
+            raise ValueError(
+                "The configuration of a layer with others inside must name its class. "
+                f"Received: model={told(config['model'])}"
+            )
         return cls._restored(layer, config, custom_objects)
 
     @classmethod
@@ -134,6 +145,21 @@ class SavedWithLateLayers(SavedWithLayers):
     def _put_layers(self) -> None:
         if (kept := vars(self).pop("_layers_to_come", None)) is not None:
             _with_layers(self, *kept)
+
+
+def _check_saved(config: Any) -> None:
+    check_config("layer with others inside", config, "model", "names", "layers")
+    names, layers = config["names"], config["layers"]
+    if not (
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and isinstance(layers, dict)
+        and all(isinstance(described, dict) for described in layers.values())
+    ):
+        raise ValueError(
+            "The configuration of a layer with others inside holds a list of `names`, and a dict "
+            f"of `layers` by path. Received: names={told(names)}, layers={told(layers)}"
+        )
 
 
 def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import check_config, check_number
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
@@ -38,6 +39,7 @@ class ThresholdFunction:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ThresholdFunction":
         """The reverse of `get_config`."""
+        check_config(cls.__name__, config, "forward", "inverse")
         restore = keras.saving.deserialize_keras_object
         return cls(restore(config["forward"]), restore(config["inverse"]))
 
@@ -163,8 +165,8 @@ class LearntThreshold(Parametrization):
                 f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
             )
         self.g = g
-        self.s_init = float(s_init)
-        self.weight_decay = float(weight_decay)
+        self.s_init = check_number("s_init", s_init)
+        self.weight_decay = check_number("weight_decay", weight_decay)
         self._function = threshold_function(g)
         self.s: Any = None
         self.offset: Any = None

@@ -11,6 +11,7 @@ from keras_sparse_ortho._checks import (
     check_density,
     check_integer,
     check_moment,
+    check_number,
     explains_density,
 )
 
@@ -288,7 +289,7 @@ class Polynomial(Schedule):
         if not power > 0:
             raise ValueError(f"`power` must be positive. Received: power={power!r}")
         self.initial_density = check_density(initial_density)
-        self.power = float(power)
+        self.power = check_number("power", power)
 
     def density(self, step: int) -> float:
         """The formula above; 1 before `begin_step`."""

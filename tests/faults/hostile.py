@@ -68,7 +68,7 @@ def judged(part: str, folder: Path, labels: Sequence[str], judge: Judge, **ready
                 count.wrong += kind == "wrong"
                 count.foreign += kind == "raw"
                 count.hangs += kind == "hang"
-                if kind in ("wrong", "raw", "hang"):
+                if kind in ("wrong", "raw", "hang", "keras"):
                     print(f"{part}, {label}: {answer}", flush=True)
             if status != 0:
                 label = labels[count.runs] if count.runs < len(labels) else "at the end"
@@ -189,7 +189,7 @@ def refused(error: Exception, promised: tuple[type[Exception], ...]) -> str:
         return "refused"
     if _is_from(error, "keras_sparse_ortho") or promised != (ValueError, TypeError):
         raise Raw(_shown(error)) from error
-    return f"keras {type(error).__name__}"
+    return f"keras {_shown(error)}"
 
 
 def _is_from(error: BaseException, package: str) -> bool:
@@ -246,26 +246,29 @@ def _judge_model(path: Path, wanted: list[np.ndarray] | None) -> str:
     except Exception as error:
         return refused(error, promised)
     # What was loaded is whole: its weights are those of the file, it is reported and saved again.
-    got = [np.asarray(value) for value in model.get_weights()]
-    if wanted is not None and not _close(got, wanted):
+    if wanted is not None and not _close(model.get_weights(), wanted):
         return "wrong weights"
     again = path.with_name("again.keras")
     try:
         kso.report(model)
-        model.save(again)
+        model.save(again)  # sets what a mask hides to zero
         other = keras.saving.load_model(again)
     except Exception as error:
         return f"{refused(error, promised)} after it was loaded"
-    found = [np.asarray(value) for value in other.get_weights()]
-    return "loaded" if _close(found, got) else "wrong when it was saved again"
+    same = _close(other.get_weights(), model.get_weights())
+    return "loaded" if same else "wrong when it was saved again"
 
 
-def _close(these: list[np.ndarray], those: list[np.ndarray]) -> bool:
+def _close(these: list[Any], those: list[Any]) -> bool:
     """Whether values are equal, up to a float type that a configuration may choose."""
     return len(these) == len(those) and all(
         one.shape == other.shape
         and np.allclose(
-            one.astype("float64"), other.astype("float64"), rtol=1e-2, atol=1e-2, equal_nan=True
+            np.asarray(one, "float64"),
+            np.asarray(other, "float64"),
+            rtol=1e-2,
+            atol=1e-2,
+            equal_nan=True,
         )
         for one, other in zip(these, those, strict=True)
     )
