@@ -60,6 +60,9 @@ from keras_sparse_ortho._keras_internals._optimizers import (
     refuse_other_slots,
     slot_pairs,
 )
+from keras_sparse_ortho._keras_internals._restoring import (
+    restored,
+)
 from keras_sparse_ortho._keras_internals._scopes import (
     VariableOverrides,
     float64_not_narrowed,
@@ -135,6 +138,7 @@ __all__ = [
     "optimizer_slots",
     "own_variables",
     "refuse_other_slots",
+    "restored",
     "saves_by_itself",
     "slot_pairs",
     "stand_in_name_scope",

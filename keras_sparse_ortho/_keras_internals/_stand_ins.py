@@ -252,9 +252,10 @@ class _SavedByNumber:
 
 
 def saves_by_itself(layer: Any) -> bool:
-    """Whether the class of a layer, and not Keras', says how its variables are saved."""
+    """Whether the class of a layer, and not Keras' or ours, says how its variables are saved."""
     return any(
-        name in vars(kind) and not kind.__module__.startswith("keras.")
+        name in vars(kind)
+        and kind.__module__.partition(".")[0] not in ("keras", "keras_sparse_ortho")
         for kind in type(layer).__mro__
         for name in _SAVING
     )

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_number
+from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
@@ -82,7 +83,7 @@ class ApproximateIsometry(SparseInitializer):
     ) -> None:
         super().__init__(seed, layout)
         if isinstance(mask, dict):
-            mask = keras.saving.deserialize_keras_object(mask)
+            mask = restored(mask)
         if mask is not None:
             mask = np.array(mask)
             if mask.dtype != bool or not mask.any():

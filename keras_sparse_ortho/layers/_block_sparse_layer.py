@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_number, check_seed
+from keras_sparse_ortho._checks import check_density, check_number, check_seed, is_integer, told
 from keras_sparse_ortho._keras_internals import (
     Axes,
     Read,
@@ -161,6 +161,18 @@ class BlockSparseLayer(keras.layers.Layer):
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
+
+    def _features(self, input_shape: Any, axis: int) -> int:
+        """The size of an axis of the inputs, which the kernel has to know."""
+        known = isinstance(input_shape, list | tuple)
+        sizes = dict(enumerate(input_shape)) if known else {}
+        size = sizes.get(axis % max(len(sizes), 1) if axis < 0 else axis)
+        if not is_integer(size) or size < 1:
+            raise LayoutError(
+                f"The layer '{self.name}' needs inputs with a known size of axis {axis}. "
+                f"Received: input_shape={told(input_shape)}"
+            )
+        return int(size)
 
     def _fitting_grid(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> BlockGrid:
         if self._given is None:

@@ -16,6 +16,7 @@ from keras_sparse_ortho._keras_internals import (
     along_kernel,
     check_given,
     create_along,
+    restored,
     stand_in_name_scope,
 )
 from keras_sparse_ortho._values import to_numpy
@@ -417,7 +418,7 @@ def _restored(
     """
 
     def restore(value: Any) -> Any:
-        return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+        return restored(value, custom_objects)
 
     given = dict(config)
     names = given.pop("layer_names", [])

@@ -19,6 +19,7 @@ from keras_sparse_ortho._keras_internals import (
     check_given,
     check_of,
     check_stored,
+    restored,
     sublayers,
 )
 from keras_sparse_ortho._values import assign, to_numpy
@@ -193,7 +194,7 @@ class ScannedStack(keras.layers.Layer):
     ) -> "ScannedStack":
         """The reverse of `get_config`."""
         check_config(cls.__name__, config, "layer", "depth")
-        layer = keras.saving.deserialize_keras_object(config["layer"], custom_objects)
+        layer = restored(config["layer"], custom_objects)
         return cls(**{**config, "layer": layer})
 
 

@@ -12,6 +12,7 @@ from keras_sparse_ortho._keras_internals import (
     body_of,
     is_built_in_calls,
     maybe_build,
+    restored,
     sublayers,
 )
 from keras_sparse_ortho.kernels import is_sparse_layer, walk
@@ -91,9 +92,7 @@ class SavedWithLayers:
         _check_saved(config)
         inside = _making_plain.set(True)
         try:
-            layer = keras.saving.deserialize_keras_object(
-                config["model"], custom_objects=custom_objects
-            )
+            layer = restored(config["model"], custom_objects)
         finally:
             _making_plain.reset(inside)
         if not isinstance(layer, keras.layers.Layer):
@@ -184,7 +183,7 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
         if described is None or is_sparse_layer(layer):
             continue
         if "class_name" in described:
-            new = keras.saving.deserialize_keras_object(described, custom_objects=custom_objects)
+            new = restored(described, custom_objects)
         else:
             given = {**described, "layer": body_of(layer)}
             new = PrunableLayer.from_config(given, custom_objects)

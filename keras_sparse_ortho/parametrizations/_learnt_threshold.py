@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_config, check_number
+from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
@@ -40,8 +41,7 @@ class ThresholdFunction:
     def from_config(cls, config: dict[str, Any]) -> "ThresholdFunction":
         """The reverse of `get_config`."""
         check_config(cls.__name__, config, "forward", "inverse")
-        restore = keras.saving.deserialize_keras_object
-        return cls(restore(config["forward"]), restore(config["inverse"]))
+        return cls(restored(config["forward"]), restored(config["inverse"]))
 
 
 def _logit(magnitude: np.ndarray) -> np.ndarray:
@@ -157,7 +157,7 @@ class LearntThreshold(Parametrization):
 
     def __init__(self, g: str | ThresholdFunction, s_init: float, weight_decay: float) -> None:
         if isinstance(g, dict):  # from a configuration
-            g = keras.saving.deserialize_keras_object(g)
+            g = restored(g)
         if not np.isfinite(s_init):
             raise ValueError(f"`s_init` must be finite. Received: s_init={s_init!r}")
         if not weight_decay >= 0:

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_config
+from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho._ranking import largest_magnitudes, number_of, ranks_on_device
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -91,7 +92,7 @@ class ScheduledMask(Masked):
     def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
         """The reverse of `get_config`."""
         check_config(cls.__name__, config, "schedule")
-        schedule = keras.saving.deserialize_keras_object(config["schedule"])
+        schedule = restored(config["schedule"])
         if not isinstance(schedule, Schedule):  # a file could name any callable
             raise ValueError(
                 f"The configuration of a {cls.__name__} holds a Schedule. "
