@@ -183,9 +183,11 @@ def _is_record(value: Any) -> bool:
     def is_list_of(value: Any, is_one: Callable[[Any], bool]) -> bool:
         return isinstance(value, list) and all(map(is_one, value))
 
+    if not isinstance(value, dict):
+        return False
+    epoch: Any = value.get("epoch")
     return (
-        isinstance(value, dict)
-        and is_integer(epoch := value.get("epoch"))
+        is_integer(epoch)
         and 0 < epoch < 2**31
         and is_list_of(value.get("seeds"), lambda state: is_list_of(state, is_integer))
         and is_list_of(value.get("generators"), lambda state: isinstance(state, str))

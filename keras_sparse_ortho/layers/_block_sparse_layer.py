@@ -165,8 +165,8 @@ class BlockSparseLayer(keras.layers.Layer):
     def _features(self, input_shape: Any, axis: int) -> int:
         """The size of an axis of the inputs, which the kernel has to know."""
         known = isinstance(input_shape, list | tuple)
-        sizes = dict(enumerate(input_shape)) if known else {}
-        size = sizes.get(axis % max(len(sizes), 1) if axis < 0 else axis)
+        sizes: dict[int, Any] = dict(enumerate(input_shape)) if known else {}
+        size: Any = sizes.get(axis % max(len(sizes), 1) if axis < 0 else axis)
         if not is_integer(size) or size < 1:
             raise LayoutError(
                 f"The layer '{self.name}' needs inputs with a known size of axis {axis}. "
