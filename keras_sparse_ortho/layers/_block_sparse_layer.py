@@ -362,7 +362,7 @@ class BlockSparseLayer(keras.layers.Layer):
             raise ValueError(
                 f"What is loaded into or set in the layer '{self.name}' is damaged, or of another "
                 "model: `slots_of` must list where `inputs_of` names each input block. "
-                f"Received: {found}"
+                f"Received: other slots, {found}"
             )
 
     # --- the namesake ----------------------------------------------------------------------------

@@ -452,8 +452,8 @@ def run(folder: Path, rng: random.Random, share: float) -> list[Count]:
         return max(5, round(number * share))
 
     return [
-        *keras_files(folder / "keras", rng, of(1600), tfmot=share >= 0.5),
-        litert_files(folder / "litert", rng, of(240)),
-        budgets(folder / "budgets", rng, of(400)),
-        backups(folder / "backups", rng, of(200)),
+        *keras_files(folder / "keras", rng, of(1400), tfmot=share >= 0.5),
+        litert_files(folder / "litert", rng, of(120)),
+        budgets(folder / "budgets", rng, of(300)),
+        backups(folder / "backups", rng, of(150)),
     ]
