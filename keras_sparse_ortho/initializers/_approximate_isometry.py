@@ -98,15 +98,15 @@ class ApproximateIsometry(SparseInitializer):
                 )
         else:
             density = check_density(density)
-        if not gain > 0:
-            raise ValueError(f"`gain` must be positive. Received: {gain=}")
-        check_stops(max_iterations, tolerance, min_decrease)
-        self.density = density
         self.gain = check_number("gain", gain)
-        self.mask = mask
-        self.max_iterations = int(max_iterations)
+        if self.gain <= 0:
+            raise ValueError(f"`gain` must be positive. Received: {gain=}")
         self.tolerance = check_number("tolerance", tolerance)
         self.min_decrease = check_number("min_decrease", min_decrease)
+        check_stops(max_iterations, self.tolerance, self.min_decrease)
+        self.density = density
+        self.mask = mask
+        self.max_iterations = int(max_iterations)
         self.verbose = verbose
 
     def sample(

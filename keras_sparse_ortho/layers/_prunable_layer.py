@@ -29,6 +29,7 @@ from keras_sparse_ortho.layers._shown_layer import shown
 from keras_sparse_ortho.layers._wrappable import (
     refuse_dense_updates,
     refuse_unwrappable,
+    variable_dtype,
     wrappable_weights,
 )
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
@@ -180,7 +181,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         named = isinstance(parametrization, Mapping)
         refuse_unwrappable(layer, around_others=named)
         # The inner layer casts its own inputs and weights; parametrizations see full precision.
-        kwargs.setdefault("dtype", layer.variable_dtype)
+        kwargs.setdefault("dtype", variable_dtype(layer))
         kwargs.setdefault("trainable", layer.trainable)
         super().__init__(layer, name=name or layer.name, autocast=False, **kwargs)
         adopt_call_interface(self, layer)

@@ -36,6 +36,7 @@ from keras_sparse_ortho.kernels import (
 )
 from keras_sparse_ortho.layers._block_sparse_layer import constant
 from keras_sparse_ortho.layers._blocks import LARGEST
+from keras_sparse_ortho.layers._wrappable import variable_dtype
 
 ops = keras.ops
 _LONGEST = 100  # layers in a row, of a model that is unrolled
@@ -83,7 +84,7 @@ class ScannedStack(keras.layers.Layer):
     def __init__(self, layer: keras.layers.Layer, depth: int, **kwargs: Any) -> None:
         _check(layer, depth)
         # The layer casts its own inputs and weights.
-        kwargs.setdefault("dtype", layer.variable_dtype)
+        kwargs.setdefault("dtype", variable_dtype(layer))
         super().__init__(autocast=False, **kwargs)
         self.depth = int(depth)
         self._inside = LayersInStack(layer, self.depth)

@@ -100,3 +100,14 @@ def wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]
     if unregistered:
         found += find_unregistered(layer, "", found)
     return [weight for weight in found if id(weight.variable) not in held]
+
+
+def variable_dtype(layer: Any) -> str:
+    """The dtype of a layer's variables; ValueError where a file has named no dtype."""
+    policy = getattr(layer, "dtype_policy", None)
+    if not isinstance(policy, keras.dtype_policies.DTypePolicy):
+        raise ValueError(
+            f"The layer '{layer.name}' must have a dtype policy of Keras. Received: dtype={policy}"
+        )
+    dtype: str = layer.variable_dtype
+    return dtype

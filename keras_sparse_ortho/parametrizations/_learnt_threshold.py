@@ -158,15 +158,13 @@ class LearntThreshold(Parametrization):
     def __init__(self, g: str | ThresholdFunction, s_init: float, weight_decay: float) -> None:
         if isinstance(g, dict):  # from a configuration
             g = restored(g)
-        if not np.isfinite(s_init):
-            raise ValueError(f"`s_init` must be finite. Received: s_init={s_init!r}")
-        if not weight_decay >= 0:
-            raise ValueError(
-                f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
-            )
         self.g = g
         self.s_init = check_number("s_init", s_init)
         self.weight_decay = check_number("weight_decay", weight_decay)
+        if self.weight_decay < 0:
+            raise ValueError(
+                f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
+            )
         self._function = threshold_function(g)
         self.s: Any = None
         self.offset: Any = None
