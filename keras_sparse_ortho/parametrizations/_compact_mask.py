@@ -319,9 +319,9 @@ class CompactMask(FixedMask):
             wrong = f"{indices[at]} and then {indices[at + 1]}, at {at}"
         if wrong is not None:
             raise ValueError(
-                f"The indices of '{self.weight.path}' in compact storage must be {self.live} "
-                f"integers in [0, {self.weight.size}), strictly increasing; what is loaded or set "
-                f"is damaged, or of another model. Received: {wrong}"
+                f"The compact indices of '{self.weight.path}' must be {self.live} integers in "
+                f"[0, {self.weight.size}), strictly increasing; what is loaded or set is damaged, "
+                f"or of another model. Received: {wrong}"
             )
 
 
