@@ -217,7 +217,7 @@ def specimens(folder: Path, with_tfmot: bool) -> list[Specimen]:
         model.save(path)
         with zipfile.ZipFile(path) as archive:
             parts = {part: archive.read(part) for part in archive.namelist()}
-        weights = [np.array(value) for value in keras.saving.load_model(path).get_weights()]
+        weights = [np.array(value) for value in model.get_weights()]
         found.append(Specimen(name, json.loads(parts["config.json"]), parts, weights))
     if with_tfmot:
         constant = next(one for one in found if one.name == "Constant")
