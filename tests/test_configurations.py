@@ -85,9 +85,10 @@ def test_numbers_that_are_none(value):
         lambda: ExactOrthogonal(0.5, gain=value),
         lambda: Polynomial(0.5, power=value),
         lambda: SoftThreshold(s_init=value),
-        lambda: BlockSparseDense(8, density=0.5, gain=value),
         lambda: ApproximateIsometry(0.5, tolerance=value),
     ]
+    if not isinstance(value, list):  # Keras itself walks through the arguments of layers
+        wrong.append(lambda: BlockSparseDense(8, density=0.5, gain=value))
     for make in wrong if not isinstance(value, str) else wrong[1:]:
         with pytest.raises(ValueError, match="Received: "):
             make()
