@@ -1,6 +1,7 @@
 """Checks of single arguments, shared by all rooms: integers, seeds, densities and steps."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,6 +12,7 @@ from keras_sparse_ortho.errors import DensityError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_LONGEST = 200  # characters of a value that an error message shows
 _SPARSITIES = {"sparsity", "initial_sparsity", "final_sparsity"}
 
 
@@ -19,7 +21,7 @@ def check_density(density: Any, name: str = "density") -> float:
     number = not (isinstance(density, bool | str) or density is None)
     try:
         value = float(density) if number else np.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = np.nan
     if not 0.0 < value <= 1.0:  # also for NaN
         percent = ""
@@ -28,8 +30,38 @@ def check_density(density: Any, name: str = "density") -> float:
                 f" It is the live fraction, not a percentage: {name}={value / 100:.6g} keeps "
                 f"{value:g}%, {name}={1 - value / 100:.6g} prunes {value:g}%."
             )
-        raise DensityError(f"`{name}` must be in (0, 1].{percent} Received: {name}={density!r}")
+        raise DensityError(f"`{name}` must be in (0, 1].{percent} Received: {name}={told(density)}")
     return value
+
+
+def check_number(name: str, value: Any) -> float:
+    """Returns `value` as a float; raises ValueError unless it is a finite number."""
+    try:
+        number = np.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = np.nan
+    if not math.isfinite(number):
+        raise ValueError(f"`{name}` must be a finite number. Received: {name}={told(value)}")
+    return number
+
+
+def check_config(kind: str, config: Any, *keys: str) -> None:
+    """Raises ValueError unless the configuration of a class has all keys."""
+    if not isinstance(config, dict) or not all(key in config for key in keys):
+        found = sorted(map(str, config)) if isinstance(config, dict) else told(config)
+        raise ValueError(
+            f"The configuration of a {kind} holds {', '.join(f'`{key}`' for key in keys)}: the "
+            f"file was written by something else, or is damaged. Received: {found}"
+        )
+
+
+def told(value: Any) -> str:
+    """A value for an error message: short, whatever a file holds."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # of too deep lists and too long integers
+        return f"a {type(value).__name__} that is too large to be shown"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
 def is_integer(value: Any) -> bool:
@@ -43,7 +75,7 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
         kind = {0: "an integer of at least 0", 1: "a positive integer"}.get(
             least, f"an integer of at least {least}"
         )
-        raise ValueError(f"`{name}` must be {kind}. Received: {name}={value!r}")
+        raise ValueError(f"`{name}` must be {kind}. Received: {name}={told(value)}")
     return int(value)
 
 
@@ -54,7 +86,7 @@ def check_moment(name: str, value: Any, least: int = 0) -> int | float:
     if not is_integer(value) or value < least:
         raise ValueError(
             f"`{name}` must be a step, an integer of at least {least}, or a fraction of the run, a "
-            f"float in [0, 1]. Received: {name}={value!r}"
+            f"float in [0, 1]. Received: {name}={told(value)}"
         )
     return int(value)
 
@@ -62,7 +94,9 @@ def check_moment(name: str, value: Any, least: int = 0) -> int | float:
 def check_seed(seed: Any) -> int | None:
     """Returns `seed` as an int or `None`; raises ValueError unless it is non-negative or `None`."""
     if seed is not None and (not is_integer(seed) or seed < 0):
-        raise ValueError(f"`seed` must be a non-negative integer or None. Received: seed={seed!r}")
+        raise ValueError(
+            f"`seed` must be a non-negative integer or None. Received: seed={told(seed)}"
+        )
     return None if seed is None else int(seed)
 
 

@@ -11,6 +11,13 @@ from keras_sparse_ortho._keras_internals._building import (
     is_built_in_calls,
     maybe_build,
 )
+from keras_sparse_ortho._keras_internals._checked_assignments import (
+    Read,
+    check_assignments,
+    check_given,
+    check_of,
+    check_stored,
+)
 from keras_sparse_ortho._keras_internals._compiling import (
     compile_like,
     compiled_loss_waits,
@@ -60,6 +67,9 @@ from keras_sparse_ortho._keras_internals._optimizers import (
     optimizer_slots,
     refuse_other_slots,
     slot_pairs,
+)
+from keras_sparse_ortho._keras_internals._restoring import (
+    restored,
 )
 from keras_sparse_ortho._keras_internals._scopes import (
     VariableOverrides,

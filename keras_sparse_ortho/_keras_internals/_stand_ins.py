@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from keras_sparse_ortho._keras_internals._graphs import own_variables
+from keras_sparse_ortho._keras_internals._checked_assignments import check_stored
 from keras_sparse_ortho._keras_internals._layouts import (
     along_mesh,
     create_along,
@@ -162,12 +161,8 @@ class StandIns:
                 along_mesh(kwargs["shape"][0], variable),
             )
 
-    def put(self, first: Any, *others: Any, check: Callable[[Callable[[Any], Any]], None]) -> None:
-        """Replaces the variable by `first`; `others` go to the end.
-
-        Before the layer loads its variables `check` is called with what gives the array that is to
-        be loaded for one; it raises if the stand-ins do not fit.
-        """
+    def put(self, first: Any, *others: Any) -> None:
+        """Replaces the variable by what takes its place, and others that go to the end."""
         layer, variable = self._layer, self._variable
         _exchange(layer, variable, first)
         for other in others:
@@ -176,7 +171,7 @@ class StandIns:
         variable._value = None
         variable._initializer = self._placeholder
         vars(variable)["assign"] = self._refuse
-        _SavedByNumber.of(layer).checks[variable.name] = check
+        _SavedByNumber.of(layer).replaced.add(variable.name)
 
     def take_away(self, value: Any) -> None:
         """Undoes `put`: the variable has a value again, and is one of the layer's."""
@@ -217,14 +212,14 @@ def _track(layer: Any, variable: Any) -> None:
 
 
 class _SavedByNumber:
-    """Saving and loading of a layer as its base class has it, with checks before loading.
+    """Saving and loading of a layer as its base class has it, with all checks before loading.
 
     Dense and others save what their attribute `kernel` has, which here is nothing.
     """
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
-        self.checks: dict[str, Callable[[Callable[[Any], Any]], None]] = {}
+        self.replaced: set[str] = set()
 
     @classmethod
     def of(cls, layer: Any) -> "_SavedByNumber":
@@ -239,27 +234,24 @@ class _SavedByNumber:
             vars(layer)["load_own_variables"] = found
         return found
 
-    def remove(self, key: str) -> None:
-        """Removes a check; after the last the layer saves as its class does."""
-        del self.checks[key]
-        if not self.checks:
+    def remove(self, name: str) -> None:
+        """Notes that a variable is back; after the last the layer saves as its class does."""
+        self.replaced.remove(name)
+        if not self.replaced:
             for name in _SAVING:
                 del vars(self._layer)[name]
 
     def __call__(self, store: Any) -> None:
         """The `load_own_variables` of the layer."""
-        own = own_variables(self._layer)
-        if len(store.keys()) == len(own):  # else Keras refuses it
-            keys = {id(variable): str(number) for number, variable in enumerate(own)}
-            for check in self.checks.values():
-                check(lambda variable: np.asarray(store[keys[id(variable)]]))
+        check_stored(self._layer, store)
         keras.layers.Layer.load_own_variables(self._layer, store)
 
 
 def saves_by_itself(layer: Any) -> bool:
-    """Whether the class of a layer, and not Keras', says how its variables are saved."""
+    """Whether the class of a layer, and not Keras' or ours, says how its variables are saved."""
     return any(
-        name in vars(kind) and not kind.__module__.startswith("keras.")
+        name in vars(kind)
+        and kind.__module__.partition(".")[0] not in ("keras", "keras_sparse_ortho")
         for kind in type(layer).__mro__
         for name in _SAVING
     )

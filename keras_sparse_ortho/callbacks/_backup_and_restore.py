@@ -3,14 +3,15 @@
 import json
 import os
 import pathlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import global_generators, set_global_generators
-from keras_sparse_ortho._files import atomic_write
+from keras_sparse_ortho._checks import is_integer
+from keras_sparse_ortho._files import atomic_write, shown
 from keras_sparse_ortho._keras_internals import initial_epoch_is
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho._workers import Workers, workers_of
@@ -43,8 +44,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         delete_checkpoint: Whether to delete the files when training is finished.
 
     Raises:
-        ValueError: When training begins: a model that is not built, a folder with the backup of
-            a model with other seed generators, or one without the epoch that other processes have.
+        ValueError: When training begins: a model that is not built, a folder with a damaged backup
+            or with that of another model, or one without the epoch that other processes have.
         WorkerError: One of these, on another process.
 
     Limits: a run resumes at the end of an epoch: `fit` always begins an epoch with its first batch,
@@ -100,9 +101,22 @@ class BackupAndRestore(keras.callbacks.Callback):
         record = self._folder / _RECORD
         if not record.exists():
             return []
-        known = json.loads(record.read_text(encoding="utf-8"))
-        before = known.pop("before", None)
-        return [known] if before is None else [known, before]
+        try:
+            known = json.loads(record.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:  # no JSON, or not UTF-8
+            raise self._damaged(f"{type(error).__name__} in '{record}'") from error
+        before = known.pop("before", None) if isinstance(known, dict) else None
+        records = [known] if before is None else [known, before]
+        if wrong := [one for one in records if not _is_record(one)]:
+            raise self._damaged(f"'{record}' with {shown(wrong[0])}")
+        return records
+
+    def _damaged(self, found: str) -> ValueError:
+        return ValueError(
+            f"The backup in '{self._folder}' is damaged, or of another model. Delete this folder "
+            "to begin training anew; a .weights.h5 file in it that is whole can be loaded by "
+            f"`model.load_weights`. Received: {found}"
+        )
 
     def _restore(self, records: list[dict[str, Any]], epoch: int) -> None:
         model, states = self.model, _seed_states(self.model)
@@ -120,10 +134,13 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        model.load_weights(self._folder / _WEIGHTS.format(epoch))
-        for state, value in zip(states, known["seeds"], strict=True):
-            assign(state, np.array(value, dtype=state.dtype))
-        set_global_generators(known["generators"])
+        try:
+            model.load_weights(self._folder / _WEIGHTS.format(epoch))
+            for state, value in zip(states, known["seeds"], strict=True):
+                assign(state, np.array(value, dtype=state.dtype).reshape(state.shape))
+            set_global_generators(known["generators"])
+        except Exception as error:  # of HDF5, of the backends: any kind
+            raise self._damaged(f"epoch {epoch}, {type(error).__name__}: {error}") from error
         initial_epoch_is(model, epoch)
         self._saved = known
 
@@ -158,6 +175,23 @@ class BackupAndRestore(keras.callbacks.Callback):
         for path in self._folder.glob(_WEIGHTS.format(0).replace("000000", "*")):
             if path not in but:
                 path.unlink(missing_ok=True)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether this is what `on_epoch_end` writes for an epoch."""
+
+    def is_list_of(value: Any, is_one: Callable[[Any], bool]) -> bool:
+        return isinstance(value, list) and all(map(is_one, value))
+
+    if not isinstance(value, dict):
+        return False
+    epoch: Any = value.get("epoch")
+    return (
+        is_integer(epoch)
+        and 0 < epoch < 2**31
+        and is_list_of(value.get("seeds"), lambda state: is_list_of(state, is_integer))
+        and is_list_of(value.get("generators"), lambda state: isinstance(state, str))
+    )
 
 
 def _seed_states(model: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 """`load_litert`: a LiteRT file, opened with the interpreter's settings that it needs."""
 
 import gzip
+import hashlib
 import os
 import tempfile
 import threading
@@ -24,6 +25,8 @@ from keras_sparse_ortho.export._process import JobError, Worker, require
 
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CHUNK = 2**20
+# SHA-256 of the files that ran in a subprocess before, and need no second trial.
+_tried: set[bytes] = set()
 
 
 class LiteRTModel:
@@ -57,12 +60,18 @@ class LiteRTModel:
         tolerance = record.get("tolerance")
         self.tolerance = 0.1 if tolerance is None else float(tolerance)
         resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-        interpreter = Interpreter(
-            model_content=content,
-            num_threads=threads,
-            experimental_op_resolver_type=OpResolverType.AUTO if self.xnnpack else resolver,
-        )
-        self._runner = interpreter.get_signature_runner()
+        try:
+            interpreter = Interpreter(
+                model_content=content,
+                num_threads=threads,
+                experimental_op_resolver_type=OpResolverType.AUTO if self.xnnpack else resolver,
+            )
+            self._runner = interpreter.get_signature_runner()
+        except (RuntimeError, ValueError) as error:
+            raise LiteRTFileError(
+                "The file must run in ai-edge-litert's interpreter with the settings in its "
+                f"record. Received: xnnpack={self.xnnpack}; {error}"
+            ) from error
         found = self._runner.get_input_details()
         shapes = {name: tuple(details["shape"].tolist()) for name, details in found.items()}
         names = set(self._runner.get_output_details())
@@ -133,8 +142,11 @@ def load_litert(
     """Open a LiteRT file for prediction, with the settings that it needs.
 
     A file of `export_litert` holds its settings and its own SHA-256: if it is corrupted,
-    truncated or edited, it is refused before the interpreter, which it could crash, sees it. A
-    file of another tool is first tried in a subprocess, with and without XNNPACK.
+    truncated or edited, it is refused before any interpreter sees it. The interpreter itself
+    checks little, and a damaged or hostile graph can crash it or run forever. So every file runs
+    once in a subprocess before this process opens it: with the settings in its record, or with and
+    without XNNPACK for a file of another tool. That adds about 0.5 CPU seconds and one run of the
+    graph to the first time a process opens a file, and only a digest to the next times.
 
     Args:
         path: A `.tflite` file, or a compressed one: `.tflite.zst` or `.tflite.gz`.
@@ -143,7 +155,7 @@ def load_litert(
             for files of other tools). `None`: not checked.
         sample: Rows to compare on, nested like the model's inputs. Default: random rows.
         threads: Threads of the interpreter.
-        timeout: Seconds for the trial of a file of another tool.
+        timeout: Seconds for a trial of the file in a subprocess.
 
     Returns:
         A `LiteRTModel`, whose `predict(x)` runs any number of rows.
@@ -152,11 +164,13 @@ def load_litert(
         ImportError: if ai-edge-litert is missing.
         FileNotFoundError: if there is no such file.
         LiteRTFileError: if the file is corrupted, truncated, not a LiteRT file, crashes the
-            interpreter, or is not of `model`.
+            interpreter, does not run within `timeout` and half of the free memory, or is not of
+            `model`.
 
-    Limits: A file of another tool is tried on zeros only; it may still fail on other values. The
-    checksum detects accidents; it is not a signature. A file of ours to which another tool added
-    something counts as edited; open it with ai-edge-litert itself.
+    Limits: A file is tried on zeros only, and a graph can behave otherwise on other values: the
+    trial protects loading, not `predict`. The checksum detects accidents; it is not a signature. A
+    file of ours to which another tool added something counts as edited; open it with
+    ai-edge-litert itself.
 
     Example:
     >>> import keras, numpy as np, tempfile, pathlib
@@ -177,7 +191,10 @@ def load_litert(
     content = read_packed(Path(path))
     record = read_record(content, name)
     if record is None:
-        record = _inspect(content, name, timeout)
+        record = _inspect(content, name, timeout, (True, False))
+    elif (digest := hashlib.sha256(content).digest()) not in _tried:
+        _inspect(content, name, timeout, (record["xnnpack"],))
+        _tried.add(digest)
     opened = LiteRTModel(content, record, threads)
     if model is not None:
         _compare(opened, model, sample, name)
@@ -223,25 +240,27 @@ def _unpacked(path: Path) -> bytes:
     return bytes(content)
 
 
-def _inspect(content: bytes, path: str, timeout: float) -> dict[str, Any]:
-    """The settings and signature of a file of another tool; LiteRTFileError if it does not run."""
+def _inspect(
+    content: bytes, path: str, timeout: float, settings: tuple[bool, ...]
+) -> dict[str, Any]:
+    """The first of some settings of XNNPACK with which a file runs, and its signature."""
     reasons = []
     with tempfile.TemporaryDirectory() as folder, Worker() as worker:
-        file = Path(folder) / "foreign.tflite"
+        file = Path(folder) / "tried.tflite"
         file.write_bytes(content)
-        for xnnpack in (True, False):
+        for xnnpack in settings:
             try:
                 record: dict[str, Any] = worker.run(
                     "inspect", timeout, file=str(file), xnnpack=xnnpack
                 )
             except JobError as error:
-                reasons.append(str(error))
+                reasons.append(f"{'with XNNPACK' if xnnpack else 'without'}: {error}")
             else:
                 return record
     raise LiteRTFileError(
         "The file must run in ai-edge-litert's interpreter, which was tried in a subprocess: it "
         "is corrupted, truncated, or not a LiteRT file with a signature. Received: "
-        f"{path!r}; with XNNPACK: {reasons[0]}; without: {reasons[1]}"
+        f"{path!r}; {'; '.join(reasons)}"
     )
 
 

@@ -106,6 +106,7 @@ def run(
 
 def inspect(file: str, xnnpack: bool) -> dict[str, Any]:
     """Check that all buffers end within the file, run it once on zeros, and read its signature."""
+    _limit_memory()
     import numpy as np
     from ai_edge_litert import schema_py_generated as schema
 
@@ -251,6 +252,20 @@ def _warm_interpreter(
     for _ in range(3):
         interpreter.invoke()
     return interpreter
+
+
+def _limit_memory() -> None:
+    """Let what takes more than half of the free memory fail; only on Linux."""
+    try:
+        import resource
+
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (free,) = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + 512 * int(free), most))
+    except (ImportError, OSError, ValueError):
+        return
 
 
 def _memory(reset: bool = False) -> int | None:

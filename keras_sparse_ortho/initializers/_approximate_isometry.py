@@ -6,7 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._checks import check_density, check_number
+from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
@@ -82,7 +83,7 @@ class ApproximateIsometry(SparseInitializer):
     ) -> None:
         super().__init__(seed, layout)
         if isinstance(mask, dict):
-            mask = keras.saving.deserialize_keras_object(mask)
+            mask = restored(mask)
         if mask is not None:
             mask = np.array(mask)
             if mask.dtype != bool or not mask.any():
@@ -97,15 +98,15 @@ class ApproximateIsometry(SparseInitializer):
                 )
         else:
             density = check_density(density)
-        if not gain > 0:
+        self.gain = check_number("gain", gain)
+        if self.gain <= 0:
             raise ValueError(f"`gain` must be positive. Received: {gain=}")
-        check_stops(max_iterations, tolerance, min_decrease)
+        self.tolerance = check_number("tolerance", tolerance)
+        self.min_decrease = check_number("min_decrease", min_decrease)
+        check_stops(max_iterations, self.tolerance, self.min_decrease)
         self.density = density
-        self.gain = float(gain)
         self.mask = mask
         self.max_iterations = int(max_iterations)
-        self.tolerance = float(tolerance)
-        self.min_decrease = float(min_decrease)
         self.verbose = verbose
 
     def sample(

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho._checks import check_density, check_number, explains_density
+from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
@@ -127,13 +128,13 @@ class ExactOrthogonal(SparseInitializer):
         self.density = None if density is None else check_density(density)
         if isinstance(gain, str) and gain != "auto":
             raise ValueError(f'`gain` must be a number or "auto". Received: gain={gain!r}')
-        self.gain = gain if isinstance(gain, str) else float(gain)
+        self.gain = gain if isinstance(gain, str) else check_number("gain", gain)
         if isinstance(angles, dict):
-            angles = keras.saving.deserialize_keras_object(angles)
+            angles = restored(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles
         self.rotations = None if rotations is None else [(i, j, angle) for i, j, angle in rotations]
         if isinstance(structure, dict):
-            structure = keras.saving.deserialize_keras_object(structure)
+            structure = restored(structure)
         if structure is not None and not isinstance(structure, Structure):
             raise ValueError(
                 "`structure` must be a Block, NByM, ConstantFan or None. "

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._checks import check_integer, check_number
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
@@ -72,7 +72,7 @@ class RamanujanOrthogonal(SparseInitializer):
     ) -> None:
         super().__init__(seed, layout)
         self.degree = check_integer("degree", degree)
-        self.gain = float(gain)
+        self.gain = check_number("gain", gain)
         self.relu = bool(relu)
 
     def sample(

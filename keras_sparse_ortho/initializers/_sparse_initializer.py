@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from keras_sparse_ortho._checks import check_seed
+from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal import KernelLayout, RegularBlocks
 
@@ -58,7 +59,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
         if isinstance(layout, dict) and "class_name" in layout:
-            layout = keras.saving.deserialize_keras_object(layout)
+            layout = restored(layout)
         elif isinstance(layout, dict):
             layout = KernelLayout(**layout)
         if not (layout is None or isinstance(layout, KernelLayout) or callable(layout)):

@@ -72,8 +72,7 @@ class BlockSparseConv(BlockSparseLayer):
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Draws blocks and makes the weights."""
-        channels = input_shape[self._channel_axis]
-        assert channels is not None
+        channels = self._features(input_shape, self._channel_axis)
         self.compute_output_shape(input_shape)  # refuses a window that does not fit
         shape = (*self.kernel_size, channels, self.filters)
         bias = (self.filters,) if self.use_bias else None

@@ -91,8 +91,7 @@ class BlockSparseDense(BlockSparseLayer):
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Draws blocks and makes the weights."""
-        inputs = input_shape[-1]
-        assert inputs is not None
+        inputs = self._features(input_shape, -1)
         bias = (self.units,) if self.use_bias else None
         self._add_kernel((inputs, self.units), KernelLayout.dense(), bias)
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: inputs})

@@ -7,13 +7,20 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_seed
-from keras_sparse_ortho._keras_internals import Axes, create_along
+from keras_sparse_ortho._checks import check_density, check_number, check_seed, is_integer, told
+from keras_sparse_ortho._keras_internals import (
+    Axes,
+    Read,
+    check_assignments,
+    check_given,
+    create_along,
+)
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
 from keras_sparse_ortho.kernels import KernelLayout, Storage
 from keras_sparse_ortho.layers._blocks import (
+    LARGEST,
     BlockAxes,
     BlockGrid,
     BlockOperands,
@@ -94,7 +101,7 @@ class BlockSparseLayer(keras.layers.Layer):
         self._wanted = None if density is None else check_density(density)
         self.block = check_block(block)
         self._given = None if inputs_of is None else np.asarray(inputs_of)
-        self.gain = float(gain)
+        self.gain = check_number("gain", gain)
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
         self.kernel_initializer = _restored(kernel_initializer, self._given is not None)
@@ -116,7 +123,12 @@ class BlockSparseLayer(keras.layers.Layer):
         """Makes the variables for a kernel of the namesake's shape, and a bias."""
         *taps, inputs, outputs = layout.canonical_shape(shape)[2:]
         try:
-            self._grid = self._fitting_grid(inputs, outputs, tuple(taps))
+            grid = self._fitting_grid(inputs, outputs, tuple(taps))
+            if grid.live > LARGEST:
+                raise LayoutError(
+                    f"A kernel has at most {LARGEST} live entries. Received: {grid.live}"
+                )
+            self._grid = grid
         except ValueError as error:
             raise type(error)(f"The layer '{self.name}': {error}") from None
         self._kernel_shape, self._layout = shape, layout
@@ -137,6 +149,8 @@ class BlockSparseLayer(keras.layers.Layer):
         self.inputs_of = self._add_indices("inputs_of", pattern, axes.inputs_of)
         slots = slots_of(pattern, self._grid.in_blocks)
         self.slots_of = self._add_indices("slots_of", slots, axes.slots_of)
+        check_assignments(self.inputs_of, self._check_inputs)
+        check_assignments(self.slots_of, self._check_slots)
         if self.kernel_initializer == _EXACT_ORTHOGONAL and not are_weights_set_later():
             self._drawn_digest = digest(_as_stored(values, self.variable_dtype))
         if bias_shape is not None:
@@ -147,6 +161,18 @@ class BlockSparseLayer(keras.layers.Layer):
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
+
+    def _features(self, input_shape: Any, axis: int) -> int:
+        """The size of an axis of the inputs, which the kernel has to know."""
+        known = isinstance(input_shape, list | tuple)
+        sizes: dict[int, Any] = dict(enumerate(input_shape)) if known else {}
+        size: Any = sizes.get(axis % max(len(sizes), 1) if axis < 0 else axis)
+        if not is_integer(size) or size < 1:
+            raise LayoutError(
+                f"The layer '{self.name}' needs inputs with a known size of axis {axis}. "
+                f"Received: input_shape={told(input_shape)}"
+            )
+        return int(size)
 
     def _fitting_grid(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> BlockGrid:
         if self._given is None:
@@ -295,9 +321,49 @@ class BlockSparseLayer(keras.layers.Layer):
             ValueError: A file with other variables, or with indices that are out of range, doubled
                 or not regular both ways.
         """
-        _check_stored(self, store)
+        wanted = {variable.name: tuple(variable.shape) for variable in self.weights}
+        found = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
+        if found != wanted:
+            raise ValueError(
+                f"The file does not fit the layer '{self.name}', which has {wanted}. "
+                f"Received: {found}"
+            )
+        check_given(self.weights, [store[variable.name] for variable in self.weights])
         for variable in self.weights:
             assign(variable, store[variable.name])
+
+    def set_weights(self, weights: list[Any]) -> None:
+        """The reverse of `get_weights`.
+
+        Raises:
+            ValueError: As `load_own_variables`; nothing is set then.
+        """
+        check_given(self.weights, weights)
+        super().set_weights(weights)
+
+    def _check_inputs(self, given: Read) -> None:
+        """Raises unless input blocks, from a file or an argument, are a regular pattern."""
+        try:
+            self.grid.check_pattern(given(self.inputs_of))
+        except ValueError as error:
+            raise ValueError(
+                f"What is loaded into or set in the layer '{self.name}' is damaged, or of another "
+                f"model: {error}"
+            ) from None
+
+    def _check_slots(self, given: Read) -> None:
+        """The same for the second list of the places, once the first is right."""
+        slots = given(self.slots_of)
+        wanted = slots_of(given(self.inputs_of), self.grid.in_blocks)
+        if not np.array_equal(slots, wanted):
+            lines = enumerate(zip(slots, wanted, strict=False))
+            at = next((k for k, (one, other) in lines if not np.array_equal(one, other)), None)
+            found = f"shape {slots.shape}" if at is None else f"slots_of[{at}] = {slots[at]}"
+            raise ValueError(
+                f"What is loaded into or set in the layer '{self.name}' is damaged, or of another "
+                "model: `slots_of` must list where `inputs_of` names each input block. "
+                f"Received: other slots, {found}"
+            )
 
     # --- the namesake ----------------------------------------------------------------------------
 
@@ -479,23 +545,3 @@ def _as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
     """Values as `to_numpy` reads them back from a variable of a dtype."""
     stored = values.astype(numpy_dtype(dtype))
     return stored.astype(np.float32) if dtype == "bfloat16" else stored
-
-
-def _check_stored(layer: Any, store: Any) -> None:
-    """Raises ValueError unless a file holds the variables of a layer, and possible places."""
-    wanted = {variable.name: tuple(variable.shape) for variable in layer.weights}
-    found = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
-    if found != wanted:
-        raise ValueError(
-            f"The file does not fit the layer '{layer.name}', which has {wanted}. Received: {found}"
-        )
-    try:
-        pattern = layer.grid.check_pattern(np.array(store["inputs_of"]))
-        slots = slots_of(pattern, layer.grid.in_blocks)
-        if not np.array_equal(slots, np.array(store["slots_of"])):
-            raise ValueError(
-                "`slots_of` must list where `inputs_of` names each input block. "
-                "Received: other slots"
-            )
-    except ValueError as error:
-        raise ValueError(f"The file is damaged at the layer '{layer.name}': {error}") from None

@@ -26,6 +26,8 @@ ops = keras.ops
 
 # A density is met as well as the grid allows, if that is not off by more than this part of it.
 _FURTHEST = 0.25
+# Sides, and live entries, are numbered by int32.
+LARGEST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +87,11 @@ class BlockGrid:
         return dataclasses.replace(dense, fan_in=fan_in)
 
     def check_sides(self) -> None:
-        """Refuses sides that the block does not divide."""
+        """Refuses sides that the block does not divide, and those that no memory could hold."""
+        if max(self.inputs, self.outputs, *self.taps) > LARGEST:
+            raise LayoutError(
+                f"Each side of a kernel has at most {LARGEST} entries. Received: {self.shape}"
+            )
         _blocks("inputs", self.inputs, self.rows)
         _blocks("outputs", self.outputs, self.cols)
 

@@ -14,7 +14,9 @@ from keras_sparse_ortho._keras_internals import (
     WrapperBuiltByCalls,
     adopt_call_interface,
     along_kernel,
+    check_given,
     create_along,
+    restored,
     stand_in_name_scope,
 )
 from keras_sparse_ortho._values import to_numpy
@@ -31,7 +33,11 @@ from keras_sparse_ortho.kernels import (
 from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._shown_layer import ShownLayer
-from keras_sparse_ortho.layers._wrappable import refuse_dense_updates, refuse_unwrappable
+from keras_sparse_ortho.layers._wrappable import (
+    refuse_dense_updates,
+    refuse_unwrappable,
+    variable_dtype,
+)
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
 
 
@@ -168,7 +174,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         named = isinstance(parametrization, Mapping)
         refuse_unwrappable(layer, around_others=named)
         # The inner layer casts its own inputs and weights; parametrizations see full precision.
-        kwargs.setdefault("dtype", layer.variable_dtype)
+        kwargs.setdefault("dtype", variable_dtype(layer))
         kwargs.setdefault("trainable", layer.trainable)
         super().__init__(layer, name=name or layer.name, autocast=False, **kwargs)
         adopt_call_interface(self, layer)
@@ -303,8 +309,14 @@ class PrunableLayer(WrapperBuiltByCalls):
         return [to_numpy(variable) for variable in self._in_order_of_layer()]
 
     def set_weights(self, weights: list[Any]) -> None:
-        """The reverse of `get_weights`."""
+        """The reverse of `get_weights`.
+
+        Raises:
+            ValueError: Arrays of other shapes, or indices that are not those of a kernel; nothing
+                is set then.
+        """
         known = self._in_order_of_layer()
+        check_given(known, weights)
         given = {id(variable): value for variable, value in zip(known, weights, strict=False)}
         more = weights[len(given) :]  # refused by Keras, as too few are
         super().set_weights([*(given[id(v)] for v in self.weights if id(v) in given), *more])
@@ -393,7 +405,7 @@ def _restored(
     """The arguments of a wrapper from its configuration, and the names in its layer."""
 
     def restore(value: Any) -> Any:
-        return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+        return restored(value, custom_objects)
 
     given = dict(config)
     names = given.pop("layer_names", [])

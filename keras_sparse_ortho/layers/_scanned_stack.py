@@ -1,7 +1,9 @@
 """`ScannedStack`: many equal layers one after the other, of which one is traced."""
 
 import dataclasses
+import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,8 +12,16 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import scan
-from keras_sparse_ortho._checks import is_integer
-from keras_sparse_ortho._keras_internals import sublayers
+from keras_sparse_ortho._checks import check_config, is_integer, told
+from keras_sparse_ortho._keras_internals import (
+    Read,
+    check_assignments,
+    check_given,
+    check_of,
+    check_stored,
+    restored,
+    sublayers,
+)
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
@@ -25,9 +35,12 @@ from keras_sparse_ortho.kernels import (
     walk,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import constant
+from keras_sparse_ortho.layers._blocks import LARGEST
+from keras_sparse_ortho.layers._wrappable import variable_dtype
 
 ops = keras.ops
 _LONGEST = 100  # layers in a row, of a model that is unrolled
+_DEEPEST = 1_000_000
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -52,8 +65,8 @@ class ScannedStack(keras.layers.Layer):
         **kwargs: As for `keras.layers.Layer`.
 
     Raises:
-        ValueError: A `depth` under 1, a layer that is built already, or whose output has another
-            shape than its input.
+        ValueError: A `depth` under 1 or over a million, a layer that is built already, or whose
+            output has another shape than its input.
         NotPrunableError: A layer that holds a `PrunableLayer`: the stack is wrapped, not its layer.
 
     Limits: masks of padded sequences and initial states are not passed on. On torch the loop is a
@@ -71,7 +84,7 @@ class ScannedStack(keras.layers.Layer):
     def __init__(self, layer: keras.layers.Layer, depth: int, **kwargs: Any) -> None:
         _check(layer, depth)
         # The layer casts its own inputs and weights.
-        kwargs.setdefault("dtype", layer.variable_dtype)
+        kwargs.setdefault("dtype", variable_dtype(layer))
         super().__init__(autocast=False, **kwargs)
         self.depth = int(depth)
         self._inside = LayersInStack(layer, self.depth)
@@ -97,6 +110,9 @@ class ScannedStack(keras.layers.Layer):
                 constraint=self._inside.constraint(variable),
             )
             self._inside.add(variable, weight)
+            if (check := check_of(variable)) is not None:
+                each = functools.partial(self._inside.check_each, check)
+                check_assignments(weight, each)
             if not hasattr(type(self), name):
                 setattr(self, name, weight)
 
@@ -159,6 +175,16 @@ class ScannedStack(keras.layers.Layer):
             if weight.storage is not None
         }
 
+    def load_own_variables(self, store: Any) -> None:
+        """As every layer does; where live blocks stand is checked before anything is changed."""
+        check_stored(self, store)
+        super().load_own_variables(store)
+
+    def set_weights(self, weights: list[Any]) -> None:
+        """As every layer does, with the same check."""
+        check_given(self.weights, weights)
+        super().set_weights(weights)
+
     def get_config(self) -> dict[str, Any]:
         """The layer and the depth."""
         return {**super().get_config(), "layer": unbuilt_config(self.layer), "depth": self.depth}
@@ -168,7 +194,8 @@ class ScannedStack(keras.layers.Layer):
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "ScannedStack":
         """The reverse of `get_config`."""
-        layer = keras.saving.deserialize_keras_object(config["layer"], custom_objects)
+        check_config(cls.__name__, config, "layer", "depth")
+        layer = restored(config["layer"], custom_objects)
         return cls(**{**config, "layer": layer})
 
 
@@ -182,8 +209,10 @@ def _stack(stack: ScannedStack) -> dict[str, KernelLayout | None]:
 
 
 def _check(layer: Any, depth: Any) -> None:
-    if not is_integer(depth) or depth < 1:
-        raise ValueError(f"`depth` must be an integer of at least 1. Received: depth={depth!r}")
+    if not is_integer(depth) or not 1 <= depth <= _DEEPEST:
+        raise ValueError(
+            f"`depth` must be an integer from 1 to {_DEEPEST}. Received: depth={told(depth)}"
+        )
     if not isinstance(layer, keras.layers.Layer):
         raise ValueError(
             f"A ScannedStack repeats a Keras layer. Received: layer of type {type(layer).__name__}"
@@ -265,6 +294,12 @@ class LayersInStack:
     ) -> Iterator[tuple[str, Any, np.ndarray]]:
         """Builds the layer; its variables, with names and initial values for all layers, or 0."""
         self.layer.build(input_shape)
+        entries = self.depth * max((math.prod(v.shape) for v in _variables(self.layer)), default=0)
+        if entries > LARGEST:
+            raise ValueError(
+                f"Each weight of a ScannedStack has at most {LARGEST} entries. "
+                f"Received: depth={self.depth}, for {entries} entries"
+            )
         first = self._built(0, input_shape)
         _name_steadily(self.layer, first)
         names = _names(self.layer)
@@ -306,6 +341,11 @@ class LayersInStack:
         """The constraint of a variable, for each layer by itself."""
         own = variable.constraint
         return None if own is None else lambda stacked: ops.vectorized_map(own, stacked)
+
+    def check_each(self, check: Callable[[Read], None], given: Read) -> None:
+        """Runs the check of a variable of the layer on what each layer in the stack gets."""
+        for k in range(self.depth):
+            check(lambda own, k=k: given(self.stacked_like(own))[k])  # type: ignore[misc]
 
     def stacked_like(self, variable: Any) -> Any:
         """The variable of the stack that holds one of the layer."""

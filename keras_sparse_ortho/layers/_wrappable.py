@@ -63,3 +63,14 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
             vars(layer).pop(name, None)
 
     return undo
+
+
+def variable_dtype(layer: Any) -> str:
+    """The dtype of a layer's variables; ValueError where a file has named no dtype."""
+    policy = getattr(layer, "dtype_policy", None)
+    if not isinstance(policy, keras.dtype_policies.DTypePolicy):
+        raise ValueError(
+            f"The layer '{layer.name}' must have a dtype policy of Keras. Received: dtype={policy}"
+        )
+    dtype: str = layer.variable_dtype
+    return dtype

@@ -6,12 +6,14 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import check_config, told
 from keras_sparse_ortho._keras_internals import (
     become,
     body_of,
     is_built_in_calls,
     is_graph,
     maybe_build,
+    restored,
     sublayers,
 )
 from keras_sparse_ortho.kernels import is_sparse_layer, walk
@@ -117,14 +119,22 @@ class SavedWithLayers:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """The reverse of `get_config`."""
+        """The reverse of `get_config`.
+
+        Raises:
+            ValueError: What is no such configuration.
+        """
+        _check_saved(config)
         inside = _making_plain.set(True)
         try:
-            layer = keras.saving.deserialize_keras_object(
-                config["model"], custom_objects=custom_objects
-            )
+            layer = restored(config["model"], custom_objects)
         finally:
             _making_plain.reset(inside)
+        if not isinstance(layer, keras.layers.Layer):
+            raise ValueError(
+                "The configuration of a layer with others inside must name its class. "
+                f"Received: model={told(config['model'])}"
+            )
         if isinstance(layer, keras.Sequential) and not layer.built and config.get("build_config"):
             layer.build_from_config(config["build_config"])  # without an Input
         if is_graph_of_class(layer):
@@ -156,6 +166,21 @@ class SavedWithLayers:
         super()._maybe_build(call_spec)  # type: ignore[misc]
 
 
+def _check_saved(config: Any) -> None:
+    check_config("layer with others inside", config, "model", "names", "layers")
+    names, layers = config["names"], config["layers"]
+    if not (
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and isinstance(layers, dict)
+        and all(isinstance(described, dict) for described in layers.values())
+    ):
+        raise ValueError(
+            "The configuration of a layer with others inside holds a list of `names`, and a dict "
+            f"of `layers` by path. Received: names={told(names)}, layers={told(layers)}"
+        )
+
+
 def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
     """A layer or model whose inner layers get names, and become those of a configuration."""
     names = config["names"]
@@ -177,7 +202,7 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
         if described is None or is_sparse_layer(layer):
             continue
         if "class_name" in described:
-            new = keras.saving.deserialize_keras_object(described, custom_objects=custom_objects)
+            new = restored(described, custom_objects)
         else:
             given = {**described, "layer": body_of(layer)}
             new = PrunableLayer.from_config(given, custom_objects)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from keras_sparse_ortho._checks import check_number
+
 AngleLaw = float | tuple[float, float] | Callable[[np.random.Generator, int], np.ndarray] | None
 """`None` (uniform), one angle, a `(low, high)` range, or `law(rng, count) -> angles` [radians]."""
 
@@ -111,7 +113,7 @@ def cos_sin(
         low, high = angles
         theta = low + (high - low) * rng.random(count)
     else:
-        theta = np.full(count, float(angles))
+        theta = np.full(count, check_number("angles", angles))
     return np.cos(theta), np.sin(theta)
 
 

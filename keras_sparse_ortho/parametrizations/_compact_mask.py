@@ -10,7 +10,9 @@ import numpy as np
 
 from keras_sparse_ortho._backend import scatter_sorted
 from keras_sparse_ortho._keras_internals import (
+    Read,
     StandIns,
+    check_assignments,
     in_stateless_scope,
     saves_by_itself,
     value_in_scope,
@@ -132,7 +134,8 @@ class CompactMask(FixedMask):
         values.constraint = variable.constraint
         self.values, self.indices, self._stand_ins = values, indices, stand_ins
         self._weight = dataclasses.replace(self.weight, variable=values)
-        stand_ins.put(values, indices, check=self._check_loaded)
+        stand_ins.put(values, indices)
+        check_assignments(indices, self._check_given)
 
     def effective(self, value: Any, after: Any = None) -> Any:
         """The dense kernel for the live values, which XLA makes once `after` is there."""
@@ -301,9 +304,9 @@ class CompactMask(FixedMask):
         flat[indices] = values
         return flat.reshape(self.weight.shape)
 
-    def _check_loaded(self, stored: Callable[[Any], np.ndarray]) -> None:
-        """Raises unless indices and values of a file are those of the kernel."""
-        indices, values = stored(self.indices), stored(self.values)
+    def _check_given(self, given: Read) -> None:
+        """Raises unless indices and values, from a file or an argument, are those of the kernel."""
+        indices, values = given(self.indices), given(self.values)
         wrong = None
         if indices.shape != (self.live,) or values.shape != (self.live,):
             wrong = f"indices of shape {indices.shape}, values of shape {values.shape}"
@@ -316,9 +319,9 @@ class CompactMask(FixedMask):
             wrong = f"{indices[at]} and then {indices[at + 1]}, at {at}"
         if wrong is not None:
             raise ValueError(
-                f"The stored indices of '{self.weight.path}' must be {self.live} integers in "
-                f"[0, {self.weight.size}), strictly increasing; the file is damaged, or of another "
-                f"model. Received: {wrong}"
+                f"The compact indices of '{self.weight.path}' must be {self.live} integers in "
+                f"[0, {self.weight.size}), strictly increasing; what is loaded or set is damaged, "
+                f"or of another model. Received: {wrong}"
             )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import check_config, check_number
+from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
@@ -38,8 +40,8 @@ class ThresholdFunction:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ThresholdFunction":
         """The reverse of `get_config`."""
-        restore = keras.saving.deserialize_keras_object
-        return cls(restore(config["forward"]), restore(config["inverse"]))
+        check_config(cls.__name__, config, "forward", "inverse")
+        return cls(restored(config["forward"]), restored(config["inverse"]))
 
 
 def _logit(magnitude: np.ndarray) -> np.ndarray:
@@ -155,16 +157,14 @@ class LearntThreshold(Parametrization):
 
     def __init__(self, g: str | ThresholdFunction, s_init: float, weight_decay: float) -> None:
         if isinstance(g, dict):  # from a configuration
-            g = keras.saving.deserialize_keras_object(g)
-        if not np.isfinite(s_init):
-            raise ValueError(f"`s_init` must be finite. Received: s_init={s_init!r}")
-        if not weight_decay >= 0:
+            g = restored(g)
+        self.g = g
+        self.s_init = check_number("s_init", s_init)
+        self.weight_decay = check_number("weight_decay", weight_decay)
+        if self.weight_decay < 0:
             raise ValueError(
                 f"`weight_decay` must not be negative. Received: weight_decay={weight_decay!r}"
             )
-        self.g = g
-        self.s_init = float(s_init)
-        self.weight_decay = float(weight_decay)
         self._function = threshold_function(g)
         self.s: Any = None
         self.offset: Any = None

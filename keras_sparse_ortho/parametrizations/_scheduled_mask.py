@@ -8,11 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import check_config
 from keras_sparse_ortho._keras_internals import (
     after_epochs,
     applied_batches,
     level_of_user,
     model_in_fit,
+    restored,
 )
 from keras_sparse_ortho._ranking import largest_magnitudes, number_of, ranks_on_device
 from keras_sparse_ortho._values import assign, placed, to_numpy
@@ -119,7 +121,8 @@ class ScheduledMask(Masked):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
         """The reverse of `get_config`."""
-        schedule = keras.saving.deserialize_keras_object(config["schedule"])
+        check_config(cls.__name__, config, "schedule")
+        schedule = restored(config["schedule"])
         if not isinstance(schedule, Schedule):  # a file could name any callable
             raise ValueError(
                 f"The configuration of a {cls.__name__} holds a Schedule. "

@@ -12,6 +12,7 @@ from keras_sparse_ortho._checks import (
     check_density,
     check_integer,
     check_moment,
+    check_number,
     explains_density,
 )
 
@@ -275,10 +276,10 @@ class Polynomial(Schedule):
                 "`end_step` must come after `begin_step`. "
                 f"Received: begin_step={begin_step!r}, end_step={end_step!r}"
             )
-        if not power > 0:
+        self.power = check_number("power", power)
+        if self.power <= 0:
             raise ValueError(f"`power` must be positive. Received: power={power!r}")
         self.initial_density = check_density(initial_density)
-        self.power = float(power)
 
     def density(self, step: int) -> float:
         """The formula above; 1 before `begin_step`."""

@@ -184,3 +184,49 @@ def test_processes_go_on_from_the_last_epoch_that_all_have(tmp_path, monkeypatch
     record.write_text(json.dumps(json.loads(record.read_text()) | {"before": None}))
     with pytest.raises(ValueError, match=r"another process has only 1. Received: .* with \[2\]"):
         begun(1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[" * 100_000,
+        lambda text: "\udcff",
+        lambda text: "[]",
+        lambda text: json.dumps({**json.loads(text), "epoch": "../../1"}),
+        lambda text: json.dumps({**json.loads(text), "epoch": -1}),
+        lambda text: json.dumps({**json.loads(text), "epoch": 7}),
+        lambda text: json.dumps({**json.loads(text), "before": {}}),
+        lambda text: json.dumps({**json.loads(text), "seeds": {"a": 1}}),
+        lambda text: json.dumps({**json.loads(text), "seeds": [[0.5, 1]]}),
+        lambda text: json.dumps({**json.loads(text), "seeds": [[1, 2, 3]]}),
+        lambda text: json.dumps({**json.loads(text), "seeds": [[2**200, 0]]}),
+        lambda text: json.dumps({**json.loads(text), "generators": [1]}),
+        lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "generators"}),
+    ],
+)
+@pytest.mark.core
+def test_a_damaged_backup_is_told_with_the_remedy(change, tmp_path):
+    model = keras.Sequential([keras.Input((2,)), L.Dropout(0.5), L.Dense(2)])
+    model.compile("sgd", "mse")
+    backup = BackupAndRestore(tmp_path)
+    backup.set_model(model)
+    backup.on_epoch_end(0)
+    record = tmp_path / "latest.json"
+    record.write_bytes(change(record.read_text()).encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"(?s)is damaged.*Delete this folder.*Received: "):
+        backup.on_train_begin()
+
+
+@pytest.mark.core
+def test_damaged_weights_of_a_backup_are_told_with_the_remedy(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), L.Dense(2)])
+    model.compile("sgd", "mse")
+    backup = BackupAndRestore(tmp_path)
+    backup.set_model(model)
+    backup.on_epoch_end(0)
+    weights = tmp_path / "epoch_000001.weights.h5"
+    weights.write_bytes(weights.read_bytes()[:500])
+    with pytest.raises(ValueError, match=r"(?s)is damaged.*Delete this folder.*epoch 1, "):
+        backup.on_train_begin()

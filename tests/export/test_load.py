@@ -4,6 +4,8 @@ import concurrent.futures
 import gzip
 import hashlib
 import json
+import pathlib
+import subprocess
 import sys
 import tracemalloc
 
@@ -16,6 +18,7 @@ from keras_sparse_ortho.export import LiteRTFileError, _load_litert, load_litert
 from keras_sparse_ortho.export._litert_file import attach, read_record, seal
 from keras_sparse_ortho.export._sparse_encoding import BLOCK_1X4, encode
 from tests.export.conftest import block_model
+from tests.faults import graphs
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -307,6 +310,47 @@ def test_foreign_file_that_xnnpack_would_crash_on(all_routes, monkeypatch, tmp_p
     file = load_litert(path)
     assert not file.xnnpack
     np.testing.assert_allclose(file.predict(all_routes[1]), all_routes[2], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [graphs.with_tensors([7], [1]), graphs.with_tensors([0], [2**31 - 1]), graphs.forever()],
+    ids=["reads no tensor", "writes no tensor", "never ends"],
+)
+def test_resealed_graphs_are_tried_first(content, tmp_path):
+    """What has a record and the right digest can come from anybody."""
+    path = tmp_path / "m.tflite"
+    path.write_bytes(graphs.sealed(content))
+    with pytest.raises(LiteRTFileError, match=r"tried in a subprocess.*without: "):
+        load_litert(path, timeout=3 if content == graphs.forever() else 60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is free")
+def test_a_graph_takes_half_of_the_free_memory_at_most():
+    """What would take all of it would end other processes with its own."""
+    from keras_sparse_ortho.export import _worker
+
+    code = (
+        f"import resource, runpy; work = runpy.run_path({_worker.__file__!r}); "
+        "work['_limit_memory'](); print(resource.getrlimit(resource.RLIMIT_AS)[0])"
+    )
+    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=True)
+    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    (total,) = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemTotal")]
+    assert 2**20 < int(found.stdout) < 0.6 * total
+
+
+def test_a_file_is_tried_once(tmp_path, monkeypatch):
+    from keras_sparse_ortho.export._process import Worker
+
+    path = tmp_path / "m.tflite"
+    path.write_bytes(graphs.sealed(graphs.absolute(name="once"), ONCE))
+    load_litert(path)
+    monkeypatch.setattr(Worker, "run", lambda *_, **__: pytest.fail("tried again"))
+    np.testing.assert_array_equal(load_litert(path).predict(np.full((3, 4), -2.0)), 2.0)
+
+
+ONCE = graphs.RECORD | {"outputs": [{"name": "once", "shape": [1, 4]}]}
 
 
 def test_exported_again_has_one_record(content):

@@ -1,4 +1,5 @@
-"""The fault suite (`make test-faults`): kills, full disks, damaged files, threads and memory.
+"""The fault suite (`make test-faults`): kills, disks, damaged and crafted files, memory.
 
 Not collected by pytest: it runs real processes, for up to an hour. `python -m tests.faults --help`.
+`tests/test_hostile_files.py` runs a sample of the crafted files.
 """

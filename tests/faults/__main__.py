@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PARTS = ("fits", "kills", "disks", "files", "memory")
+PARTS = ("fits", "kills", "disks", "files", "hostile", "memory")
 HEADS = ("part", "runs", "wrong", "lost", "hangs", "crashes", "foreign errors", "seconds", "")
 
 
@@ -23,7 +23,7 @@ def one(part: str, folder: Path, seed: int, share: float) -> list[dict]:
     import warnings
 
     warnings.simplefilter("ignore")
-    from tests.faults import disks, files, kills, memory
+    from tests.faults import disks, files, hostile, kills, memory
 
     rng = random.Random(seed)
     work = {
@@ -31,6 +31,7 @@ def one(part: str, folder: Path, seed: int, share: float) -> list[dict]:
         "kills": lambda: kills.run(folder, rng, share),
         "disks": lambda: disks.run(folder, share),
         "files": lambda: files.run(folder, rng, share),
+        "hostile": lambda: hostile.run(folder, rng, share),
         "memory": lambda: memory.run(folder, share),
     }
     return [dataclasses.asdict(count) for count in work[part]()]

@@ -308,7 +308,8 @@ def test_damaged_indices_are_refused_before_the_layer_changes(fault, tmp_path):
     weight = kso.prunable_weights(model)[1]
     before = model.get_weights()
     good = array(weight.parametrization.indices)
-    weight.parametrization.indices.assign(damaged(good, fault))
+    # A tensor: arrays are checked.
+    weight.parametrization.indices.assign(keras.ops.convert_to_tensor(damaged(good, fault)))
     weight.parametrization.values.assign(np.ones(weight.live))
     model.save_weights(tmp_path / "damaged.weights.h5")
     model.set_weights(before)

@@ -1,0 +1,124 @@
+"""Configurations that no `get_config` has written: refused by name, whatever they hold."""
+
+import keras
+import pytest
+
+from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.initializers import ApproximateIsometry, ExactOrthogonal
+from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, ScannedStack
+from keras_sparse_ortho.parametrizations import (
+    MagnitudeMask,
+    SoftThreshold,
+    StraightThroughTopK,
+    ThresholdFunction,
+)
+from keras_sparse_ortho.schedules import Constant, Polynomial
+
+pytestmark = pytest.mark.core
+LONG = 10**5000  # which Python does not print
+# Keras restores neither of these, with errors of other kinds.
+NOT_RESTORED = [
+    {"class_name": "__slice__", "config": {"value": [1, 2, 3]}},
+    {**keras.saving.serialize_keras_object(Constant(0.5)), "build_config": {"input_shape": [1]}},
+]
+
+
+def deep():
+    value = 1
+    for _ in range(5000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("kind", [MagnitudeMask, StraightThroughTopK])
+@pytest.mark.parametrize("config", [{}, [], None, {"schedules": 1}])
+def test_a_scheduled_mask_without_schedule(kind, config):
+    with pytest.raises(ValueError, match=r"holds `schedule`.*Received: "):
+        kind.from_config(config)
+
+
+@pytest.mark.parametrize("config", NOT_RESTORED)
+def test_parts_that_keras_does_not_restore(config):
+    with pytest.raises(ValueError, match=r"cannot be restored.*Received: "):
+        MagnitudeMask.from_config({"schedule": config})
+    with pytest.raises(ValueError, match=r"cannot be restored.*Received: "):
+        ExactOrthogonal(0.5, structure=config)
+
+
+@pytest.mark.parametrize(("kind", "key"), [(ThresholdFunction, "forward"), (ScannedStack, "depth")])
+def test_other_configurations_without_a_key(kind, key):
+    with pytest.raises(ValueError, match=rf"holds .*`{key}`.*Received: "):
+        kind.from_config({})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": 3},
+        {"names": None},
+        {"names": [1]},
+        {"layers": []},
+        {"layers": {"dense": None}},
+        {"model": ...},
+        {"layers": ...},
+    ],
+)
+def test_layers_inside_a_class(change):
+    config = {
+        "model": keras.saving.serialize_keras_object(keras.layers.Dense(3)),
+        "names": [],
+        "layers": {},
+        **change,
+    }
+    config = {key: value for key, value in config.items() if value is not ...}
+    kind = keras.saving.get_registered_object("keras_sparse_ortho>Rebuilt")
+    with pytest.raises(ValueError, match="The configuration of a layer with others inside"):
+        kind.from_config(config)
+
+
+NUMBERS = [LONG, float("nan"), float("inf"), "1.0", None, [], True, deep()]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=range(len(NUMBERS)))
+def test_numbers_that_are_none(value):
+    wrong = [
+        lambda: ExactOrthogonal(0.5, gain=value),
+        lambda: Polynomial(0.5, power=value),
+        lambda: SoftThreshold(s_init=value),
+        lambda: ApproximateIsometry(0.5, tolerance=value),
+    ]
+    if not isinstance(value, list):  # Keras itself walks through the arguments of layers
+        wrong.append(lambda: BlockSparseDense(8, density=0.5, gain=value))
+    for make in wrong if not isinstance(value, str) else wrong[1:]:
+        with pytest.raises(ValueError, match="Received: "):
+            make()
+
+
+@pytest.mark.parametrize("value", [LONG, -LONG, deep()], ids=["long", "negative", "deep"])
+def test_integers_and_densities_that_no_message_could_show(value):
+    with pytest.raises(DensityError, match=r"Received: density=a .* too large to be shown"):
+        Constant(value)
+    with pytest.raises(ValueError, match=r"Received: seed=a .* too large to be shown"):
+        ExactOrthogonal(0.5, seed=value if value != LONG else -LONG)
+
+
+@pytest.mark.parametrize("units", [2**31, 10**30, 10**400], ids=["1", "30", "400"])
+def test_kernels_that_no_memory_holds(units):
+    with pytest.raises(LayoutError, match="has at most 2147483647"):
+        BlockSparseDense(units, density=0.5, block=1, seed=0).build((None, 8))
+    with pytest.raises(LayoutError, match="at most 2147483647 live entries"):
+        BlockSparseDense(2**30, density=0.5, block=1, seed=0).build((None, 8))
+    with pytest.raises(ValueError, match="`depth` must be an integer from 1 to 1000000"):
+        ScannedStack(keras.layers.Dense(8), units)
+    with pytest.raises(ValueError, match=r"at most 2147483647 entries.*Received: depth=1000000"):
+        ScannedStack(keras.layers.Dense(64), 10**6).build((None, 64))
+
+
+@pytest.mark.parametrize("shape", [{}, None, 3, "abcd", [None], [None, None], [1, "a"], [{}, {}]])
+def test_shapes_that_layers_of_live_blocks_are_built_for(shape):
+    layers = [BlockSparseDense(8, density=0.5, block=2), BlockSparseConv2D(8, 3, density=0.5)]
+    for layer in layers:
+        with pytest.raises((ValueError, TypeError)):
+            layer.build_from_config({"input_shape": shape})
+    with pytest.raises(LayoutError, match="needs inputs with a known size of axis -1"):
+        layers[0].build(shape)
