@@ -4,6 +4,7 @@
   CHANGELOG.md. In the sources links work as in a checkout.
 - A reference page for each public room, with the names of its ``__all__``.
 - API names in the text, such as `kso.sparsify`, link to the reference.
+- Sources are left out of the search, and the reference and tables come after the pages.
 - Equations in ```math fences become MathML when the site is built: no script runs in the browser.
 """
 
@@ -18,6 +19,18 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "keras_sparse_ortho"
+# How much a page counts in the search, by how its path begins: the first that fits, and 1 if none
+# does. 0 leaves it out. Pages come before the reference, tables and the history.
+SEARCHED = {
+    "examples/": 0,
+    "benchmarks/": 0.01,
+    "CHANGELOG.md": 0.01,
+    "CONTRIBUTING.md": 0.1,
+    "architecture.md": 0.1,
+    "releasing.md": 0.1,
+    "reference/": 0.3,
+    "tutorials/": 0.9,
+}
 ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
@@ -106,6 +119,8 @@ def in_site(repository_path: str) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turns links of the checkout into those of the site, and names of the API into links."""
     here = page.file.src_uri
+    weight = next((share for start, share in SEARCHED.items() if here.startswith(start)), 1)
+    page.meta["search"] = {"boost": weight} if weight else {"exclude": True}
     generated = not (ROOT / "docs" / here).exists()
     folder = posixpath.dirname(here if generated else f"docs/{here}")
 

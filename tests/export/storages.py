@@ -1,0 +1,46 @@
+"""One network in each way that its kernels can be stored."""
+
+import keras
+import numpy as np
+
+import keras_sparse_ortho as kso
+
+STORAGES = ("masked", "compact", "blocks", "stripped")
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(4, 8, 8, 16)).astype("float32")
+
+
+def dense():
+    """A convolution and two Dense layers."""
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 16), name="x"),
+            L.Conv2D(32, 3, activation="relu", name="conv"),
+            L.GlobalAveragePooling2D(),
+            L.Dense(64, activation="relu", name="hidden"),
+            L.Dense(16, name="head"),
+        ]
+    )
+
+
+def stored(storage):
+    """The network at density 1/2; "stripped" is the masked one, stripped."""
+    if storage == "blocks":
+        model = kso.sparsify(
+            dense(),
+            0.5,
+            structure=kso.Block(16, 16, regular=True),
+            storage="auto",
+            initializer="random_sparse",
+            seed=0,
+        )
+        assert [type(layer).__name__ for layer in model.layers] == [
+            "BlockSparseConv2D",
+            "GlobalAveragePooling2D",
+            "BlockSparseDense",
+            "BlockSparseDense",
+        ]
+        return model
+    options = {"storage": "compact"} if storage == "compact" else {}
+    model = kso.sparsify(dense(), 0.5, seed=0, **options)
+    return kso.strip(model) if storage == "stripped" else model

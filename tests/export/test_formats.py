@@ -1,0 +1,91 @@
+"""The rows of docs/exports.md that need no package beside the backends: what each storage allows."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from tests.export.storages import STORAGES, X, stored
+from tests.helpers import array
+
+SPEC = [keras.InputSpec(shape=X.shape, dtype="float32")]
+every_storage = pytest.mark.parametrize("storage", STORAGES)
+
+
+@every_storage
+def test_a_saved_model_answers_as_the_model(storage, tmp_path):
+    import tensorflow as tf
+
+    model = stored(storage)
+    model.export(str(tmp_path / "saved"), format="tf_saved_model", verbose=False)
+    artifact = tf.saved_model.load(str(tmp_path / "saved"))
+    np.testing.assert_allclose(artifact.serve(X).numpy(), array(model(X)), atol=1e-5)
+
+
+@pytest.mark.torch_only
+@every_storage
+def test_torch_export_answers_as_the_model(storage, tmp_path):
+    import torch
+
+    model = stored(storage)
+    path = str(tmp_path / "model.pt2")
+    model.export(path, format="torch", input_signature=SPEC, verbose=False)
+    program = torch.export.load(path).module()
+    with torch.no_grad():
+        np.testing.assert_allclose(program(torch.from_numpy(X)), array(model(X)), atol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+@every_storage
+def test_keras_own_litert_file_is_dense(storage, tmp_path):
+    model = stored(storage)
+    model.export(str(tmp_path / "model.tflite"), format="litert", verbose=False)
+    assert (tmp_path / "model.tflite").stat().st_size > 4 * model_entries()  # float32, all of them
+
+
+def model_entries():
+    return 9 * 16 * 32 + 32 * 64 + 64 * 16
+
+
+@every_storage
+def test_export_litert_takes_every_storage(storage, tmp_path):
+    model = stored(storage)
+    report = kso.export_litert(model, tmp_path / "model.tflite", sample=X, mode="dynamic_int8")
+    answer = kso.load_litert(tmp_path / "model.tflite").predict(X)
+    assert report.route == "dynamic_int8"
+    np.testing.assert_allclose(answer, array(model(X)), atol=0.1)
+
+
+@pytest.mark.core
+def test_quantizing_a_stripped_model_keeps_every_zero():
+    plain = stored("stripped")
+    before, expected = {layer.name: zeros(layer) for layer in plain.layers}, array(plain(X))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras', of its own Input
+        plain.quantize("int8")
+    quantized = [layer for layer in plain.layers if getattr(layer, "quantization_mode", None)]
+    assert [layer.name for layer in quantized] == ["hidden", "head"]  # Keras leaves convolutions
+    for layer in quantized:
+        assert zeros(layer) >= before[layer.name] > 0
+    np.testing.assert_allclose(array(plain(X)), expected, atol=0.02 * np.abs(expected).max())
+
+
+def zeros(layer):
+    """The entries of a layer's kernel that are exactly zero, whatever its dtype."""
+    kernels = [array(weight) for weight in layer.weights if weight.path.endswith("/kernel")]
+    return sum(int((kernel == 0).sum()) for kernel in kernels)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
+def test_quantize_leaves_sparse_layers_as_they_are_and_says_so(storage):
+    model = stored(storage)
+    expected = array(model(X))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.quantize("int8")
+    for name in ("hidden", "head"):
+        assert any(f"'{name}' cannot be quantized" in str(one.message) for one in told)
+    np.testing.assert_array_equal(array(model(X)), expected)
