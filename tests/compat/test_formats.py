@@ -22,19 +22,38 @@ def exported(storage, path, form):
     return model
 
 
-def test_onnx(storage, tmp_path):
+def onnx_answer(storage, folder):
     import onnxruntime
 
-    model = exported(storage, tmp_path / "model.onnx", "onnx")
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    model = exported(storage, folder / "model.onnx", "onnx")
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
     (answer,) = session.run(None, {session.get_inputs()[0].name: X})
-    np.testing.assert_allclose(answer, array(model(X)), atol=1e-5)
+    return answer, array(model(X))
+
+
+def openvino_answer(storage, folder):
+    import openvino
+
+    model = exported(storage, folder / "model.xml", "openvino")
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(folder / "model.xml"), "CPU", exact)
+    return compiled(X)[0], array(model(X))
+
+
+def test_onnx(storage, tmp_path):
+    if keras.backend.backend() == "torch" and storage == "blocks":
+        with pytest.raises(Exception, match=r"(?s)onnx|ONNX"):
+            onnx_answer(storage, tmp_path)
+        return
+    np.testing.assert_allclose(*onnx_answer(storage, tmp_path), atol=1e-5)
 
 
 def test_openvino(storage, tmp_path):
-    import openvino
-
-    model = exported(storage, tmp_path / "model.xml", "openvino")
-    exact = {"INFERENCE_PRECISION_HINT": "f32"}
-    compiled = openvino.Core().compile_model(str(tmp_path / "model.xml"), "CPU", exact)
-    np.testing.assert_allclose(compiled(X)[0], array(model(X)), atol=1e-5)
+    if keras.backend.backend() == "jax":  # as of a plain model: what Keras makes is not converted
+        with pytest.raises(Exception, match="XlaCallModule"):
+            openvino_answer(storage, tmp_path)
+    elif keras.backend.backend() == "torch" and storage == "blocks":
+        with pytest.raises(RuntimeError, match="BlockSparse"):
+            openvino_answer(storage, tmp_path)
+    else:
+        np.testing.assert_allclose(*openvino_answer(storage, tmp_path), atol=1e-5)

@@ -5,7 +5,7 @@ import numpy as np
 
 import keras_sparse_ortho as kso
 
-STORAGES = ("masked", "compact", "blocks", "stripped")
+STORAGES = ("masked", "compact", "blocks", "blocks, to_masked", "stripped")
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(4, 8, 8, 16)).astype("float32")
 
@@ -25,6 +25,8 @@ def dense():
 
 def stored(storage):
     """The network at density 1/2; "stripped" is the masked one, stripped."""
+    if storage == "blocks, to_masked":
+        return kso.to_masked(stored("blocks"))
     if storage == "blocks":
         structure = kso.Block(8, 8, regular=True)
         model = kso.sparsify(dense(), 0.5, structure=structure, storage="auto", seed=0)
@@ -36,5 +38,5 @@ def stored(storage):
         ]
         return model
     options = {"storage": "compact"} if storage == "compact" else {}
-    model = kso.sparsify(dense(), 0.5, seed=0, **options)
+    model = kso.sparsify(dense(), 0.5, budget="uniform", seed=0, **options)
     return kso.strip(model) if storage == "stripped" else model
