@@ -1,4 +1,4 @@
-"""How pictures of docs/ look: SVG that follows the reader's light or dark theme, for phones, too."""
+"""How pictures of docs/ look: SVG, for phones, and in the reader's light or dark theme."""
 
 import io
 import re

@@ -26,12 +26,13 @@ SEARCHED = {
     "benchmarks/": 0.01,
     "CHANGELOG.md": 0.01,
     "CONTRIBUTING.md": 0.1,
+    "CODE_OF_CONDUCT.md": 0.1,
     "architecture.md": 0.1,
     "releasing.md": 0.1,
     "reference/": 0.3,
     "tutorials/": 0.9,
 }
-ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
+ROOT_PAGES = ("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _NAME = re.compile(r"`kso\.([A-Za-z_.]+)((?:\([^`]*\))?)`(?!\])")

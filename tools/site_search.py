@@ -24,15 +24,15 @@ WANTED = {
     "PolynomialDecay": "names.html",
     "install": "index.html",
     "RigL": "dynamic_sparse_training.html",
-    "tutorial CNN": "tutorials/cnn.html",
-    "to_blocks": "reference/pruning.html",
+    "CNN": "tutorials/cnn.html",
+    "to_blocks": "reference/models.html",
     "roadmap": "roadmap.html",
     "deprecation": "deprecation.html",
 }
 # Files that belong to the site, and would bury its pages if they were searched.
 SOURCES = ("examples/",)
 
-# What a browser gives a worker, and what the theme's page tells it (assets/javascripts/bundle.*.js).
+# What a browser gives a worker, and what the theme's page (its bundle.*.js) tells it.
 _BROWSER = """
 var sent = [], told = [], receive;
 var self = globalThis;

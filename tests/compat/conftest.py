@@ -1,4 +1,4 @@
-"""Models and formats of other packages, which `make test` does not install: `make test-compat`."""
+"""For test-compat and test-formats: `make test` does not install what these tests need."""
 
 import importlib.util
 

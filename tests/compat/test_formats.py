@@ -1,4 +1,4 @@
-"""The rows of docs/exports.md that need other packages: ONNX and OpenVINO, run by their runtimes."""
+"""The rows of docs/exports.md that need other packages: ONNX and OpenVINO."""
 
 import keras
 import numpy as np

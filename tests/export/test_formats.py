@@ -1,4 +1,4 @@
-"""The rows of docs/exports.md that need no package beside the backends: what each storage allows."""
+"""The rows of docs/exports.md that need no package beside the backends."""
 
 import warnings
 
