@@ -57,6 +57,7 @@ def bars(panel: Axes, rows: list[tuple[str, str, Decimal]], title: str, form: st
 def gain() -> Figure:
     """Wins and a loss, as measured."""
     figure = new(6.2)
+    figure.get_layout_engine().set(h_pad=0.08)
     deep, step, file, shallow = figure.subplots(4, height_ratios=(4, 4, 3, 3))
     where = "deep#deep_mlp, epochs | density={}; method={} | test accuracy [%]"
     bars(

@@ -4,12 +4,14 @@ import keras
 import numpy as np
 import pytest
 
-from tests.export.storages import STORAGES, X, stored
+from tests.export.storages import X, stored
 from tests.helpers import array
 
 pytestmark = [
     pytest.mark.core,
-    pytest.mark.parametrize("storage", STORAGES),
+    pytest.mark.parametrize(
+        "storage", ["masked", "compact", "blocks", "blocks, to_masked", "stripped"]
+    ),
     pytest.mark.filterwarnings("ignore"),  # of the exporters, about themselves
 ]
 

@@ -5,7 +5,6 @@ import numpy as np
 
 import keras_sparse_ortho as kso
 
-STORAGES = ("masked", "compact", "blocks", "blocks, to_masked", "stripped")
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(4, 8, 8, 16)).astype("float32")
 
