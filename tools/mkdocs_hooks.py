@@ -94,7 +94,8 @@ def on_files(files: Any, config: Any) -> Any:
             f"      heading_level: 1\n      show_root_full_path: true\n      members:{members}\n"
         )
         files.append(File.generated(config, f"reference/{room}.md", content=text))
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*.[mp][dn]*")):
+    results = sorted((ROOT / "benchmarks" / "results").iterdir())
+    for path in (one for one in results if one.suffix in (".md", ".svg")):
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
     for path in sorted((ROOT / "examples").glob("*.py")):

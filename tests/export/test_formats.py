@@ -14,6 +14,7 @@ SPEC = [keras.InputSpec(shape=X.shape, dtype="float32")]
 every_storage = pytest.mark.parametrize("storage", ["masked", "compact", "blocks", "stripped"])
 
 
+@pytest.mark.filterwarnings("ignore:The `native_serialization` parameter is deprecated")  # Keras'
 @every_storage
 def test_a_saved_model_answers_as_the_model(storage, tmp_path):
     import tensorflow as tf
