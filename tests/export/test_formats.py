@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
 from tests.export.storages import X, stored
 from tests.helpers import array
 
@@ -63,6 +64,36 @@ def test_export_litert_takes_every_storage(storage, tmp_path):
     answer = kso.load_litert(tmp_path / "model.tflite").predict(X)
     assert report.route == "dynamic_int8"
     np.testing.assert_allclose(answer, array(model(X)), atol=0.1)
+
+
+@pytest.mark.tensorflow_only
+@every_storage
+def test_export_litert_quantizes_activations_too(storage, tmp_path):
+    model = stored(storage)
+    path = tmp_path / "model.tflite"  # of a file that loses zeros a warning tells: an error here
+    kso.export_litert(model, path, sample=X, mode="int8", representative_data=X)
+    expected = array(model(X))
+    answer = kso.load_litert(path).predict(X)
+    np.testing.assert_allclose(answer, expected, atol=0.1 * np.abs(expected).max())
+
+
+@pytest.mark.core
+def test_lora_of_a_stripped_layer_works_and_is_dense():
+    plain = stored("stripped")
+    layer = plain.get_layer("hidden")
+    layer.enable_lora(2)
+    layer.lora_kernel_b.assign(keras.ops.ones_like(layer.lora_kernel_b))
+    assert (array(layer.kernel) != 0).mean() > 0.99
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
+def test_lora_of_a_sparse_layer_is_refused(storage):
+    layer = stored(storage).get_layer("hidden")
+    with pytest.raises(NotPrunableError, match="LoRA"):
+        getattr(layer, "layer", layer).enable_lora(2)
+    with pytest.raises(NotImplementedError, match="'hidden' cannot be quantized"):
+        getattr(layer, "layer", layer).quantize("int8")
 
 
 @pytest.mark.core
