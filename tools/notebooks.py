@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help="tutorials; all without one")
     parser.add_argument("--run", action="store_true", help="run their code, too")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for source in sorted(TUTORIALS.glob("*.md")):
