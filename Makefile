@@ -11,6 +11,9 @@ STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.installed
 
+FORMATS := .venv-formats
+FORMATS_STAMP := $(FORMATS)/.installed
+
 COMPAT := .venv-compat
 COMPAT_STAMP := $(COMPAT)/.installed
 
@@ -24,9 +27,9 @@ PIP := -m pip --disable-pip-version-check install -qq --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-oldest test-compat test-tensorflow test-jax test-torch \
+.PHONY: help setup demo test test-slow test-oldest test-compat test-formats test-tensorflow test-jax test-torch \
 	test-docs test-faults test-mutants test-wheel lint format clean \
-	bench bench-quick figures docs release-check
+	bench bench-quick figures docs notebooks release-check
 
 help:
 	@echo "make demo          train, sparsify, strip and export on real data (examples/quickstart.py)"
@@ -35,12 +38,14 @@ help:
 	@echo "make test-slow     make test, and the slow tests with it"
 	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"
 	@echo "make test-compat   models of keras-hub, keras-rs, keras.applications, keras.io (ARGS=backends)"
+	@echo "make test-formats  exports to ONNX and OpenVINO, run by their runtimes, on three backends"
 	@echo "make test-faults   kills, full disks, damaged files, counted: an hour (ARGS=\"--parts disks\")"
 	@echo "make test-mutants  small faults put into the package: do the tests notice? (NAMES=...)"
 	@echo "make bench         all tables and pictures anew, into benchmarks/results: days (ARGS=\"--parts deep\")"
 	@echo "make bench-quick   a small setting of each, into benchmarks/out/quick: ten minutes"
 	@echo "make figures       the figures of README.md and docs/, from benchmarks/results"
 	@echo "make docs          the site, into build/site"
+	@echo "make notebooks     the tutorials as notebooks, into build/notebooks, and run"
 	@echo "make release-check build what is released, and check it (docs/releasing.md)"
 	@echo "one part of test:  test-tensorflow  test-jax  test-torch  test-docs  test-wheel"
 	@echo "make clean         remove caches and build outputs (not the environments)"
@@ -75,6 +80,16 @@ $(COMPAT_STAMP): $(STAMP)
 	@$(COMPAT)/bin/python $(PIP) --editable ".[compat]"
 	@touch $@
 
+# Likewise: these bring newer versions of what TFMOT bounds.
+$(FORMATS_STAMP): $(STAMP)
+	@echo "setting up $(FORMATS)"
+	@test -x $(FORMATS)/bin/python || $(PY) -m venv $(FORMATS)
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+		echo "import site; site.addsitedir('$$($(PY) -c "$$site")')" \
+		> "$$($(FORMATS)/bin/python -c "$$site")/venv.pth"
+	@$(FORMATS)/bin/python $(PIP) --editable ".[formats]"
+	@touch $@
+
 demo: $(STAMP)
 	@$(PY) examples/quickstart.py $(ARGS)
 
@@ -91,6 +106,11 @@ test-oldest: $(OLDEST_STAMP)
 
 test-compat: $(COMPAT_STAMP)
 	@$(COMPAT)/bin/python tools/compatibility.py $(ARGS)
+
+test-formats: $(FORMATS_STAMP)
+	@for backend in tensorflow jax torch; do \
+		KERAS_BACKEND=$$backend $(FORMATS)/bin/python -m pytest -q tests/compat/test_formats.py \
+			|| exit 1; done
 
 # Kills, full disks, damaged files, threads and memory: docs/faults.md. For the night.
 test-faults: $(STAMP)
@@ -112,6 +132,9 @@ figures: $(STAMP)
 
 docs: $(STAMP)
 	@$(PY) tools/site_check.py build/site
+
+notebooks: $(STAMP)
+	@$(PY) tools/notebooks.py build/notebooks --run $(ARGS)
 
 release-check: $(STAMP)
 	@$(PY) tools/release.py $(ARGS)

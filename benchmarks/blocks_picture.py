@@ -1,7 +1,7 @@
 """Draws step time and memory over density from the results of bench_blocks.py.
 
-    python benchmarks/blocks_picture.py                                    # docs/faster.png
-    python benchmarks/blocks_picture.py --setting "tensorflow XLA" --model mlp2048 --out other.png
+    python benchmarks/blocks_picture.py                                    # docs/faster.svg
+    python benchmarks/blocks_picture.py --setting "tensorflow XLA" --model mlp2048 --out other.svg
 
 Uses the results of one backend, model and batch.
 """
@@ -9,18 +9,17 @@ Uses the results of one backend, model and batch.
 import argparse
 from pathlib import Path
 
-from cells import digest
-from matplotlib.figure import Figure
+from drawing import DENSE, OTHER, OURS, PLAIN, VIOLET, new, save
 from record import RESULTS, finished, parsed
 from timing import middle_of_processes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 STYLES = {
-    "dense": ("dense", "#8a8f98", "-"),
-    "masked": ("masked", "#b8860b", "--"),
-    "compact": ("compact", "#2e86ab", "-."),
-    "blocks 32": ("blocks of 32", "#d1495b", "-"),
-    "blocks 64": ("blocks of 64", "#8f2d56", "-"),
+    "dense": ("dense", DENSE, "-"),
+    "masked": ("masked", PLAIN, "--"),
+    "compact": ("compact", OTHER, "-."),
+    "blocks 32": ("blocks of 32", OURS, "-"),
+    "blocks 64": ("blocks of 64", VIOLET, "-"),
 }
 
 
@@ -34,8 +33,8 @@ def last_lines(setting, model, batch):
 
 def draw(lines, title):
     """Two panels: wall clock of a step, and state, relative to the dense model."""
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
-    panels = figure.subplots(1, 2)
+    figure = new(5.6)
+    panels = figure.subplots(2)
     densities = sorted({density for _, density in lines})
     for rival, (label, color, dash) in STYLES.items():
         found = [lines[rival, d] for d in densities if (rival, d) in lines]
@@ -48,12 +47,11 @@ def draw(lines, title):
     for panel, name in zip(
         panels, ("time of a training step", "weights and optimizer"), strict=True
     ):
-        panel.set(title=name, xlabel="density (live fraction)", ylim=(0, None))
+        panel.set(title=f"{name}, dense = 1", ylim=(0, None))
         panel.set_xticks(densities, [f"{d:g}" for d in densities])
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("dense network = 1")
-    panels[0].legend(frameon=False, fontsize=8)
-    figure.suptitle(title, fontsize=10)
+    panels[1].set_xlabel(f"density (live fraction)\n{title}")
+    panels[1].xaxis.label.set_fontsize(9)
+    panels[0].legend()
     return figure
 
 
@@ -62,15 +60,14 @@ def main():
     parser.add_argument("--setting", default="jax")
     parser.add_argument("--model", default="mlp2048")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--out", type=Path, default=DOCS / "faster.png")
-    args = parsed(parser, {"model": "mlp256", "out": RESULTS / "faster.png"})
+    parser.add_argument("--out", type=Path, default=DOCS / "faster.svg")
+    args = parsed(parser, {"model": "mlp256", "out": RESULTS / "faster.svg"})
     lines = last_lines(args.setting, args.model, args.batch)
     if not lines:
         parser.error(f"bench_blocks.py has not measured {args.setting}, {args.model}, {args.batch}")
     places = {line["machine"] for line in lines.values()}
     about = f"{args.setting}, {args.model}, batch {args.batch}, {'; '.join(sorted(places))}"
-    marks = {"Sources": digest(["blocks.jsonl"], RESULTS), "Software": ""}
-    draw(lines, about).savefig(args.out, dpi=150, metadata=marks)
+    save(draw(lines, about), args.out, ["blocks.jsonl"])
 
 
 if __name__ == "__main__":

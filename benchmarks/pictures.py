@@ -17,7 +17,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from cells import digest, number, one_cell, rounded
+from cells import number, one_cell, rounded
+from drawing import DENSE, GREEN, OTHER, OURS, PLAIN, VIOLET, mask, new, save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from record import RESULTS, finished, parsed
@@ -26,7 +27,6 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.orthogonal import exact_orthogonal, expected_density
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-DENSE, PLAIN, OURS, OTHER = "#8a8f98", "#b8860b", "#d1495b", "#2e86ab"
 SOURCES = {
     "gain": ["blocks.md", "deep.md", "litert.md", "methods.md"],
     "very_deep": ["deep.jsonl"],
@@ -44,20 +44,21 @@ def bars(panel: Axes, rows: list[tuple[str, str, Decimal]], title: str, form: st
     values = [float(one) for one in exact]
     places = range(len(rows))
     panel.barh(places, values, color=colors, height=0.62)
-    panel.set_yticks(places, labels, fontsize=8)
-    panel.set(title=title, xlim=(0, 1.22 * max(values)))
-    panel.title.set_fontsize(9)
+    panel.set_yticks(places, labels)
+    panel.set(xlim=(0, 1.15 * max(values)))
+    panel.set_title(title, x=-0.45)  # above the labels, too
     panel.invert_yaxis()
     panel.set_xticks([])
-    panel.spines[["top", "right", "bottom"]].set_visible(False)
+    panel.spines["bottom"].set_visible(False)
     for place, length in zip(places, exact, strict=True):
-        panel.text(float(length), place, f" {rounded(length, form)}", va="center", fontsize=8)
+        panel.text(float(length), place, f"\u00a0{rounded(length, form)}", va="center", fontsize=10)
 
 
 def gain() -> Figure:
     """Wins and a loss, as measured."""
-    figure = Figure(figsize=(9.0, 4.6), layout="constrained")
-    deep, step, file, shallow = figure.subplots(2, 2).flat
+    figure = new(6.2)
+    figure.get_layout_engine().set(h_pad=0.08)
+    deep, step, file, shallow = figure.subplots(4, height_ratios=(4, 4, 3, 3))
     where = "deep#deep_mlp, epochs | density={}; method={} | test accuracy [%]"
     bars(
         deep,
@@ -67,7 +68,7 @@ def gain() -> Figure:
             ("5%: random, rescaled", PLAIN, value(where.format(0.05, "base_scaled"))),
             ("5%: random mask", PLAIN, value(where.format(0.05, "base_erk"))),
         ],
-        "50 tanh layers without normalization:\ntest accuracy, %",
+        "50 tanh layers, no normalization: accuracy, %",
         ".1f",
     )
     where = "blocks | setting=jax; model=mlp4096; batch=128; density=0.1; rival={} | ratio"
@@ -79,7 +80,7 @@ def gain() -> Figure:
             ("10%: blocks of 32", OURS, value(where.format("blocks 32"))),
             ("10%: masks", PLAIN, value(where.format("masked"))),
         ],
-        "Training step, 4 layers of 4096 units:\ntime as part of the dense one",
+        "Step of 4 layers of 4096 (JAX): time, dense = 1",
         ".2f",
     )
     where = "litert#MLP, density 0.1 | zeros={}; route=`{}` | {}"
@@ -90,7 +91,7 @@ def gain() -> Figure:
             ("int8", DENSE, value(where.format("elements", "dynamic_int8", "MB"))),
             ("10%, int8", OURS, value(where.format("blocks 16x1", "dynamic_int8+1x16", "MB"))),
         ],
-        "LiteRT file of an MLP, 9.4 million weights:\nMB",
+        "LiteRT file of an MLP, 9.4 million weights: MB",
         ".1f",
     )
     where = "methods#cnn, epochs: 4 | density={}; method={} | test accuracy [%]"
@@ -101,7 +102,7 @@ def gain() -> Figure:
             ("10%: random mask", PLAIN, value(where.format(0.1, "base_erk"))),
             ("10%: exactly orthogonal", OURS, value(where.format(0.1, "eoi_erk"))),
         ],
-        "Where it gains nothing: a shallow CNN with\nbatch normalization: test accuracy, %",
+        "No gain: CNN, batch normalization: accuracy, %",
         ".1f",
     )
     return figure
@@ -112,9 +113,9 @@ def very_deep() -> Figure:
     starts = {
         "dense_orthogonal": ("dense, orthogonal", DENSE),
         "eoi_erk": ("exactly orthogonal", OURS),
-        "sao": ("SAO", "#6a994e"),
+        "sao": ("SAO", GREEN),
         "ai": ("AI", OTHER),
-        "base_scaled": ("random, rescaled", "#8f2d56"),
+        "base_scaled": ("random, rescaled", VIOLET),
         "base_erk": ("random mask", PLAIN),
     }
     titles = {
@@ -124,8 +125,8 @@ def very_deep() -> Figure:
     runs = finished(RESULTS / "deep.jsonl")
     runs = [run for run in runs if "accuracy" in run and not run.get("settings")]  # of these depths
     nets = [net for net in titles if any(run["net"] == net for run in runs)]
-    figure = Figure(figsize=(9.0, 3.2), layout="constrained")
-    for panel, net in zip(figure.subplots(1, len(nets), squeeze=False).flat, nets, strict=True):
+    figure = new(2.7 * len(nets))
+    for panel, net in zip(figure.subplots(len(nets), squeeze=False).flat, nets, strict=True):
         for method, (label, color) in starts.items():
             curves = [
                 run["progress"] for run in runs if (run["net"], run["method"]) == (net, method)
@@ -138,36 +139,33 @@ def very_deep() -> Figure:
             panel.fill_between(
                 steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2
             )
-        panel.set(title=f"{titles[net]}, density 0.125", xlabel="step", ylim=(0, 100))
-        panel.title.set_fontsize(9)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel("accuracy on unseen images, %")
-    figure.axes[0].legend(frameon=False, fontsize=8)
+        panel.set(title=f"{titles[net]}, density 0.125", ylim=(0, 100))
+        panel.set_ylabel("test accuracy, %")
+    figure.axes[-1].set_xlabel("step")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=2)
     return figure
 
 
 def density_law() -> Figure:
     """How rotations fill a matrix: four of them, and the expected density over their number."""
-    figure = Figure(figsize=(9.0, 2.5), layout="constrained")
-    *grids, curve = figure.subplots(1, 5, width_ratios=(1, 1, 1, 1, 2.2))
+    figure = new(3.8)
+    above, below = figure.subfigures(2, height_ratios=(1, 1.5))
+    grids, curve = above.subplots(1, 4), below.subplots()
     n = 48
     for panel, density in zip(grids, (1 / n, 0.05, 0.15, 0.5), strict=True):
         kernel, _ = exact_orthogonal((n, n), density, seed=3)
-        panel.imshow(np.abs(kernel) > 0, cmap="Greys", interpolation="nearest")
-        panel.set(xticks=[], yticks=[])
-        panel.set_title(f"density {density:.2f}", fontsize=8)
+        mask(panel, np.abs(kernel) > 0, f"density {density:.2f}")
     rotations = np.arange(0, 161, 4)
     curve.plot(rotations, [expected_density(int(t), n, n) for t in rotations], color=OURS)
     curve.set(xlabel="rotations", ylim=(0, None))
-    curve.set_title(f"expected density, {n} x {n}", fontsize=8)
-    curve.spines[["top", "right"]].set_visible(False)
+    curve.set_title(f"expected density, {n} x {n}")
     return figure
 
 
 def thresholds() -> Figure:
     """The soft threshold, and the schedules."""
-    figure = Figure(figsize=(9.0, 2.7), layout="constrained")
-    function, schedules = figure.subplots(1, 2)
+    figure = new(5.2)
+    function, schedules = figure.subplots(2)
     weights = np.linspace(-1, 1, 401)
     function.plot(weights, weights, color=DENSE, lw=1, ls=":", label="w")
     hard = np.where(np.abs(weights) > 0.3, weights, np.nan)
@@ -183,9 +181,7 @@ def thresholds() -> Figure:
         schedules.plot(steps, [schedule.density(int(t)) for t in steps], color=color, label=name)
     schedules.set(xlabel="step", title="density asked for", ylim=(0, 1.05))
     for panel in (function, schedules):
-        panel.legend(frameon=False, fontsize=8)
-        panel.title.set_fontsize(9)
-        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend()
     return figure
 
 
@@ -194,17 +190,16 @@ def structures() -> Figure:
     kinds = {
         "single entries": None,
         "Block(8, 1)": kso.Block(8, 1),
-        "Block(8, 8, regular=True)": kso.Block(8, 8, regular=True),
+        "Block(8, 8,\nregular=True)": kso.Block(8, 8, regular=True),
         'ConstantFan("in")': kso.ConstantFan("in"),
         "NByM(2, 4)": kso.NByM(2, 4),
     }
-    figure = Figure(figsize=(9.0, 2.1), layout="constrained")
-    for panel, (title, structure) in zip(figure.subplots(1, 5), kinds.items(), strict=True):
+    figure = new(3.9)
+    panels = [*figure.subplots(2, 3).flat]
+    panels.pop().set_axis_off()
+    for panel, (title, structure) in zip(panels, kinds.items(), strict=True):
         initializer = kso.initializers.ExactOrthogonal(0.25, seed=1, structure=structure)
-        _, mask = initializer.sample((64, 64))
-        panel.imshow(mask, cmap="Greys", interpolation="nearest")
-        panel.set(xticks=[], yticks=[])
-        panel.set_title(title, fontsize=8)
+        mask(panel, initializer.sample((64, 64))[1], title)
     return figure
 
 
@@ -220,7 +215,7 @@ def budgets() -> Figure:
             keras.layers.Dense(10, name="head"),
         ]
     )
-    figure = Figure(figsize=(9.0, 2.7), layout="constrained")
+    figure = new(2.8)
     panel = figure.subplots()
     colors = {"uniform": DENSE, "er": OTHER, "erk": OURS}
     for k, (name, color) in enumerate(colors.items()):
@@ -230,9 +225,7 @@ def budgets() -> Figure:
         panel.bar(places, [budget[path] for path in paths], 0.25, color=color, label=name)
     panel.set_xticks(range(len(paths)), [path.removesuffix("/kernel") for path in paths])
     panel.set(ylabel="density", title="three budgets of one global density, 0.1")
-    panel.title.set_fontsize(9)
-    panel.legend(frameon=False, fontsize=8)
-    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend()
     return figure
 
 
@@ -250,10 +243,9 @@ def main() -> None:
     drawn_quickly = [name for name in PICTURES if name not in SOURCES]
     given = parsed(parser, {"folder": RESULTS, "only": drawn_quickly})
     for name in given.only or PICTURES:
-        marks = {"Sources": digest(SOURCES[name], RESULTS)} if name in SOURCES else {}
-        marks |= {"Software": "", "Title": name}
-        PICTURES[name]().savefig(given.folder / f"{name}.png", dpi=130, metadata=marks)
-        print(given.folder / f"{name}.png")
+        path = given.folder / f"{name}.svg"
+        save(PICTURES[name](), path, SOURCES.get(name, []))
+        print(path)
 
 
 if __name__ == "__main__":

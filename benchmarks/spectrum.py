@@ -14,7 +14,7 @@ SNIP, GraSP and SynFlow. With the densities of each:
 
 Jacobians are computed in NumPy, which for so many small networks is much faster than tracing each;
 some are compared with `kso.analysis.jacobian_singular_values`. Writes `results/spectrum.md` and
-`results/spectrum.png`.
+`results/spectrum.svg`.
 """
 
 import argparse
@@ -227,7 +227,7 @@ def main() -> None:
         rows = measure(inputs, seeds if inputs == WIDTH else 1, given.budgets, given.densities)
         if inputs == WIDTH:
             picture(rows)
-            text += "\n![spectrum](spectrum.png)\n\n## Square kernels\n\nAll kernels have one shape"
+            text += "\n![spectrum](spectrum.svg)\n\n## Square kernels\n\nAll kernels have one shape"
             text += ", so ERK is uniform.\n\n"
         else:
             text += f"\n## With {inputs} inputs, as those of MNIST\n\n"

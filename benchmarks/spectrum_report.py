@@ -64,14 +64,11 @@ def verdict(rows: list[dict]) -> str:
 
 
 def picture(rows: list[dict]) -> None:
-    import matplotlib
+    from drawing import DENSE, GREEN, OTHER, OURS, PLAIN, new, save
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        len(ACTIVATIONS), 2, figsize=(8.5, 10), sharex=True, layout="constrained"
-    )
+    colors = {"base": DENSE, "AI": OTHER, "SAO": GREEN, "EOI": OURS}
+    figure = new(8.4)
+    axes = figure.subplots(len(ACTIVATIONS), 2, sharex=True)
     dense = dense_values(rows)
     budgets, densities = kinds(rows)
     for row, activation in enumerate(ACTIVATIONS):
@@ -89,29 +86,24 @@ def picture(rows: list[dict]) -> None:
                         for name in budgets
                     ]
                 )
-                style = {"color": f"C{k}", "zorder": 3 + k}
-                ax.plot(densities, np.median(lines, axis=0), "o-", ms=3.5, label=start, **style)
+                style = {"color": colors[start], "zorder": 3 + k}
+                ax.plot(densities, np.median(lines, axis=0), "o-", ms=3, label=start, **style)
                 ax.fill_between(
                     densities, lines.min(axis=0), lines.max(axis=0), alpha=0.18, lw=0, **style
                 )
                 if start != "base":  # which GraSP takes far out of the picture
                     top = max(top, lines.max())
             value = dense[activation][0 if key == "largest" else 1]
-            ax.axhline(value, color="k", lw=0.8, ls=":", label="dense orthogonal")
-            ax.set(xscale="log", ylim=(0, 1.2 * top), title=f"{activation}: {key} singular value")
-            ax.set_xticks(densities, [f"{d:g}" for d in densities], minor=False)
+            ax.axhline(value, color=PLAIN, lw=1, ls=":", label="dense orthogonal")
+            ax.set(xscale="log", ylim=(0, 1.2 * top), title=f"{activation}: {key}")
+            shown = densities[::2]  # all would touch each other
+            ax.set_xticks(shown, [f"{d:g}" for d in shown], minor=False)
             ax.minorticks_off()
             ax.grid(alpha=0.25)
     for ax in axes[-1]:
         ax.set_xlabel("density asked for")
-    axes[0, 0].legend(fontsize=8)
-    figure.suptitle(
-        "Input-output Jacobian of an MLP, 7 layers of width 100. Line: median of the "
-        f"{len(budgets)} budgets; band: their range.",
-        fontsize=9,
-    )
-    figure.savefig(RESULTS / "spectrum.png", dpi=110)
-    plt.close(figure)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    save(figure, RESULTS / "spectrum.svg")
 
 
 def table(rows: list[dict]) -> str:

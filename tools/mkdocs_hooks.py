@@ -4,6 +4,7 @@
   CHANGELOG.md. In the sources links work as in a checkout.
 - A reference page for each public room, with the names of its ``__all__``.
 - API names in the text, such as `kso.sparsify`, link to the reference.
+- Sources are left out of the search, and the reference and tables come after the pages.
 - Equations in ```math fences become MathML when the site is built: no script runs in the browser.
 """
 
@@ -18,7 +19,20 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "keras_sparse_ortho"
-ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
+# How much a page counts in the search, by how its path begins: the first that fits, and 1 if none
+# does. 0 leaves it out. Pages come before the reference, tables and the history.
+SEARCHED = {
+    "examples/": 0,
+    "benchmarks/": 0.01,
+    "CHANGELOG.md": 0.01,
+    "CONTRIBUTING.md": 0.1,
+    "CODE_OF_CONDUCT.md": 0.1,
+    "architecture.md": 0.1,
+    "releasing.md": 0.1,
+    "reference/": 0.3,
+    "tutorials/": 0.9,
+}
+ROOT_PAGES = ("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _NAME = re.compile(r"`kso\.([A-Za-z_.]+)((?:\([^`]*\))?)`(?!\])")
@@ -80,7 +94,8 @@ def on_files(files: Any, config: Any) -> Any:
             f"      heading_level: 1\n      show_root_full_path: true\n      members:{members}\n"
         )
         files.append(File.generated(config, f"reference/{room}.md", content=text))
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*.[mp][dn]*")):
+    results = sorted((ROOT / "benchmarks" / "results").iterdir())
+    for path in (one for one in results if one.suffix in (".md", ".svg")):
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
     for path in sorted((ROOT / "examples").glob("*.py")):
@@ -106,6 +121,8 @@ def in_site(repository_path: str) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turns links of the checkout into those of the site, and names of the API into links."""
     here = page.file.src_uri
+    weight = next((share for start, share in SEARCHED.items() if here.startswith(start)), 1)
+    page.meta["search"] = {"boost": weight} if weight else {"exclude": True}
     generated = not (ROOT / "docs" / here).exists()
     folder = posixpath.dirname(here if generated else f"docs/{here}")
 

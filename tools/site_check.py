@@ -1,7 +1,8 @@
 """Build the documentation site strictly, and check it: ``site_check.py [FOLDER]``.
 
 Fails if a link or an anchor is broken, a page would load something from elsewhere, an equation is
-not rendered, or a public name is missing in the reference. Without a FOLDER the site is not kept.
+not rendered, a public name is missing in the reference, or the search does not end on the page that
+it should (tools/site_search.py). Without a FOLDER the site is not kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
+from tools import site_search  # noqa: E402
 from tools.mkdocs_hooks import PACKAGE, documented, home, rooms  # noqa: E402
 
 # What a browser fetches by itself, which excludes links.
@@ -77,6 +79,7 @@ def main() -> int:
             print("mkdocs has not built the site without warnings")
             return 1
         problems = [*fetched(folder), *lost_equations(folder), *undocumented(folder)]
+        problems += site_search.lost(folder)
         pages = len([*folder.rglob("*.html")])
         print("\n".join(problems) or f"{pages} pages, {len(inventory(folder))} names")
         if sys.argv[1:] and not problems:

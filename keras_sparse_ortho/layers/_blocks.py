@@ -416,7 +416,9 @@ def _gathered(x: Any, found: Any) -> Any:
 
 def _chunks(x: Any, found: Any) -> int:
     """The number of chunks of the first axis of `found`."""
-    rows, columns = x.shape[1], x.shape[2] or _USUAL_COLUMNS
+    rows, columns = x.shape[1:3]
+    if not (isinstance(columns, int) and columns):  # None, or a symbol of jax.export
+        columns = _USUAL_COLUMNS
     of_one = found.shape[1] * rows * columns * _item_bytes(x)
     # A batched product of a single matrix would be one product for all cores.
     most = max(1, found.shape[0] // 2)

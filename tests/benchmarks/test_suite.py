@@ -6,7 +6,15 @@ import json
 import pytest
 
 pytestmark = pytest.mark.numpy_only
-MODULES = {"cells", "example_data", "methods_table", "networks", "record", "spectrum_report"}
+MODULES = {
+    "cells",
+    "drawing",
+    "example_data",
+    "methods_table",
+    "networks",
+    "record",
+    "spectrum_report",
+}
 MODULES |= {"contemporary_networks", "curves", "network_parts", "suite", "timing"}
 MODULES |= {"alternatives_used", "methods_runs", "methods_summary", "shuffled"}
 MODULES |= {"planning"}  # measures nothing

@@ -1,6 +1,16 @@
-"""Models of other packages, which `make test` does not install: see `make test-compat`."""
+"""For test-compat and test-formats: `make test` does not install what these tests need."""
 
 import importlib.util
 
-NEEDED = ("grain", "keras_hub", "keras_rs", "keras_tuner")
-collect_ignore_glob = [] if all(map(importlib.util.find_spec, NEEDED)) else ["test_*.py"]
+MODELS = ("grain", "keras_hub", "keras_rs", "keras_tuner")
+FORMATS = ("jax2onnx", "onnxruntime", "onnxscript", "openvino", "tf2onnx")
+
+
+def lack(names):
+    return not all(map(importlib.util.find_spec, names))
+
+
+collect_ignore = ["test_formats.py"] if lack(FORMATS) else []
+if lack(MODELS):
+    collect_ignore += ["test_feeding.py", "test_keras_hub.py", "test_keras_tuner.py"]
+    collect_ignore += ["test_live_blocks.py", "test_models.py"]

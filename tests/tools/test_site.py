@@ -1,6 +1,7 @@
 """What the site is made of: links of the checkout, names of the API, the reference."""
 
 import inspect
+from typing import ClassVar
 
 import pytest
 
@@ -31,6 +32,8 @@ def test_names_and_links_lead_to_the_site():
     class Page:
         class file:
             src_uri = "tutorials/budgets.md"
+
+        meta: ClassVar = {}
 
     class Files:
         known = ("benchmarks/results/deep.md", "budgets.md", "examples/wide.md", "CHANGELOG.md")

@@ -1,0 +1,41 @@
+"""One network in each way that its kernels can be stored."""
+
+import keras
+import numpy as np
+
+import keras_sparse_ortho as kso
+
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(4, 8, 8, 16)).astype("float32")
+
+
+def dense():
+    """A convolution and two Dense layers."""
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 16), name="x"),
+            L.Conv2D(32, 3, activation="relu", name="conv"),
+            L.GlobalAveragePooling2D(),
+            L.Dense(64, activation="relu", name="hidden"),
+            L.Dense(16, name="head"),
+        ]
+    )
+
+
+def stored(storage):
+    """The network at density 1/2; "stripped" is the masked one, stripped."""
+    if storage == "blocks, to_masked":
+        return kso.to_masked(stored("blocks"))
+    if storage == "blocks":
+        structure = kso.Block(8, 8, regular=True)
+        model = kso.sparsify(dense(), 0.5, structure=structure, storage="auto", seed=0)
+        assert [type(layer).__name__ for layer in model.layers] == [
+            "BlockSparseConv2D",
+            "GlobalAveragePooling2D",
+            "BlockSparseDense",
+            "BlockSparseDense",
+        ]
+        return model
+    options = {"storage": "compact"} if storage == "compact" else {}
+    model = kso.sparsify(dense(), 0.5, budget="uniform", seed=0, **options)
+    return kso.strip(model) if storage == "stripped" else model

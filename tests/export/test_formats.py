@@ -1,0 +1,129 @@
+"""The rows of docs/exports.md that need no package beside the backends."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
+from tests.export.storages import X, stored
+from tests.helpers import array
+
+SPEC = [keras.InputSpec(shape=X.shape, dtype="float32")]
+every_storage = pytest.mark.parametrize("storage", ["masked", "compact", "blocks", "stripped"])
+
+
+@pytest.mark.filterwarnings("ignore:The `native_serialization` parameter is deprecated")  # Keras'
+@every_storage
+def test_a_saved_model_answers_as_the_model(storage, tmp_path):
+    import tensorflow as tf
+
+    model = stored(storage)
+    model.export(str(tmp_path / "saved"), format="tf_saved_model", verbose=False)
+    artifact = tf.saved_model.load(str(tmp_path / "saved"))
+    np.testing.assert_allclose(artifact.serve(X).numpy(), array(model(X)), atol=1e-5)
+
+
+@pytest.mark.torch_only
+@every_storage
+def test_torch_export_answers_as_the_model(storage, tmp_path):
+    import torch
+
+    model = stored(storage)
+    path = str(tmp_path / "model.pt2")
+    model.export(path, format="torch", input_signature=SPEC, verbose=False)
+    program = torch.export.load(path).module()
+    with torch.no_grad():
+        np.testing.assert_allclose(program(torch.from_numpy(X)), array(model(X)), atol=1e-5)
+
+
+@pytest.mark.tensorflow_only
+@every_storage
+def test_keras_own_litert_file_answers_as_the_model(storage, tmp_path):
+    from ai_edge_litert.interpreter import Interpreter
+
+    model = stored(storage)
+    path = str(tmp_path / "model.tflite")
+    model.export(path, format="litert", verbose=False)
+    interpreter = Interpreter(path)
+    (given,), (answered,) = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.resize_tensor_input(given["index"], X.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(given["index"], X)
+    interpreter.invoke()
+    answer = interpreter.get_tensor(answered["index"])
+    np.testing.assert_allclose(answer, array(model(X)), atol=1e-5)
+
+
+@every_storage
+def test_export_litert_takes_every_storage(storage, tmp_path):
+    model = stored(storage)
+    report = kso.export_litert(model, tmp_path / "model.tflite", sample=X, mode="dynamic_int8")
+    answer = kso.load_litert(tmp_path / "model.tflite").predict(X)
+    assert report.route == "dynamic_int8"
+    np.testing.assert_allclose(answer, array(model(X)), atol=0.1)
+
+
+@pytest.mark.tensorflow_only
+@every_storage
+def test_export_litert_quantizes_activations_too(storage, tmp_path):
+    model = stored(storage)
+    path = tmp_path / "model.tflite"  # of a file that loses zeros a warning tells: an error here
+    kso.export_litert(model, path, sample=X, mode="int8", representative_data=X)
+    expected = array(model(X))
+    answer = kso.load_litert(path).predict(X)
+    np.testing.assert_allclose(answer, expected, atol=0.1 * np.abs(expected).max())
+
+
+@pytest.mark.core
+def test_lora_of_a_stripped_layer_works_and_is_dense():
+    plain = stored("stripped")
+    layer = plain.get_layer("hidden")
+    layer.enable_lora(2)
+    layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape))
+    assert (array(layer.kernel) != 0).mean() > 0.99
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
+def test_lora_of_a_sparse_layer_is_refused(storage):
+    layer = stored(storage).get_layer("hidden")
+    with pytest.raises(NotPrunableError, match="LoRA"):
+        getattr(layer, "layer", layer).enable_lora(2)
+    with pytest.raises(NotImplementedError, match="'hidden' cannot be quantized"):
+        getattr(layer, "layer", layer).quantize("int8")
+
+
+@pytest.mark.core
+def test_quantizing_a_stripped_model_keeps_every_zero():
+    plain = stored("stripped")
+    before, expected = {layer.name: zeros(layer) for layer in plain.layers}, array(plain(X))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras', of its own Input
+        plain.quantize("int8")
+    quantized = [layer for layer in plain.layers if getattr(layer, "quantization_mode", None)]
+    assert [layer.name for layer in quantized] == ["hidden", "head"]  # Keras leaves convolutions
+    for layer in quantized:
+        assert zeros(layer) >= before[layer.name] > 0
+    np.testing.assert_allclose(array(plain(X)), expected, atol=0.02 * np.abs(expected).max())
+
+
+def zeros(layer):
+    """The entries of a layer's kernel that are exactly zero, whatever its dtype."""
+    kernels = [array(weight) for weight in layer.weights if weight.path.endswith("/kernel")]
+    return sum(int((kernel == 0).sum()) for kernel in kernels)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
+def test_quantize_leaves_sparse_layers_as_they_are_and_says_so(storage):
+    model = stored(storage)
+    expected = array(model(X))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.quantize("int8")
+    for name in ("hidden", "head"):
+        assert any(f"'{name}' cannot be quantized" in str(one.message) for one in told)
+    np.testing.assert_array_equal(array(model(X)), expected)

@@ -1,0 +1,59 @@
+"""Notebooks hold what the tutorials say, and run."""
+
+import json
+
+import pytest
+
+from tools import notebooks
+
+pytestmark = pytest.mark.numpy_only
+
+PAGE = """# A page
+
+See [limits](../limits.md#layers), [below](#end) and [a paper](https://arxiv.org/abs/1).
+
+```python
+x = 1
+```
+
+```sh
+ls
+```
+
+```python
+assert x == 1
+
+
+print(x)
+```
+"""
+
+
+def test_blocks_become_cells_in_order():
+    cells = notebooks.notebook(PAGE, "../../docs/tutorials")["cells"]
+    assert [cell["cell_type"] for cell in cells] == ["markdown", "code", "markdown", "code"]
+    text = "".join(cells[0]["source"])
+    assert "[limits](../../docs/limits.md#layers)" in text
+    assert "[below](#end)" in text
+    assert "[a paper](https://arxiv.org/abs/1)" in text
+    assert "".join(cells[2]["source"]) == "```sh\nls\n```"
+    assert "".join(cells[3]["source"]) == "assert x == 1\n\n\nprint(x)"
+    assert len({cell["id"] for cell in cells}) == 4
+
+
+def test_every_block_of_every_tutorial_is_in_its_notebook():
+    for page in notebooks.TUTORIALS.glob("*.md"):
+        markdown = page.read_text(encoding="utf-8")
+        cells = notebooks.notebook(markdown, ".")["cells"]
+        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        assert len(code) == markdown.count("```python\n"), page
+        for cell in code:
+            compile("".join(cell["source"]), page.name, "exec")
+
+
+def test_a_cell_that_fails_is_noticed(tmp_path):
+    path = tmp_path / "page.ipynb"
+    path.write_text(json.dumps(notebooks.notebook(PAGE, ".")))
+    assert notebooks.run(path)
+    path.write_text(json.dumps(notebooks.notebook(PAGE.replace("x == 1", "x == 2"), ".")))
+    assert not notebooks.run(path)
