@@ -27,6 +27,7 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
     regular_pattern,
     slots_of,
 )
+from keras_sparse_ortho.orthogonal._regular_pattern import matched_by_score as matched_by_score
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations
 from keras_sparse_ortho.orthogonal._rotations import random_orthogonal as random_orthogonal
 from keras_sparse_ortho.orthogonal._structure import Structure

@@ -3,6 +3,8 @@
 import math
 
 import numpy as np
+from scipy import sparse
+from scipy.optimize import linprog
 
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho.errors import DensityError
@@ -113,6 +115,40 @@ def slots_of(inputs_of: np.ndarray, input_blocks: int) -> np.ndarray:
     flat = inputs_of.reshape(*batch, lines * fan)
     order = np.argsort(flat, axis=-1, kind="stable").astype(np.int32)
     return order.reshape(*batch, input_blocks, lines * fan // input_blocks)
+
+
+def matched_by_score(
+    kept: np.ndarray,
+    of_inputs: np.ndarray,
+    of_outputs: np.ndarray,
+    scores: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Dead entries of largest total score, with given numbers for each input and each output.
+
+    A linear program whose vertices are integers (a flow of capacity 1 between the two sides); the
+    simplex method ends at a vertex.
+    """
+    chosen = np.zeros_like(kept)
+    if not of_inputs.any():
+        return chosen
+    open_ = ~kept & (of_inputs > 0)[:, None] & (of_outputs > 0)
+    inputs, outputs = np.nonzero(open_)
+    order = rng.permutation(len(inputs))  # otherwise the order would decide between equals
+    inputs, outputs = inputs[order], outputs[order]
+    sides = np.concatenate([inputs, len(kept) + outputs])
+    entry = np.tile(np.arange(len(inputs)), 2)
+    wanted = np.concatenate([of_inputs, of_outputs])
+    shape = (len(wanted), len(inputs))
+    sums = sparse.csr_array((np.ones(len(sides)), (sides, entry)), shape=shape)
+    found = linprog(
+        -scores[inputs, outputs], A_eq=sums, b_eq=wanted, bounds=(0, 1), method="highs-ds"
+    )
+    taken = found.x > 0.5
+    chosen[inputs[taken], outputs[taken]] = True
+    if (chosen.sum(axis=1) != of_inputs).any() or (chosen.sum(axis=0) != of_outputs).any():
+        raise RuntimeError(f"The simplex method did not end at a vertex. Received: {found.message}")
+    return chosen
 
 
 def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
