@@ -20,13 +20,14 @@ class Draw:
     """A mask for a weight, and the initializer that drew it, `None` for other masks.
 
     The weight keeps its values if `kernel` is `None`. It is `fresh` if it has, or will get, exactly
-    the values that were drawn.
+    the values that were drawn. The mask may be one of regular blocks `(r, c)`.
     """
 
     mask: np.ndarray
     kernel: np.ndarray | None = None
     initializer: SparseInitializer | None = None
     fresh: bool = False
+    block: tuple[int, int] | None = None
 
     @property
     def live(self) -> int:

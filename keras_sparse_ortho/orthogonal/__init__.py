@@ -1,6 +1,7 @@
 """Exactly orthogonal sparse kernels, their layouts, counts and density law; NumPy and SciPy."""
 
 from keras_sparse_ortho.orthogonal._block import Block
+from keras_sparse_ortho.orthogonal._block import best_regular as best_regular
 from keras_sparse_ortho.orthogonal._constant_fan import ConstantFan
 from keras_sparse_ortho.orthogonal._counts import (
     apportion,

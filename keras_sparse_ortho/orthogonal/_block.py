@@ -11,7 +11,7 @@ from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import covering_rotations
 from keras_sparse_ortho.orthogonal._regular_blocks import draw_regular
-from keras_sparse_ortho.orthogonal._regular_pattern import fan_step
+from keras_sparse_ortho.orthogonal._regular_pattern import fan_step, matched_by_score
 from keras_sparse_ortho.orthogonal._rotations import (
     AngleLaw,
     Rotations,
@@ -86,10 +86,14 @@ class Block(Structure):
         if not self.regular and max(self.rows, self.cols) % min(self.rows, self.cols):
             raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
 
+    def divides(self, canonical_shape: Sequence[int]) -> bool:
+        """Whether inputs and outputs can be divided into blocks."""
+        *_, inputs, outputs = canonical_shape
+        return inputs % self.rows == 0 and outputs % self.cols == 0
+
     def check(self, canonical_shape: Sequence[int]) -> None:
         """Refuses inputs or outputs that cannot be divided into blocks."""
-        *_, inputs, outputs = canonical_shape
-        if inputs % self.rows or outputs % self.cols:
+        if not self.divides(canonical_shape):
             raise LayoutError(
                 f"{self} needs inputs divisible by {self.rows} and outputs divisible by "
                 f"{self.cols}; change the layer's sizes or the structure, or `exclude` the layer. "
@@ -177,6 +181,31 @@ class Block(Structure):
             live[(*matrix, *center)] = (blocks != 0).any(axis=(1, 3))
         unmask_at_random(live, count // unit, rng)
         return kernel, live.repeat(self.rows, axis=-2).repeat(self.cols, axis=-1)
+
+
+def best_regular(
+    block: Block, scores: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """The mask of regular blocks with `count` live entries whose scores have the largest sum.
+
+    Args:
+        block: The blocks, live at all taps or at none.
+        scores: An array of the canonical shape.
+        count: A multiple of `block.unit`.
+        rng: Decides between equals.
+    """
+    batch, parts, *taps, inputs, outputs = shape = scores.shape
+    over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)
+    grid = (inputs // block.rows, outputs // block.cols)
+    fan_in = block.fan_in(shape, count)
+    fans = np.full(grid[0], grid[1] * fan_in // grid[0]), np.full(grid[1], fan_in)
+    live = []
+    for matrix in over_taps.reshape(-1, grid[0], block.rows, grid[1], block.cols):
+        sums = matrix.sum(axis=(1, 3), dtype=np.float64)
+        live.append(matched_by_score(np.zeros(grid, dtype=bool), *fans, sums, rng))
+    mask = np.stack(live).repeat(block.rows, axis=1).repeat(block.cols, axis=2)
+    mask = mask.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
+    return np.broadcast_to(mask, shape).copy()
 
 
 def _sides(

@@ -36,7 +36,7 @@ def hold(
             weights keep theirs. Each is taken out once its weight has it, so that a model and
             all its draws are not there at once.
         storage: `"masked"`, `"compact"`, or `"auto"`: live blocks where layers and masks allow,
-            compact elsewhere.
+            compact elsewhere; the same with `"blocks"`, of which `BlockPlan` has made the masks.
 
     Raises:
         NotPrunableError: A weight that cannot be stored compactly; before anything is changed.
@@ -49,7 +49,7 @@ def hold(
     def mask(path: str) -> Parametrization:
         return kind(mask=draws[path].mask, initializer=draws[path].initializer)
 
-    return wrap(model, weights, mask, draws, on_blocks=storage == "auto")
+    return wrap(model, weights, mask, draws, on_blocks=storage in ("auto", "blocks"))
 
 
 def wrap(
@@ -86,8 +86,10 @@ def wrap(
         keys = places.get(id(layer))
         if keys is None:
             return None
-        if on_blocks and (new := on_live_blocks(own, keys, draws)) is not None:
-            return new
+        if on_blocks:
+            new = on_live_blocks(own, keys, draws, lambda full: given[full].raw_value())
+            if new is not None:
+                return new
         table = {key: parametrization_of(full) for key, full in keys.items()}
         wrapper = PrunableLayer(body_of(own), table)
         wrapper.build()
