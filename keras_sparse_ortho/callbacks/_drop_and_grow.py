@@ -11,7 +11,9 @@ from keras_sparse_ortho.orthogonal import (
     ConstantFan,
     NByM,
     Structure,
+    from_blocks,
     matched_by_score,
+    to_blocks,
 )
 
 Array = np.ndarray
@@ -110,13 +112,12 @@ def _move_blocks(
     """Whole blocks, by the sums of magnitudes and scores; over taps too if they are regular."""
     rows, cols = structure.rows, structure.cols
     batch, parts, *taps, inputs, outputs = mask.shape
-    grid = (batch, parts, *taps, inputs // rows, rows, outputs // cols, cols)
     inside = (*(range(2, 2 + len(taps)) if structure.regular else ()), -3, -1)
 
     def sums(array: Array) -> Array:
-        return np.asarray(array.reshape(grid).sum(axis=inside))
+        return np.asarray(to_blocks(array, rows, cols).sum(axis=inside))
 
-    live = np.asarray(mask.reshape(grid).any(axis=inside))
+    live = np.asarray(to_blocks(mask, rows, cols).any(axis=inside))
     count = int(count * np.count_nonzero(live) // np.count_nonzero(mask))
     if not structure.regular:
         moved = drop_and_grow(sums(np.abs(value)), live, count, sums(scores), rng)
@@ -124,7 +125,8 @@ def _move_blocks(
     matrices = (batch * parts, *live.shape[2:])
     found = [array.reshape(matrices) for array in (sums(np.abs(value)), live, sums(scores))]
     moved = move_regular(found[0], found[1], count, found[2], rng).reshape(live.shape)
-    moved = moved.repeat(rows, axis=-2).repeat(cols, axis=-1)
+    by_block = moved[..., :, None, :, None] & np.ones((rows, 1, cols), dtype=bool)
+    moved = from_blocks(by_block, inputs, outputs)
     moved = moved.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
     return np.broadcast_to(moved, mask.shape).copy()
 

@@ -78,7 +78,7 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
     if getattr(layer, "quantization_mode", None) is not None:
         return "it is quantized"
     if getattr(layer, "groups", 1) != 1:
-        return "it has groups"
+        return f"it has groups={layer.groups}"
     if isinstance(layer, keras.layers.EinsumDense):
         try:
             letters_of(layer.equation)

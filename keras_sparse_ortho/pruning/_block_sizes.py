@@ -1,6 +1,8 @@
 """The rule by which `storage="blocks"` chooses the size of a kernel's blocks."""
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -40,7 +42,7 @@ def block_for(
         size = dataclasses.replace(size, regular=True)
         return size if size.divides(shape) and _times(shape, size, lift * density) else None
     for side in _SIZES:
-        found = [(_times(shape, block, density), block) for block in _blocks(shape, side)]
+        found = [(_times(shape, block, density), block) for block in _blocks(*shape[-2:], side)]
         close = [
             block
             for times, block in found
@@ -54,7 +56,7 @@ def block_for(
 def least_density(weight: PrunableWeight) -> float | None:
     """The least density that the rule finds blocks for; `None` where none divides the kernel."""
     shape = canonical_shape(weight)
-    return min((_step(shape, block) for block in _blocks(shape, _SIZES[-1])), default=None)
+    return min((_step(shape, block) for block in _blocks(*shape[-2:], _SIZES[-1])), default=None)
 
 
 def why_not_on_blocks(weight: PrunableWeight, density: float) -> str | None:
@@ -74,14 +76,19 @@ def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
     return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
 
 
-def _blocks(shape: Sequence[int], size: int) -> list[Block]:
-    """Blocks of about `size x size` that divide a kernel, the most nearly so first."""
-    sides = [
-        [k for k in range(math.ceil(size / 2**0.5), math.ceil(size * 2**0.5)) if side % k == 0]
-        for side in shape[-2:]
-    ]
-    found = [Block(rows, cols, regular=True) for rows in sides[0] for cols in sides[1]]
-    return sorted(found, key=lambda b: abs(math.log(b.rows / size)) + abs(math.log(b.cols / size)))
+@functools.lru_cache(maxsize=256)
+def _blocks(inputs: int, outputs: int, size: int) -> list[Block]:
+    """Blocks of about `size x size` for a matrix: without padding first, then nearest to `size`."""
+    near = range(math.ceil(size / 2**0.5), math.ceil(size * 2**0.5))
+    found = []
+    for rows, cols in itertools.product(near, near):
+        if inputs % rows == 0 or outputs % cols == 0:
+            block = Block(rows, cols, regular=True)
+            if block.divides((inputs, outputs)):
+                padded = inputs % rows > 0 or outputs % cols > 0
+                distance = abs(math.log(rows / size)) + abs(math.log(cols / size))
+                found.append((padded, distance, rows, cols, block))
+    return [block for *_, block in sorted(found, key=lambda entry: entry[:-1])]
 
 
 def _step(shape: Sequence[int], block: Block) -> float:

@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.layers import BlockSparseDense
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._block_sizes import block_for
 from tests.helpers import array, classifier_loss, data, jit_if_quicker, slow_on_tensorflow
@@ -49,7 +50,11 @@ def kernel(*shape, owner=None):
         ((256, 256), 0.05, None),
         ((784, 1024), 0.15, (49, 64)),
         ((3, 3, 256, 256), 0.15, (16, 16)),
+        ((784, 1024), 0.1, (25, 32)),  # padded
+        ((1024, 1000), 0.1, (32, 32)),
+        ((512, 1365), 0.1, (15, 39)),
         ((1024, 10), 0.3, None),
+        ((997, 1009), 0.3, None),
     ],
 )
 def test_the_largest_blocks_that_shape_and_density_allow(shape, density, expected):
@@ -219,6 +224,92 @@ def test_training_equals_the_masked_twin(verb, tmp_path):
     loaded = keras.saving.load_model(tmp_path / "blocks.keras")
     np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-5)
     assert blocks_of(loaded) == blocks_of(blocks)
+
+
+PADDED = {
+    "inputs": (lambda: L.Dense(128, "relu", name="a"), (100,), kso.Block(17, 16, regular=True)),
+    "outputs": (lambda: L.Dense(100, "gelu", name="a"), (128,), kso.Block(16, 17, regular=True)),
+    "heads": (
+        lambda: L.EinsumDense("abc,cde->abde", (None, 4, 25), bias_axes="de", name="a"),
+        (5, 128),
+        kso.Block(16, 17, regular=True),
+    ),
+    "channels": (
+        lambda: L.Conv2D(128, 3, padding="same", name="a"),
+        (4, 4, 100),
+        kso.Block(17, 16, regular=True),
+    ),
+    "filters": (lambda: L.Conv1D(100, 2, strides=2, name="a"), (6, 128), kso.Block(16, 17, regular=True)),
+}
+
+
+@slow_on_tensorflow
+@pytest.mark.parametrize("kind", PADDED)
+def test_padded_blocks_equal_the_masked_twin(kind, tmp_path):
+    make, inputs, block = PADDED[kind]
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input(inputs), make(), L.Flatten(), L.Dense(3, name="head")])
+    options = {"structure": block, "storage": "blocks", "exclude": "head", "seed": 0}
+    blocks = kso.sparsify(model, 0.5, "uniform", **options)
+    (weight, _) = kso.prunable_weights(blocks)
+    assert weight.storage.block == (block.rows, block.cols)
+    assert weight.density == 0.5
+    assert weight.storage.mask_value().mean() == 0.5
+    assert kso.report(blocks).rows[0].orthogonality_error < 1e-6
+    stored = array(blocks.layers[0].blocks)
+    padding = stored.size - weight.live
+    assert padding > 0
+    masked = kso.to_masked(blocks)
+    again = kso.to_blocks(masked)
+    np.testing.assert_array_equal(array(again.layers[0].blocks), stored)
+    np.testing.assert_allclose(fit(blocks, 3), fit(masked, 3), atol=1e-5)
+    x, _ = data(blocks, 3)
+    expected = masked.predict(x, verbose=0)
+    np.testing.assert_allclose(blocks.predict(x, verbose=0), expected, atol=1e-5)
+    after = kso.to_masked(blocks)  # with the moments of the optimizer
+    for one, other in zip(after.optimizer.variables, masked.optimizer.variables, strict=True):
+        np.testing.assert_allclose(array(one), array(other), atol=1e-5)
+    # Padding and its moments are zero to the bit.
+    live = array(blocks.layers[0].blocks)
+    assert np.count_nonzero(live) <= weight.live
+    for variable in blocks.optimizer.variables:
+        if tuple(variable.shape) == live.shape:
+            assert np.count_nonzero(array(variable)) <= weight.live
+    np.testing.assert_allclose(kso.strip(blocks).predict(x, verbose=0), expected, atol=1e-5)
+    blocks.save(tmp_path / "blocks.keras")
+    loaded = keras.saving.load_model(tmp_path / "blocks.keras")
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-5)
+
+
+@slow_on_tensorflow
+@pytest.mark.parametrize("kind", ["inputs", "filters"])
+@pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
+def test_rigl_moves_padded_blocks_at_an_exact_count(kind, verb):
+    make, inputs, _ = PADDED[kind]
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input(inputs), make(), L.Flatten(), L.Dense(3, name="head")])
+    sparse = verb(model, 0.5, budget="uniform", storage="blocks", exclude="head", seed=0)
+    (weight, _) = kso.prunable_weights(sparse)
+    assert weight.storage.block in ((17, 16), (16, 17))
+    before, live = weight.storage.mask_value(), weight.live
+    x, y = data(sparse, 3)
+    sparse.compile("adam", classifier_loss(), jit_compile=jit_if_quicker())
+    moving = kso.callbacks.RigL((x, y), 4, frequency=1, fraction=0.3, seed=0)
+    sparse.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[moving])
+    mask = weight.storage.mask_value()
+    assert (mask != before).any()
+    assert mask.sum() == live == round(0.5 * weight.size)
+
+
+@pytest.mark.parametrize("kernel_initializer", ["he_normal", "exact_orthogonal"])
+def test_padding_of_a_new_layer_is_zero(kernel_initializer):
+    layer = BlockSparseDense(
+        1000, density=0.25, block=32, kernel_initializer=kernel_initializer, seed=0
+    )
+    layer.build((None, 1024))
+    assert layer.density == 0.25
+    assert np.count_nonzero(array(layer.blocks)) == 1024 * 1000 // 4
+    assert np.count_nonzero(layer.kernel_value()) == 1024 * 1000 // 4
 
 
 SHAPES = {"divisible": (128, 256), "classes": (256, 10), "prime": (127, 131), "thin": (64, 64)}
