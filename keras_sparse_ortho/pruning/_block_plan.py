@@ -63,6 +63,7 @@ class BlockPlan:
 
         Raises:
             ValueError: A `size` that is no Block.
+            LayoutError: A `size` that divides no kernel.
             BudgetError: A density at which no kernel would be sparse.
         """
         if size is not None and not isinstance(size, Block):
@@ -70,6 +71,8 @@ class BlockPlan:
                 'storage="blocks" takes the size of blocks as `structure`, such as Block(64, 64). '
                 f"Received: structure={size!r}"
             )
+        if size is not None:
+            _check_fits_any(size, weights)
         for lift in (1.0,) if given else (_LIFT, 1.0):
             plan, held, blocks = _chosen(weights, asked, size, orthogonal, given, lift)
             fitted = _fitted(plan, held, blocks)
@@ -118,6 +121,12 @@ class BlockPlan:
                 f"and are not faster than dense ones. Received: {'; '.join(told)}",
                 stacklevel=4,
             )
+
+
+def _check_fits_any(size: Block, weights: list[PrunableWeight]) -> None:
+    regular = dataclasses.replace(size, regular=True)
+    if not any(regular.divides(canonical_shape(weight)) for weight in weights):
+        regular.check(canonical_shape(weights[0]))
 
 
 def _chosen(

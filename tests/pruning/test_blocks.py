@@ -52,7 +52,7 @@ def kernel(*shape, owner=None):
         ((3, 3, 256, 256), 0.15, (16, 16)),
         ((784, 1024), 0.1, (25, 32)),  # padded
         ((1024, 1000), 0.1, (32, 32)),
-        ((512, 1365), 0.1, (15, 39)),
+        ((512, 1365), 0.1, (15, 13)),
         ((1024, 10), 0.3, None),
         ((997, 1009), 0.3, None),
     ],
@@ -227,19 +227,23 @@ def test_training_equals_the_masked_twin(verb, tmp_path):
 
 
 PADDED = {
-    "inputs": (lambda: L.Dense(128, "relu", name="a"), (100,), kso.Block(17, 16, regular=True)),
-    "outputs": (lambda: L.Dense(100, "gelu", name="a"), (128,), kso.Block(16, 17, regular=True)),
+    "inputs": (lambda: L.Dense(128, "relu", name="a"), (101,), kso.Block(17, 16, regular=True)),
+    "outputs": (lambda: L.Dense(101, "gelu", name="a"), (128,), kso.Block(16, 17, regular=True)),
     "heads": (
-        lambda: L.EinsumDense("abc,cde->abde", (None, 4, 25), bias_axes="de", name="a"),
+        lambda: L.EinsumDense("abc,cde->abde", (5, 4, 25), bias_axes="de", name="a"),
         (5, 128),
         kso.Block(16, 17, regular=True),
     ),
     "channels": (
         lambda: L.Conv2D(128, 3, padding="same", name="a"),
-        (4, 4, 100),
+        (4, 4, 101),
         kso.Block(17, 16, regular=True),
     ),
-    "filters": (lambda: L.Conv1D(100, 2, strides=2, name="a"), (6, 128), kso.Block(16, 17, regular=True)),
+    "filters": (
+        lambda: L.Conv1D(101, 2, strides=2, name="a"),
+        (6, 128),
+        kso.Block(16, 17, regular=True),
+    ),
 }
 
 
@@ -282,23 +286,24 @@ def test_padded_blocks_equal_the_masked_twin(kind, tmp_path):
 
 
 @slow_on_tensorflow
-@pytest.mark.parametrize("kind", ["inputs", "filters"])
+@pytest.mark.parametrize("kind", ["outputs", "filters"])
 @pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
 def test_rigl_moves_padded_blocks_at_an_exact_count(kind, verb):
-    make, inputs, _ = PADDED[kind]
+    inputs = {"outputs": (256,), "filters": (4, 256)}[kind]
+    layer = L.Dense(251, name="a") if kind == "outputs" else L.Conv1D(251, 2, name="a")
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input(inputs), make(), L.Flatten(), L.Dense(3, name="head")])
-    sparse = verb(model, 0.5, budget="uniform", storage="blocks", exclude="head", seed=0)
+    model = keras.Sequential([keras.Input(inputs), layer, L.Flatten(), L.Dense(3, name="head")])
+    sparse = verb(model, 0.2, budget="uniform", storage="blocks", exclude="head", seed=0)
     (weight, _) = kso.prunable_weights(sparse)
-    assert weight.storage.block in ((17, 16), (16, 17))
+    assert array(weight.variable).size > weight.live  # padded
     before, live = weight.storage.mask_value(), weight.live
     x, y = data(sparse, 3)
     sparse.compile("adam", classifier_loss(), jit_compile=jit_if_quicker())
-    moving = kso.callbacks.RigL((x, y), 4, frequency=1, fraction=0.3, seed=0)
+    moving = kso.callbacks.RigL((x, y), 4, frequency=1, fraction=0.8, seed=0)
     sparse.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[moving])
     mask = weight.storage.mask_value()
     assert (mask != before).any()
-    assert mask.sum() == live == round(0.5 * weight.size)
+    assert mask.sum() == live == 3 * weight.size // 16
 
 
 @pytest.mark.parametrize("kernel_initializer", ["he_normal", "exact_orthogonal"])
@@ -308,8 +313,11 @@ def test_padding_of_a_new_layer_is_zero(kernel_initializer):
     )
     layer.build((None, 1024))
     assert layer.density == 0.25
-    assert np.count_nonzero(array(layer.blocks)) == 1024 * 1000 // 4
-    assert np.count_nonzero(layer.kernel_value()) == 1024 * 1000 // 4
+    stored, kernel = array(layer.blocks), layer.kernel_value()
+    assert stored.size == 1024 * 1024 // 4
+    assert layer.mask_value().sum() == 1024 * 1000 // 4
+    assert np.count_nonzero(stored) == np.count_nonzero(kernel)
+    assert np.square(stored).sum() == pytest.approx(np.square(kernel).sum())
 
 
 SHAPES = {"divisible": (128, 256), "classes": (256, 10), "prime": (127, 131), "thin": (64, 64)}
