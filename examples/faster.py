@@ -104,13 +104,12 @@ class Twin:
 def run(data: Dataset, options: argparse.Namespace) -> tuple[dict[str, dict[str, float]], float]:
     """Trains both; returns the figures of each and the density of the sparse kernels."""
     dense = mlp(data, options.width, options.depth)
-    structure = kso.Block(options.block, options.block, regular=True)
+    size = None if options.block is None else kso.Block(options.block, options.block)
     sparse = kso.sparsify(
         dense,
         options.density,
-        "uniform",
-        structure=structure,
-        storage="auto",  # live blocks
+        storage="blocks",
+        structure=size,
         include="hidden_.*",
         seed=options.seed,
     )
@@ -172,7 +171,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, help=f"default: {EPOCHS}")
     parser.add_argument("--width", type=int, default=2048, help="units of a hidden layer")
     parser.add_argument("--depth", type=int, default=4, help="hidden layers")
-    parser.add_argument("--block", type=int, default=32, help="side of a block (default 32)")
+    parser.add_argument("--block", type=int, help="side of a block (default: chosen)")
     parser.add_argument("--density", type=float, default=0.1, help="live fraction (default 0.1)")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
@@ -181,7 +180,8 @@ def main() -> int:
     if options.epochs is None:
         options.epochs = EPOCHS[options.dataset]
     for name, least in (("epochs", 2), ("depth", 2), ("width", 1), ("batch", 1), ("block", 1)):
-        if getattr(options, name) < least:
+        value = getattr(options, name)
+        if value is not None and value < least:
             received = f"--{name} must be {least} or more. Received: {getattr(options, name)}"
             parser.error(received)
 
@@ -195,7 +195,8 @@ def main() -> int:
         figures, density = run(data, options)
     except (kso.errors.DensityError, kso.errors.LayoutError) as error:
         parser.error(str(error))
-    title = f"{data.name}, {options.depth} x {options.width}, blocks of {options.block}, "
+    size = "a chosen size" if options.block is None else options.block
+    title = f"{data.name}, {options.depth} x {options.width}, blocks of {size}, "
     title += f"batch {options.batch}, {options.epochs} epochs, {keras.backend.backend()}"
     path = options.output / "faster.json"
     path.write_text(json.dumps({"density": density, **figures}, indent=1) + "\n", encoding="utf-8")

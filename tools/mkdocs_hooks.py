@@ -32,7 +32,10 @@ SEARCHED = {
     "reference/": 0.3,
     "tutorials/": 0.9,
 }
-ROOT_PAGES = ("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "LICENSE", "CITATION.cff")
+ROOT_PAGES = (
+    *("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md"),
+    *("CHANGELOG.md", "LICENSE", "CITATION.cff"),
+)
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _NAME = re.compile(r"`kso\.([A-Za-z_.]+)((?:\([^`]*\))?)`(?!\])")

@@ -25,6 +25,7 @@ from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
 from keras_sparse_ortho.orthogonal import dead_outputs
+from keras_sparse_ortho.pruning import why_not_on_blocks
 
 _TOTALS = (
     *("name", "size", "live", "density", "sparse_density", "whole_density"),
@@ -40,6 +41,9 @@ class Row:
     is dense: `"no mask"` (excluded, or not selected), `"not updated"` (a `MagnitudeMask` that
     `callbacks.UpdateMasks` has not set yet), or `"not registered"`: the meaning of its axes is
     unknown (`initializers.kernel_layouts`).
+
+    `block` is the size of live blocks `(inputs, outputs)`, and `least_density` the least density on
+    these. Where other kernels of the model are on blocks, `not_on_blocks` says why this one is not.
     """
 
     path: str
@@ -53,6 +57,9 @@ class Row:
     gain: float | None = None
     taps: str | None = None
     state: str = "sparse"
+    block: tuple[int, int] | None = None
+    least_density: float | None = None
+    not_on_blocks: str | None = None
 
     @property
     def density(self) -> float:
@@ -210,6 +217,10 @@ class SparsityReport:
         table.add_row("all kernels", "", *_totals(self.rows, number), *flops)
         if self.unregistered:
             table.add_row("whole model", "", *_totals(self._everything, number))
+        reasons = [f"{row.path}: {row.not_on_blocks}" for row in self.rows if row.not_on_blocks]
+        if reasons:
+            table.caption = "Not on blocks\n" + "\n".join(reasons)
+            table.caption_justify = "left"
         return table
 
     def _parameters(self) -> str:
@@ -237,6 +248,10 @@ class SparsityReport:
             "taps": taps if set(taps) - {"", "center"} else ["" for _ in taps],
             "why\ndense": [
                 row.state if row.state != "sparse" and tells_why else "" for row in rows
+            ],
+            "blocks": ["x".join(map(str, row.block or ())) for row in rows],
+            "least\ndensity": [
+                "" if row.least_density is None else f"{row.least_density:.4f}" for row in rows
             ],
         }
 
@@ -266,6 +281,9 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     layer is not registered, says why it is dense (`Row.state`). There are three densities: of the
     sparse kernels (`sparse_density`), of all kernels (`density`) and of all matrices of the model
     (`whole_density`).
+
+    With live blocks (`storage="blocks"`), a row has the size of its blocks and the least density on
+    these, or says below the table why the kernel is not on blocks.
 
     Args:
         model: A built Keras model; wrapped, stripped or dense.
@@ -309,6 +327,12 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     for weight in weights:
         listed = known if weight.registered or weight.storage is not None else others
         listed.append(_row(weight, orthogonality))
+    if any(row.block for row in known):
+        reasons = {w.path: why_not_on_blocks(w, w.density) for w in weights if w.registered}
+        known = [
+            row if row.block else dataclasses.replace(row, not_on_blocks=reasons.get(row.path))
+            for row in known
+        ]
     stores = [weight.storage for weight in weights if weight.storage is not None]
     support = [variable for storage in stores for variable in storage.support()]
     values = [weight.variable for weight in weights]
@@ -351,6 +375,8 @@ def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
         gain=getattr(drawn_by, "gain", None),
         taps=getattr(drawn_by, "taps", None),
         state="sparse" if sparse else dense,
+        block=getattr(weight.storage, "block", None),
+        least_density=getattr(weight.storage, "least_density", None),
     )
 
 

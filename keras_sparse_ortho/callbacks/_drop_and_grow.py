@@ -5,10 +5,16 @@
 """
 
 import numpy as np
-from scipy import sparse
-from scipy.optimize import linprog
 
-from keras_sparse_ortho.orthogonal import Block, ConstantFan, NByM, Structure
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    ConstantFan,
+    NByM,
+    Structure,
+    from_blocks,
+    matched_by_score,
+    to_blocks,
+)
 
 Array = np.ndarray
 Generator = np.random.Generator
@@ -73,38 +79,8 @@ def move_regular(
     result.reshape(-1)[smallest(magnitudes, live, count, rng)] = False
     for kept, before, score in zip(result, live, scores, strict=True):
         lost = before & ~kept
-        kept |= _matched(kept, lost.sum(axis=1), lost.sum(axis=0), score, rng)
+        kept |= matched_by_score(kept, lost.sum(axis=1), lost.sum(axis=0), score, rng)
     return result
-
-
-def _matched(
-    kept: Array, of_inputs: Array, of_outputs: Array, scores: Array, rng: Generator
-) -> Array:
-    """Dead entries of largest total score, with given numbers for each input and each output.
-
-    A linear program whose vertices are integers (a flow of capacity 1 between the two sides); the
-    simplex method ends at a vertex.
-    """
-    chosen = np.zeros_like(kept)
-    if not of_inputs.any():
-        return chosen
-    open_ = ~kept & (of_inputs > 0)[:, None] & (of_outputs > 0)
-    inputs, outputs = np.nonzero(open_)
-    order = rng.permutation(len(inputs))  # otherwise the order would decide between equals
-    inputs, outputs = inputs[order], outputs[order]
-    sides = np.concatenate([inputs, len(kept) + outputs])
-    entry = np.tile(np.arange(len(inputs)), 2)
-    wanted = np.concatenate([of_inputs, of_outputs])
-    shape = (len(wanted), len(inputs))
-    sums = sparse.csr_array((np.ones(len(sides)), (sides, entry)), shape=shape)
-    found = linprog(
-        -scores[inputs, outputs], A_eq=sums, b_eq=wanted, bounds=(0, 1), method="highs-ds"
-    )
-    taken = found.x > 0.5
-    chosen[inputs[taken], outputs[taken]] = True
-    if (chosen.sum(axis=1) != of_inputs).any() or (chosen.sum(axis=0) != of_outputs).any():
-        raise RuntimeError(f"The simplex method did not end at a vertex. Received: {found.message}")
-    return chosen
 
 
 def move(
@@ -136,13 +112,12 @@ def _move_blocks(
     """Whole blocks, by the sums of magnitudes and scores; over taps too if they are regular."""
     rows, cols = structure.rows, structure.cols
     batch, parts, *taps, inputs, outputs = mask.shape
-    grid = (batch, parts, *taps, inputs // rows, rows, outputs // cols, cols)
     inside = (*(range(2, 2 + len(taps)) if structure.regular else ()), -3, -1)
 
     def sums(array: Array) -> Array:
-        return np.asarray(array.reshape(grid).sum(axis=inside))
+        return np.asarray(to_blocks(array, rows, cols).sum(axis=inside))
 
-    live = np.asarray(mask.reshape(grid).any(axis=inside))
+    live = np.asarray(to_blocks(mask, rows, cols).any(axis=inside))
     count = int(count * np.count_nonzero(live) // np.count_nonzero(mask))
     if not structure.regular:
         moved = drop_and_grow(sums(np.abs(value)), live, count, sums(scores), rng)
@@ -150,7 +125,8 @@ def _move_blocks(
     matrices = (batch * parts, *live.shape[2:])
     found = [array.reshape(matrices) for array in (sums(np.abs(value)), live, sums(scores))]
     moved = move_regular(found[0], found[1], count, found[2], rng).reshape(live.shape)
-    moved = moved.repeat(rows, axis=-2).repeat(cols, axis=-1)
+    by_block = moved[..., :, None, :, None] & np.ones((rows, 1, cols), dtype=bool)
+    moved = from_blocks(by_block, inputs, outputs)
     moved = moved.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
     return np.broadcast_to(moved, mask.shape).copy()
 

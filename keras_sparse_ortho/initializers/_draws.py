@@ -23,6 +23,7 @@ class Draw:
     kernel: np.ndarray | None = None  # None: the weight keeps its values
     initializer: SparseInitializer | None = None
     fresh: bool = False  # whether the weight has, or will get, exactly the values drawn
+    block: tuple[int, int] | None = None  # the size of its regular blocks, if it is made of such
 
     @property
     def live(self) -> int:

@@ -1,6 +1,7 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
 from keras_sparse_ortho.layers._block_layer_like import block_layer_like
+from keras_sparse_ortho.layers._block_layer_like import why_no_block_form as why_no_block_form
 from keras_sparse_ortho.layers._block_sparse_conv import BlockSparseConv as BlockSparseConv
 from keras_sparse_ortho.layers._block_sparse_conv import (
     BlockSparseConv1D,

@@ -11,7 +11,11 @@ from keras_sparse_ortho.layers._block_sparse_conv import (
     BlockSparseConv2D,
     BlockSparseConv3D,
 )
-from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense, BlockSparseEinsumDense
+from keras_sparse_ortho.layers._block_sparse_dense import (
+    BlockSparseDense,
+    BlockSparseEinsumDense,
+    letters_of,
+)
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 _KINDS: dict[Any, type[BlockSparseLayer]] = {
@@ -49,15 +53,8 @@ def block_layer_like(
         NotPrunableError: A layer of another type, one with groups, LoRA or quantization, an
             einsum whose kernel is several matrices.
     """
-    kind = _KINDS.get(type(layer))
-    reason = None
-    if kind is None:
-        reason = f"only {', '.join(known.__name__ for known in _KINDS)} have such a form"
-    elif getattr(layer, "lora_enabled", False):
-        reason = "LoRA is enabled on it, and its update of the kernel is dense"
-    elif getattr(layer, "quantization_mode", None) is not None:
-        reason = "it is quantized"
-    if kind is None or reason is not None:
+    reason = why_no_block_form(layer)
+    if reason is not None:
         raise NotPrunableError(
             f"The layer '{layer.name}' cannot compute on live blocks: {reason}. "
             f"Received: layer={type(layer).__name__}"
@@ -69,7 +66,25 @@ def block_layer_like(
         own["kernel_initializer"] = "exact_orthogonal"
         gain = getattr(layer.kernel_initializer, "gain", 1.0)
         own["gain"] = gain if isinstance(gain, float | int) else 1.0
-    return kind(**{**config, **own})
+    return _KINDS[type(layer)](**{**config, **own})
+
+
+def why_no_block_form(layer: keras.layers.Layer) -> str | None:
+    """Why a layer cannot compute on live blocks, whatever its sizes; `None` if it can."""
+    if type(layer) not in _KINDS:
+        return f"only {', '.join(known.__name__ for known in _KINDS)} have such a form"
+    if getattr(layer, "lora_enabled", False):
+        return "LoRA is enabled on it, and its update of the kernel is dense"
+    if getattr(layer, "quantization_mode", None) is not None:
+        return "it is quantized"
+    if getattr(layer, "groups", 1) != 1:
+        return f"it has groups={layer.groups}"
+    if isinstance(layer, keras.layers.EinsumDense):
+        try:
+            letters_of(layer.equation)
+        except NotPrunableError:
+            return f"in '{layer.equation}' its kernel is not one matrix"
+    return None
 
 
 _DRAWN_WHOLE = (SparseInitializer, keras.initializers.Orthogonal, keras.initializers.Identity)

@@ -9,7 +9,12 @@ from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
-from keras_sparse_ortho.layers._blocks import BlockOperands, spread_blocks
+from keras_sparse_ortho.layers._blocks import (
+    BlockOperands,
+    padded_blocks,
+    spread_blocks,
+    without_padding,
+)
 
 ops = keras.ops
 
@@ -91,6 +96,7 @@ class BlockSparseConv(BlockSparseLayer):
             ends = [[0, 0] for _ in range(3)]
             ends[2 if axis == 1 else 1] = [first, 0]
             inputs, padding = ops.pad(inputs, ends), "valid"
+        inputs = padded_blocks(inputs, axis, grid.inputs, grid.rows)
         sizes = list(ops.shape(inputs))
         x = ops.reshape(inputs, (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]))
         x = spread_blocks(x, kernel.inputs_of, kernel.slots_of, axis)
@@ -108,6 +114,7 @@ class BlockSparseConv(BlockSparseLayer):
             for part, taps in zip(parts, self._kernels(kernel), strict=True)
         ]
         result = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
+        result = without_padding(result, axis, grid.outputs, grid.cols)
         if self.bias is not None:
             shape = [1] * (self.rank + 2)
             shape[axis] = self.filters

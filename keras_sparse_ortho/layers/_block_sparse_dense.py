@@ -174,7 +174,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
             (output_shape,) if isinstance(output_shape, int) else tuple(output_shape)
         )
         self.bias_axes = bias_axes
-        self._letters = _letters(equation)
+        self._letters = letters_of(equation)
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Draws blocks and makes the weights."""
@@ -250,7 +250,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         }
 
 
-def _letters(equation: str) -> tuple[str, str, str]:
+def letters_of(equation: str) -> tuple[str, str, str]:
     """The axes of input, kernel and output of an equation whose kernel is one matrix."""
     dots = r"((?:\.\.\.)?[a-zA-Z]*(?:\.\.\.)?)"
     parts = re.fullmatch(rf"{dots},([a-zA-Z]+)->{dots}", equation.replace(" ", ""))

@@ -495,7 +495,9 @@ def _drawn(
     pattern = grid.draw_pattern(seed) if inputs_of is None else grid.check_pattern(inputs_of)
     columns = to_numpy(initializer(grid.columns_shape, dtype="float32"))
     columns = columns * _fan_correction(grid, initializer)
-    return _as_blocks(grid, columns), pattern
+    blocks = _as_blocks(grid, columns)
+    # The padding is zero; no gradient reaches it.
+    return grid.blocks(grid.kernel(blocks, pattern), pattern), pattern
 
 
 def _fan_correction(grid: BlockGrid, initializer: Any) -> float:

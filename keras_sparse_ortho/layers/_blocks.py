@@ -20,7 +20,17 @@ from keras_sparse_ortho._keras_internals import (
     value_in_scope,
 )
 from keras_sparse_ortho.errors import DensityError, LayoutError
-from keras_sparse_ortho.orthogonal import check_regular, fan_step, regular_pattern, slots_of
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    block_count,
+    check_regular,
+    fan_step,
+    from_blocks,
+    regular_pattern,
+    slots_of,
+    to_blocks,
+    whole_blocks,
+)
 
 ops = keras.ops
 
@@ -70,7 +80,7 @@ class BlockGrid:
             DensityError: A density that is off the nearest possible one by more than a quarter.
         """
         density = check_density(density)
-        dense = cls(inputs, outputs, *block, fan_in=inputs // block[0], taps=(*taps,))
+        dense = cls(inputs, outputs, *block, fan_in=block_count(inputs, block[0]), taps=(*taps,))
         dense.check_sides()
         blocks, step = dense.in_blocks, dense.fan_in_step
         fan_in = max(round(density * blocks / step) * step, step)
@@ -92,18 +102,19 @@ class BlockGrid:
             raise LayoutError(
                 f"Each side of a kernel has at most {LARGEST} entries. Received: {self.shape}"
             )
-        _blocks("inputs", self.inputs, self.rows)
-        _blocks("outputs", self.outputs, self.cols)
+        if not Block(self.rows, self.cols, regular=True).divides(self.shape):
+            _check_side("inputs", self.inputs, self.rows)
+            _check_side("outputs", self.outputs, self.cols)
 
     @property
     def in_blocks(self) -> int:
         """`I`."""
-        return self.inputs // self.rows
+        return block_count(self.inputs, self.rows)
 
     @property
     def out_blocks(self) -> int:
         """`J`."""
-        return self.outputs // self.cols
+        return block_count(self.outputs, self.cols)
 
     @property
     def fan_out(self) -> int:
@@ -123,7 +134,12 @@ class BlockGrid:
     @property
     def live(self) -> int:
         """Live entries."""
-        return math.prod(self.blocks_shape)
+        return math.prod(self.shape) * self.fan_in // self.in_blocks
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Inputs and outputs with the padding of blocks that have one less."""
+        return self.in_blocks * self.rows, self.out_blocks * self.cols
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -138,7 +154,7 @@ class BlockGrid:
     @property
     def columns_shape(self) -> tuple[int, ...]:
         """`(*taps, fan_in rows, outputs)`: the live entries of each output in a column."""
-        return (*self.taps, self.fan_in * self.rows, self.outputs)
+        return (*self.taps, self.fan_in * self.rows, self.padded[1])
 
     def columns_order(self) -> tuple[int, ...]:
         """The axes of `blocks_shape` in the order of `columns_shape`."""
@@ -171,8 +187,8 @@ class BlockGrid:
 
     def kernel(self, blocks: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
         """The kernel with these live blocks, zero elsewhere."""
-        dense = self.whole(blocks, inputs_of)
-        return dense.transpose(self.columns_order()).reshape(self.shape)
+        dense = self.whole(blocks, inputs_of).transpose(self.columns_order())
+        return from_blocks(dense, self.inputs, self.outputs)
 
     def mask(self, inputs_of: np.ndarray) -> np.ndarray:
         """Which entries of the kernel are live."""
@@ -180,8 +196,8 @@ class BlockGrid:
 
     def blocks(self, kernel: np.ndarray, inputs_of: np.ndarray) -> np.ndarray:
         """The live blocks of a kernel."""
-        split = (*self.taps, self.in_blocks, self.rows, self.out_blocks, self.cols)
-        ordered = kernel.reshape(split).transpose(np.argsort(self.columns_order()))
+        split = to_blocks(kernel, self.rows, self.cols)
+        ordered = split.transpose(np.argsort(self.columns_order()))
         return ordered[np.arange(self.out_blocks)[:, None], inputs_of]
 
 
@@ -193,15 +209,14 @@ def pattern_of(mask: np.ndarray, block: tuple[int, int]) -> tuple[BlockGrid, np.
             at all taps or at none, or that is not regular both ways.
     """
     *taps, inputs, outputs = mask.shape
-    shape = (*taps, _blocks("inputs", inputs, block[0]), block[0])
-    split = mask.reshape(*shape, _blocks("outputs", outputs, block[1]), block[1])
+    BlockGrid(inputs, outputs, *block, fan_in=1).check_sides()
     inside = (*range(len(taps)), len(taps) + 1, len(taps) + 3)
-    live = split.all(axis=inside)
-    if (live != split.any(axis=inside)).any():
+    live = to_blocks(mask, *block, fill=True).all(axis=inside)
+    in_part = int((live != to_blocks(mask, *block, fill=False).any(axis=inside)).sum())
+    if in_part:
         raise LayoutError(
             f"The mask is not one of whole blocks of {block[0]} x {block[1]} that are live at all "
-            f"taps. Received: {int((live != split.any(axis=inside)).sum())} blocks that are live "
-            "in part"
+            f"taps. Received: {in_part} blocks that are live in part"
         )
     fan_in, fan_out = live.sum(axis=0), live.sum(axis=1)
     if len({*fan_in.tolist()}) > 1 or len({*fan_out.tolist()}) > 1 or not fan_in.any():
@@ -224,7 +239,7 @@ def check_block(block: Any) -> tuple[int, int]:
     return check_integer("block", pair[0]), check_integer("block", pair[1])
 
 
-def _blocks(side: str, size: int, step: int) -> int:
+def _check_side(side: str, size: int, step: int) -> None:
     if size % step:
         below = size // step * step
         near = " and ".join(str(value) for value in (below, below + step) if value)
@@ -234,7 +249,6 @@ def _blocks(side: str, size: int, step: int) -> int:
             f"{f'Or take blocks of one of {divisors}.' if divisors else ''} "
             f"Received: {size} {side}"
         )
-    return size // step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -482,13 +496,42 @@ def product_features_first(x: Any, kernel: BlockOperands) -> Any:
     """`K^T x` for `x` of shape `(inputs, n)`."""
     grid = kernel.grid
     columns = x.shape[1] if x.shape[1] is not None else ops.shape(x)[1]
+    x = padded_blocks(x, 0, grid.inputs, grid.rows)
     outputs = block_product(
         ops.reshape(x, (grid.in_blocks, grid.rows, columns)),
         kernel.blocks,
         kernel.inputs_of,
         kernel.slots_of,
     )
-    return ops.reshape(outputs, (grid.outputs, columns))
+    outputs = ops.reshape(outputs, (grid.padded[1], columns))
+    return without_padding(outputs, 0, grid.outputs, grid.cols)
+
+
+def padded_blocks(x: Any, axis: int, side: int, width: int) -> Any:
+    """`x` with zeros at the end of each block of an axis that has one entry less than `width`."""
+    count, whole = block_count(side, width), whole_blocks(side, width)
+    if whole == count:
+        return x
+    first, rest = ops.split(x, [whole * width], axis=axis)
+    shape = list(ops.shape(rest))
+    rest = ops.reshape(rest, [*shape[:axis], count - whole, width - 1, *shape[axis + 1 :]])
+    ends = [[0, 0] for _ in rest.shape]
+    ends[axis + 1][1] = 1
+    shape[axis] = (count - whole) * width
+    return ops.concatenate([first, ops.reshape(ops.pad(rest, ends), shape)], axis=axis)
+
+
+def without_padding(x: Any, axis: int, side: int, width: int) -> Any:
+    """The inverse of `padded_blocks`."""
+    count, whole = block_count(side, width), whole_blocks(side, width)
+    if whole == count:
+        return x
+    first, rest = ops.split(x, [whole * width], axis=axis)
+    shape = list(ops.shape(rest))
+    rest = ops.reshape(rest, [*shape[:axis], count - whole, width, *shape[axis + 1 :]])
+    rest, _ = ops.split(rest, [width - 1], axis=axis + 1)
+    shape[axis] = (count - whole) * (width - 1)
+    return ops.concatenate([first, ops.reshape(rest, shape)], axis=axis)
 
 
 def product_of(sizes: Sequence[Any]) -> Any:

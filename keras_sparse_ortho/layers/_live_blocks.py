@@ -37,6 +37,16 @@ class LiveBlocks(Storage):
         return shape
 
     @property
+    def block(self) -> tuple[int, int]:
+        """Inputs and outputs of a block."""
+        return self._layer.grid.rows, self._layer.grid.cols
+
+    @property
+    def least_density(self) -> float:
+        """The least density of a kernel of such blocks, of which the others are multiples."""
+        return float(self._layer.grid.fan_in_step / self._layer.grid.in_blocks)
+
+    @property
     def live(self) -> int:
         """Number of live entries."""
         return int(self._layer.grid.live)

@@ -1,6 +1,7 @@
 """Exactly orthogonal sparse kernels, their layouts, counts and density law; NumPy and SciPy."""
 
 from keras_sparse_ortho.orthogonal._block import Block
+from keras_sparse_ortho.orthogonal._block import best_regular as best_regular
 from keras_sparse_ortho.orthogonal._constant_fan import ConstantFan
 from keras_sparse_ortho.orthogonal._counts import (
     apportion,
@@ -21,12 +22,17 @@ from keras_sparse_ortho.orthogonal._kernel import exact_orthogonal, regular_bloc
 from keras_sparse_ortho.orthogonal._layout import KernelLayout, to_polyphase
 from keras_sparse_ortho.orthogonal._n_by_m import NByM
 from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks
+from keras_sparse_ortho.orthogonal._regular_pattern import block_count as block_count
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     check_regular,
     fan_step,
     regular_pattern,
     slots_of,
 )
+from keras_sparse_ortho.orthogonal._regular_pattern import from_blocks as from_blocks
+from keras_sparse_ortho.orthogonal._regular_pattern import matched_by_score as matched_by_score
+from keras_sparse_ortho.orthogonal._regular_pattern import to_blocks as to_blocks
+from keras_sparse_ortho.orthogonal._regular_pattern import whole_blocks as whole_blocks
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw, Rotations
 from keras_sparse_ortho.orthogonal._rotations import random_orthogonal as random_orthogonal
 from keras_sparse_ortho.orthogonal._structure import Structure

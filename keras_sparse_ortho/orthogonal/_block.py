@@ -11,7 +11,13 @@ from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import covering_rotations
 from keras_sparse_ortho.orthogonal._regular_blocks import draw_regular
-from keras_sparse_ortho.orthogonal._regular_pattern import fan_step
+from keras_sparse_ortho.orthogonal._regular_pattern import (
+    block_count,
+    fan_step,
+    from_blocks,
+    matched_by_score,
+    to_blocks,
+)
 from keras_sparse_ortho.orthogonal._rotations import (
     DrawOptions,
     Rotations,
@@ -25,6 +31,8 @@ from keras_sparse_ortho.orthogonal._structure import (
     describe,
     positive_integers,
 )
+
+_PADDED = 1.05  # a padded side relative to the side: what the padding may cost
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -45,7 +53,9 @@ class Block(Structure):
     alone need this (`regular_blocks`). With `I` input and `J` output blocks, `k` is a multiple of
     `I / gcd(I, J)`: any `k` for square kernels, fewer for others. No output and no input is dead,
     even at the least density. All taps of a convolution have the same live blocks, over channels;
-    the matrix is at the center tap, and the live entries of other taps are zeros.
+    the matrix is at the center tap, and the live entries of other taps are zeros. The shorter side
+    need not be divisible: 1000 outputs of `cols=32` are 8 blocks of 32 and 24 of 31, which layers
+    of live blocks pad to 32. The padding is at most a twentieth of the side, and of no account.
 
     Args:
         rows: Inputs in a block.
@@ -55,7 +65,7 @@ class Block(Structure):
 
     Raises:
         LayoutError: When a kernel is drawn whose inputs `rows`, or whose outputs `cols`, do not
-            divide.
+            divide, nor with padding where that is possible.
 
     Example:
 
@@ -86,10 +96,22 @@ class Block(Structure):
         if not self.regular and max(self.rows, self.cols) % min(self.rows, self.cols):
             raise ValueError(f"One of `rows` and `cols` must divide the other. Received: {self}")
 
+    def divides(self, canonical_shape: Sequence[int]) -> bool:
+        """Whether inputs and outputs can be divided into blocks, regular ones with padding."""
+        *_, inputs, outputs = canonical_shape
+        rows = block_count(inputs, self.rows) * self.rows
+        cols = block_count(outputs, self.cols) * self.cols
+        if rows == inputs or cols == outputs:
+            sides = (inputs, rows, self.rows), (outputs, cols, self.cols)
+            (side, padded, width), (other, _, _) = sides if cols == outputs else sides[::-1]
+            even = block_count(side, block_count(side, width)) == width
+            close = padded <= min(_PADDED * side, other)
+            return padded == side or (self.regular and even and close)
+        return False
+
     def check(self, canonical_shape: Sequence[int]) -> None:
         """Refuses inputs or outputs that cannot be divided into blocks."""
-        *_, inputs, outputs = canonical_shape
-        if inputs % self.rows or outputs % self.cols:
+        if not self.divides(canonical_shape):
             raise LayoutError(
                 f"{self} needs inputs divisible by {self.rows} and outputs divisible by "
                 f"{self.cols}; change the layer's sizes or the structure, or `exclude` the layer. "
@@ -101,14 +123,14 @@ class Block(Structure):
         unit = self.rows * self.cols
         if not self.regular:
             return unit
-        batch, parts, *taps, inputs, outputs = canonical_shape
-        blocks = math.lcm(inputs // self.rows, outputs // self.cols)
-        return batch * parts * math.prod(taps) * blocks * unit
+        *_, inputs, outputs = canonical_shape
+        parts = math.gcd(block_count(inputs, self.rows), block_count(outputs, self.cols))
+        return math.prod(canonical_shape) // parts
 
     def fan_in(self, canonical_shape: Sequence[int], count: int) -> int:
         """Live input blocks of each output block of a regular kernel with `count` live entries."""
         *_, inputs, outputs = canonical_shape
-        step = fan_step(inputs // self.rows, outputs // self.cols)
+        step = fan_step(block_count(inputs, self.rows), block_count(outputs, self.cols))
         return count // self.unit(canonical_shape) * step
 
     def least(self, canonical_shape: Sequence[int]) -> int:
@@ -169,6 +191,33 @@ class Block(Structure):
             live[(*matrix, *center)] = (blocks != 0).any(axis=(1, 3))
         unmask_at_random(live, count // unit, options.rng)
         return kernel, live.repeat(self.rows, axis=-2).repeat(self.cols, axis=-1)
+
+
+def best_regular(
+    block: Block, scores: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """The mask of regular blocks with `count` live entries whose scores have the largest sum.
+
+    Args:
+        block: The blocks, live at all taps or at none.
+        scores: An array of the canonical shape.
+        count: A multiple of `block.unit`.
+        rng: Decides between equals.
+    """
+    batch, parts, *taps, inputs, outputs = shape = scores.shape
+    over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)
+    by_block = to_blocks(over_taps, block.rows, block.cols)
+    sums = by_block.sum(axis=(2, 4), dtype=np.float64)
+    fan_in = block.fan_in(shape, count)
+    _, rows, cols = sums.shape
+    fans = np.full(rows, cols * fan_in // rows), np.full(cols, fan_in)
+    live = np.zeros_like(by_block, dtype=bool)
+    for blocks, matrix in zip(live, sums, strict=True):
+        chosen = matched_by_score(np.zeros((rows, cols), dtype=bool), *fans, matrix, rng)
+        blocks[...] = chosen[:, None, :, None]
+    mask = from_blocks(live, inputs, outputs)
+    mask = mask.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
+    return np.broadcast_to(mask, shape).copy()
 
 
 def _sides(

@@ -18,7 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.orthogonal._regular_pattern import fan_step, slots_of
+from keras_sparse_ortho.orthogonal._regular_pattern import (
+    block_count,
+    fan_step,
+    from_blocks,
+    slots_of,
+    whole_blocks,
+)
 from keras_sparse_ortho.orthogonal._rotations import (
     AngleLaw,
     DrawOptions,
@@ -53,6 +59,8 @@ class RegularBlocks:
     A convolution has the same live blocks at all taps. `blocks` are those of the center tap; the
     live entries of other taps are zeros at first, and not stored.
 
+    Blocks beyond the first ones of a side that is not divided are padded with zeros, see `Block`.
+
     Args:
         blocks: `(batch, parts, J, k, r, c)`.
         inputs_of: int32 `(batch, parts, J, k)`, ascending in each line: input blocks of the matrix,
@@ -74,7 +82,7 @@ class RegularBlocks:
     @property
     def live(self) -> int:
         """Live entries of the kernel, at all taps."""
-        return math.prod(self.canonical_shape[2:-2]) * self.blocks.size
+        return math.prod(self.canonical_shape) * self.blocks.shape[3] // self.slots_of.shape[-2]
 
     def with_taps(self) -> np.ndarray:
         """The live blocks at all taps, `(batch, parts, J, k, *taps, r, c)`."""
@@ -92,18 +100,20 @@ class RegularBlocks:
         kernel = np.zeros(self.canonical_shape, dtype=self.blocks.dtype)
         center = center_of(self.canonical_shape)
         for matrix in np.ndindex(self.canonical_shape[:2]):
-            by_block = kernel[(*matrix, *center)].reshape(-1, rows, lines, cols)
+            by_block = np.zeros((self.slots_of.shape[-2], rows, lines, cols), kernel.dtype)
             for j, inputs in enumerate(self.inputs_of[matrix]):
                 by_block[inputs, :, j, :] = self.blocks[(*matrix, j)]
+            kernel[(*matrix, *center)] = from_blocks(by_block, *self.canonical_shape[-2:])
         return kernel
 
     def mask(self) -> np.ndarray:
         """The dense bool mask in the canonical shape, for small kernels."""
-        batch, parts, *taps, _, _ = self.canonical_shape
+        batch, parts, *taps, inputs, outputs = self.canonical_shape
         _, _, lines, _, rows, cols = self.blocks.shape
         live = np.zeros((batch, parts, lines, self.slots_of.shape[-2]), dtype=bool)
         np.put_along_axis(live, self.inputs_of, True, axis=-1)
-        live = live.swapaxes(-1, -2).repeat(rows, axis=-2).repeat(cols, axis=-1)
+        whole = np.ones((rows, 1, cols), dtype=bool)
+        live = from_blocks(live.swapaxes(-1, -2)[:, :, :, None, :, None] & whole, inputs, outputs)
         live = live.reshape(batch, parts, *(1 for _ in taps), *live.shape[2:])
         return np.broadcast_to(live, self.canonical_shape).copy()
 
@@ -294,7 +304,9 @@ def draw_regular(
 ) -> RegularBlocks:
     """Draws a kernel with `fan_in` live input blocks for each output block; in float64 inside."""
     batch, parts, *_, inputs, outputs = (int(size) for size in canonical_shape)
-    input_blocks, output_blocks = inputs // rows, outputs // cols
+    input_blocks, output_blocks = block_count(inputs, rows), block_count(outputs, cols)
+    whole = whole_blocks(inputs, rows), whole_blocks(outputs, cols)
+    inputs, outputs = input_blocks * rows, output_blocks * cols
     blocks = np.empty((batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype)
     inputs_of = np.empty(blocks.shape[:4], dtype=np.int32)
     times = fan_in // fan_step(input_blocks, output_blocks)
@@ -316,6 +328,9 @@ def draw_regular(
             value = options.gain * values[line]
             flat[slots[line, places]] = value.swapaxes(1, 2) if wide else value
             values[line] = np.empty(0)
+        # Only the shorter side may be padded, and the rows of the others stay orthonormal.
+        blocks[matrix][inputs_of[matrix] >= whole[0], -1:] = 0.0
+        blocks[matrix][whole[1] :, ..., -1:] = 0.0
     shape = tuple(int(size) for size in canonical_shape)
     return RegularBlocks(blocks, inputs_of, slots_of(inputs_of, input_blocks), shape)
 

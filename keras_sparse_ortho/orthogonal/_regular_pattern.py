@@ -1,8 +1,11 @@
 """Regular patterns: the same number of live blocks in every block line, as lists of indices."""
 
 import math
+from typing import Any
 
 import numpy as np
+from scipy import sparse
+from scipy.optimize import linprog
 
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho.errors import DensityError
@@ -10,6 +13,48 @@ from keras_sparse_ortho.errors import DensityError
 # Rounds of trades. For 16 to 1024 lines more make no difference: after four times as many, the
 # number of blocks that two lines share has the same variance.
 _ROUNDS = 16
+
+
+def block_count(side: int, width: int) -> int:
+    """Blocks of at most `width` that a side is cut into."""
+    return -(-side // width)
+
+
+def to_blocks(kernel: np.ndarray, rows: int, cols: int, fill: Any = 0) -> np.ndarray:
+    """A kernel `(..., inputs, outputs)` as `(..., I, rows, J, cols)`.
+
+    A side that is not divided by its block is cut into as many blocks as fit it, of one size and,
+    after these, of one less, which are padded at their ends.
+    """
+    *outer, inputs, outputs = kernel.shape
+    shape = (block_count(inputs, rows), rows, block_count(outputs, cols), cols)
+    if shape[0] * rows > inputs or shape[2] * cols > outputs:
+        padded = np.full((*outer, shape[0] * rows, shape[2] * cols), fill, kernel.dtype)
+        padded[..., _places(inputs, rows)[:, None], _places(outputs, cols)] = kernel
+        kernel = padded
+    return kernel.reshape(*outer, *shape)
+
+
+def from_blocks(blocks: np.ndarray, inputs: int, outputs: int) -> np.ndarray:
+    """The inverse of `to_blocks`."""
+    *outer, count, rows, lines, cols = blocks.shape
+    kernel = blocks.reshape(*outer, count * rows, lines * cols)
+    if count * rows == inputs and lines * cols == outputs:
+        return kernel
+    found: np.ndarray = kernel[..., _places(inputs, rows)[:, None], _places(outputs, cols)]
+    return found
+
+
+def whole_blocks(side: int, width: int) -> int:
+    """How many blocks of a side have `width` entries; they are the first, the others have less."""
+    return side - block_count(side, width) * (width - 1)
+
+
+def _places(side: int, width: int) -> np.ndarray:
+    """Where the entries of a side stand among its padded blocks."""
+    every = np.arange(block_count(side, width) * width).reshape(-1, width)
+    whole = whole_blocks(side, width)
+    return np.concatenate([every[:whole].ravel(), every[whole:, :-1].ravel()])
 
 
 def fan_step(input_blocks: int, output_blocks: int) -> int:
@@ -113,6 +158,40 @@ def slots_of(inputs_of: np.ndarray, input_blocks: int) -> np.ndarray:
     flat = inputs_of.reshape(*batch, lines * fan)
     order = np.argsort(flat, axis=-1, kind="stable").astype(np.int32)
     return order.reshape(*batch, input_blocks, lines * fan // input_blocks)
+
+
+def matched_by_score(
+    kept: np.ndarray,
+    of_inputs: np.ndarray,
+    of_outputs: np.ndarray,
+    scores: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Dead entries of largest total score, with given numbers for each input and each output.
+
+    A linear program whose vertices are integers (a flow of capacity 1 between the two sides); the
+    simplex method ends at a vertex.
+    """
+    chosen = np.zeros_like(kept)
+    if not of_inputs.any():
+        return chosen
+    open_ = ~kept & (of_inputs > 0)[:, None] & (of_outputs > 0)
+    inputs, outputs = np.nonzero(open_)
+    order = rng.permutation(len(inputs))  # otherwise the order would decide between equals
+    inputs, outputs = inputs[order], outputs[order]
+    sides = np.concatenate([inputs, len(kept) + outputs])
+    entry = np.tile(np.arange(len(inputs)), 2)
+    wanted = np.concatenate([of_inputs, of_outputs])
+    shape = (len(wanted), len(inputs))
+    sums = sparse.csr_array((np.ones(len(sides)), (sides, entry)), shape=shape)
+    found = linprog(
+        -scores[inputs, outputs], A_eq=sums, b_eq=wanted, bounds=(0, 1), method="highs-ds"
+    )
+    taken = found.x > 0.5
+    chosen[inputs[taken], outputs[taken]] = True
+    if (chosen.sum(axis=1) != of_inputs).any() or (chosen.sum(axis=0) != of_outputs).any():
+        raise RuntimeError(f"The simplex method did not end at a vertex. Received: {found.message}")
+    return chosen
 
 
 def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:

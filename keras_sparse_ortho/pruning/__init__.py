@@ -2,6 +2,7 @@
 
 from keras_sparse_ortho._other_names import no_attribute
 from keras_sparse_ortho.pruning._adopt_masks import adopt_masks as adopt_masks
+from keras_sparse_ortho.pruning._block_sizes import why_not_on_blocks as why_not_on_blocks
 from keras_sparse_ortho.pruning._drawing import draw_kernels as draw_kernels
 from keras_sparse_ortho.pruning._parametrize import parametrize as parametrize
 from keras_sparse_ortho.pruning._planning import BudgetLike as BudgetLike

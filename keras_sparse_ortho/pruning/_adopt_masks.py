@@ -55,7 +55,7 @@ def adopt_masks(
     >>> kso.report(adopt_masks(dense)).rows[0].live
     640
     """
-    mask_class(storage)
+    mask_class(storage, masks_are_given=True)
     weights = choose(prunable_weights(model, unregistered=True), include, exclude)
     weights = [w for w in weights if isinstance(w.initializer, SparseInitializer)]
     refuse_unfit(model, weights, "no layer with one of our initializers")

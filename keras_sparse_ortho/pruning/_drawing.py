@@ -41,7 +41,7 @@ def draw_kernels(
     density: float | None,
     budget: BudgetLike,
     pattern: Pattern,
-    structure: Structure | None = None,
+    structure: Structure | Mapping[str, Structure] | None = None,
     seed: int | None = None,
     *,
     dense: bool = False,
@@ -58,7 +58,7 @@ def draw_kernels(
         budget: See `plan_for`.
         pattern: See `Pattern`; with `"exact_orthogonal"` a layer whose own initializer has a
             structure keeps it.
-        structure: For all kernels.
+        structure: For all kernels, or by path.
         seed: Integer, or `None` for one from Python's `random`.
         dense: Whether the weights will be stored densely; else draws keep live values alone.
 
@@ -67,9 +67,10 @@ def draw_kernels(
             for which it is not known what follows.
     """
     base_seed = check_seed(seed)
-    pattern = _checked(pattern, structure)
+    of = structure if isinstance(structure, Mapping) else {w.path: structure for w in weights}
+    checked = {w.path: _checked(pattern, of.get(w.path)) for w in weights}
     base_seed = random.randrange(2**31) if base_seed is None else base_seed
-    patterns = {weight.path: _own_pattern(pattern, weight) for weight in weights}
+    patterns = {weight.path: _own_pattern(checked[weight.path], weight) for weight in weights}
     choices = AutoOptions(model, weights, patterns)
     patterns = {w.path: choices.with_taps(w, patterns[w.path]) for w in weights}
     exact = all(own.isometry == "exact" for own in patterns.values())

@@ -11,6 +11,7 @@ from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWei
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
+from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
@@ -75,9 +76,13 @@ def prune(
             `(*batch, in, out)`. `report` lists them.
         storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
             and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
-            and a tenth of the optimizer's. `"auto"`: layers that compute on live blocks
-            where masks are of regular blocks and layers allow, compact elsewhere. `to_blocks`,
-            `to_compact` and `to_masked` convert.
+            and a tenth of the optimizer's. `"blocks"`: layers that compute on live blocks, for
+            speed: each kernel gets the largest regular blocks that its shape and density allow
+            (128 x 128 down to 16 x 16), those of largest total score.
+            What cannot be on blocks is compact, or stays dense while it is small and no density
+            was given for it; the total is at most `density`. `"auto"`: live blocks where the
+            masks are of regular blocks already, compact elsewhere. `to_blocks`, `to_compact` and
+            `to_masked` convert.
 
     Returns:
         A new model, not compiled. A model written as a class cannot be cloned: its layers are
@@ -94,7 +99,9 @@ def prune(
         ValueError: Arguments that exclude each other; `data` that is missing or of no use.
 
     Warns:
-        UserWarning: Matrices that stay dense because they are not registered.
+        UserWarning: Matrices that stay dense because they are not registered. With
+            `storage="blocks"` larger kernels that cannot be on blocks, and densities that are
+            missed by more than a tenth.
 
     Example:
 
@@ -109,7 +116,7 @@ def prune(
     - Han et al., "Learning both Weights and Connections for Efficient Neural Networks" (NeurIPS
       2015), arXiv 1506.02626, for magnitudes; those of `keras_sparse_ortho.saliency` for the rest
     """
-    mask_class(storage)
+    mask_class(storage, masks_are_given=masks is not None)
     density, budget = density_and_budget(density, budget)
     if masks is not None:
         _refuse_beside(
@@ -131,7 +138,7 @@ def prune(
     if budget is not None:
         plan = plan_for(density, budget, weights, orthogonal=False)
         saliency = _scored(model, plan.density, score, data, seed, weights, collapse_matters=False)
-        chosen = saliency.masks_for(plan)
+        chosen = {} if storage == "blocks" else saliency.masks_for(plan)
     else:
         if density is None and not isinstance(score, Saliency):
             raise DensityError(
@@ -145,6 +152,15 @@ def prune(
                 f"out. Received: density={density!r}"
             )
         chosen = saliency.masks
+        if storage == "blocks":
+            plan = saliency.budget
+    if storage == "blocks":
+        given = not (budget is None or isinstance(budget, str))
+        blocks = BlockPlan.of(weights, plan, None, orthogonal=False, given=given)
+        draws = blocks.draws(saliency.scores, seed)
+        sparse = hold(model, blocks.weights, draws, storage)
+        blocks.warn(sparse)
+        return sparse
     return hold(model, weights, _given(weights, chosen), storage)
 
 

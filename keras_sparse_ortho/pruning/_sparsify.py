@@ -1,5 +1,7 @@
 """`sparsify`: sparse kernels, drawn anew, for a whole model."""
 
+from collections.abc import Mapping
+
 import keras
 
 from keras_sparse_ortho._checks import explains_density
@@ -8,12 +10,18 @@ from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
 from keras_sparse_ortho.orthogonal import Structure
+from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._drawing import (
     draw_kernels,
     warn_of_slow_storage,
     warn_of_training_lost,
 )
-from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget
+from keras_sparse_ortho.pruning._planning import (
+    BudgetLike,
+    Densities,
+    density_and_budget,
+    plan_for,
+)
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
 from keras_sparse_ortho.pruning._wrapping import hold
@@ -62,7 +70,8 @@ def sparsify(
             `ExactOrthogonal(gain="auto", taps="auto")` they are chosen for each kernel by what
             follows its layer; that trained no better where each start had a learning rate of its
             own (benchmarks/results/methods.md).
-        structure: `Block`, `NByM` or `ConstantFan` for every selected kernel.
+        structure: `Block`, `NByM` or `ConstantFan` for every selected kernel. With
+            `storage="blocks"` the size of blocks, which are regular.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras
             does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name
             the layers, or a second model gets `dense_1` where the first had `dense`, and other
@@ -77,9 +86,13 @@ def sparsify(
             `(*batch, in, out)`. `report` lists them.
         storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
             and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
-            and a tenth of the optimizer's. `"auto"`: layers that compute on live blocks
-            where masks are of regular blocks and layers allow, compact elsewhere. `to_blocks`,
-            `to_compact` and `to_masked` convert.
+            and a tenth of the optimizer's. `"blocks"`: layers that compute on live blocks, for
+            speed: each kernel gets the largest regular blocks that its shape and density allow
+            (128 x 128 down to 16 x 16), or those of `structure=Block(64, 64)`.
+            What cannot be on blocks is compact, or stays dense while it is small and no density
+            was given for it; the total is at most `density`. `"auto"`: live blocks where the
+            masks are of regular blocks already, compact elsewhere. `to_blocks`, `to_compact` and
+            `to_masked` convert.
 
     Returns:
         A new model, not compiled. A model written as a class cannot be cloned: its layers are
@@ -99,8 +112,10 @@ def sparsify(
             because they are not registered. Exactly orthogonal
             kernels with outputs that are zero, by name and number: they never wake under ReLU. The
             budgets by name leave none where the density allows. With `storage="auto"` a structure
-            that cannot be on live blocks; without it large kernels of regular blocks. An option
-            that is `"auto"`, where it is not known what follows a layer.
+            that cannot be on live blocks; without it large kernels of regular blocks. With
+            `storage="blocks"` larger kernels that cannot be on blocks, and densities that are
+            missed by more than a tenth. An option that is `"auto"`, where it is not known what
+            follows a layer.
 
     Example:
 
@@ -136,9 +151,21 @@ def sparsify(
             "the masks that the layers' own initializers drew, call "
             f"keras_sparse_ortho.adopt_masks(model). Received: density=None, budget={budget!r}"
         )
+    blocks = None
+    structures: Structure | Mapping[str, Structure] | None = structure
+    if storage == "blocks":
+        asked = plan_for(density, budget, weights, orthogonal=True)
+        given = not isinstance(budget, str)
+        blocks = BlockPlan.of(weights, asked, structure, orthogonal=True, given=given)
+        weights, density, budget = blocks.weights, None, blocks.budget
+        structures = blocks.blocks
     draws = draw_kernels(
-        model, weights, density, budget, initializer, structure, seed, dense=not kind.compact
+        model, weights, density, budget, initializer, structures, seed, dense=not kind.compact
     )
     warn_of_training_lost(model, weights)
-    warn_of_slow_storage(weights, draws, storage)
-    return hold(model, weights, draws, storage)
+    if blocks is None:
+        warn_of_slow_storage(weights, draws, storage)
+    sparse = hold(model, weights, draws, storage)
+    if blocks is not None:
+        blocks.warn(sparse)
+    return sparse

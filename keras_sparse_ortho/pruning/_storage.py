@@ -3,20 +3,33 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
-from keras_sparse_ortho.initializers import AnyDraw, BlockDraw
+from keras_sparse_ortho.initializers import AnyDraw, BlockDraw, Draw
 from keras_sparse_ortho.layers import BlockSparseLayer, block_layer_like
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, Parametrization
 
-STORAGES = {"masked": FixedMask, "compact": CompactMask, "auto": CompactMask}
+STORAGES = {
+    "masked": FixedMask,
+    "compact": CompactMask,
+    "auto": CompactMask,
+    "blocks": CompactMask,
+}
 
 
-def mask_class(storage: str) -> type[FixedMask]:
-    """The parametrization that holds a mask in a storage; of `"auto"` where there are no blocks.
+def mask_class(storage: str, *, masks_are_given: bool = False) -> type[FixedMask]:
+    """The parametrization that holds a mask in a storage, where that has no live blocks.
 
     Raises:
-        ValueError: A storage that is not known.
+        ValueError: A storage that is not known; `"blocks"`, which chooses masks, for given ones.
     """
+    if masks_are_given and storage == "blocks":
+        raise ValueError(
+            'storage="blocks" chooses which blocks are live; masks that are given are stored as '
+            'live blocks, where they are of regular ones, by storage="auto". '
+            f"Received: {storage=}"
+        )
     if storage not in STORAGES:
         raise ValueError(f"`storage` must be one of {sorted(STORAGES)}. Received: {storage=}")
     return STORAGES[storage]
@@ -29,10 +42,10 @@ def in_storage(parametrization: Parametrization, storage: str) -> Parametrizatio
         NotPrunableError: Compact storage for a parametrization that needs the dense raw weight.
     """
     kind = mask_class(storage)
-    if storage == "auto":
+    if storage in ("auto", "blocks"):
         raise ValueError(
             '`storage` of a parametrization is "masked" or "compact"; live blocks are layers of '
-            "their own, see keras_sparse_ortho.to_blocks. Received: storage='auto'"
+            f"their own, see keras_sparse_ortho.to_blocks. Received: {storage=}"
         )
     if not kind.compact or parametrization.compact:
         return parametrization
@@ -45,31 +58,40 @@ def in_storage(parametrization: Parametrization, storage: str) -> Parametrizatio
 
 
 def on_live_blocks(
-    layer: Any, weights: Mapping[str, str], draws: Mapping[str, AnyDraw]
+    layer: Any, weights: Mapping[str, str], draws: Mapping[str, AnyDraw], values: Any
 ) -> BlockSparseLayer | None:
     """The new layer, built, or `None` where the layer or its draw has no such form.
 
-    Neither the dense kernel nor its mask is ever made.
+    Where the kernel is drawn, neither it nor its mask is ever made.
 
     Args:
         layer: The plain layer.
         weights: The paths of its weights that are to be sparse, by their names below it.
         draws: By path what was drawn.
+        values: Gives the kernel of a path, to be kept where none was drawn.
     """
-    drawn = draws.get(weights.get("kernel", ""))
-    if not isinstance(drawn, BlockDraw) or len(weights) > 1:
+    path = weights.get("kernel", "")
+    drawn = draws.get(path)
+    if len(weights) > 1:
         return None
-    matrices, (rows, cols) = drawn.blocks.blocks.shape[:2], drawn.blocks.blocks.shape[-2:]
-    if matrices != (1, 1) or drawn.initializer.layout is not None:
+    if isinstance(drawn, BlockDraw):
+        block, density = drawn.blocks.blocks.shape[-2:], drawn.blocks.density
+        if drawn.blocks.blocks.shape[:2] != (1, 1) or drawn.initializer.layout is not None:
+            return None
+    elif isinstance(drawn, Draw) and drawn.block is not None:
+        block, density = drawn.block, drawn.live / drawn.mask.size
+    else:
         return None
     try:
-        density = drawn.blocks.density
-        new = block_layer_like(layer, density=density, block=(rows, cols), seed=0)
+        new = block_layer_like(layer, density=density, block=tuple(block), seed=0)
     except (NotPrunableError, LayoutError):
         return None
     new.trainable = layer.trainable
 
     new.build_like(layer)
-    new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
-    new.mark_as_drawn()
+    if isinstance(drawn, BlockDraw):
+        new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
+        new.mark_as_drawn()
+    else:
+        new.set_kernel(np.where(drawn.mask, values(path), 0.0), drawn.mask)
     return new

@@ -31,7 +31,7 @@ def hold(
 
     `draws` has the mask of each by path, with values to set where it has a kernel; the other
     weights keep theirs. Each is taken out once its weight has it, so that a model and all its draws
-    are not there at once.
+    are not there at once. With `storage="blocks"` `BlockPlan` has made the masks.
     """
     kind = mask_class(storage)
     if kind.compact:
@@ -41,7 +41,7 @@ def hold(
     def mask(path: str) -> Parametrization:
         return kind(mask=draws[path].mask, initializer=draws[path].initializer)
 
-    return wrap(model, weights, mask, draws, on_blocks=storage == "auto")
+    return wrap(model, weights, mask, draws, on_blocks=storage in ("auto", "blocks"))
 
 
 def wrap(
@@ -75,8 +75,10 @@ def wrap(
         keys = places.get(id(layer))
         if keys is None:
             return None
-        if on_blocks and (new := on_live_blocks(own, keys, draws)) is not None:
-            return new
+        if on_blocks:
+            new = on_live_blocks(own, keys, draws, lambda full: given[full].raw_value())
+            if new is not None:
+                return new
         table = {key: parametrization_of(full) for key, full in keys.items()}
         wrapper = PrunableLayer(body_of(own), table)
         wrapper.build()

@@ -131,6 +131,9 @@ def test_the_dict_is_json_and_has_every_figure():
         "gain": 1.0,
         "taps": "center",
         "state": "sparse",
+        "block": None,
+        "least_density": None,
+        "not_on_blocks": None,
     }
 
 

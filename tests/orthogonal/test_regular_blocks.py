@@ -254,3 +254,51 @@ def test_refusals():
         regular_blocks((64, 64), 0.5, structure, dtype=int)
     with pytest.raises(ValueError, match=r"`gain` must be finite. Received: gain=nan"):
         regular_blocks((64, 64), 0.5, structure, gain=math.nan)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_shorter_side_may_be_padded(seed):
+    rng = np.random.default_rng(seed)
+    width, count = int(rng.integers(21, 40)), int(rng.integers(2, 7))
+    short = width * count - int(rng.integers(1, count))  # at most a twentieth is padding
+    longer = (count * int(rng.integers(1, 4)), int(rng.integers(width, 50)))
+    sides = [(short, width), (longer[0] * longer[1], longer[1])]
+    (inputs, rows), (outputs, cols) = sides if seed % 2 else sides[::-1]
+    block = Block(rows, cols, regular=True)
+    parts = math.gcd(count, longer[0])
+    density = int(rng.integers(1, parts + 1)) / parts
+    kernel, mask = exact_orthogonal(
+        (inputs, outputs), density, seed=seed, structure=block, dtype=np.float64
+    )
+    gram = kernel.T @ kernel if inputs >= outputs else kernel @ kernel.T
+    np.testing.assert_allclose(gram, np.eye(short), atol=1e-12)
+    assert mask.sum() == round(density * inputs * outputs)
+    assert kernel.any(axis=0).all()
+    assert kernel.any(axis=1).all()
+    # Every entry of the longer side has as many blocks, those of the shorter one too.
+    assert len({*(mask.sum(axis=0 if inputs == short else 1) > 0).tolist()}) == 1
+    drawn = regular_blocks((inputs, outputs), density, block, seed=seed)
+    assert drawn.live == mask.sum()
+    np.testing.assert_array_equal(drawn.dense()[0, 0], kernel)
+    np.testing.assert_array_equal(drawn.mask()[0, 0], mask)
+    # What is stored has as many nonzero entries: the padding is zero.
+    assert np.count_nonzero(drawn.blocks) == np.count_nonzero(kernel)
+
+
+@pytest.mark.parametrize(
+    ("shape", "block", "possible"),
+    [
+        ((1000, 1024), (32, 32), True),
+        ((1024, 1000), (32, 32), True),
+        ((1024, 1000), (16, 32), True),
+        ((1000, 1000), (32, 32), False),  # both sides
+        ((1000, 1000), (32, 50), False),  # the padded side would be the longer one
+        ((1030, 1024), (33, 32), False),
+        ((1024, 10), (32, 16), False),  # more than a twentieth
+        ((48, 64), (32, 32), False),  # two blocks of 24
+    ],
+)
+def test_where_padding_is_possible(shape, block, possible):
+    regular = Block(*block, regular=True)
+    assert regular.divides(shape) == possible
+    assert not Block(32, 32).divides((1000, 1024))

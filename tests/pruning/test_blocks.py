@@ -1,0 +1,342 @@
+"""`storage="blocks"`: speed by one word."""
+
+import types
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import BudgetError, LayoutError
+from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.layers import BlockSparseDense
+from keras_sparse_ortho.pruning._block_plan import BlockPlan
+from keras_sparse_ortho.pruning._block_sizes import block_for
+from tests.helpers import array, classifier_loss, data, jit_if_quicker, slow_on_tensorflow
+
+L = keras.layers
+pytestmark = pytest.mark.core
+
+
+def mlp(width=256, depth=3, inputs=64, outputs=3):
+    keras.utils.set_random_seed(1)
+    hidden = [L.Dense(width, activation="relu", name=f"hidden_{k}") for k in range(depth)]
+    return keras.Sequential([keras.Input((inputs,)), *hidden, L.Dense(outputs, name="head")])
+
+
+def blocks_of(model):
+    """By path the size of a kernel's blocks, `None` where it has none."""
+    return {row.path: row.block for row in kso.report(model, orthogonality=False).rows}
+
+
+def kernel(*shape, owner=None):
+    """A kernel of a shape that is never allocated."""
+    return PrunableWeight("layer/kernel", types.SimpleNamespace(shape=shape), owner or L.Dense(1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "density", "expected"),
+    [
+        ((4096, 4096), 0.1, (128, 128)),
+        ((2048, 2048), 0.1, (64, 64)),
+        ((1024, 1024), 0.1, (32, 32)),
+        ((1024, 1024), 0.05, (16, 16)),
+        ((1024, 1024), 0.25, (128, 128)),
+        ((768, 3072), 0.1, (32, 32)),
+        ((512, 512), 0.1, (16, 16)),
+        ((256, 256), 0.1, (16, 16)),  # one of 16 in a line
+        ((256, 256), 0.05, None),
+        ((784, 1024), 0.15, (49, 64)),
+        ((3, 3, 256, 256), 0.15, (16, 16)),
+        ((784, 1024), 0.1, (25, 32)),  # padded
+        ((1024, 1000), 0.1, (32, 32)),
+        ((512, 1365), 0.1, (15, 13)),
+        ((1024, 10), 0.3, None),
+        ((997, 1009), 0.3, None),
+    ],
+)
+def test_the_largest_blocks_that_shape_and_density_allow(shape, density, expected):
+    block = block_for(kernel(*shape), density)
+    assert (block and (block.rows, block.cols)) == expected
+    assert block is None or block.regular
+
+
+@slow_on_tensorflow
+def test_one_word_draws_exactly_orthogonal_blocks():
+    sparse = kso.sparsify(mlp(), 0.3, storage="blocks", seed=0)
+    report = kso.report(sparse)
+    assert blocks_of(sparse) == {
+        **dict.fromkeys(["hidden_1/kernel", "hidden_2/kernel"], (32, 32)),
+        "hidden_0/kernel": (16, 16),
+        "head/kernel": None,
+    }
+    for row in report.rows[:3]:
+        assert row.orthogonality_error < 1e-6
+        assert row.dead_outputs == 0
+        assert row.least_density == (0.25 if row.path == "hidden_0/kernel" else 0.125)
+    head = report.rows[3]
+    assert head.density == 1.0  # small: it stays dense, and is counted
+    assert head.not_on_blocks == "256 x 3 cannot be divided into blocks of about 16"
+    assert "head/kernel: 256 x 3 cannot" in str(report)
+    assert 0.25 < report.density <= 0.3
+
+
+def test_kernels_of_a_masked_model_say_nothing_of_blocks():
+    report = kso.report(kso.sparsify(mlp(), 0.25, seed=0))
+    assert {(row.block, row.least_density, row.not_on_blocks) for row in report.rows} == {
+        (None, None, None)
+    }
+
+
+def test_structure_is_the_size_and_need_not_say_regular():
+    sparse = kso.sparsify(mlp(), 0.3, storage="blocks", structure=kso.Block(32, 32), seed=0)
+    assert blocks_of(sparse)["hidden_1/kernel"] == (32, 32)
+    with pytest.raises(ValueError, match="the size of blocks as `structure`"):
+        kso.sparsify(mlp(), 0.3, storage="blocks", structure=kso.NByM(2, 4))
+
+
+def test_pruning_keeps_the_blocks_of_largest_magnitude():
+    model = keras.Sequential([keras.Input((256,)), L.Dense(256, name="a")])
+    before = array(model.layers[0].kernel)
+    sparse = kso.prune(model, 0.0625, storage="blocks")
+    (weight,) = kso.prunable_weights(sparse)
+    assert weight.storage.block == (16, 16)
+    mask = weight.storage.mask_value()
+    assert weight.density == 0.0625
+    np.testing.assert_array_equal(weight.value(), np.where(mask, before, 0))
+    sums = np.abs(before).reshape(16, 16, 16, 16).sum(axis=(1, 3))
+    best = sums[linear_sum_assignment(sums, maximize=True)].sum()
+    assert np.abs(weight.value()).sum() == pytest.approx(best, rel=1e-5)
+    assert not weight.storage.is_as_drawn()
+
+
+@slow_on_tensorflow
+def test_pruned_convolutions_keep_the_values_of_all_taps():
+    model = keras.Sequential([keras.Input((6, 6, 64)), L.Conv2D(64, 3, name="conv")])
+    x = np.random.default_rng(0).normal(size=(2, 6, 6, 64)).astype("float32")
+    before = array(model.layers[0].kernel)
+    sparse = kso.prune(model, 0.5, storage="blocks")
+    (weight,) = kso.prunable_weights(sparse)
+    assert type(weight.owner).__name__ == "BlockSparseConv2D"
+    kept = np.where(weight.storage.mask_value(), before, 0)
+    np.testing.assert_array_equal(weight.value(), kept)
+    plain = kso.strip(sparse)
+    np.testing.assert_allclose(array(sparse(x)), array(plain(x)), atol=1e-5)
+
+
+def test_one_warning_names_what_is_not_on_blocks():
+    inputs = keras.Input((5,), dtype="int32")
+    x = L.Embedding(300, 64, name="embedding")(inputs)
+    x = L.LSTM(64, name="lstm")(x)
+    x = L.Dense(128, name="wide")(L.Dense(128, name="hidden")(x))
+    model = keras.Model(inputs, L.Dense(100, name="head")(x))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sparse = kso.sparsify(model, 0.3, "uniform", storage="blocks", seed=0)
+    (message,) = [str(w.message) for w in caught if "live blocks" in str(w.message)]
+    for path in (
+        "embedding/embeddings",
+        "lstm/lstm_cell/kernel",
+        "lstm/lstm_cell/recurrent_kernel",
+    ):
+        assert f"'{path}' is not on live blocks (only Dense," in message
+    assert "'wide/kernel'" not in message
+    report = kso.report(sparse)
+    assert report.density <= 0.3
+    stored = {w.path: w.storage for w in kso.prunable_weights(sparse)}
+    assert all(storage.compact for storage in stored.values())
+
+
+def test_given_densities_keep_their_meaning():
+    budget = {"hidden_0/kernel": 0.5, "hidden_1/kernel": 0.3, "hidden_2/kernel": 1.0, "head": 0.5}
+    with pytest.warns(UserWarning, match="'hidden_1/kernel' has the density 0.25 instead of 0.3"):
+        sparse = kso.sparsify(mlp(), budget=budget, storage="blocks", seed=0)
+    found = {weight.path: weight for weight in kso.prunable_weights(sparse)}
+    assert found["hidden_0/kernel"].density == 0.5
+    assert found["hidden_2/kernel"].density == 1.0
+    assert found["head/kernel"].density == 0.5  # asked for by name: compact
+    assert found["head/kernel"].storage.compact
+
+
+@pytest.mark.parametrize("verb", [kso.prune, kso.adopt_masks])
+def test_masks_that_are_given_are_refused(verb):
+    masks = {"masks": {"head/kernel": np.ones((256, 3), bool)}} if verb is kso.prune else {}
+    with pytest.raises(ValueError, match=r'stored as live blocks, .* by storage="auto"'):
+        verb(mlp(), storage="blocks", **masks)
+
+
+def test_too_small_models_are_refused():
+    with pytest.raises(BudgetError, match="No kernel would be sparse"):
+        kso.sparsify(mlp(), 1.0, storage="blocks")
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_densities_of_random_models(seed, orthogonal):
+    rng = np.random.default_rng(seed)
+    sizes = [int(n) for n in rng.choice([10, 32, 48, 64, 100, 128, 256, 300, 768, 784, 1024], 6)]
+    dense = L.Dense(1)
+    weights = [
+        PrunableWeight(f"d{k}/kernel", types.SimpleNamespace(shape=sizes[k : k + 2]), dense)
+        for k in range(5)
+    ]
+    density = float(rng.uniform(0.1, 0.5))
+    asked = kso.budgets.uniform(weights, density, orthogonal=orthogonal)
+    try:
+        plan = BlockPlan.of(weights, asked, None, orthogonal=orthogonal, given=False)
+    except BudgetError as error:
+        assert "No kernel would be sparse" in str(error)  # noqa: PT017
+        return
+    held = {weight.path for weight in plan.weights}
+    dense_entries = sum(w.size for w in weights if w.path not in held)
+    assert plan.budget.live + dense_entries <= asked.live
+    left = asked.live - plan.budget.live - dense_entries
+    for weight in plan.weights:
+        if weight.path in plan.blocks:
+            unit = plan.blocks[weight.path].unit((1, 1, *weight.shape))
+            count = plan.budget.counts[weight.path]
+            assert count % unit == 0
+            assert count < 1.5 * density * weight.size + unit
+            # Nothing that was rounded down could be rounded up.
+            assert count > (density - 0.02) * weight.size or unit > left or dense_entries
+
+
+def fit(model, epochs, callbacks=()):
+    x, y = data(model, 3)
+    model.compile("adam", classifier_loss(), jit_compile=jit_if_quicker())
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": list(callbacks)}
+    return model.fit(x, y, epochs=epochs, **options).history["loss"]
+
+
+@slow_on_tensorflow
+@pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
+def test_training_equals_the_masked_twin(verb, tmp_path):
+    blocks = verb(mlp(), 0.3, storage="blocks", seed=0)
+    masked = kso.to_masked(blocks)
+    np.testing.assert_allclose(fit(blocks, 3), fit(masked, 3), atol=1e-5)
+    x, _ = data(blocks, 3)
+    expected = masked.predict(x, verbose=0)
+    np.testing.assert_allclose(blocks.predict(x, verbose=0), expected, atol=1e-5)
+    np.testing.assert_allclose(kso.strip(blocks).predict(x, verbose=0), expected, atol=1e-5)
+    blocks.save(tmp_path / "blocks.keras")
+    loaded = keras.saving.load_model(tmp_path / "blocks.keras")
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-5)
+    assert blocks_of(loaded) == blocks_of(blocks)
+
+
+PADDED = {
+    "inputs": (lambda: L.Dense(128, "relu", name="a"), (101,), kso.Block(17, 16, regular=True)),
+    "outputs": (lambda: L.Dense(101, "gelu", name="a"), (128,), kso.Block(16, 17, regular=True)),
+    "heads": (
+        lambda: L.EinsumDense("abc,cde->abde", (5, 4, 25), bias_axes="de", name="a"),
+        (5, 128),
+        kso.Block(16, 17, regular=True),
+    ),
+    "channels": (
+        lambda: L.Conv2D(128, 3, padding="same", name="a"),
+        (4, 4, 101),
+        kso.Block(17, 16, regular=True),
+    ),
+    "filters": (
+        lambda: L.Conv1D(101, 2, strides=2, name="a"),
+        (6, 128),
+        kso.Block(16, 17, regular=True),
+    ),
+}
+
+
+@slow_on_tensorflow
+@pytest.mark.parametrize("kind", PADDED)
+def test_padded_blocks_equal_the_masked_twin(kind, tmp_path):
+    make, inputs, block = PADDED[kind]
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input(inputs), make(), L.Flatten(), L.Dense(3, name="head")])
+    options = {"structure": block, "storage": "blocks", "exclude": "head", "seed": 0}
+    blocks = kso.sparsify(model, 0.5, "uniform", **options)
+    (weight, _) = kso.prunable_weights(blocks)
+    assert weight.storage.block == (block.rows, block.cols)
+    assert weight.density == 0.5
+    assert weight.storage.mask_value().mean() == 0.5
+    assert kso.report(blocks).rows[0].orthogonality_error < 1e-6
+    stored = array(blocks.layers[0].blocks)
+    padding = stored.size - weight.live
+    assert padding > 0
+    masked = kso.to_masked(blocks)
+    again = kso.to_blocks(masked)
+    np.testing.assert_array_equal(array(again.layers[0].blocks), stored)
+    np.testing.assert_allclose(fit(blocks, 3), fit(masked, 3), atol=1e-5)
+    x, _ = data(blocks, 3)
+    expected = masked.predict(x, verbose=0)
+    np.testing.assert_allclose(blocks.predict(x, verbose=0), expected, atol=1e-5)
+    after = kso.to_masked(blocks)  # with the moments of the optimizer
+    for one, other in zip(after.optimizer.variables, masked.optimizer.variables, strict=True):
+        np.testing.assert_allclose(array(one), array(other), atol=1e-5)
+    # Padding and its moments are zero to the bit.
+    live = array(blocks.layers[0].blocks)
+    assert np.count_nonzero(live) <= weight.live
+    for variable in blocks.optimizer.variables:
+        if tuple(variable.shape) == live.shape:
+            assert np.count_nonzero(array(variable)) <= weight.live
+    np.testing.assert_allclose(kso.strip(blocks).predict(x, verbose=0), expected, atol=1e-5)
+    blocks.save(tmp_path / "blocks.keras")
+    loaded = keras.saving.load_model(tmp_path / "blocks.keras")
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, atol=1e-5)
+
+
+@slow_on_tensorflow
+@pytest.mark.parametrize("kind", ["outputs", "filters"])
+@pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
+def test_rigl_moves_padded_blocks_at_an_exact_count(kind, verb):
+    inputs = {"outputs": (256,), "filters": (4, 256)}[kind]
+    layer = L.Dense(251, name="a") if kind == "outputs" else L.Conv1D(251, 2, name="a")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input(inputs), layer, L.Flatten(), L.Dense(3, name="head")])
+    sparse = verb(model, 0.2, budget="uniform", storage="blocks", exclude="head", seed=0)
+    (weight, _) = kso.prunable_weights(sparse)
+    assert array(weight.variable).size > weight.live  # padded
+    before, live = weight.storage.mask_value(), weight.live
+    x, y = data(sparse, 3)
+    sparse.compile("adam", classifier_loss(), jit_compile=jit_if_quicker())
+    moving = kso.callbacks.RigL((x, y), 4, frequency=1, fraction=0.8, seed=0)
+    sparse.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[moving])
+    mask = weight.storage.mask_value()
+    assert (mask != before).any()
+    assert mask.sum() == live == 3 * weight.size // 16
+
+
+@pytest.mark.parametrize("kernel_initializer", ["he_normal", "exact_orthogonal"])
+def test_padding_of_a_new_layer_is_zero(kernel_initializer):
+    layer = BlockSparseDense(
+        1000, density=0.25, block=32, kernel_initializer=kernel_initializer, seed=0
+    )
+    layer.build((None, 1024))
+    assert layer.density == 0.25
+    stored, kernel = array(layer.blocks), layer.kernel_value()
+    assert stored.size == 1024 * 1024 // 4
+    assert layer.mask_value().sum() == 1024 * 1000 // 4
+    assert np.count_nonzero(stored) == np.count_nonzero(kernel)
+    assert np.square(stored).sum() == pytest.approx(np.square(kernel).sum())
+
+
+SHAPES = {"divisible": (128, 256), "classes": (256, 10), "prime": (127, 131), "thin": (64, 64)}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("structure", [None, kso.Block(16, 16), kso.Block(16, 16, regular=True)])
+def test_a_kernel_is_on_blocks_or_that_is_told(shape, structure):
+    inputs, outputs = SHAPES[shape]
+    model = keras.Sequential([keras.Input((inputs,)), L.Dense(outputs, name="a")])
+    on_blocks = shape == "divisible"
+    options = {"storage": "blocks", "structure": structure, "seed": 0}
+    if structure is not None and shape in ("classes", "prime"):  # a size that fits no kernel
+        with pytest.raises(LayoutError, match="needs inputs divisible by 16"):
+            kso.sparsify(model, 0.2, **options)
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sparse = kso.sparsify(model, 0.2, **options)
+    told = any("'a/kernel' is not on live blocks" in str(w.message) for w in caught)
+    assert told == (not on_blocks)
+    assert (blocks_of(sparse)["a/kernel"] is not None) == on_blocks
