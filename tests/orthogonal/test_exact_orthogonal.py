@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal import (
     KernelLayout,
+    NByM,
     Rotations,
     exact_orthogonal,
     least_count,
@@ -297,5 +298,9 @@ def test_matrices_of_one_entry_take_one_random_number_each():
 
 
 def test_a_single_entry_has_either_sign():
-    found = {float(exact_orthogonal((1, 1), 1.0, gain=2.0, seed=k)[0][0, 0]) for k in range(16)}
-    assert found == {2.0, -2.0}
+    def signs(*args, **kwargs):
+        drawn = (exact_orthogonal(*args, gain=2.0, seed=k, **kwargs)[0] for k in range(16))
+        return {float(kernel.sum()) for kernel in drawn}
+
+    assert signs((1, 1), 1.0) == {2.0, -2.0}
+    assert signs((2, 1), 0.5, structure=NByM(1, 2)) == {2.0, -2.0}
