@@ -1,5 +1,6 @@
 """`restore_statistics`: means and variances of batch normalization, estimated anew."""
 
+import math
 from typing import Any
 
 import keras
@@ -88,11 +89,12 @@ class _Moments(Stop):
             others = [k for k in range(len(x.shape)) if k != axis]
             shape = [size if k == axis else 1 for k, size in enumerate(x.shape)]
             x = x - ops.reshape(ops.cast(self.variables[0].value, "float64"), shape)
-            kept = ops.ones(x.shape[:-1] if mask is None else mask.shape, dtype="float64")
-            if mask is not None:
+            count: Any = math.prod(int(x.shape[k]) for k in others)
+            if mask is not None:  # of all axes but the last
                 kept = ops.cast(mask, "float64")
+                count = ops.sum(kept)
                 x = x * ops.expand_dims(kept, -1)
-            self._count = self._count + ops.sum(kept)
+            self._count = self._count + count
             self._first = self._first + ops.sum(x, axis=others)
             self._second = self._second + ops.sum(x * x, axis=others)
 

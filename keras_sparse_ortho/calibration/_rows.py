@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import float64_operations
+from keras_sparse_ortho._backend import float64_operations, on_cpu
 from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.calibration._solve import as_float64, diagonal, namespace
 from keras_sparse_ortho.calibration._sweep import Stop
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 
 L = keras.layers
-ops = keras.ops
 
 # Entries of the rows that are in memory at once: half a gigabyte in float64.
 _CHUNK = 2**26
@@ -50,6 +50,7 @@ class LinearKernel:
 
         To be called inside `float64_operations`.
         """
+        xp = namespace(inputs)
         samples = count = int(inputs.shape[0])
         if self.taps > 1:  # patches repeat an input for each tap, at most
             samples = max(1, _CHUNK * count // max(1, math.prod(inputs.shape) * self.taps))
@@ -59,8 +60,8 @@ class LinearKernel:
             matrices, length, k = (int(size) for size in rows.shape)
             step = max(1, _CHUNK // (matrices * k))
             for first in range(0, length, step):
-                part = ops.cast(rows[:, first : first + step], "float64")
-                total = total + ops.matmul(ops.transpose(part, (0, 2, 1)), part)
+                part = as_float64(rows[:, first : first + step])
+                total = total + xp.matmul(xp.transpose(part, (0, 2, 1)), part)
         return total
 
 
@@ -81,19 +82,20 @@ class GramStop(Stop):
 
     def add(self, inputs: Any, **options: Any) -> None:
         """See `Stop.add`."""
+        x = to_numpy(inputs, copy=False) if on_cpu(inputs) else inputs
         with float64_operations():
-            self._gram = self._gram + self._kernel.gram(inputs)
+            self._gram = self._gram + self._kernel.gram(x)
 
     def finish(self) -> None:
         """See `Stop.finish`."""
+        gram, self._gram = self._gram, None
         with float64_operations():
-            squares = to_numpy(ops.trace(self._gram, axis1=-2, axis2=-1))
-        if not np.isfinite(squares).all():
+            squares = float(namespace(gram).sum(diagonal(gram)))
+        if not np.isfinite(squares):
             raise NotPrunableError(
                 f"The inputs of the layer that owns '{self.path}' must be finite on the "
-                f"calibration data. Received: a mean square of {squares.sum()}"
+                f"calibration data. Received: a sum of squares of {squares}"
             )
-        gram, self._gram = self._gram, None
         self._solve(gram)
 
 
@@ -132,7 +134,7 @@ def linear_kernel(weight: PrunableWeight, owner: Any) -> LinearKernel | None:
 
 
 def _dense(layer: Any) -> Callable[[Any], Any]:
-    return lambda x: ops.reshape(x, (1, -1, x.shape[-1]))
+    return lambda x: namespace(x).reshape(x, (1, -1, x.shape[-1]))
 
 
 def _einsum_dense(layer: Any) -> Callable[[Any], Any] | None:
@@ -149,10 +151,11 @@ def _einsum_dense(layer: Any) -> Callable[[Any], Any] | None:
         unused = [letter for letter in "abcdefghijklmnopqrstuvwxyz" if letter not in layer.equation]
         own = data.replace("...", "".join(unused[:more]))
         free = "".join(n for n in own if n not in kernel and (n in output or n not in data))
-        x = ops.einsum(f"{own}->{batch}{free}{summed}", x)
+        xp = namespace(x)
+        x = xp.einsum(f"{own}->{batch}{free}{summed}", x)
         shape = [int(size) for size in x.shape]
         matrices = math.prod(shape[: len(batch)])
-        return ops.reshape(x, (matrices, -1, math.prod(shape[len(shape) - len(summed) :])))
+        return xp.reshape(x, (matrices, -1, math.prod(shape[len(shape) - len(summed) :])))
 
     return rows
 
@@ -169,12 +172,13 @@ def _pointwise(layer: Any) -> Callable[[Any], Any]:
     """What the depthwise kernel, which comes first, makes of the inputs."""
 
     def rows(x: Any) -> Any:
+        xp = namespace(x)
         kernel = layer.depthwise_kernel
+        kernel = to_numpy(kernel) if xp is np else keras.ops.convert_to_tensor(kernel)
         channels, multiplier = kernel.shape[-2:]
-        matrices = ops.transpose(ops.reshape(kernel, (-1, channels, multiplier)), (1, 0, 2))
-        patches = _patches(layer, x, groups=None)
-        found = ops.matmul(patches, ops.cast(matrices, patches.dtype))
-        return ops.reshape(ops.transpose(found, (1, 0, 2)), (1, -1, channels * multiplier))
+        kernel = xp.transpose(xp.reshape(kernel, (-1, channels, multiplier)), (1, 0, 2))
+        found = xp.matmul(as_float64(_patches(layer, x, groups=None)), as_float64(kernel))
+        return xp.reshape(xp.transpose(found, (1, 0, 2)), (1, -1, channels * multiplier))
 
     return rows
 
@@ -184,12 +188,13 @@ def _patches(layer: Any, x: Any, groups: int | None) -> Any:
 
     Every channel is a group of its own where `groups` is `None`.
     """
+    xp = namespace(x)
     if layer.data_format == "channels_first":
-        x = ops.moveaxis(x, 1, -1)
+        x = xp.moveaxis(x, 1, -1)
     sizes = [int(size) for size in x.shape[1:-1]]
     steps = list(zip(sizes, layer.kernel_size, layer.strides, layer.dilation_rate, strict=True))
     padding = [_padding(layer.padding, *step) for step in steps]
-    x = ops.pad(x, ((0, 0), *padding, (0, 0)))
+    x = xp.pad(x, ((0, 0), *padding, (0, 0)))
     counts = [
         (size + sum(pad) - d * (k - 1) - 1) // s + 1
         for (size, k, s, d), pad in zip(steps, padding, strict=True)
@@ -204,9 +209,9 @@ def _patches(layer: Any, x: Any, groups: int | None) -> Any:
         taps.append(x[(slice(None), *index)])
     channels = int(x.shape[-1])
     groups = channels if groups is None else groups
-    patches = ops.reshape(ops.stack(taps, axis=-2), (-1, len(taps), groups, channels // groups))
-    return ops.reshape(
-        ops.transpose(patches, (2, 0, 1, 3)), (groups, -1, len(taps) * channels // groups)
+    patches = xp.reshape(xp.stack(taps, axis=-2), (-1, len(taps), groups, channels // groups))
+    return xp.reshape(
+        xp.transpose(patches, (2, 0, 1, 3)), (groups, -1, len(taps) * channels // groups)
     )
 
 
