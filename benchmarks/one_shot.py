@@ -136,16 +136,16 @@ def summarize(given: argparse.Namespace) -> None:
     text += (
         "Fashion-MNIST, a CNN with batch normalization; all kernels but the first and the last at "
         f"the same density; {CALIBRATION} images for calibration, no training afterwards. Test "
-        "accuracy, mean and range over the seeds, as pruned and after "
+        "accuracy, mean and standard deviation over the seeds, as pruned and after "
         "`restore_statistics`; points lost to the dense network after that; time of `prune`.\n\n"
     )
     write("one_shot", text + markdown(header, rows), seeds)
 
 
 def shown(values: list[float]) -> str:
-    """Mean and range."""
-    mean = f"{statistics.mean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.1f} to {max(values):.1f})"
+    """Mean and standard deviation."""
+    mean = f"{statistics.mean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} +- {statistics.stdev(values):.2f}"
 
 
 def main() -> None:

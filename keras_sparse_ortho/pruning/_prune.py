@@ -148,6 +148,9 @@ def prune(
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
     >>> kso.prunable_weights(prune(dense, 0.25))
     [<a/kernel shape=(8, 4), density=0.25>]
+    >>> x = np.random.default_rng(0).normal(size=(64, 8))  # a few inputs
+    >>> kso.prunable_weights(prune(dense, 0.25, score="obs", data=x))
+    [<a/kernel shape=(8, 4), density=0.25>]
 
     References:
 
