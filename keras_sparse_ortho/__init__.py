@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 
 from keras_sparse_ortho import analysis as analysis
 from keras_sparse_ortho import budgets as budgets
+from keras_sparse_ortho import calibration as calibration
 from keras_sparse_ortho import callbacks as callbacks
 from keras_sparse_ortho import errors as errors
 from keras_sparse_ortho import initializers as initializers
@@ -36,6 +37,8 @@ from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho._other_names import no_attribute
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
+from keras_sparse_ortho.calibration import compensate as compensate
+from keras_sparse_ortho.calibration import restore_statistics as restore_statistics
 from keras_sparse_ortho.callbacks import finish as finish
 from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
 from keras_sparse_ortho.models import load_dense_weights as load_dense_weights
@@ -84,7 +87,9 @@ __all__ = [
     "adopt_masks",
     "analysis",
     "budgets",
+    "calibration",
     "callbacks",
+    "compensate",
     "errors",
     "export",
     "export_litert",
@@ -103,6 +108,7 @@ __all__ = [
     "pruning",
     "remove_channels",
     "report",
+    "restore_statistics",
     "saliency",
     "schedules",
     "sparsify",

@@ -159,6 +159,33 @@ def _zero(dtype: Any, indices: Any, after: Any, tensor: Any) -> Any:
     return keras.ops.cast(zero, dtype)
 
 
+def without_gradients() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no graph of gradients is kept, as TensorFlow and JAX keep none by themselves."""
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a tensor has no values yet, because a function is being compiled or mapped."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return isinstance(value, jax.core.Tracer)
+    return backend == "tensorflow" and not hasattr(value, "numpy")
+
+
+def on_cpu(tensor: Any) -> bool:
+    """Whether a tensor lies in the memory of the host, where NumPy computes without compiling."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        return all(device.platform == "cpu" for device in tensor.devices())
+    return "cpu" in str(tensor.device).lower()
+
+
 @contextlib.contextmanager
 def float64_operations() -> Iterator[None]:
     """Lets `keras.ops` compute in float64, as it does by itself on TensorFlow.

@@ -30,15 +30,27 @@ def atomic_write(path: str | pathlib.Path) -> Iterator[TextIO]:
 
     A symbolic link keeps its target; what is no regular file, such as a pipe, is written directly.
     """
+    with _atomic(path, "", newline="", encoding="utf-8") as stream:
+        yield stream
+
+
+def atomic_write_bytes(path: str | pathlib.Path, content: bytes) -> None:
+    """Writes a file that is complete or absent; see `atomic_write`."""
+    with _atomic(path, "b") as stream:
+        stream.write(content)
+
+
+@contextlib.contextmanager
+def _atomic(path: str | pathlib.Path, kind: str, **options: Any) -> Iterator[Any]:
     target = pathlib.Path(path).resolve()
     if target.exists() and not target.is_file():
-        with target.open("w", newline="", encoding="utf-8") as stream:
+        with target.open(f"w{kind}", **options) as stream:
             yield stream
         return
     # Only a part of the name, which may be as long as the file system allows.
     partial = target.with_name(f".{secrets.token_hex(8)}.{target.name[-32:]}.part")
     try:
-        with partial.open("x", newline="", encoding="utf-8") as stream:
+        with partial.open(f"x{kind}", **options) as stream:
             if target.exists():  # before anything is written that others may not read
                 partial.chmod(target.stat().st_mode)
             yield stream

@@ -29,7 +29,18 @@ ORDER = (
         "kernels",
     ),
     *("initializers", "schedules", "parametrizations", "layers", "models"),
-    *("_data", "budgets", "saliency", "pruning", "callbacks", "analysis", "export", "cli", "tfmot"),
+    *(
+        "_data",
+        "budgets",
+        "saliency",
+        "calibration",
+        "pruning",
+        "callbacks",
+        "analysis",
+        "export",
+        "cli",
+        "tfmot",
+    ),
 )
 
 

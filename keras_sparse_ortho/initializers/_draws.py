@@ -65,14 +65,16 @@ class BlockDraw:
 
 @dataclasses.dataclass(frozen=True)
 class PackedDraw:
-    """A draw with values whose mask takes one bit an entry; a whole model is drawn at once."""
+    """A mask of one bit an entry, with values: all of a model's kernels wait at once.
+
+    Without an initializer the values were not drawn, but come from trained ones.
+    """
 
     bits: np.ndarray  # the mask, eight entries a byte, in the order of flat indices
     values: Any  # the kernel, possibly as a tensor; or the values of the live entries alone
     shape: tuple[int, ...]
     live: int
-    initializer: SparseInitializer
-    fresh: ClassVar[bool] = True
+    initializer: SparseInitializer | None
     sets_values: ClassVar[bool] = True
 
     @classmethod
@@ -80,7 +82,7 @@ class PackedDraw:
         cls,
         kernel: np.ndarray,
         mask: np.ndarray,
-        initializer: SparseInitializer,
+        initializer: SparseInitializer | None,
         *,
         variable: Any = None,
     ) -> "PackedDraw":
@@ -96,6 +98,11 @@ class PackedDraw:
             values = keras.ops.reshape(placed(kernel, variable), kernel.shape)
         live = int(np.count_nonzero(mask))
         return cls(np.packbits(mask), values, kernel.shape, live, initializer)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether an initializer drew the values."""
+        return self.initializer is not None
 
     @property
     def mask(self) -> np.ndarray:

@@ -153,10 +153,14 @@ def _own_pattern(pattern: Pattern, weight: PrunableWeight) -> SparseInitializer:
     return pattern
 
 
+def signs_of_training(model: Any, weights: list[PrunableWeight]) -> str | None:
+    """What says that the optimizer has stepped, or a kernel is not what its initializer draws."""
+    return _steps(model) or _changed(weights)
+
+
 def warn_of_training_lost(model: Any, weights: list[PrunableWeight]) -> None:
-    """Warns if the optimizer has stepped, or a kernel differs from what its initializer draws."""
-    reason = _steps(model) or _changed(weights)
-    if reason:
+    """Warns if there are signs of training."""
+    if reason := signs_of_training(model, weights):
         warnings.warn(
             "sparsify draws new kernels, so the trained ones are lost. To keep trained weights and "
             f"mask them, call keras_sparse_ortho.prune(model, density). {reason}",

@@ -1,5 +1,7 @@
-"""`prune`: weights as they are, with fixed masks on them."""
+"""`prune`: fixed masks on the weights as they are, or refitted to calibration data."""
 
+import pathlib
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,16 +9,21 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho.calibration import CALIBRATED, Recipe, prune_layers
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
+from keras_sparse_ortho.orthogonal import NByM
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
+from keras_sparse_ortho.pruning._drawing import signs_of_training
 from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
 from keras_sparse_ortho.pruning._wrapping import hold
-from keras_sparse_ortho.saliency import Saliency, saliency_by_name
+from keras_sparse_ortho.saliency import OF_DATA, Saliency, saliency_by_name
+
+_OF_FRESH_NETWORKS = ("snip", "grasp", "synflow")
 
 
 @explains_density
@@ -28,11 +35,15 @@ def prune(
     budget: BudgetLike | None = None,
     masks: Mapping[str, np.ndarray] | None = None,
     data: Any = None,
+    refit: bool = False,
+    structure: NByM | None = None,
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
     unregistered: str = "warn",
     storage: str = "masked",
+    resume: str | pathlib.Path | None = None,
+    verbose: int = 0,
 ) -> keras.Model:
     """Keeps the weights of a model and masks them: `w_e = w` where a mask is live, else 0.
 
@@ -47,6 +58,23 @@ def prune(
       settings of its own;
     - `prune(model, masks={"hidden/kernel": mask})`: masks of any origin.
 
+    Trained networks lose least with `score="obs"` and a few hundred rows of `data`. Then each layer
+    is pruned on the inputs `X` that the pruned ones before it give. With the dense kernel `W` and
+    `H = X^T X + 0.01 mean(diag X^T X) I`, live entries get the values
+
+        V = argmin tr (V - W)^T H (V - W)  over  V = M * V,
+
+    the least squared error of the layer's outputs, and the mask `M` is found in eight rounds, each
+    of which drops the entries of least `v^2 / (H^-1)_ii` and refits the others (OBS, the optimal
+    brain surgeon). `"wanda"` keeps the largest `|w_i| norm(X_i)`; `refit=True` refits its live
+    entries, those of magnitudes, or of any other masks:
+
+    - `prune(trained, 0.2, score="obs", data=x)`;
+    - `prune(trained, 0.5, score="wanda", data=x, refit=True, structure=kso.NByM(2, 4))`;
+    - `prune(trained, 0.2, data=x, refit=True)`: magnitudes.
+
+    Where there is batch normalization, call `restore_statistics` on the result.
+
     To draw sparse kernels anew, call `sparsify`; for masks that come about in training,
     `parametrize`.
 
@@ -55,16 +83,22 @@ def prune(
         density: Global live fraction over the selected kernels, in (0, 1]. May be left out where
             a `Saliency`, a `Budget` or `masks` say it. A dict or list of densities is taken as the
             budget.
-        score: `"magnitude"` (default), `"random"`, `"snip"`, `"grasp"` or `"synflow"`; a
-            `Saliency`; or a function of `keras_sparse_ortho.saliency`, called as
+        score: `"magnitude"` (default), `"obs"`, `"wanda"`, `"random"`, `"snip"`, `"grasp"` or
+            `"synflow"`; a `Saliency`; or a function of `keras_sparse_ortho.saliency`, called as
             `score(model, density)`, or with `data` where that is given.
         budget: Density of each kernel: `"erk"`, `"er"`, `"uniform"`, a `Budget`, or a dict or list
-            as for `sparsify`. `None`: the scores of all kernels are compared with each other.
+            as for `sparsify`. `None`: the scores of all kernels are compared with each other; with
+            `"obs"`, `"wanda"` or a `structure`, `"uniform"`.
         masks: From weight path to a bool array of its shape, or from layer path where the layer
             has one kernel; kernels that are not named stay dense. In place of density, score and
             budget.
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
-            dataset, a generator of batches.
+            dataset, a generator of batches. For `"obs"`, `"wanda"` and `refit` the same, or `x`
+            alone: all rows of arrays, in batches of 64; of others the first 64 batches.
+        refit: Whether live entries get the values of least squared error on `data`; with `"obs"`
+            they always do.
+        structure: `NByM`: at most `n` live of every `m` consecutive inputs; for `"obs"`, `"wanda"`
+            and `"magnitude"`.
         seed: Integer, for `score="random"` and the choice of samples from arrays.
         include: Which kernels: weight paths, layer paths, regular expressions, layers or indices
             into `prunable_weights(model)` (one or a list); or a predicate of a `PrunableWeight`.
@@ -83,6 +117,9 @@ def prune(
             was given for it; the total is at most `density`. `"auto"`: live blocks where the
             masks are of regular blocks already, compact elsewhere. `to_blocks`, `to_compact` and
             `to_masked` convert.
+        resume: A folder, for `"obs"`, `"wanda"` and `refit`: a file is written for each kernel that
+            is done, and a run with the same model, data and settings goes on from there.
+        verbose: 1 for a progress bar over the kernels, for these.
 
     Returns:
         A new model, not compiled. A model written as a class cannot be cloned: its layers are
@@ -96,12 +133,23 @@ def prune(
             quantized already; weights or scores that are not finite; a mask of another shape or
             type, or without live entries; a weight that cannot be stored compactly.
         UnknownWeightError: An `include`, `exclude` or mask that names nothing.
+        LayoutError: A kernel that the `structure` does not fit.
         ValueError: Arguments that exclude each other; `data` that is missing or of no use.
 
     Warns:
         UserWarning: Matrices that stay dense because they are not registered. With
             `storage="blocks"` larger kernels that cannot be on blocks, and densities that are
-            missed by more than a tenth.
+            missed by more than a tenth. SNIP, GraSP or
+            SynFlow, which are for untrained networks, on trained weights. Kernels that do not
+            multiply the inputs of their layers (embeddings, recurrent cells, transposed
+            convolutions): pruned by magnitude, within their counts.
+
+    Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
+    `24 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
+    float64, where its layer computes. Meanwhile there are copies of all kernels, and the
+    activations between two layers for all of `data`; functional models keep those of all layers. A
+    layer that is called several times is solved on the inputs of its first call. Layers are set
+    in the given model meanwhile, and put back: do not use it from another thread.
 
     Example:
 
@@ -110,41 +158,69 @@ def prune(
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a")])
     >>> kso.prunable_weights(prune(dense, 0.25))
     [<a/kernel shape=(8, 4), density=0.25>]
+    >>> x = np.random.default_rng(0).normal(size=(64, 8))  # a few inputs
+    >>> kso.prunable_weights(prune(dense, 0.25, score="obs", data=x))
+    [<a/kernel shape=(8, 4), density=0.25>]
 
     References:
 
     - Han et al., "Learning both Weights and Connections for Efficient Neural Networks" (NeurIPS
       2015), arXiv 1506.02626, for magnitudes; those of `keras_sparse_ortho.saliency` for the rest
+    - Hassibi and Stork, "Second order derivatives for network pruning: Optimal Brain Surgeon"
+      (NeurIPS 1992); Frantar and Alistarh, "Optimal Brain Compression" (NeurIPS 2022), arXiv
+      2208.11580, for layers on calibration data
+    - Sun et al., "A Simple and Effective Pruning Approach for Large Language Models" (ICLR 2024),
+      arXiv 2306.11695, for Wanda
     """
     mask_class(storage, masks_are_given=masks is not None)
     density, budget = density_and_budget(density, budget)
+    layerwise = score in CALIBRATED if isinstance(score, str) else False
+    _check_layerwise(score, data, refit, structure, resume, needs_data=refit or layerwise)
+    if storage == "blocks" and (refit or layerwise or structure is not None):
+        raise ValueError(
+            'storage="blocks" takes the blocks of largest score; layer-by-layer pruning and N:M '
+            'structures are for storage="masked" and "compact". '
+            f"Received: {score=}, {refit=}, {structure=}"
+        )
+    run = {"data": data, "resume": resume, "verbose": verbose}
     if masks is not None:
         _refuse_beside(
             "masks",
             density=density,
             score=None if score == "magnitude" else score,
             budget=budget,
-            data=data,
+            data=None if refit else data,
+            structure=structure,
             include=include,
             exclude=exclude,
         )
-        return _hold_given(model, masks, storage)
+        weights, masks = _named(model, masks)
+        given = _given(weights, masks)
+        if refit:
+            given = prune_layers(model, weights, Recipe(masks=masks, refit=True), **run)
+        return hold(model, weights, given, storage)
     if isinstance(score, Saliency):
-        _refuse_beside("score", data=data, include=include, exclude=exclude)
+        _refuse_beside("score", data=None if refit else data, include=include, exclude=exclude)
         weights = choose(prunable_weights(model, unregistered=True), [*score.masks], None)
     else:
         weights = weights_to_prune(model, include, exclude, unregistered)
     refuse_unfit(model, weights, "no kernel that could be pruned")
+    _warn_if_trained(model, weights, score)
+    if layerwise or structure is not None:
+        if density is None and budget is None:
+            raise _no_density()
+        plan = plan_for(density, budget or "uniform", weights, orthogonal=False)
+        recipe = Recipe(str(score), plan.counts, structure=structure, refit=refit)
+        return hold(model, weights, prune_layers(model, weights, recipe, **run), storage)
+    if refit and score not in OF_DATA:
+        data = None
     if budget is not None:
         plan = plan_for(density, budget, weights, orthogonal=False)
         saliency = _scored(model, plan.density, score, data, seed, weights, collapse_matters=False)
         chosen = {} if storage == "blocks" else saliency.masks_for(plan)
     else:
         if density is None and not isinstance(score, Saliency):
-            raise DensityError(
-                "prune needs a `density`, the live fraction, or a `budget` that says it. "
-                "Received: density=None, budget=None"
-            )
+            raise _no_density()
         saliency = _scored(model, density, score, data, seed, weights, collapse_matters=True)
         if density is not None and check_density(density) != saliency.density:
             raise DensityError(
@@ -155,13 +231,57 @@ def prune(
         if storage == "blocks":
             plan = saliency.budget
     if storage == "blocks":
-        given = not (budget is None or isinstance(budget, str))
-        blocks = BlockPlan.of(weights, plan, None, orthogonal=False, given=given)
+        fixed = not (budget is None or isinstance(budget, str))
+        blocks = BlockPlan.of(weights, plan, None, orthogonal=False, given=fixed)
         draws = blocks.draws(saliency.scores, seed)
         sparse = hold(model, blocks.weights, draws, storage)
         blocks.warn(sparse)
         return sparse
+    if refit:
+        given = prune_layers(model, weights, Recipe(masks=chosen, refit=True), **run)
+        return hold(model, weights, given, storage)
     return hold(model, weights, _given(weights, chosen), storage)
+
+
+def _check_layerwise(
+    score: Any, data: Any, refit: bool, structure: Any, resume: Any, *, needs_data: bool
+) -> None:
+    """Refuses arguments of layer-by-layer pruning that do not go together."""
+    if needs_data and data is None:
+        raise ValueError(
+            "Each layer is pruned or refitted on its inputs: give `data`, such as a few hundred "
+            f"rows of x. Received: score={score!r}, refit={refit}, data=None"
+        )
+    if structure is not None and (
+        not isinstance(structure, NByM) or score not in ("magnitude", *CALIBRATED)
+    ):
+        raise ValueError(
+            '`structure` must be NByM, with score="obs", "wanda" or "magnitude"; other structures '
+            f"are drawn by sparsify. Received: structure={structure!r}, score={score!r}"
+        )
+    if resume is not None and not needs_data:
+        raise ValueError(
+            'Only layer-by-layer pruning on `data` (score="obs", "wanda", or refit=True) goes on '
+            f"from a folder. Received: resume={str(resume)!r}, score={score!r}"
+        )
+
+
+def _warn_if_trained(model: Any, weights: list[PrunableWeight], score: Any) -> None:
+    name = score.method if isinstance(score, Saliency) else getattr(score, "__name__", score)
+    if str(name).lower() in _OF_FRESH_NETWORKS and (reason := signs_of_training(model, weights)):
+        warnings.warn(
+            f"{name} scores the connections of untrained networks; of trained ones it drops what "
+            'matters. For these use score="obs" with `data`, or magnitudes with refit=True. '
+            f"{reason}",
+            stacklevel=4,
+        )
+
+
+def _no_density() -> DensityError:
+    return DensityError(
+        "prune needs a `density`, the live fraction, or a `budget` that says it. "
+        "Received: density=None, budget=None"
+    )
 
 
 def _scored(
@@ -192,7 +312,10 @@ def _scored(
     return saliency_by_name(score, model, density, data, seed=seed, **options)
 
 
-def _hold_given(model: Any, masks: Mapping[str, np.ndarray], storage: str) -> keras.Model:
+def _named(
+    model: Any, masks: Mapping[str, np.ndarray]
+) -> tuple[list[PrunableWeight], dict[str, np.ndarray]]:
+    """The weights that masks are for, and the masks by the paths of these."""
     known = prunable_weights(model, unregistered=True)
     by_path: dict[str, np.ndarray] = {}
     for name, mask in masks.items():
@@ -206,7 +329,7 @@ def _hold_given(model: Any, masks: Mapping[str, np.ndarray], storage: str) -> ke
         by_path[found[0]] = mask
     weights = [weight for weight in known if weight.path in by_path]
     refuse_unfit(model, weights, "no kernel that is named by `masks`")
-    return hold(model, weights, _given(weights, by_path), storage)
+    return weights, by_path
 
 
 def _given(weights: list[PrunableWeight], masks: Mapping[str, np.ndarray]) -> dict[str, AnyDraw]:

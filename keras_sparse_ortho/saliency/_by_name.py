@@ -14,7 +14,8 @@ SALIENCIES: dict[str, Callable[..., Saliency]] = {
     "grasp": grasp,
     "synflow": synflow,
 }
-_OF_DATA = ("snip", "grasp")
+OF_DATA = ("snip", "grasp")
+"""Those that are derivatives of the loss."""
 
 
 def saliency_by_name(
@@ -28,18 +29,18 @@ def saliency_by_name(
 ) -> Saliency:
     """The saliency of this name; refuses missing data, and data for a method that uses none."""
     if name not in SALIENCIES:
-        names = ", ".join(f'"{known}"' for known in SALIENCIES)
+        names = ", ".join(f'"{known}"' for known in (*SALIENCIES, "obs", "wanda"))
         raise ValueError(f"`score` must be one of {names}. Received: score={name!r}")
-    if name in _OF_DATA and data is None:
+    if name in OF_DATA and data is None:
         raise ValueError(
             f"The score of {name} is a derivative of the loss: give `data`, such as (x, y). "
             f"Received: score={name!r}, data=None"
         )
-    if name not in _OF_DATA and data is not None:
+    if name not in OF_DATA and data is not None:
         raise ValueError(
             f"{name} uses the weights alone: leave `data` out. "
             f"Received: score={name!r}, data of type {type(data).__name__}"
         )
-    if name in (*_OF_DATA, "random"):
+    if name in (*OF_DATA, "random"):
         options["seed"] = seed
     return SALIENCIES[name](model, density, *([] if data is None else [data]), **options)

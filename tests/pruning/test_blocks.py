@@ -340,3 +340,14 @@ def test_a_kernel_is_on_blocks_or_that_is_told(shape, structure):
     told = any("'a/kernel' is not on live blocks" in str(w.message) for w in caught)
     assert told == (not on_blocks)
     assert (blocks_of(sparse)["a/kernel"] is not None) == on_blocks
+
+
+@pytest.mark.parametrize(
+    "options", [{"score": "obs"}, {"refit": True}, {"structure": kso.NByM(2, 4)}]
+)
+def test_layer_by_layer_pruning_is_refused_on_blocks(options):
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r'storage="blocks" takes the blocks.*Received: score='):
+        kso.prune(model, 0.25, storage="blocks", data=np.ones((8, 64)), **options)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])

@@ -1,0 +1,10 @@
+"""Trained networks, layer by layer on calibration data: pruning, refits, statistics."""
+
+from keras_sparse_ortho.calibration._compensate import compensate
+from keras_sparse_ortho.calibration._layerwise import CALIBRATED as CALIBRATED
+from keras_sparse_ortho.calibration._layerwise import Recipe as Recipe
+from keras_sparse_ortho.calibration._layerwise import prune_layers as prune_layers
+from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
+
+# Public; the other names above are for `pruning`.
+__all__ = ["compensate", "restore_statistics"]

@@ -1,0 +1,253 @@
+"""Masks and values of trained kernels, layer by layer on calibration data."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import pathlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._files import atomic_write_bytes
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho._workers import digest_of
+from keras_sparse_ortho.calibration._rows import (
+    GramStop,
+    as_matrices,
+    from_matrices,
+    linear_kernel,
+)
+from keras_sparse_ortho.calibration._solve import largest, obs, refit, wanda
+from keras_sparse_ortho.calibration._sweep import Stop, calibration_batches, sweep
+from keras_sparse_ortho.errors import BudgetError, LayoutError
+from keras_sparse_ortho.initializers import AnyDraw, PackedDraw
+from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.orthogonal import NByM
+
+CALIBRATED = ("obs", "wanda")
+"""The scores that need inputs of each layer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How the kernels of a model are pruned one by one.
+
+    Args:
+        score: `"obs"`, `"wanda"` or `"magnitude"`.
+        counts: Live entries of each kernel by path; `None` with `masks`.
+        masks: Given masks by path, in place of score and counts.
+        structure: The pattern of the masks.
+        refit: Whether the live entries get new values; with `"obs"` they always do.
+    """
+
+    score: str = "magnitude"
+    counts: Mapping[str, int] | None = None
+    masks: Mapping[str, np.ndarray] | None = None
+    structure: NByM | None = None
+    refit: bool = False
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether anything depends on the inputs of layers."""
+        return self.refit or self.score in CALIBRATED
+
+    def by_magnitude(self, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
+        """Values and mask of a kernel without regard to its inputs."""
+        kernel = weight.finite_raw_value()
+        if self.masks is not None:
+            return kernel, self.masks[weight.path]
+        scores = np.abs(as_matrices(kernel, weight.layout))
+        mask = largest(scores, self._count(weight), self.structure)
+        return kernel, from_matrices(mask, weight.shape, weight.layout)
+
+    def solved(self, weight: PrunableWeight, gram: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Values and mask of a kernel for the inputs with this Gram matrix."""
+        kernel = as_matrices(weight.finite_raw_value(), weight.layout)
+        if self.masks is not None:
+            mask = as_matrices(self.masks[weight.path], weight.layout)
+        elif self.score == "obs":
+            kernel, mask = obs(kernel, self._count(weight), gram, self.structure)
+        else:
+            scores = wanda(kernel, gram) if self.score == "wanda" else np.abs(kernel)
+            mask = largest(scores, self._count(weight), self.structure)
+        if self.refit and self.score != "obs":
+            kernel = refit(kernel, mask, gram)
+        value, mask = (from_matrices(x, weight.shape, weight.layout) for x in (kernel, mask))
+        return value, mask
+
+    def check(self, weights: Sequence[PrunableWeight]) -> None:
+        """Refuses kernels that the structure does not fit.
+
+        Raises:
+            LayoutError: Inputs that are not divided into the groups of the structure.
+            BudgetError: More live entries than it allows.
+        """
+        if self.structure is None:
+            return
+        for weight in weights:
+            shape = (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
+            try:
+                self.structure.check(shape)
+            except LayoutError as error:
+                raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
+            if self._count(weight) > self.structure.most(shape):
+                raise BudgetError(
+                    f"{self.structure} allows at most {self.structure.most(shape)} live entries "
+                    f"in '{weight.path}'. Received: {self._count(weight)}"
+                )
+
+    def _count(self, weight: PrunableWeight) -> int:
+        assert self.counts is not None
+        return self.counts[weight.path]
+
+
+def prune_layers(
+    model: Any,
+    weights: Sequence[PrunableWeight],
+    recipe: Recipe,
+    data: Any = None,
+    resume: str | pathlib.Path | None = None,
+    verbose: int = 0,
+) -> dict[str, AnyDraw]:
+    """Mask and values for each kernel, by path; the model is as it was afterwards.
+
+    Every layer is solved on the inputs that the pruned ones before it give: kernels are set in
+    place meanwhile.
+
+    Args:
+        model: The model.
+        weights: Plain kernels of it.
+        recipe: What is done with each.
+        data: As for `fit`, where the recipe needs any.
+        resume: A folder for a file of each kernel that is done, from which another run goes on.
+        verbose: 1 for a progress bar over the kernels.
+
+    Raises:
+        LayoutError, BudgetError: See `Recipe.check`.
+        NotPrunableError: See `sweep`; inputs that are not finite.
+
+    Warns:
+        UserWarning: Kernels that are pruned without regard to their inputs.
+    """
+    recipe.check(weights)
+    draws: dict[str, AnyDraw] = {}
+
+    def take(weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> None:
+        value = np.where(mask, value, 0).astype(weight.raw_value(copy=False).dtype)
+        assign(weight.variable, value)
+        draws[weight.path] = PackedDraw.of(value, mask, None)
+
+    if not recipe.needs_data:
+        return {w.path: PackedDraw.of(*_masked(*recipe.by_magnitude(w)), None) for w in weights}
+    batches = calibration_batches(data)
+    saved = _Saved(resume, model, weights, recipe, batches) if resume is not None else None
+    with _put_back(weights):
+        stops: list[Stop] = []
+        left = []
+        for number, weight in enumerate(weights):
+            kernel = linear_kernel(weight, weight.owner)
+            if kernel is None:
+                left.append(weight)
+                take(weight, *recipe.by_magnitude(weight))
+                continue
+            found = None if saved is None else saved.load(number, weight)
+            if found is not None:
+                stops.append(_Known(weight, functools.partial(take, weight, *found)))
+                continue
+
+            def solve(gram: Any, weight: PrunableWeight = weight, number: int = number) -> None:
+                value, mask = recipe.solved(weight, gram)
+                take(weight, value, mask)
+                if saved is not None:
+                    saved.save(number, draws[weight.path])
+
+            stops.append(GramStop(weight.owner, kernel, solve))
+        missed = {stop.path for stop in sweep(model, batches, stops, verbose)}
+        for weight in weights:
+            if weight.path in missed:
+                left.append(weight)
+                take(weight, *recipe.by_magnitude(weight))
+    if left:
+        names = ", ".join(f"'{weight.path}'" for weight in left)
+        how = "are pruned by magnitude, within their own counts" if recipe.counts else "are masked"
+        warnings.warn(
+            "These kernels are not known to multiply the inputs of their layers, or no calibration "
+            f"input reaches them outside of compiled code: they {how}, without a refit; or "
+            f"`exclude` them. Received: {names}",
+            stacklevel=4,
+        )
+    return draws
+
+
+def _masked(value: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.where(mask, value, 0), mask
+
+
+class _Known(Stop):
+    """A kernel that an earlier run has solved."""
+
+    def __init__(self, weight: PrunableWeight, take: Any) -> None:
+        super().__init__(weight.owner, weight.path)
+        self._take = take
+
+    def add(self, inputs: Any, **options: Any) -> None:
+        """Nothing is to be summed."""
+
+    def finish(self) -> None:
+        """See `Stop.finish`."""
+        self._take()
+
+
+class _Saved:
+    """A file of each kernel that is done, named by a digest of all that it depends on."""
+
+    def __init__(
+        self,
+        folder: str | pathlib.Path,
+        model: Any,
+        weights: Sequence[PrunableWeight],
+        recipe: Recipe,
+        batches: Sequence[Any],
+    ) -> None:
+        self._folder = pathlib.Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        facts = (recipe.score, recipe.structure, recipe.refit, recipe.counts and {**recipe.counts})
+        text = f"{facts} {[weight.path for weight in weights]}"
+        arrays = [np.frombuffer(text.encode(), np.uint8)]
+        arrays += [to_numpy(variable, copy=False) for variable in model.weights]
+        arrays += [to_numpy(x, copy=False) for x in keras.tree.flatten(batches)]
+        arrays += [] if recipe.masks is None else [recipe.masks[w.path] for w in weights]
+        self._key = digest_of(*arrays)
+
+    def load(self, number: int, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
+        """Values and mask, where the file is there."""
+        path = self._path(number)
+        if not path.exists():
+            return None
+        with np.load(path) as found:
+            draw = PackedDraw(found["bits"], found["values"], weight.shape, 0, None)
+            return draw.kernel, draw.mask
+
+    def save(self, number: int, draw: Any) -> None:
+        """Writes the file of a kernel; it is complete or absent."""
+        stream = io.BytesIO()
+        np.savez(stream, bits=draw.bits, values=draw.values)
+        atomic_write_bytes(self._path(number), stream.getvalue())
+
+    def _path(self, number: int) -> pathlib.Path:
+        return self._folder / f"{self._key}-{number:04d}.npz"
+
+
+@contextlib.contextmanager
+def _put_back(weights: Sequence[PrunableWeight]) -> Iterator[None]:
+    """Afterwards the kernels have the values that they had."""
+    values = [weight.raw_value() for weight in weights]
+    try:
+        yield
+    finally:
+        for weight, value in zip(weights, values, strict=True):
+            assign(weight.variable, value)

@@ -1,0 +1,367 @@
+"""Pruning layer by layer on calibration data: counts, models, runs that go on, refusals."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.calibration import _layerwise, _solve, _sweep
+from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
+from tests.helpers import array, classifier_loss
+
+L = keras.layers
+CALIBRATED = [
+    {"score": "obs"},
+    {"score": "wanda"},
+    {"score": "wanda", "refit": True},
+    {"score": "magnitude", "refit": True},
+]
+IDS = ["obs", "wanda", "wanda refit", "magnitude refit"]
+
+
+def network():
+    """A convolution, batch normalization, a mixing layer, and a head: three kernels."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8, 4))
+    x = L.Conv1D(8, 3, activation="relu", name="conv")(inputs)
+    x = L.EinsumDense("abc,cd->abd", (6, 6), name="mixer")(L.BatchNormalization()(x))
+    return keras.Model(inputs, L.Dense(5, name="head")(L.Flatten()(x)))
+
+
+def rows_of_network(count=96):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 8, 4)).astype("float32") + rng.normal(size=(4,))
+
+
+def values(model):
+    return {w.path: w.value() for w in kso.prunable_weights(model)}
+
+
+def masks(model):
+    return {w.path: w.storage.mask_value() for w in kso.prunable_weights(model)}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("options", CALIBRATED, ids=IDS)
+def test_counts_are_exact_and_the_model_stays_as_it_was(options):
+    dense, x = network(), rows_of_network()
+    before = dense.get_weights()
+    pruned = kso.prune(dense, 0.3, data=(x, np.zeros(len(x))), budget="erk", **options)
+    counts = kso.budgets.erk(dense, 0.3, orthogonal=False).counts
+    assert {w.path: w.live for w in kso.prunable_weights(pruned)} == counts
+    for path, mask in masks(pruned).items():
+        assert not values(pruned)[path][~mask].any()
+    for one, two in zip(before, dense.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not any("call" in vars(layer) for layer in dense.layers)
+
+
+@pytest.mark.core
+def test_kernels_of_attention_and_separable_convolutions():
+    inputs = keras.Input((6, 6, 4))
+    x = L.SeparableConv2D(8, 3, name="separable")(inputs)
+    x = L.Reshape((16, 8))(x)
+    dense = keras.Model(inputs, L.MultiHeadAttention(2, 4, name="attention")(x, x))
+    x = np.random.default_rng(0).normal(size=(70, 6, 6, 4)).astype("float32")
+    pruned = kso.prune(dense, 0.4, score="obs", data=x)
+    counts = kso.budgets.uniform(dense, 0.4, orthogonal=False).counts
+    for weight, own in zip(kso.prunable_weights(dense), kso.prunable_weights(pruned), strict=True):
+        assert own.live == counts[weight.path]
+        mask = own.storage.mask_value()
+        assert not np.allclose(own.value()[mask], weight.value()[mask])  # refitted
+    assert len(kso.prunable_weights(pruned)) == 6
+
+
+def test_obs_keeps_more_of_a_trained_network_than_refits_and_these_than_magnitudes():
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x = (images / 16).astype("float32")
+    keras.utils.set_random_seed(0)
+    layers = [L.Dense(48, activation="relu", name="a"), L.Dense(48, activation="relu", name="b")]
+    dense = keras.Sequential([keras.Input((64,)), *layers, L.Dense(10, name="head")])
+    dense.compile(keras.optimizers.Adam(5e-3), classifier_loss())
+    dense.fit(x[:1200], labels[:1200], batch_size=50, epochs=8, verbose=0)
+
+    def accuracy(model):
+        return float(np.mean(array(model(x[1200:])).argmax(-1) == labels[1200:]))
+
+    found = [
+        accuracy(kso.prune(dense, 0.12, budget="uniform", exclude="head", **options))
+        for options in ({}, {"data": x[:256], "refit": True}, {"score": "obs", "data": x[:256]})
+    ]
+    assert found[0] + 0.05 < found[1] < found[2]
+    assert found[2] > accuracy(dense) - 0.06
+
+
+@pytest.mark.core
+def test_equal_on_all_backends():
+    x = np.sin(np.arange(48.0) ** 2).reshape(8, 6).astype("float32") + 0.3
+    kernel = np.cos(np.arange(18.0) ** 2).reshape(6, 3).astype("float32")
+    model = keras.Sequential([keras.Input((6,)), L.Dense(3, use_bias=False, name="a")])
+    model.set_weights([kernel])
+    for data in (x, [(x[:3],), (x[3:],)]):
+        found = values(kso.prune(model, 0.5, score="obs", data=data))["a/kernel"]
+        np.testing.assert_allclose(found, EXPECTED, atol=1e-5)
+    # What NumPy gives by itself.
+    wide = x.astype("float64")
+    solved, _ = _solve.obs(kernel[None].astype("float64"), 9, (wide.T @ wide)[None], None)
+    np.testing.assert_allclose(found, solved[0], atol=1e-6)
+
+
+EXPECTED = np.array(
+    [
+        [0.858696, 0.0, -0.825529],
+        [-1.142204, -1.460847, 0.8404],
+        [0.0, 0.0, 0.0],
+        [1.019601, 1.19796, 0.0],
+        [1.106973, 0.0, 0.0],
+        [0.0, 0.0, 1.123864],
+    ]
+)
+
+
+@pytest.mark.parametrize("options", CALIBRATED, ids=IDS)
+def test_micro_batches_give_the_masks_and_weights_of_one_batch(options, monkeypatch):
+    dense, x = network(), rows_of_network()
+    found = []
+    for rows in (96, 20):
+        monkeypatch.setattr(_sweep, "_ROWS", rows)
+        found.append(kso.prune(dense, 0.3, data=x, **options))
+    one, several = found
+    for path, mask in masks(one).items():
+        np.testing.assert_array_equal(mask, masks(several)[path])
+        np.testing.assert_allclose(values(one)[path], values(several)[path], atol=1e-5)
+
+
+def test_each_layer_is_solved_on_the_inputs_that_the_pruned_ones_give():
+    keras.utils.set_random_seed(1)
+    layers = [L.Dense(8, activation="relu", name="a"), L.Dense(3, name="b")]
+    dense = keras.Sequential([keras.Input((6,)), *layers])
+    x = np.random.default_rng(0).normal(size=(50, 6)).astype("float32")
+    found = values(kso.prune(dense, 0.5, score="obs", data=x))
+    bias = array(dense.get_layer("a").bias)
+    hidden = np.maximum(x @ found["a/kernel"] + bias, 0).astype("float64")
+    target = dense.get_layer("b").get_weights()[0][None]
+    expected, _ = _solve.obs(target, 12, (hidden.T @ hidden)[None], None)
+    np.testing.assert_allclose(found["b/kernel"], expected[0], atol=1e-5)
+
+
+@keras.saving.register_keras_serializable(package="test_prune_layers")
+class Block(keras.Model):
+    """A model written as a class, with a route that depends on its data if it has a threshold."""
+
+    def __init__(self, threshold=None, **kwargs):
+        super().__init__(**kwargs)
+        self.threshold = threshold
+        self.first, self.second = L.Dense(8, name="first"), L.Dense(8, name="second")
+        self.unused = L.Dense(8, name="unused")
+        self.unused.build((None, 8))
+
+    def call(self, x):
+        order = [self.first, self.second]
+        if self.threshold is not None and float(array(x).mean()) > self.threshold:
+            order = order[::-1] if self.threshold > 0 else order[:1]
+        for layer in order:
+            x = layer(x)
+        return x
+
+
+def built(threshold=None):
+    model = Block(threshold)
+    model(np.full((1, 8), -9.0, "float32"))
+    return model
+
+
+def rows(count=128):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 8)).astype("float32") + 4.0 * (np.arange(count) > 100)[:, None]
+
+
+@pytest.mark.core
+def test_models_written_as_classes_and_layers_that_no_batch_reaches():
+    model = built()
+    with pytest.warns(UserWarning, match=r"pruned by magnitude.*Received: 'unused/kernel'$"):
+        pruned = kso.prune(model, 0.25, score="obs", data=rows())
+    assert pruned is model
+    assert [w.live for w in kso.prunable_weights(pruned)] == [16, 16, 16]
+
+
+@pytest.mark.parametrize(("threshold", "reached"), [(1.0, "'second/kernel'"), (0.5, None)])
+def test_batches_must_go_one_way(threshold, reached):
+    model = built(threshold if reached else -threshold)
+    x = rows() if reached else rows() - 2.0
+    before = model.get_weights()
+    threads = threading.active_count()
+    with pytest.raises(NotPrunableError, match=r"in one order.*Received.*batch 1"):
+        kso.prune(model, 0.25, score="obs", data=x)
+    assert threading.active_count() == threads
+    for one, two in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert "call" not in vars(model.first)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("interrupt", [ValueError, KeyboardInterrupt])
+def test_what_fails_half_way_leaves_the_model_as_it_was(interrupt, monkeypatch):
+    dense = network()
+    before = dense.get_weights()
+    refit = _solve._refit
+
+    def failing(full, *rest):
+        if full.shape[-1] == 5:  # the head, after all others
+            assert not np.array_equal(before[0], dense.get_weights()[0])
+            raise interrupt("half way")
+        return refit(full, *rest)
+
+    monkeypatch.setattr(_solve, "_refit", failing)
+    with pytest.raises(interrupt, match="half way"):
+        kso.prune(dense, 0.3, score="obs", data=rows_of_network())
+    for one, two in zip(before, dense.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not any("call" in vars(layer) for layer in dense.layers)
+
+
+def test_inputs_must_be_finite():
+    dense, x = network(), rows_of_network()
+    x[70, 2] = np.nan
+    with pytest.raises(NotPrunableError, match=r"'conv/kernel' must be finite.*Received: .*nan"):
+        kso.prune(dense, 0.3, score="wanda", data=x)
+
+
+def test_kernels_that_multiply_no_inputs_are_pruned_by_magnitude_and_named_once():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5,), dtype="int32")
+    x = L.LSTM(6, name="lstm")(L.Embedding(11, 8, name="words")(inputs))
+    dense = keras.Model(inputs, L.Dense(4, name="head")(x))
+    tokens = np.random.default_rng(0).integers(0, 11, (32, 5))
+    with pytest.warns(UserWarning, match=r"pruned by magnitude") as told:
+        pruned = kso.prune(dense, 0.25, score="obs", data=tokens)
+    (text,) = [str(w.message) for w in told if "pruned by magnitude" in str(w.message)]
+    assert "'words/embeddings', 'lstm/lstm_cell/kernel', 'lstm/lstm_cell/recurrent" in text
+    others = {str(w.message) for w in told} - {text}
+    assert not any("keras_sparse_ortho" in other for other in others), others
+    for weight, own in zip(kso.prunable_weights(dense), kso.prunable_weights(pruned), strict=True):
+        assert own.live == round(0.25 * own.size)
+        if weight.path != "head/kernel":
+            kept, scores = own.storage.mask_value(), np.abs(weight.value())
+            assert scores[kept].min() >= scores[~kept].max()
+            np.testing.assert_array_equal(own.value(), np.where(kept, weight.value(), 0))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("score", ["obs", "wanda", "magnitude"])
+def test_n_by_m(score):
+    keras.utils.set_random_seed(0)
+    layers = [L.Conv1D(8, 3, name="conv"), L.EinsumDense("abc,cde->abde", (None, 2, 4), name="e")]
+    dense = keras.Sequential([keras.Input((7, 4)), *layers])
+    x = np.random.default_rng(0).normal(size=(20, 7, 4)).astype("float32")
+    data = {} if score == "magnitude" else {"data": x}
+    pruned = kso.prune(dense, 0.5, score=score, structure=kso.NByM(2, 4), **data)
+    for mask in masks(pruned).values():
+        groups = mask.reshape(-1, 4, 8).sum(axis=1)
+        assert set(groups.ravel()) == {2}
+    with pytest.raises(BudgetError, match=r"at most 48 live entries in 'conv/kernel'.*72"):
+        kso.prune(dense, 0.75, score=score, structure=kso.NByM(2, 4), **data)
+    with pytest.raises(LayoutError, match=r"'conv/kernel' does not fit: NByM\(n=4, m=8\) needs"):
+        kso.prune(dense, 0.5, score=score, structure=kso.NByM(4, 8), **data)
+
+
+def test_a_refit_takes_masks_of_any_origin():
+    dense, x = network(), rows_of_network()
+    score = kso.saliency.magnitude(dense, 0.3)
+    given = {path: mask for path, mask in score.masks.items() if path.startswith("conv")}
+    for options in ({"masks": given}, {"score": score}):
+        pruned = kso.prune(dense, data=x, refit=True, **options)
+        for path, mask in options.get("masks", score.masks).items():
+            np.testing.assert_array_equal(masks_of_masked(pruned)[path], mask)
+        changed = values(pruned)["conv/kernel"][given["conv/kernel"]]
+        assert not np.allclose(changed, values(dense)["conv/kernel"][given["conv/kernel"]])
+
+
+def masks_of_masked(model):
+    return {w.path: w.storage.mask_value() for w in kso.prunable_weights(model) if w.storage}
+
+
+@pytest.mark.parametrize("storage", ["masked", "compact"])
+def test_storages_and_training_on(storage):
+    dense, x = network(), rows_of_network()
+    pruned = kso.prune(dense, 0.3, score="obs", data=x, storage=storage, exclude="mixer")
+    before = masks_of_masked(pruned)
+    pruned.compile("sgd", classifier_loss())
+    pruned.fit(x, np.zeros(len(x)), epochs=1, verbose=0)
+    for path, mask in masks_of_masked(pruned).items():
+        np.testing.assert_array_equal(mask, before[path])
+        assert not values(pruned)[path][~mask].any()
+
+
+@pytest.mark.core
+def test_a_killed_run_goes_on(tmp_path, monkeypatch, capsys):
+    dense, x = network(), rows_of_network()
+    expected = values(kso.prune(dense, 0.3, score="obs", data=x, verbose=1))
+    assert "3/3" in capsys.readouterr().out
+    solved, calls = _layerwise.Recipe.solved, []
+
+    def killed_at(limit):
+        def counted(self, weight, gram):
+            calls.append(weight.path)
+            if len(calls) > limit:
+                raise KeyboardInterrupt
+            return solved(self, weight, gram)
+
+        calls.clear()
+        monkeypatch.setattr(_layerwise.Recipe, "solved", counted)
+
+    killed_at(1)
+    with pytest.raises(KeyboardInterrupt):
+        kso.prune(dense, 0.3, score="obs", data=x, resume=tmp_path / "run")
+    assert len(list((tmp_path / "run").iterdir())) == 1
+    killed_at(100)
+    resumed = values(kso.prune(dense, 0.3, score="obs", data=x, resume=tmp_path / "run"))
+    assert len(calls) == 2
+    for path, value in expected.items():
+        np.testing.assert_allclose(resumed[path], value, atol=1e-6)
+    changes = [{"density": 0.4}, {"data": x + 1e-3}, {"exclude": "head"}, {"score": "wanda"}]
+    for change in changes:  # nothing of another run is taken
+        killed_at(100)
+        options = {"density": 0.3, "score": "obs", "data": x, "resume": tmp_path / "run", **change}
+        kso.prune(dense, **options)
+        assert len(calls) == 3 - ("exclude" in change)
+
+
+def test_refusals():
+    dense, x = network(), rows_of_network()
+    for options in ({"score": "obs"}, {"score": "wanda"}, {"refit": True}):
+        with pytest.raises(ValueError, match=r"give `data`.*Received: score=.*data=None"):
+            kso.prune(dense, 0.3, **options)
+    with pytest.raises(ValueError, match=r"`score` must be one of.*\"obs\", \"wanda\". Received"):
+        kso.prune(dense, 0.3, score="sparsegpt", data=x)
+    with pytest.raises(ValueError, match=r"`structure` must be NByM.*Received: structure=Block"):
+        kso.prune(dense, 0.3, score="obs", data=x, structure=kso.Block(4, 4))
+    with pytest.raises(ValueError, match=r"`structure` must be NByM.*score='random'"):
+        kso.prune(dense, 0.3, score="random", structure=kso.NByM(2, 4))
+    with pytest.raises(ValueError, match=r"goes on from a folder. Received: resume='here'"):
+        kso.prune(dense, 0.3, resume="here")
+    with pytest.raises(kso.errors.DensityError, match=r"prune needs a `density`"):
+        kso.prune(dense, score="obs", data=x)
+    with pytest.raises(ValueError, match=r"Received: masks together with structure"):
+        kso.prune(dense, masks={}, structure=kso.NByM(2, 4))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("score", ["snip", "grasp", "synflow"])
+def test_scores_for_untrained_networks_warn_on_trained_ones(score):
+    layers = [L.Dense(16, activation="relu", name="hidden"), L.Dense(3, name="head")]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile("sgd", classifier_loss())
+    x, y = np.random.default_rng(0).normal(size=(32, 8)), np.arange(32) % 3
+    data = {} if score == "synflow" else {"data": (x, y)}
+    kso.prune(model, 0.5, score=score, **data)  # fresh: not a word
+    model.fit(x, y, verbose=0)
+    function = getattr(kso.saliency, score)
+    for given in ({"score": score, **data}, {"score": function(model, 0.5, *data.values())}):
+        density = 0.5 if given["score"] == score else None
+        with pytest.warns(UserWarning, match=r"untrained networks.*score=\"obs\".*made 1 steps"):
+            kso.prune(model, density, **given)

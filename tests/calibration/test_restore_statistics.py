@@ -1,0 +1,85 @@
+"""`restore_statistics`: exact moments over all batches, one layer after the other."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
+from tests.helpers import array
+
+L = keras.layers
+pytestmark = pytest.mark.core
+
+
+def network(axis=-1):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5, 4))
+    x = L.BatchNormalization(axis=axis, name="first")(L.Dense(6, name="hidden")(inputs))
+    x = L.BatchNormalization(name="second")(L.Dense(3, name="head")(L.ReLU()(x)))
+    return keras.Model(inputs, x)
+
+
+def rows(count=150):
+    rng = np.random.default_rng(0)
+    return (rng.normal(size=(count, 5, 4)) * 3 + np.arange(5.0)[:, None]).astype("float32")
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_moments_are_exact_and_those_of_the_restored_layers_before(axis):
+    model, x = network(axis), rows()
+    hidden = array(model.get_layer("hidden")(x))
+    assert kso.restore_statistics(model, x) == ["first", "second"]
+    others = (0, 1) if axis == -1 else (0, 2)
+    first = model.get_layer("first")
+    np.testing.assert_allclose(array(first.moving_mean), hidden.mean(others), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(array(first.moving_variance), hidden.var(others), rtol=1e-4)
+    outputs = array(model(x, training=False))  # normalized: gamma is 1, beta 0
+    np.testing.assert_allclose(outputs.mean((0, 1)), 0, atol=1e-4)
+    variance = array(model.get_layer("second").moving_variance)
+    np.testing.assert_allclose(outputs.var((0, 1)), variance / (variance + 1e-3), rtol=1e-4)
+
+
+def test_masked_positions_do_not_count():
+    inputs = keras.Input((4, 2))
+    norm = L.BatchNormalization(name="norm")
+    model = keras.Model(inputs, norm(L.Masking(-1.0)(inputs)))
+    x = np.random.default_rng(0).normal(size=(9, 4, 2)).astype("float32")
+    x[:, 3] = -1.0
+    kso.restore_statistics(model, x)
+    kept = x[:, :3].reshape(-1, 2)
+    np.testing.assert_allclose(array(norm.moving_mean), kept.mean(0), atol=1e-6)
+    np.testing.assert_allclose(array(norm.moving_variance), kept.var(0), atol=1e-5)
+
+
+def test_outputs_of_a_pruned_model_are_normalized_again():
+    model, x = network(), rows()
+    kso.restore_statistics(model, x)
+    pruned = kso.prune(model, 0.4)
+    assert np.abs(array(pruned(x)).mean((0, 1))).max() > 0.1
+    kso.restore_statistics(pruned, x)
+    outputs, variance = array(pruned(x)), array(pruned.get_layer("second").moving_variance)
+    np.testing.assert_allclose(outputs.mean((0, 1)), 0, atol=1e-4)
+    np.testing.assert_allclose(outputs.var((0, 1)), variance / (variance + 1e-3), rtol=1e-3)
+
+
+def test_refusals_and_failures():
+    plain = keras.Sequential([keras.Input((4,)), L.Dense(3)])
+    with pytest.raises(NotPrunableError, match=r"must have layers BatchNormalization. Received"):
+        kso.restore_statistics(plain, np.zeros((4, 4), "float32"))
+
+    class Failing(L.Layer):
+        def call(self, x):
+            raise RuntimeError("half way")
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    inputs = keras.Input((4,))
+    norm = L.BatchNormalization()
+    model = keras.Model(inputs, Failing()(norm(inputs)))
+    before = norm.get_weights()
+    with pytest.raises(RuntimeError, match="half way"):
+        kso.restore_statistics(model, np.ones((100, 4), "float32"))
+    for one, two in zip(before, norm.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
