@@ -39,6 +39,8 @@ def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
 
 def refuse_dense_updates(layer: Any) -> Callable[[], None]:
     """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
+    names = ("quantize", "enable_lora")
+    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}  # Keras wraps them
 
     def quantize(*args: Any, **kwargs: Any) -> None:
         # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
@@ -59,8 +61,9 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
     vars(layer).update(quantize=quantize, enable_lora=enable_lora)
 
     def undo() -> None:
-        for name in ("quantize", "enable_lora"):
+        for name in names:
             vars(layer).pop(name, None)
+        vars(layer).update(kept)
 
     return undo
 
