@@ -26,6 +26,15 @@ def gather(values: Any, indices: Any, axis: int = 0) -> Any:
     return keras.ops.take(values, indices, axis=axis)
 
 
+def made_once(value: Any) -> Any:
+    """`value`, which a compiled program on JAX computes once, however often its parts are gathered.
+
+    XLA fuses what is elementwise, such as an activation, into a gather of its results, and computes
+    it anew for each entry that is gathered.
+    """
+    return _jax().lax.optimization_barrier(value) if keras.backend.backend() == "jax" else value
+
+
 def with_gradient(
     function: Callable[..., Any],
     gradient: Gradient,

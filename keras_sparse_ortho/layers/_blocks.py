@@ -11,7 +11,13 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
-from keras_sparse_ortho._gathers import divisor_near, gather, map_chunks, with_gradient
+from keras_sparse_ortho._gathers import (
+    divisor_near,
+    gather,
+    made_once,
+    map_chunks,
+    with_gradient,
+)
 from keras_sparse_ortho._keras_internals import (
     Axes,
     DeferredVariables,
@@ -384,6 +390,7 @@ def block_product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
 
 
 def _product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
+    x = made_once(x)
     # Transposed chunk by chunk, so that there is no second copy of all blocks.
     return map_chunks(
         lambda w, found: ops.matmul(ops.transpose(_lines(w), (0, 2, 1)), _gathered(x, found)),
@@ -395,6 +402,7 @@ def _product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
 
 def _gradient(x: Any, blocks: Any, inputs_of: Any, slots_of: Any, upstream: Any) -> tuple[Any, Any]:
     count, fan_in, rows, cols = blocks.shape
+    x, upstream = made_once(x), made_once(upstream)
     of_blocks = map_chunks(
         lambda dy, found: ops.matmul(_gathered(x, found), ops.transpose(dy, (0, 2, 1))),
         [upstream, inputs_of],

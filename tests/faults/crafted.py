@@ -310,7 +310,8 @@ def config_cases(
     for specimen in found:
         for at, node in enumerate(nodes(specimen.config)):
             holders.setdefault(node["registered_name"], []).append((specimen, at))
-    classes = {name for name in keras.saving.get_custom_objects() if name.startswith(PACKAGE)}
+    ours = keras.saving.get_custom_objects().items()  # a class may have an older name as well
+    classes = {keras.saving.get_registered_name(c) for name, c in ours if name.startswith(PACKAGE)}
     without_tfmot = all(specimen.name != "TFMOT" for specimen in found)
     if missing := classes - set(holders) - ({TFMOT} if without_tfmot else set()):
         raise LookupError(f"no specimen holds {sorted(missing)}")
