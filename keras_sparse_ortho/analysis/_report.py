@@ -345,7 +345,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
             row.live * _itemsize(weight.variable)
             for row, weight in zip((*known, *others), weights, strict=True)
         ),
-        params=model.count_params(),
+        params=sum(math.prod(variable.shape) for variable in model.weights),
         mask_params=sum(math.prod(variable.shape) for variable in support),
     )
 

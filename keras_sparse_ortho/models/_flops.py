@@ -32,11 +32,11 @@ def count_flops(
 ) -> dict[int, int]:
     """Multiply-adds for one sample by `id(variable)`, summed over all calls of shared layers.
 
-    The model is traced once with a batch of one, without computing anything. A kernel of `size`
-    entries, applied at `positions` pixels or timesteps, costs `size * positions`.
-    Weights of layers without a rule (`kernel_positions`) are left out, and all of them if the
-    model has dimensions besides the batch that are not fixed, unless a `sample`, a batch of its
-    inputs, fixes them.
+    The model is traced once in inference with a batch of one, without computing anything. A kernel
+    of `size` entries, applied at `positions` pixels or timesteps, costs `size * positions`. Weights
+    of layers without a rule (`kernel_positions`) are left out, and all of them if the model has
+    dimensions besides the batch that are not fixed, unless a `sample`, a batch of its inputs, fixes
+    them.
     """
     specs = input_specs(model) if sample is None else _specs_of(sample)
     if specs is None:
@@ -74,7 +74,8 @@ class _Trace(keras.layers.Layer):
         self._model = lambda: model
 
     def call(self, inputs: Any) -> Any:
-        return self._model()(inputs)
+        # In training `RandomCrop` cuts at places that JAX cannot trace.
+        return self._model()(inputs, training=False)
 
 
 def _noting_call(

@@ -65,8 +65,8 @@ def check_built(model: Any) -> None:
     """Refuses what is no Keras 3 model or layer, and what has no weights yet.
 
     Layers inside that are not built have not been called, as a head for another task may be, or
-    never will be. On JAX layouts that are not the same on all workers are refused, too, before a
-    weight is read.
+    never will be, as a model whose class has no `call`. On JAX layouts that are not the same on all
+    workers are refused, too, before a weight is read.
     """
     if not isinstance(model, keras.layers.Layer):
         hint = ""
@@ -76,7 +76,9 @@ def check_built(model: Any) -> None:
             f"`model` must be a Keras 3 model or layer.{hint} "
             f"Received: model={model!r} of type {type(model).__name__}"
         )
-    if not model.built or not (model.weights or all(layer.built for layer, _ in walk(model, ""))):
+    if not (model.built or _has_no_call(model)) or not (
+        model.weights or all(layer.built for layer, _ in walk(model, ""))
+    ):
         unbuilt = [path or layer.name for layer, path in walk(model, "") if not layer.built]
         raise NotPrunableError(
             "The model must be built, so that its weights have shapes: give it an Input, or call "
@@ -87,7 +89,16 @@ def check_built(model: Any) -> None:
 
 def never_called(model: Any) -> list[str]:
     """The paths of layers that will have kernels, but have none yet: no call has reached them."""
-    return [path for layer, path in walk(model, "") if not layer.built and kernel_layouts(layer)]
+    return [
+        path
+        for layer, path in walk(model, "")
+        if not (layer.built or _has_no_call(layer)) and kernel_layouts(layer)
+    ]
+
+
+def _has_no_call(model: Any) -> bool:
+    """Whether a model's class only trains other models, so that it is never built itself."""
+    return getattr(type(model), "call", None) is keras.Model.call
 
 
 def weights_of(model: Any) -> list[PrunableWeight]:

@@ -242,7 +242,6 @@ RECOMMENDERS = {
 
 EXAMPLES = {
     "TransformerBlock": Case(keras_io.text_transformer, ids()),
-    "vision transformer": Case(keras_io.vision_transformer, numbers(16, 16, 3)),
     "U-Net": Case(keras_io.unet, numbers(16, 16, 3)),
     "Siamese": Case(keras_io.siamese, both(numbers(16, 16, 1), numbers(16, 16, 1, seed=1))),
     "seq2seq with attention": Case(keras_io.translation, both(ids(), ids(seed=1))),

@@ -14,3 +14,4 @@ collect_ignore = ["test_formats.py"] if lack(FORMATS) else []
 if lack(MODELS):
     collect_ignore += ["test_feeding.py", "test_keras_hub.py", "test_keras_tuner.py"]
     collect_ignore += ["test_live_blocks.py", "test_models.py"]
+    collect_ignore += ["test_examples.py"]  # which need Keras alone, and much time on JAX

@@ -42,7 +42,7 @@ class TransformerBlock(layers.Layer):
 
 @registered
 class Patches(layers.Layer):
-    """Image classification with Vision Transformer."""
+    """Image classification with MLP-Mixer."""
 
     def __init__(self, size=4, **kwargs):
         super().__init__(**kwargs)
@@ -52,19 +52,6 @@ class Patches(layers.Layer):
         patches = ops.image.extract_patches(images, size=self.size)
         _, rows, columns, channels = patches.shape
         return ops.reshape(patches, (-1, rows * columns, channels))
-
-
-@registered
-class PatchEncoder(layers.Layer):
-    def __init__(self, count=16, width=16, **kwargs):
-        super().__init__(**kwargs)
-        self.count = count
-        self.projection = layers.Dense(width)
-        self.position = layers.Embedding(count, width)
-
-    def call(self, patch):
-        positions = ops.expand_dims(ops.arange(self.count), 0)
-        return self.projection(patch) + self.position(positions)
 
 
 @registered
@@ -180,17 +167,6 @@ def text_transformer():
     x = TransformerBlock()(TokenAndPosition()(tokens))
     x = layers.Dense(20, activation="relu")(layers.GlobalAveragePooling1D()(x))
     return keras.Model(tokens, layers.Dense(2)(x))
-
-
-def vision_transformer():
-    images = keras.Input((16, 16, 3))
-    x = PatchEncoder()(Patches()(images))
-    for _ in range(2):
-        normal = layers.LayerNormalization(epsilon=1e-6)(x)
-        x = x + layers.MultiHeadAttention(2, 8, dropout=0.1)(normal, normal)
-        normal = layers.LayerNormalization(epsilon=1e-6)(x)
-        x = x + layers.Dense(16)(layers.Dense(32, activation="gelu")(normal))
-    return keras.Model(images, layers.Dense(5)(layers.Flatten()(x)))
 
 
 def unet():

@@ -90,3 +90,33 @@ def test_layers_that_were_never_called_are_no_obstacle():
     np.testing.assert_array_equal(array(kso.strip(sparse)(np.ones((2, 4)))), outputs)
     with pytest.raises(NotPrunableError, match="must be built"):
         kso.sparsify(WithHeads(), 0.5)
+
+
+class Pair(keras.Model):
+    """Two models that a `train_step` would join, as in Keras' autoencoders: there is no `call`."""
+
+    def __init__(self, encoder, decoder):
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+
+
+def pair_of(*layers):
+    return Pair(*(keras.Sequential([keras.Input((8,)), layer]) for layer in layers))
+
+
+@pytest.mark.core
+def test_a_class_without_call_is_made_sparse_though_it_is_never_built():
+    model = pair_of(L.Dense(8), L.Dense(8))
+    assert not model.built
+    sparse = kso.sparsify(model, 0.5, seed=0)
+    assert sparse is model
+    report = kso.report(sparse)
+    assert report.density == 0.5
+    assert report.params == 2 * (64 + 8 + 64)  # kernel, bias, mask
+    x = np.ones((2, 8), "float32")
+    outputs = array(sparse.decoder(sparse.encoder(x)))
+    plain = kso.strip(sparse)
+    np.testing.assert_array_equal(array(plain.decoder(plain.encoder(x))), outputs)
+    assert type(plain.encoder.layers[0]) is L.Dense
+    with pytest.raises(NotPrunableError, match="must be built"):
+        kso.sparsify(Pair(keras.Sequential([L.Dense(8)]), keras.Sequential([L.Dense(8)])), 0.5)
