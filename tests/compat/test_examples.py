@@ -30,6 +30,7 @@ def test_the_one_line(name, tmp_path):
     checkpoint = str(tmp_path / "checkpoint.weights.h5")
 
     model = kso.sparsify(example.make(), DENSITY)
+    assert kso.report(model).density == pytest.approx(DENSITY, abs=1e-3)
     before = [weight.raw_value().copy() for weight in kso.prunable_weights(model)]
     optimizer = keras.optimizers.AdamW(0.001, weight_decay=0.0001)
     model.compile(
