@@ -205,7 +205,6 @@ def prune(
     else:
         weights = weights_to_prune(model, include, exclude, unregistered)
     refuse_unfit(model, weights, "no kernel that could be pruned")
-    _warn_if_trained(model, weights, score)
     if layerwise or structure is not None:
         if density is None and budget is None:
             raise _no_density()
@@ -230,6 +229,7 @@ def prune(
         chosen = saliency.masks
         if storage == "blocks":
             plan = saliency.budget
+    _warn_if_trained(model, weights, score)
     if storage == "blocks":
         fixed = not (budget is None or isinstance(budget, str))
         blocks = BlockPlan.of(weights, plan, None, orthogonal=False, given=fixed)
