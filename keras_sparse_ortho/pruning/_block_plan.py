@@ -15,7 +15,8 @@ from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import Block, Structure, best_regular, largest_mask
 from keras_sparse_ortho.pruning._block_sizes import block_for, canonical_shape, why_not_on_blocks
 
-# Kernels that cannot be on blocks stay dense while they take up to this part of the live entries.
+# Kernels that cannot be on blocks stay dense while what they take beyond their shares is up to this
+# part of the live entries.
 _SMALL = 0.1
 # The least density on blocks may exceed the share of a kernel by this factor, the others give it.
 _LIFT = 1.5
@@ -138,18 +139,20 @@ def _chosen(
     lift: float,
 ) -> tuple[Budget, list[PrunableWeight], dict[str, Block]]:
     """Densities of the kernels that are to be sparse, these kernels, and blocks by path."""
-    plan, held, dense = asked, weights, 0
+    plan, held, dense, extra = asked, weights, 0, 0
     while held:
         blocks = {w.path: block_for(w, plan[w.path], size, lift) for w in held}
         stay = {w.path for w in held if plan[w.path] == 1.0}
         for weight in () if given else sorted(held, key=lambda w: w.size):
             if blocks[weight.path] is None:
                 small = {*stay, weight.path}
-                if dense + sum(w.size for w in held if w.path in small) <= _SMALL * asked.live:
+                more = sum(w.size - plan.counts[w.path] for w in held if w.path in small)
+                if extra + more <= _SMALL * asked.live:
                     stay = small
         if not stay:
             return plan, held, {path: block for path, block in blocks.items() if block is not None}
         dense += sum(w.size for w in held if w.path in stay)
+        extra += sum(w.size - plan.counts[w.path] for w in held if w.path in stay)
         held = [w for w in held if w.path not in stay]
         if held:
             density = (asked.live - dense) / sum(w.size for w in held)

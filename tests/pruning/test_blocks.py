@@ -351,3 +351,14 @@ def test_layer_by_layer_pruning_is_refused_on_blocks(options):
     with pytest.raises(ValueError, match=r'storage="blocks" takes the blocks.*Received: score='):
         kso.prune(model, 0.25, storage="blocks", data=np.ones((8, 64)), **options)
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+def test_a_head_that_is_nearly_dense_by_its_share_stays_dense():
+    layers = [L.Dense(256, "relu", name=f"hidden_{k}") for k in range(3)]
+    model = keras.Sequential([keras.Input((64,)), *layers, L.Dense(10, name="head")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        summary = kso.report(kso.sparsify(model, 0.1, storage="blocks", seed=0))
+    assert {row.path for row in summary.rows if row.block is None} == {"head/kernel"}
+    assert summary.rows[-1].live == 2560  # its share by ERK is .97
+    assert 0.09 <= summary.density <= 0.1
