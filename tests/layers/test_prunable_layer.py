@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.analysis import orthogonality_error
 from keras_sparse_ortho.errors import UnknownWeightError
@@ -24,6 +25,26 @@ def test_it_has_the_name_and_call_arguments_of_its_layer():
     assert outputs.shape == (2, 3, 8)
     # The first query sees the first key only: the causal mask was passed on.
     np.testing.assert_allclose(array(scores)[0, 0, 0], [1.0, 0.0, 0.0], atol=1e-6)
+
+
+def test_the_layer_inside_is_built_by_its_own_build():
+    """Keras puts a `build` into each layer that notes there what it was built for."""
+
+    class Twice(L.Layer):
+        def build(self, input_shape):
+            if not hasattr(self, "kernel"):
+                self.kernel = self.add_weight(shape=(input_shape[-1], 4), name="kernel")
+
+        def call(self, x):
+            return keras.ops.matmul(x, self.kernel)
+
+    model = kso.sparsify(keras.Sequential([keras.Input((6,)), Twice(name="a")]), 0.5, seed=0)
+    wrapper = model.get_layer("a")
+    inner = wrapper.layer
+    inner.built = False
+    inner.build((5, 6))
+    assert inner.built
+    assert inner.get_build_config() == {"input_shape": (5, 6)}
 
 
 def test_weights_can_be_chosen():
