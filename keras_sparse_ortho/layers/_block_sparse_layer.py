@@ -29,7 +29,7 @@ from keras_sparse_ortho.layers._blocks import (
     pattern_of,
 )
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
-from keras_sparse_ortho.orthogonal import Block, regular_blocks, slots_of
+from keras_sparse_ortho.orthogonal import Block, clear_padding, regular_blocks, slots_of
 from keras_sparse_ortho.parametrizations import digest
 
 ops = keras.ops
@@ -496,8 +496,8 @@ def _drawn(
     columns = to_numpy(initializer(grid.columns_shape, dtype="float32"))
     columns = columns * _fan_correction(grid, initializer)
     blocks = _as_blocks(grid, columns)
-    # The padding is zero; no gradient reaches it.
-    return grid.blocks(grid.kernel(blocks, pattern), pattern), pattern
+    clear_padding(blocks, pattern, grid.inputs, grid.outputs)  # which no gradient reaches
+    return blocks, pattern
 
 
 def _fan_correction(grid: BlockGrid, initializer: Any) -> float:

@@ -29,6 +29,7 @@ from keras_sparse_ortho.orthogonal._regular_pattern import (
     regular_pattern,
     slots_of,
 )
+from keras_sparse_ortho.orthogonal._regular_pattern import clear_padding as clear_padding
 from keras_sparse_ortho.orthogonal._regular_pattern import from_blocks as from_blocks
 from keras_sparse_ortho.orthogonal._regular_pattern import matched_by_score as matched_by_score
 from keras_sparse_ortho.orthogonal._regular_pattern import to_blocks as to_blocks

@@ -20,10 +20,10 @@ import numpy as np
 
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     block_count,
+    clear_padding,
     fan_step,
     from_blocks,
     slots_of,
-    whole_blocks,
 )
 from keras_sparse_ortho.orthogonal._rotations import (
     AngleLaw,
@@ -305,7 +305,7 @@ def draw_regular(
     """Draws a kernel with `fan_in` live input blocks for each output block; in float64 inside."""
     batch, parts, *_, inputs, outputs = (int(size) for size in canonical_shape)
     input_blocks, output_blocks = block_count(inputs, rows), block_count(outputs, cols)
-    whole = whole_blocks(inputs, rows), whole_blocks(outputs, cols)
+    sides = inputs, outputs
     inputs, outputs = input_blocks * rows, output_blocks * cols
     blocks = np.empty((batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype)
     inputs_of = np.empty(blocks.shape[:4], dtype=np.int32)
@@ -329,8 +329,7 @@ def draw_regular(
             flat[slots[line, places]] = value.swapaxes(1, 2) if wide else value
             values[line] = np.empty(0)
         # Only the shorter side may be padded, and the rows of the others stay orthonormal.
-        blocks[matrix][inputs_of[matrix] >= whole[0], -1:] = 0.0
-        blocks[matrix][whole[1] :, ..., -1:] = 0.0
+        clear_padding(blocks[matrix], inputs_of[matrix], *sides)
     shape = tuple(int(size) for size in canonical_shape)
     return RegularBlocks(blocks, inputs_of, slots_of(inputs_of, input_blocks), shape)
 

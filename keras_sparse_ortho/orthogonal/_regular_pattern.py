@@ -50,6 +50,13 @@ def whole_blocks(side: int, width: int) -> int:
     return side - block_count(side, width) * (width - 1)
 
 
+def clear_padding(blocks: np.ndarray, inputs_of: np.ndarray, inputs: int, outputs: int) -> None:
+    """Sets the padding of live blocks `(J, k, *taps, r, c)` at `inputs_of` `(J, k)` to zero."""
+    rows, cols = blocks.shape[-2:]
+    blocks[inputs_of >= whole_blocks(inputs, rows), ..., -1:, :] = 0.0
+    blocks[whole_blocks(outputs, cols) :, ..., -1:] = 0.0
+
+
 def _places(side: int, width: int) -> np.ndarray:
     """Where the entries of a side stand among its padded blocks."""
     every = np.arange(block_count(side, width) * width).reshape(-1, width)
