@@ -2,7 +2,7 @@
 
 The Markdown of docs/tutorials is the source, and the notebooks are not committed. A ```python block
 becomes a cell of code, all else cells of text, with links that lead to the files of the checkout.
-With --run each notebook's code is run, cell after cell, in a process of its own.
+With --run each notebook's code is run, cell after cell, in a separate process.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def graph_ends(model: keras.Model) -> tuple[Any, Any]:
 
 
 def computes_its_graph(model: keras.Model) -> bool:
-    """Whether a model is a graph, and no class of its own computes something else with it."""
+    """Whether a model is a graph and its class comes from Keras, so that `call` runs the graph."""
     return is_graph(model) and type(model).call.__module__.partition(".")[0] == "keras"
 
 

@@ -24,7 +24,7 @@ def own_variables(layer: keras.layers.Layer) -> list[Any]:
 
 
 def created_trainable(layer: keras.layers.Layer) -> list[Any]:
-    """The variables of its own that a layer has made to be trained, frozen now or not."""
+    """The variables that the layer itself created as trainable, frozen now or not."""
     return list(layer._trainable_variables)
 
 

@@ -58,7 +58,7 @@ def plot_masks(model: Any, *, include: Selection = None, exclude: Selection = No
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of this size in inches, laid out to fit."""
+    """An empty figure of this size in inches, with constrained layout."""
     try:
         from matplotlib import pyplot
     except ImportError as error:

@@ -186,7 +186,7 @@ def _pointwise(layer: Any) -> Callable[[Any], Any]:
 def _patches(layer: Any, x: Any, groups: int | None) -> Any:
     """`(groups, positions, taps * channels)`: what the kernel meets at each position.
 
-    Every channel is a group of its own where `groups` is `None`.
+    With `groups=None` every channel is its own group.
     """
     xp = namespace(x)
     if layer.data_format == "channels_first":

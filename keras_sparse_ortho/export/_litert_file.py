@@ -473,8 +473,8 @@ def read_record(content: bytes, path: str) -> dict[str, Any] | None:
         wrong = [f"JSON ({type(error).__name__})"]
     if wrong:
         raise LiteRTFileError(
-            "The record in the file must be as `export_litert` writes it; whoever changed it has "
-            f"renewed the digest. Received: {path!r} with a wrong or missing {', '.join(wrong)}"
+            "The record in the file must be as `export_litert` writes it, and this one was changed "
+            f"and its digest too. Received: {path!r} with a wrong or missing {', '.join(wrong)}"
         )
     return record
 

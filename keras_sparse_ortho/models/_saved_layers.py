@@ -24,7 +24,7 @@ _making_plain: contextvars.ContextVar[bool] = contextvars.ContextVar("making_pla
 
 
 def is_clonable(model: Any) -> bool:
-    """Whether a model is a functional or Sequential one of no class of its own."""
+    """Whether a model is functional or Sequential and its class comes from Keras."""
     if not isinstance(model, keras.Model) or type(model).__module__.partition(".")[0] != "keras":
         return False
     return isinstance(model, keras.Sequential) or is_graph(model)

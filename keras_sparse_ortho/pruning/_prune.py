@@ -55,7 +55,7 @@ def prune(
     - `prune(trained, 0.1, budget="erk")`: the largest magnitudes of each kernel;
     - `prune(model, 0.1, score="snip", data=(x, y))`: connection sensitivity;
     - `prune(model, score=kso.saliency.grasp(model, 0.1, data, batches=8))`: a saliency with
-      settings of its own;
+      other settings;
     - `prune(model, masks={"hidden/kernel": mask})`: masks of any origin.
 
     Trained networks lose least with `score="obs"` and a few hundred rows of `data`. Then each layer
