@@ -2,7 +2,7 @@
 
 import importlib.util
 
-MODELS = ("grain", "keras_hub", "keras_rs", "keras_tuner")
+MODELS = ("flax", "grain", "keras_hub", "keras_rs", "keras_tuner")
 FORMATS = ("jax2onnx", "onnxruntime", "onnxscript", "openvino", "tf2onnx")
 
 
@@ -12,6 +12,6 @@ def lack(names):
 
 collect_ignore = ["test_formats.py"] if lack(FORMATS) else []
 if lack(MODELS):
-    collect_ignore += ["test_feeding.py", "test_keras_hub.py", "test_keras_tuner.py"]
-    collect_ignore += ["test_live_blocks.py", "test_models.py"]
+    collect_ignore += ["test_feeding.py", "test_flax.py", "test_keras_hub.py"]
+    collect_ignore += ["test_keras_tuner.py", "test_live_blocks.py", "test_models.py"]
     collect_ignore += ["test_examples.py"]  # which need Keras alone, and much time on JAX
