@@ -108,7 +108,9 @@ def test_resumed_training_equals_training_in_one_go(optimizer, tmp_path):
         np.testing.assert_array_equal(array(a), array(b))
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("mixed_bfloat16", marks=pytest.mark.slow), "mixed_float16"]
+)
 def test_mixed_precision(policy):
     model = network(policy)
     x, y = data(model, 3)
@@ -161,7 +163,9 @@ def test_steps_per_execution_gives_the_same_weights():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-STORAGES = pytest.mark.parametrize("storage", ["masked", "compact"])
+STORAGES = pytest.mark.parametrize(
+    "storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)]
+)
 
 
 def two_device_network(storage):

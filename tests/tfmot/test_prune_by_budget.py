@@ -94,7 +94,8 @@ def layers_that_tfmot_leaves(tf_keras):
     }
 
 
-KINDS = ["Own", "EinsumDense", "Bidirectional", "DepthwiseConv2D", "SeparableConv2D"]
+KINDS = ["Own", "EinsumDense", "DepthwiseConv2D", "SeparableConv2D"]
+KINDS += [pytest.param("Bidirectional", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

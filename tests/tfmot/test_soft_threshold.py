@@ -46,7 +46,12 @@ def assert_kernels_are_effective(model):
 
 
 @pytest.mark.parametrize(
-    ("g", "granularity"), [("sigmoid", "layer"), ("exp", "channel"), ("softplus", "layer")]
+    ("g", "granularity"),
+    [
+        ("sigmoid", "layer"),
+        ("exp", "channel"),
+        pytest.param("softplus", "layer", marks=pytest.mark.slow),
+    ],
 )
 def test_training_is_that_of_keras_3(tf_keras, g, granularity):
     settings = {"granularity": granularity, "g": g, "s_init": -3.0, "weight_decay": 1e-2}
@@ -76,7 +81,9 @@ def test_training_is_that_of_keras_3(tf_keras, g, granularity):
         np.testing.assert_allclose(made.threshold_value(), other.state.threshold_value(), rtol=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", ["new", "xla", "legacy", "scaled"])
+@pytest.mark.parametrize(
+    "optimizer", ["new", "xla", pytest.param("legacy", marks=pytest.mark.slow), "scaled"]
+)
 def test_the_kernel_is_effective_after_every_step(tf_keras, sparsity, optimizer):
     model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), s_init=-3.0)
     assert_kernels_are_effective(model)
@@ -157,7 +164,10 @@ def kinds(L):
     }
 
 
-@pytest.mark.parametrize("kind", ["depthwise", "gru", "bidirectional", "einsum"])
+HEAVY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gru", "bidirectional")]
+
+
+@pytest.mark.parametrize("kind", ["depthwise", "einsum", *HEAVY])
 def test_layers_that_tfmot_knows_or_not(tf_keras, sparsity, kind):
     layer, shape = kinds(tf_keras.layers)[kind]
     dense = tf_keras.Sequential([tf_keras.Input(shape), layer, tf_keras.layers.Flatten()])
@@ -183,6 +193,7 @@ def test_mixed_precision(tf_keras, sparsity):
     np.testing.assert_array_equal(sparsity.strip_pruning(model)(X), model(X))
 
 
+@pytest.mark.slow  # as with masks, in test_tfmot_cases
 def test_two_replicas(tf_keras, sparsity):
     with two_device_strategy().scope():
         model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), s_init=-3.0)
@@ -205,7 +216,10 @@ def test_weights_of_the_wrapper_are_the_effective_ones(tf_keras):
 # --- TargetDensity ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("g", "density"), [("sigmoid", 0.5), ("exp", 0.1), ("softplus", 0.02)])
+@pytest.mark.parametrize(
+    ("g", "density"),
+    [("sigmoid", 0.5), pytest.param("exp", 0.1, marks=pytest.mark.slow), ("softplus", 0.02)],
+)
 def test_the_run_ends_at_the_density_asked_for(tf_keras, g, density):
     model = kso.tfmot.prune_with_soft_threshold(network(tf_keras), g=g)
     model.compile(tf_keras.optimizers.Adam(1e-2), "mse")

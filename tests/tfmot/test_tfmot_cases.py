@@ -116,7 +116,8 @@ def layers(tf_keras):
 
 
 NAMES = ["dense", "embedding", "conv1d", "conv2d", "conv3d", "transposed", "separable", "local"]
-NAMES += ["rnn", "stacked", "conv_lstm", "subclass", "method"]
+NAMES += ["stacked", "subclass", "method"]
+NAMES += [pytest.param(name, marks=pytest.mark.slow) for name in ("rnn", "conv_lstm")]
 
 
 @pytest.mark.parametrize("name", NAMES)
