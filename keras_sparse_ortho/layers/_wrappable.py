@@ -52,9 +52,10 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
 
     def enable_lora(*args: Any, **kwargs: Any) -> None:
         raise NotPrunableError(
-            f"LoRA cannot be enabled on '{layer.name}' while it is wrapped: its update of the "
-            "kernel is dense. Strip the model first (keras_sparse_ortho.strip), and enable it on "
-            f"the plain layer. Received: enable_lora of {type(layer).__name__}"
+            f"LoRA cannot be enabled on '{layer.name}' while it is wrapped: Keras' update of the "
+            "kernel is dense. keras_sparse_ortho.enable_lora(model, rank) trains one under the "
+            "mask. Strip the model first (keras_sparse_ortho.strip) for a dense one. "
+            f"Received: enable_lora of {type(layer).__name__}"
         )
 
     # Not by setattr, with which Keras and its backends look at what is set.

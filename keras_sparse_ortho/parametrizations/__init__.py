@@ -11,6 +11,7 @@ from keras_sparse_ortho.parametrizations._learnt_threshold import (
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
     threshold_function as threshold_function,
 )
+from keras_sparse_ortho.parametrizations._low_rank_adaptation import LowRankAdaptation
 from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 from keras_sparse_ortho.parametrizations._scheduled_mask import (
@@ -32,6 +33,7 @@ __all__ = [
     "CompactMask",
     "FixedMask",
     "LearntThreshold",
+    "LowRankAdaptation",
     "LowRankSoftThreshold",
     "MagnitudeMask",
     "Parametrization",

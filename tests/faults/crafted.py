@@ -202,7 +202,12 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         yield name, kso.parametrize(_plain(dense("a")), P.MagnitudeMask(schedule, 2))
     yield "top k", kso.parametrize(_plain(dense("a")), P.StraightThroughTopK(0.5))
     g = P.ThresholdFunction(_forward, _inverse)
-    for learnt in (P.SoftThreshold(g=g), P.ChannelSoftThreshold(), P.LowRankSoftThreshold(1)):
+    for learnt in (
+        P.SoftThreshold(g=g),
+        P.ChannelSoftThreshold(),
+        P.LowRankSoftThreshold(1),
+        P.LowRankAdaptation(1, 0.5),
+    ):
         yield type(learnt).__name__, kso.parametrize(_plain(dense("a")), learnt)
     yield "rebuilt", kso.sparsify(Graph(), 0.5, seed=0)
     yield "rewrapped", kso.sparsify(_plain(Pair(name="pair")), 0.5, seed=0)
