@@ -9,6 +9,7 @@ from unittest import mock
 
 import keras
 
+from keras_sparse_ortho._checks import told
 from keras_sparse_ortho._keras_internals import ConvLSTMCell
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
@@ -55,7 +56,15 @@ def count_flops(
             if id(layer) in noted:
                 hook = functools.partial(_noting_call, layer.call, calls, noted[id(layer)])
                 stack.enter_context(mock.patch.object(layer, "call", hook))
-        _Trace(model)(specs)
+        try:
+            _Trace(model)(specs)
+        except ValueError:
+            raise
+        except Exception as error:  # of a model from a file, whatever its layers do with settings
+            raise ValueError(
+                f"The model '{model.name}' cannot be called on inputs of its shape, from which "
+                f"multiplications are counted. Received: {type(error).__name__}: {told(error)}"
+            ) from error
     table: dict[int, int] = {}
     for weight in weights:
         made = calls.get(id(weight.owner), [])

@@ -210,3 +210,18 @@ def test_resnet50_against_the_published_count():
     assert table["conv4_block1_0_conv/kernel"] == 102_760_448
     assert table["conv5_block3_2_conv/kernel"] == 115_605_504
     assert table["predictions/kernel"] == 2_048_000
+
+
+def test_a_model_that_cannot_be_called_is_named():
+    class Broken(L.Layer):
+        fails = False
+
+        def call(self, x):
+            if self.fails:
+                raise AttributeError("no such thing")
+            return x
+
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3), Broken()], name="made")
+    model.layers[-1].fails = True
+    with pytest.raises(ValueError, match=r"'made' cannot be called.*Received: AttributeError"):
+        flops(model)
