@@ -1,4 +1,4 @@
-"""Where speed may be expected, each kernel is on live blocks, or it is told that it is not and why."""
+"""Where speed may be expected, each kernel is on live blocks, or it is told why it is not."""
 
 import itertools
 import warnings
@@ -59,7 +59,7 @@ def test_a_dense_layer_is_fast_or_that_is_told(structure, storage, shape):
     except (LayoutError, BudgetError, ValueError) as error:
         assert "Received: " in str(error)  # noqa: PT017
         # A structure that this layer, at this density, cannot have in any storage.
-        assert given is not None  # noqa: PT017
+        assert given is not None
         return
     (row,) = kso.report(sparse, orthogonality=False).rows
     if row.block is not None:
