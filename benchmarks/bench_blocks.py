@@ -4,9 +4,9 @@ r"""Time of a training step on live blocks against the dense model and the maske
     KERAS_BACKEND=tensorflow python benchmarks/bench_blocks.py --models mlp4096 --batches 128
     KERAS_BACKEND=tensorflow python benchmarks/bench_blocks.py --no-xla
     KERAS_BACKEND=torch      python benchmarks/bench_blocks.py --models mlp1024
-    KERAS_BACKEND=jax        python benchmarks/bench_blocks.py --one-word --models mlp2048
-    KERAS_BACKEND=jax        python benchmarks/bench_blocks.py --models gpt2 llama --batches 8
-    KERAS_BACKEND=jax        python benchmarks/bench_blocks.py --models vit256 vgg --batches 32
+    python benchmarks/bench_blocks.py --name one_word --one-word --models mlp2048
+    python benchmarks/bench_blocks.py --name one_word --models gpt2 llama --batches 8 --steps 1
+    python benchmarks/bench_blocks.py --name one_word --models vit256 vgg --batches 32 --steps 1
 
 Appends a line for each rival to `results/blocks.jsonl` and writes `results/blocks.md` from all of
 them: the last of each kind, or the median over several processes of one day. Rivals are the dense
