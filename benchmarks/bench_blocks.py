@@ -4,14 +4,19 @@ r"""Time of a training step on live blocks against the dense model and the maske
     KERAS_BACKEND=tensorflow python benchmarks/bench_blocks.py --models mlp4096 --batches 128
     KERAS_BACKEND=tensorflow python benchmarks/bench_blocks.py --no-xla
     KERAS_BACKEND=torch      python benchmarks/bench_blocks.py --models mlp1024
+    python benchmarks/bench_blocks.py --name one_word --one-word --models mlp2048
+    python benchmarks/bench_blocks.py --name one_word --models gpt2 llama --batches 8 --steps 1
+    python benchmarks/bench_blocks.py --name one_word --models vit256 vgg --batches 32 --steps 1
 
 Appends a line for each rival to `results/blocks.jsonl` and writes `results/blocks.md` from all of
 them: the last of each kind, or the median over several processes of one day. Rivals are the dense
 model, a second dense model, whose ratio to the first is the noise of the measurement, the model
-with fixed masks of the same density in masked and in compact storage, and the model on blocks of
-each size; for convolutions also plain ones over a part of the channels each. All train in turn in
-one process, with Adam; medians of wall-clock and CPU time. JAX and torch train with `fit`,
-TensorFlow with the train function of `fit`, because repeated short calls of `fit` sometimes wait.
+with fixed masks of the same density in masked and in compact storage, the model on blocks of each
+size, and "one word", `sparsify(model, density, storage="blocks")`; for convolutions also plain ones
+over a part of the channels each. Whole networks (`block_networks.py`), and every model with
+`--one-word`, have the dense rivals and that one. All train in turn in one process, with Adam;
+medians of wall-clock and CPU time. JAX and torch train with `fit`, TensorFlow with the train
+function of `fit`, because repeated short calls of `fit` sometimes wait.
 
 Wall-clock times need an idle machine.
 """
@@ -24,6 +29,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+from block_networks import NETWORKS
 from timing import (
     RESULTS,
     append,
@@ -44,6 +50,7 @@ L = keras.layers
 SEQUENCE = 128  # tokens in a sample of the Transformer's block
 BYTES = {"bool": 1, "int32": 4, "int64": 8, "uint32": 4, "float32": 4}
 SPLIT = "split"
+WORD = "one word"
 MASKS = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
 
 
@@ -125,6 +132,13 @@ MODELS = {
 }
 
 
+def made(name, rival, density):
+    """A model for a rival."""
+    if rival == WORD:
+        return kso.sparsify(made(name, "dense", density), density, storage="blocks", seed=0)
+    return NETWORKS[name]() if name in NETWORKS else MODELS[name](rival, density)
+
+
 def stepper(model, xla, batch, steps):
     """A function that trains some steps on prepared data."""
     model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=xla)
@@ -165,18 +179,20 @@ def state_mib(model):
 def measure(name, batch, density, blocks, args):
     """Rows of the result file for one model, batch and density."""
     keras.utils.set_random_seed(0)
-    rivals = {"dense": "dense", "dense again": "dense", **{name: name for name in MASKS}}
-    rivals.update({f"blocks {size}": size for size in blocks})
+    rivals = {"dense": "dense", "dense again": "dense", WORD: WORD}
+    if name in MODELS and not args.one_word:
+        rivals.update({**{name: name for name in MASKS}, **{f"blocks {k}": k for k in blocks}})
     if name.startswith("stage"):
         rivals["plain, in parts"] = SPLIT
     models, steps = {}, {}
     for title, rival in rivals.items():
         try:
-            models[title] = MODELS[name](rival, density)
+            models[title] = made(name, rival, density)
         except kso.errors.DensityError as error:
             print(f"{name}: no {title}: {error}", flush=True)
     # Before `fit`, which on JAX holds the variables.
     parts = {title: live(model) / live(models["dense"]) for title, model in models.items()}
+    counted = kso.report(models[WORD], orthogonality=False) if WORD in models else None
     steps = {title: stepper(model, args.xla, batch, args.steps) for title, model in models.items()}
     times = wall_and_cpu(steps, args.rounds, warm_up=2)
     wall, cpu = times["dense"]
@@ -189,6 +205,7 @@ def measure(name, batch, density, blocks, args):
             "density": density,
             "rival": title,
             "live": parts[title],
+            **({"flops": counted.sparse_flops / counted.flops} if title == WORD else {}),
             "state_mib": state_mib(models[title]),
             "wall_ms": 1e3 * its_wall / args.steps,
             "cpu_ms": 1e3 * its_cpu / args.steps,
@@ -212,6 +229,7 @@ def page(lines):
         [
             *map(str, kind(line)),
             f"{line['live']:.4f}",
+            f"{line['flops']:.4f}" if "flops" in line else "",
             f"{line['state_mib']:.1f}",
             *(f"{line[k]:.2f}" for k in ("wall_ms", "cpu_ms")),
             *(f"{line[k]:.3f}" for k in ("wall_ratio", "cpu_ratio")),
@@ -220,13 +238,14 @@ def page(lines):
         for line in middle_of_processes(lines, kind, "wall_ratio").values()
     ]
     places = "; ".join(sorted({f"{line['machine']}, Keras {line['keras']}" for line in lines}))
-    header = ["setting", "model", "batch", "density", "rival", "live", "state [MiB]"]
+    header = ["setting", "model", "batch", "density", "rival", "live", "FLOPs", "state [MiB]"]
     header += ["step [ms]", "cores [ms]", "ratio", "ratio of cores", "processes"]
     text = f"# Training step on live blocks against the dense model\n\n{places}. Adam, float32. "
     text += "Medians of interleaved samples in one process; ratios to the dense model; of several "
     text += "processes on one day the one with the median ratio. "
     text += '"dense again" is the noise. "cores" is the time that all cores have worked, '
-    text += '"state" is weights, masks, places and moments.\n\n'
+    text += '"state" is weights, masks, places and moments, '
+    text += '"FLOPs" those of a forward pass, relative to dense, in products with kernels.\n\n'
     return text + markdown(header, rows)
 
 
@@ -236,6 +255,7 @@ def main():
     parser.add_argument("--batches", nargs="+", type=int, default=[128])
     parser.add_argument("--densities", nargs="+", type=float, default=[0.1])
     parser.add_argument("--blocks", nargs="+", type=int, default=[16, 32, 64, 128])
+    parser.add_argument("--one-word", action="store_true", help="only that rival beside dense")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--steps", type=int, default=4, help="training steps in one sample")
     parser.add_argument("--no-xla", dest="xla", action="store_false")

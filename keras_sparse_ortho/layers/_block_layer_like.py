@@ -17,6 +17,7 @@ from keras_sparse_ortho.layers._block_sparse_dense import (
     letters_of,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._scanned_stack import ScannedStack
 
 _KINDS: dict[Any, type[BlockSparseLayer]] = {
     kind.namesake: kind
@@ -38,13 +39,14 @@ def block_layer_like(
     density: float,
     block: int | tuple[int, int],
     seed: int | None = None,
-) -> BlockSparseLayer:
+) -> BlockSparseLayer | ScannedStack:
     """The layer of live blocks with the settings of a plain layer, not built.
 
-    Once it is built, `set_kernel(kernel, mask)` gives it the values of the plain one.
+    Once it is built, `set_kernel(kernel, mask)` gives it the values of the plain one; a stack takes
+    those of each of its layers by `set_each`.
 
     Args:
-        layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras.
+        layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras, or a ScannedStack of one.
         density: Live fraction.
         block: `(r, c)`, or one integer for both.
         seed: Seed of the places and values that are drawn.
@@ -60,6 +62,9 @@ def block_layer_like(
             f"Received: layer={type(layer).__name__}"
         )
     config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
+    if isinstance(layer, ScannedStack):
+        config["layer"] = block_layer_like(layer.layer, density=density, block=block, seed=seed)
+        return ScannedStack(**config)
     own: dict[str, Any] = {"density": density, "block": block, "seed": seed}
     if isinstance(layer.kernel_initializer, _DRAWN_WHOLE):
         # They draw whole kernels; this draws the same kind of kernel in blocks.
@@ -71,6 +76,8 @@ def block_layer_like(
 
 def why_no_block_form(layer: keras.layers.Layer) -> str | None:
     """Why a layer cannot compute on live blocks, whatever its sizes; `None` if it can."""
+    if isinstance(layer, ScannedStack):
+        layer = layer.layer
     if type(layer) not in _KINDS:
         return f"only {', '.join(known.__name__ for known in _KINDS)} have such a form"
     if getattr(layer, "lora_enabled", False):

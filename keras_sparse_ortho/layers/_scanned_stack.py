@@ -167,6 +167,10 @@ class ScannedStack(keras.layers.Layer):
             ]
         return keras.Sequential([inputs, *layers], name=self.name)
 
+    def set_each(self, set_layer: Callable[[int], None]) -> None:
+        """Calls `set_layer(k)`, which sets all weights of `layer`, and gives layer `k` these."""
+        self._inside.set_each(set_layer)
+
     def storages(self) -> dict[str, Storage]:
         """The kernels that the layer holds in storages of its own, such as live blocks."""
         return {
@@ -337,6 +341,15 @@ class LayersInStack:
             found.append(read())
         return found
 
+    def set_each(self, set_layer: Callable[[int], None]) -> None:
+        """Takes for each layer the weights that `set_layer(k)` has set in the one of them."""
+        rows = []
+        for k in range(self.depth):
+            set_layer(k)
+            rows.append([to_numpy(own) for own, _ in self._pairs])
+        for values, (_, stacked) in zip(zip(*rows, strict=True), self._pairs, strict=True):
+            assign(stacked, np.stack(values))
+
     def constraint(self, variable: Any) -> Any:
         """The constraint of a variable, for each layer by itself."""
         own = variable.constraint
@@ -463,6 +476,16 @@ class StackedKernel(Storage):
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense kernels."""
         return (self._inside.depth, *self._one.shape)
+
+    @property
+    def block(self) -> Any:
+        """Inputs and outputs of a block."""
+        return getattr(self._one, "block", None)
+
+    @property
+    def least_density(self) -> Any:
+        """The least density of a kernel of such blocks."""
+        return getattr(self._one, "least_density", None)
 
     @property
     def live(self) -> int:

@@ -16,7 +16,7 @@ from keras_sparse_ortho._keras_internals import (
     restored,
     sublayers,
 )
-from keras_sparse_ortho.kernels import is_sparse_layer, walk
+from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
 from keras_sparse_ortho.layers import PrunableLayer
 
 # Whether layers are being made as their classes make them, whatever stood in them.
@@ -74,15 +74,20 @@ def _mark(layer: Any) -> None:
         listed = lists_its_layers(layer)
     except NotImplementedError:
         return  # it could not be saved before
-    if listed or is_sparse_layer(layer):
+    if listed or _is_ours(layer):
         for inner in sublayers(layer):
             _mark(inner)
     else:
         layer.__class__ = _derived_class(class_of(layer))
 
 
+def _is_ours(layer: Any) -> bool:
+    """Whether a layer holds sparse kernels: wrapped, on live blocks, or a stack of such layers."""
+    return is_sparse_layer(layer) or bool(storages_of(layer))
+
+
 def _holds_ours(layer: Any) -> bool:
-    return any(is_sparse_layer(inner) for inner, _ in walk(layer, "") if inner is not layer)
+    return any(_is_ours(inner) for inner, _ in walk(layer, "") if inner is not layer)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho", name="Rebuilt")
@@ -113,7 +118,7 @@ class SavedWithLayers:
                 if isinstance(layer, PrunableLayer)
                 else keras.saving.serialize_keras_object(layer)
                 for layer, path in layers
-                if is_sparse_layer(layer)
+                if _is_ours(layer)
             },
         }
 
@@ -199,7 +204,7 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
     # Inner layers first. Some may be ours: in the configuration of the class, which takes them.
     for layer, path in reversed(_named(top)):
         described = config["layers"].get(path)
-        if described is None or is_sparse_layer(layer):
+        if described is None or _is_ours(layer):
             continue
         if "class_name" in described:
             new = restored(described, custom_objects)

@@ -34,6 +34,7 @@ class BlockPlan:
         blocks: The blocks of those on live blocks, by path.
         asked: The densities that were asked for, of all kernels.
         given: Whether the densities of single kernels were.
+        size: The only size of blocks, if one was asked for.
     """
 
     weights: list[PrunableWeight]
@@ -41,6 +42,7 @@ class BlockPlan:
     blocks: dict[str, Block]
     asked: Budget
     given: bool
+    size: Block | None = None
 
     @classmethod
     def of(
@@ -80,7 +82,7 @@ class BlockPlan:
             if fitted is not None:
                 break
         assert fitted is not None  # without lift, each kernel has what it needs
-        return cls(held, fitted, blocks, asked, given)
+        return cls(held, fitted, blocks, asked, given, size)
 
     def draws(self, scores: Mapping[str, np.ndarray], seed: int | None) -> dict[str, AnyDraw]:
         """By path, the mask of largest total score: of regular blocks, or of single entries."""
@@ -101,8 +103,11 @@ class BlockPlan:
     def warn(self, model: Any) -> None:
         """One warning of all that was asked for and is not so in the new model."""
         found = {w.path: w for w in prunable_weights(model, unregistered=True)}
+        reasons = {
+            w.path: why_not_on_blocks(w, self.budget[w.path], self.size) for w in self.weights
+        }
         told = [
-            f"'{w.path}' is not on live blocks ({why_not_on_blocks(w, self.budget[w.path])})"
+            f"'{w.path}' is not on live blocks ({reasons[w.path]})"
             for w in self.weights
             if not hasattr(found[w.path].owner, "inputs_of")
         ]

@@ -59,15 +59,22 @@ def least_density(weight: PrunableWeight) -> float | None:
     return min((_step(shape, block) for block in _blocks(*shape[-2:], _SIZES[-1])), default=None)
 
 
-def why_not_on_blocks(weight: PrunableWeight, density: float) -> str | None:
-    """Why the rule finds no blocks for a kernel at a density."""
+def why_not_on_blocks(
+    weight: PrunableWeight, density: float, size: Block | None = None
+) -> str | None:
+    """Why the rule finds no blocks, or none of one `size`, for a kernel at a density."""
     reason = why_no_block_form(weight.owner)
-    if reason is not None or block_for(weight, density) is not None:
+    if reason is not None or block_for(weight, density, size) is not None:
         return reason
-    least = least_density(weight)
-    *_, inputs, outputs = canonical_shape(weight)
+    *_, inputs, outputs = shape = canonical_shape(weight)
+    if size is not None:
+        regular = dataclasses.replace(size, regular=True)
+        least = _step(shape, regular) if regular.divides(shape) else None
+        blocks = f"blocks of {size.rows} x {size.cols}"
+    else:
+        least, blocks = least_density(weight), "blocks of about 16"
     if least is None:
-        return f"{inputs} x {outputs} cannot be divided into blocks of about 16"
+        return f"{inputs} x {outputs} cannot be divided into {blocks}"
     return f"blocks have the density {least:.4g} or more" if density < 1.0 else "it is dense"
 
 

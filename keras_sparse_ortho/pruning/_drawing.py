@@ -22,15 +22,13 @@ from keras_sparse_ortho.initializers import (
     layout_for,
 )
 from keras_sparse_ortho.kernels import PrunableWeight, derived_seed
-from keras_sparse_ortho.orthogonal import Block, Structure, dead_outputs
+from keras_sparse_ortho.orthogonal import Structure, dead_outputs
 from keras_sparse_ortho.pruning._auto_options import AutoOptions, default_initializer
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
 
 Pattern = str | SparseInitializer
 """`"exact_orthogonal"`, `"random_sparse"`, or an initializer to take the settings from."""
 
-# Live blocks of smaller kernels may be no faster (docs/faster.md).
-_WIDE = 2**19
 # Drawing larger kernels again would take too long; training changes small ones as well.
 _MOST_ENTRIES = 2**18
 
@@ -164,31 +162,6 @@ def warn_of_training_lost(model: Any, weights: list[PrunableWeight]) -> None:
         warnings.warn(
             "sparsify draws new kernels, so the trained ones are lost. To keep trained weights and "
             f"mask them, call keras_sparse_ortho.prune(model, density). {reason}",
-            stacklevel=4,
-        )
-
-
-def warn_of_slow_storage(
-    weights: list[PrunableWeight], draws: Mapping[str, AnyDraw], storage: str
-) -> None:
-    """Warns of structures that a storage other than live blocks computes as slowly as dense."""
-    structures = {path: getattr(own.initializer, "structure", None) for path, own in draws.items()}
-    regular = {p for p, s in structures.items() if isinstance(s, Block) and s.regular}
-    others = {p: s for p, s in structures.items() if s is not None and p not in regular}
-    wide = [weight.path for weight in weights if weight.path in regular and weight.size >= _WIDE]
-    if storage == "auto" and others:
-        warnings.warn(
-            'These kernels cannot be on live blocks, so storage="auto" stores their live values '
-            "with indices, and computes as slowly as a dense layer. Live blocks need "
-            "structure=Block(rows, cols, regular=True). Received: "
-            + ", ".join(f"'{path}' with {structure!r}" for path, structure in others.items()),
-            stacklevel=4,
-        )
-    elif storage != "auto" and wide:
-        warnings.warn(
-            "Masked and compact kernels of regular blocks are computed as slowly as dense ones. "
-            'With storage="auto", or after keras_sparse_ortho.to_blocks(model), a layer computes '
-            f"on its live blocks alone. Received: {storage=}, for {wide}",
             stacklevel=4,
         )
 

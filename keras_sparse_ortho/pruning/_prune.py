@@ -139,10 +139,10 @@ def prune(
     Warns:
         UserWarning: Matrices that stay dense because they are not registered. With
             `storage="blocks"` larger kernels that cannot be on blocks, and densities that are
-            missed by more than a tenth. SNIP, GraSP or
-            SynFlow, which are for untrained networks, on trained weights. Kernels that do not
-            multiply the inputs of their layers (embeddings, recurrent cells, transposed
-            convolutions): pruned by magnitude, within their counts.
+            missed by more than a tenth. With `storage="auto"` large kernels that are not on live
+            blocks. SNIP, GraSP or SynFlow, which are for untrained networks, on trained weights.
+            Kernels that do not multiply the inputs of their layers (embeddings, recurrent cells,
+            transposed convolutions): pruned by magnitude, within their counts.
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
     `24 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in

@@ -11,11 +11,7 @@ from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
 from keras_sparse_ortho.orthogonal import Structure
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
-from keras_sparse_ortho.pruning._drawing import (
-    draw_kernels,
-    warn_of_slow_storage,
-    warn_of_training_lost,
-)
+from keras_sparse_ortho.pruning._drawing import draw_kernels, warn_of_training_lost
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
@@ -111,8 +107,9 @@ def sparsify(
         UserWarning: A model that has been trained, whose weights are lost. Matrices that stay dense
             because they are not registered. Exactly orthogonal
             kernels with outputs that are zero, by name and number: they never wake under ReLU. The
-            budgets by name leave none where the density allows. With `storage="auto"` a structure
-            that cannot be on live blocks; without it large kernels of regular blocks. With
+            budgets by name leave none where the density allows. With `storage="auto"` kernels that
+            are not on live blocks: those of another structure, and large ones of any kind. With
+            `storage="masked"` or `"compact"` large kernels of blocks of 16 x 16 and more. With
             `storage="blocks"` larger kernels that cannot be on blocks, and densities that are
             missed by more than a tenth. An option that is `"auto"`, where it is not known what
             follows a layer.
@@ -163,8 +160,6 @@ def sparsify(
         model, weights, density, budget, initializer, structures, seed, dense=not kind.compact
     )
     warn_of_training_lost(model, weights)
-    if blocks is None:
-        warn_of_slow_storage(weights, draws, storage)
     sparse = hold(model, weights, draws, storage)
     if blocks is not None:
         blocks.warn(sparse)

@@ -1,13 +1,22 @@
-"""In which storage the weights of a model are held."""
+"""In which storage the weights of a model are held, and the warning where that is a slow one."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, BlockDraw, Draw
-from keras_sparse_ortho.layers import BlockSparseLayer, block_layer_like
+from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.layers import (
+    BlockSparseLayer,
+    ScannedStack,
+    block_layer_like,
+    why_no_block_form,
+)
+from keras_sparse_ortho.orthogonal import Block
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, Parametrization
 
 STORAGES = {
@@ -16,6 +25,11 @@ STORAGES = {
     "auto": CompactMask,
     "blocks": CompactMask,
 }
+
+# Live blocks of smaller kernels may be no faster (docs/faster.md).
+_WIDE = 2**19
+# Smaller blocks are drawn for other reasons than training time.
+_LEAST_SIDE = 16
 
 
 def mask_class(storage: str, *, masks_are_given: bool = False) -> type[FixedMask]:
@@ -59,7 +73,7 @@ def in_storage(parametrization: Parametrization, storage: str) -> Parametrizatio
 
 def on_live_blocks(
     layer: Any, weights: Mapping[str, str], draws: Mapping[str, AnyDraw], values: Any
-) -> BlockSparseLayer | None:
+) -> BlockSparseLayer | ScannedStack | None:
     """The new layer, built, or `None` where the layer or its draw has no such form.
 
     Where the kernel is drawn, neither it nor its mask is ever made.
@@ -76,7 +90,8 @@ def on_live_blocks(
         return None
     if isinstance(drawn, BlockDraw):
         block, density = drawn.blocks.blocks.shape[-2:], drawn.blocks.density
-        if drawn.blocks.blocks.shape[:2] != (1, 1) or drawn.initializer.layout is not None:
+        depth = layer.depth if isinstance(layer, ScannedStack) else 1
+        if drawn.blocks.blocks.shape[:2] != (depth, 1) or drawn.initializer.layout is not None:
             return None
     elif isinstance(drawn, Draw) and drawn.block is not None:
         block, density = drawn.block, drawn.live / drawn.mask.size
@@ -87,7 +102,9 @@ def on_live_blocks(
     except (NotPrunableError, LayoutError):
         return None
     new.trainable = layer.trainable
-
+    if isinstance(new, ScannedStack):
+        _fill_stack(new, layer, drawn, values(path) if isinstance(drawn, Draw) else None)
+        return new
     new.build_like(layer)
     if isinstance(drawn, BlockDraw):
         new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
@@ -95,3 +112,62 @@ def on_live_blocks(
     else:
         new.set_kernel(np.where(drawn.mask, values(path), 0.0), drawn.mask)
     return new
+
+
+def _fill_stack(new: ScannedStack, plain: ScannedStack, drawn: AnyDraw, kernels: Any) -> None:
+    """Builds a stack of live blocks, and gives each layer what was drawn, and its bias."""
+    new.build(plain.get_build_config()["input_shape"])
+    one = new.layer
+    biases = None if one.bias is None else to_numpy(plain.bias)
+    blocks: Any = drawn.blocks.with_taps() if isinstance(drawn, BlockDraw) else None
+
+    def fill(k: int) -> None:
+        if isinstance(drawn, BlockDraw):
+            one.set_blocks(blocks[k, 0], drawn.blocks.inputs_of[k, 0])
+        else:
+            mask = drawn.mask[k]
+            one.set_kernel(np.where(mask, kernels[k], 0.0), mask)
+        if biases is not None:
+            assign(one.bias, biases[k])
+
+    new.set_each(fill)
+
+
+def warn_of_slow_storage(
+    weights: list[PrunableWeight], draws: Mapping[str, AnyDraw], storage: str
+) -> None:
+    """Warns of kernels for which speed may be expected, and that are as slow as dense ones.
+
+    These are kernels of blocks, and all with `"auto"`; small ones may be no faster on live blocks.
+    """
+    slow = {}
+    for weight in weights:
+        structure = getattr(draws[weight.path].initializer, "structure", None)
+        wide = weight.size >= _WIDE
+        regular = isinstance(structure, Block) and structure.regular
+        if storage == "auto" and not regular and (wide or structure is not None):
+            slow[weight.path] = f"with {structure or 'single live entries'}"
+        elif storage == "auto" and wide and (reason := why_no_block_form(weight.owner)):
+            slow[weight.path] = f"({reason})"
+        elif storage in ("masked", "compact") and wide and _is_of_blocks(structure):
+            slow[weight.path] = f"with {structure!r}"
+    if not slow:
+        return
+    if storage == "auto":
+        told = (
+            'These kernels cannot be on live blocks, so storage="auto" stores their live values '
+            "with indices, and computes as slowly as a dense layer. Live blocks are chosen by "
+            'storage="blocks", or drawn with structure=Block(rows, cols, regular=True). '
+        )
+    else:
+        told = (
+            "Masked and compact kernels of blocks are computed as slowly as dense ones. With "
+            'storage="blocks" a layer computes on its live blocks alone, and so it does after '
+            "keras_sparse_ortho.to_blocks(model) where blocks are regular. "
+        )
+    listed = ", ".join(f"'{path}' {why}" for path, why in slow.items())
+    warnings.warn(f"{told}Received: {storage=}, for {listed}", stacklevel=5)
+
+
+def _is_of_blocks(structure: Any) -> bool:
+    return isinstance(structure, Block) and min(structure.rows, structure.cols) >= _LEAST_SIDE

@@ -18,7 +18,11 @@ from keras_sparse_ortho.models import (
     rewrite,
 )
 from keras_sparse_ortho.parametrizations import Parametrization, refuse_compact
-from keras_sparse_ortho.pruning._storage import mask_class, on_live_blocks
+from keras_sparse_ortho.pruning._storage import (
+    mask_class,
+    on_live_blocks,
+    warn_of_slow_storage,
+)
 
 
 def hold(
@@ -37,6 +41,7 @@ def hold(
     if kind.compact:
         for weight in weights:
             refuse_compact(weight)
+    warn_of_slow_storage(weights, draws, storage)
 
     def mask(path: str) -> Parametrization:
         return kind(mask=draws[path].mask, initializer=draws[path].initializer)

@@ -194,10 +194,29 @@ def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_
         assert "while" in text["cpu"]
 
 
-def trained_on_devices():
-    keras.utils.set_random_seed(3)
+def one_layer():
     layer = BlockSparseDense(32, "tanh", density=0.5, block=4, seed=0)
-    model = keras.Sequential([keras.Input((16,)), layer, L.Dense(3, name="head")])
+    return keras.Sequential([keras.Input((16,)), layer, L.Dense(3, name="head")])
+
+
+def by_one_word():
+    """Padded blocks, and convolutions."""
+    layers = [
+        L.Conv1D(64, 3, activation="tanh", name="conv"),
+        L.Flatten(),
+        L.Dense(101, "relu", name="hidden"),
+    ]
+    model = keras.Sequential([keras.Input((4, 64)), *layers, L.Dense(3, name="head")])
+    sparse = kso.sparsify(model, 0.5, "uniform", storage="blocks", exclude="head", seed=0)
+    first, second, _ = kso.report(sparse, orthogonality=False).rows
+    assert first.block == (16, 16)
+    assert second.block == (32, 26)  # one block of 26 outputs, three of 25
+    return sparse
+
+
+def trained_on_devices(make):
+    keras.utils.set_random_seed(3)
+    model = make()
     x, y = data(model, 3)
     model.compile(
         keras.optimizers.SGD(0.1, momentum=0.9), classifier_loss(), jit_compile=jit_if_quicker()
@@ -207,23 +226,25 @@ def trained_on_devices():
 
 
 @pytest.mark.tensorflow_only
-def test_mirrored_strategy_on_two_devices_agrees_with_one():
-    one = trained_on_devices()
+@pytest.mark.parametrize("make", [one_layer, by_one_word])
+def test_mirrored_strategy_on_two_devices_agrees_with_one(make):
+    one = trained_on_devices(make)
     keras.utils.clear_session()
     with two_device_strategy().scope():
-        two = trained_on_devices()
+        two = trained_on_devices(make)
     for a, b in zip(one, two, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 @pytest.mark.jax_only
-def test_data_parallel_on_two_devices_agrees_with_one():
-    one = trained_on_devices()
+@pytest.mark.parametrize("make", [one_layer, by_one_word])
+def test_data_parallel_on_two_devices_agrees_with_one(make):
+    one = trained_on_devices(make)
     keras.utils.clear_session()
     previous = keras.distribution.distribution()
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     try:
-        two = trained_on_devices()
+        two = trained_on_devices(make)
     finally:
         keras.distribution.set_distribution(previous)
     for a, b in zip(one, two, strict=True):

@@ -13,7 +13,7 @@ from keras_sparse_ortho.layers import (
     ScannedStack,
     _scanned_stack,
 )
-from tests.helpers import array, gradients, jit, jit_if_quicker
+from tests.helpers import array, gradients, jit, jit_if_quicker, slow_on_tensorflow
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -304,3 +304,80 @@ def test_on_torch_no_layer_has_a_gradient_as_large_as_the_stack():
         nodes += [follower for follower, _ in node.next_functions if follower is not None]
     assert "UnbindBackward0" in names
     assert "SelectBackward0" not in names
+
+
+def wide_stack(layer):
+    stack = ScannedStack(layer, 3, name="stack")
+    return keras.Sequential([keras.Input((4, 64)), stack, L.Flatten(), L.Dense(3, name="head")])
+
+
+WIDE = {
+    "dense": lambda: L.Dense(64, "tanh", bias_initializer="random_normal"),
+    "conv": lambda: L.Conv1D(64, 3, padding="same", activation="tanh", use_bias=False),
+}
+
+
+@slow_on_tensorflow
+@pytest.mark.parametrize("kind", ["dense", pytest.param("conv", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
+def test_one_word_puts_the_layers_of_a_stack_on_blocks(verb, kind, tmp_path):
+    keras.utils.set_random_seed(1)
+    dense = wide_stack(WIDE[kind]())
+    before = array(dense.layers[0].kernel)
+    blocks = verb(dense, 0.25, budget="uniform", storage="blocks", exclude="head", seed=0)
+    (weight, _), stack = kso.prunable_weights(blocks), blocks.layers[0]
+    assert type(stack) is ScannedStack
+    assert type(stack.layer).__name__.startswith("BlockSparse")
+    assert kso.report(blocks).rows[0].block == (16, 16)
+    assert kso.report(blocks).rows[0].least_density == 0.25
+    kernel, mask = weight.storage.value(), weight.storage.mask_value()
+    assert [float(one.mean()) for one in mask] == [0.25] * 3
+    if verb is kso.prune:
+        np.testing.assert_array_equal(kernel, np.where(mask, before, 0))
+    else:
+        for one in kernel:
+            matrix = one if kind == "dense" else one[1]
+            np.testing.assert_allclose(matrix.T @ matrix, np.eye(64), atol=1e-6)
+    masked = kso.prune(dense, masks={"stack/kernel": mask})
+    kso.prunable_weights(masked)[0].storage.assign_raw(kernel)
+    losses = []
+    for model in (blocks, masked):
+        x, y = samples(16, 4, 64), np.arange(16) % 3
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, jit_compile=jit_if_quicker())
+        options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+        losses.append(model.fit(x, y, **options).history["loss"])
+    np.testing.assert_allclose(*losses, atol=1e-5)
+    expected = masked.predict(x, verbose=0)
+    blocks.save(tmp_path / "blocks.keras")
+    loaded = keras.saving.load_model(tmp_path / "blocks.keras")
+    for model in (blocks, loaded, kso.strip(blocks)):
+        np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-5)
+
+
+@keras.saving.register_keras_serializable(package="test_scanned_stack")
+class Holder(keras.Model):
+    """A subclassed model, whose constructor makes a stack of plain layers."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.stack = ScannedStack(L.Dense(64, "tanh"), 3, name="stack")
+
+    def build(self, input_shape):
+        self.stack.build(input_shape)
+        self.built = True
+
+    def call(self, inputs):
+        return self.stack(inputs)
+
+
+def test_a_subclassed_model_is_loaded_with_its_stack_on_blocks(tmp_path):
+    model, x = Holder(), samples(4, 64)
+    model(x)
+    assert kso.sparsify(model, 0.25, storage="blocks", seed=0) is model
+    assert type(model.stack.layer) is BlockSparseDense
+    expected = model.predict(x, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.stack.layer) is BlockSparseDense
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), expected)

@@ -1,11 +1,14 @@
 """`storage="blocks"`: speed by one word."""
 
+import tempfile
 import types
 import warnings
 
 import keras
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 import keras_sparse_ortho as kso
@@ -362,3 +365,109 @@ def test_a_head_that_is_nearly_dense_by_its_share_stays_dense():
     assert {row.path for row in summary.rows if row.block is None} == {"head/kernel"}
     assert summary.rows[-1].live == 2560  # its share by ERK is .97
     assert 0.09 <= summary.density <= 0.1
+
+
+KINDS = {
+    "dense": (lambda width: L.Dense(width, "gelu", name="a"), lambda width: (width,)),
+    "tokens": (
+        lambda width: L.EinsumDense("abc,cd->abd", (3, width), bias_axes="d", name="a"),
+        lambda width: (3, width),
+    ),
+    "convolution": (
+        lambda width: L.Conv1D(width, 2, 2, name="a", use_bias=False),
+        lambda width: (4, width),
+    ),
+}
+# Sides of kernels: some are padded, some beside some others refused.
+SIDES = st.one_of(st.integers(32, 130), st.sampled_from([48, 64, 96, 128]))
+
+
+def random_model(kind, inputs, outputs):
+    make, shape = KINDS[kind]
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input(shape(inputs)), make(outputs), L.Flatten(), L.Dense(3, name="head")]
+    return keras.Sequential(layers)
+
+
+def random_blocks(kind, inputs, outputs, density, verb):
+    """A model on blocks, or `None` for a shape that has none at the density."""
+    model = random_model(kind, inputs, outputs)
+    options = {"budget": "uniform", "storage": "blocks", "exclude": "head", "seed": 0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            blocks = verb(model, density, **options)
+        except BudgetError:
+            return None  # no kernel would be sparse
+    told = any("'a/kernel' is not on live blocks" in str(w.message) for w in caught)
+    on_blocks = kso.report(blocks, orthogonality=False).rows[0].block is not None
+    assert told != on_blocks
+    return blocks if on_blocks else None
+
+
+@pytest.mark.slow
+@given(
+    kind=st.sampled_from([*KINDS]),
+    inputs=SIDES,
+    outputs=SIDES,
+    density=st.floats(0.15, 0.8),
+    verb=st.sampled_from([kso.sparsify, kso.prune]),
+)
+@settings(max_examples=20, deadline=None)
+def test_blocks_of_random_shapes_are_their_masked_twins(kind, inputs, outputs, density, verb):
+    blocks = random_blocks(kind, inputs, outputs, density, verb)
+    if blocks is None:
+        return
+    masked = kso.to_masked(blocks)
+    (weight, _), (twin, _) = kso.prunable_weights(blocks), kso.prunable_weights(masked)
+    assert weight.density <= density
+    np.testing.assert_array_equal(weight.storage.mask_value(), twin.storage.mask_value())
+    np.testing.assert_allclose(fit(blocks, 1), fit(masked, 1), atol=1e-5)
+    np.testing.assert_allclose(weight.value(), twin.value(), atol=1e-5)
+    x, _ = data(blocks, 3)
+    expected = array(masked(x))
+    with tempfile.TemporaryDirectory() as folder:
+        blocks.save(f"{folder}/blocks.keras")
+        loaded = keras.saving.load_model(f"{folder}/blocks.keras")
+    assert blocks_of(loaded) == blocks_of(blocks)
+    for model in (blocks, loaded, kso.strip(blocks)):
+        np.testing.assert_allclose(array(model(x)), expected, atol=1e-5)
+
+
+@slow_on_tensorflow
+@pytest.mark.parametrize("kind", KINDS)
+def test_rigl_moves_the_blocks_that_it_moves_in_the_masked_twin(kind):
+    blocks = kso.sparsify(
+        random_model(kind, 128, 96), 0.4, "uniform", storage="blocks", exclude="head", seed=0
+    )
+    models, losses = (blocks, kso.to_masked(blocks)), []
+    before = kso.prunable_weights(blocks)[0].storage.mask_value()
+    for model in models:
+        x, y = data(model, 3)
+        moving = kso.callbacks.RigL((x, y), 8, frequency=2, end_step=40, fraction=0.6)
+        losses.append(fit(model, 2, [moving]))
+    np.testing.assert_allclose(*losses, atol=1e-5)
+    (weight, _), (twin, _) = map(kso.prunable_weights, models)
+    mask = weight.storage.mask_value()
+    assert (mask != before).any()
+    np.testing.assert_array_equal(mask, twin.storage.mask_value())
+    np.testing.assert_allclose(weight.value(), twin.value(), atol=1e-5)
+
+
+def test_state_of_wide_kernels_is_a_tenth():
+    """Weights and moments of what is on blocks: .11 of the dense ones, with indices .13."""
+    layers = [L.Dense(width, use_bias=False, name=f"d{width}") for width in (512, 1000, 784)]
+    dense = keras.Sequential([keras.Input((512,)), *layers])
+    sparse = kso.sparsify(dense, 0.1, "uniform", storage="blocks", seed=0)
+    assert None not in blocks_of(sparse).values()
+    sizes, indices = {}, 0
+    for model in (dense, sparse):
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+        floats = [*model.trainable_variables, *model.optimizer.variables]
+        sizes[model] = sum(int(np.prod(v.shape)) for v in floats)
+        indices = sum(int(np.prod(v.shape)) for v in model.non_trainable_variables)
+    assert sizes[dense] == 3 * dense.count_params() + 2  # with the step and the learning rate
+    assert sizes[sparse] <= 0.11 * sizes[dense]
+    assert sizes[sparse] + indices <= 0.13 * sizes[dense]
+    assert kso.report(sparse).bytes <= 4 * (sizes[sparse] / 3 + indices)

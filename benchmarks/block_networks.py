@@ -1,0 +1,59 @@
+"""Whole networks for bench_blocks.py: Transformers, and a VGG for small images.
+
+The decoders start from embedded tokens: embedding tables have no blocks, and would hide the rest.
+"""
+
+from typing import Any
+
+import keras
+from contemporary_networks import vgg16, vision_transformer
+
+L = keras.layers
+WIDTH, DEPTH, TOKENS, HEADS = 512, 4, 128, 8
+
+
+def gpt2() -> keras.Model:
+    """Radford et al. (2019): pre-norm decoder blocks with GELU, 512 wide, 4 deep, 128 tokens."""
+    x = inputs = keras.Input((TOKENS, WIDTH))
+    for k in range(DEPTH):
+        y = L.LayerNormalization(name=f"attention_norm_{k}")(x)
+        attention = L.MultiHeadAttention(HEADS, WIDTH // HEADS, name=f"attention_{k}")
+        x = L.Add()([x, attention(y, y, use_causal_mask=True)])
+        y = L.LayerNormalization(name=f"mlp_norm_{k}")(x)
+        y = L.Dense(4 * WIDTH, activation="gelu", name=f"mlp_{k}_wide")(y)
+        x = L.Add()([x, L.Dense(WIDTH, name=f"mlp_{k}_narrow")(y)])
+    return keras.Model(inputs, L.LayerNormalization(name="last_norm")(x))
+
+
+def llama() -> keras.Model:
+    """Touvron et al. (2023), without rotations: RMS norms, two key heads, SwiGLU of 1536 units."""
+    x = inputs = keras.Input((TOKENS, WIDTH))
+    for k in range(DEPTH):
+        y = L.RMSNormalization(name=f"attention_norm_{k}")(x)
+        attention = L.GroupQueryAttention(
+            WIDTH // HEADS, HEADS, 2, use_bias=False, name=f"attention_{k}"
+        )
+        x = L.Add()([x, attention(y, y, use_causal_mask=True)])
+        y = L.RMSNormalization(name=f"mlp_norm_{k}")(x)
+        options: dict[str, Any] = {"use_bias": False}
+        gate = L.Dense(3 * WIDTH, activation="silu", name=f"mlp_{k}_gate", **options)(y)
+        y = L.Multiply()([gate, L.Dense(3 * WIDTH, name=f"mlp_{k}_wide", **options)(y)])
+        x = L.Add()([x, L.Dense(WIDTH, name=f"mlp_{k}_narrow", **options)(y)])
+    return keras.Model(inputs, L.RMSNormalization(name="last_norm")(x))
+
+
+def vit() -> keras.Model:
+    """A vision transformer, 256 wide, 6 deep, of 64 patches of 4 x 4 pixels."""
+    return vision_transformer((32, 32, 3), 10, {"width": 256, "depth": 6, "heads": 4, "patch": 4})
+
+
+def vgg() -> keras.Model:
+    """The first ten convolutions of VGG-16, with batch normalization, for images of 32 x 32.
+
+    Not the last three, of 512 channels at 2 x 2: XLA computes them at a hundredth of the usual
+    speed on processors, so that blocks would be compared with that.
+    """
+    return vgg16((32, 32, 3), 10, {"filters": (64, 128, 256, 512)})
+
+
+NETWORKS = {"gpt2": gpt2, "llama": llama, "vit256": vit, "vgg": vgg}
