@@ -9,12 +9,18 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, explains_density
-from keras_sparse_ortho.calibration import CALIBRATED, Recipe, prune_layers
+from keras_sparse_ortho.calibration import (
+    BUDGETS_OF_DATA,
+    CALIBRATED,
+    Recipe,
+    budget_of_data,
+    prune_layers,
+)
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
-from keras_sparse_ortho.orthogonal import NByM
+from keras_sparse_ortho.orthogonal import Block, NByM
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._drawing import signs_of_training
 from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
@@ -36,7 +42,7 @@ def prune(
     masks: Mapping[str, np.ndarray] | None = None,
     data: Any = None,
     refit: bool = False,
-    structure: NByM | None = None,
+    structure: NByM | Block | None = None,
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
@@ -176,11 +182,11 @@ def prune(
     density, budget = density_and_budget(density, budget)
     layerwise = score in CALIBRATED if isinstance(score, str) else False
     _check_layerwise(score, data, refit, structure, resume, needs_data=refit or layerwise)
-    if storage == "blocks" and (refit or layerwise or structure is not None):
+    on_blocks = storage == "blocks" or isinstance(structure, Block)
+    if storage == "blocks" and isinstance(structure, NByM):
         raise ValueError(
-            'storage="blocks" takes the blocks of largest score; layer-by-layer pruning and N:M '
-            'structures are for storage="masked" and "compact". '
-            f"Received: {score=}, {refit=}, {structure=}"
+            'storage="blocks" takes the size of blocks as `structure`, such as '
+            f"Block(64, 64, regular=True). Received: {structure=}"
         )
     run = {"data": data, "resume": resume, "verbose": verbose}
     if masks is not None:
@@ -208,7 +214,21 @@ def prune(
     if layerwise or structure is not None:
         if density is None and budget is None:
             raise _no_density()
-        plan = plan_for(density, budget or "uniform", weights, orthogonal=False)
+        budget = budget or "uniform"
+        if isinstance(budget, str) and budget in BUDGETS_OF_DATA and data is not None:
+            share = check_density(density)
+            plan = budget_of_data(budget, model, weights, share, data, verbose)
+        else:
+            plan = plan_for(density, budget, weights, orthogonal=False)
+        if on_blocks:
+            fixed, size = not isinstance(budget, str), _as_blocks(structure)
+            blocks = BlockPlan.of(weights, plan, size, orthogonal=False, given=fixed)
+            recipe = Recipe(str(score), blocks.budget.counts, blocks=blocks.blocks, refit=refit)
+            sparse = hold(
+                model, blocks.weights, prune_layers(model, blocks.weights, recipe, **run), storage
+            )
+            blocks.warn(sparse)
+            return sparse
         recipe = Recipe(str(score), plan.counts, structure=structure, refit=refit)
         return hold(model, weights, prune_layers(model, weights, recipe, **run), storage)
     if refit and score not in OF_DATA:
@@ -234,6 +254,10 @@ def prune(
         fixed = not (budget is None or isinstance(budget, str))
         blocks = BlockPlan.of(weights, plan, None, orthogonal=False, given=fixed)
         draws = blocks.draws(saliency.scores, seed)
+        if refit:
+            chosen = {path: draw.mask for path, draw in draws.items()}
+            recipe = Recipe(masks=chosen, blocks=blocks.blocks, refit=True)
+            draws = prune_layers(model, blocks.weights, recipe, **run)
         sparse = hold(model, blocks.weights, draws, storage)
         blocks.warn(sparse)
         return sparse
