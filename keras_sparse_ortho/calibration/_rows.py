@@ -91,7 +91,7 @@ class LinearKernel:
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """`X^T X` of the inputs of a layer, and `X^T (Y - X)` where those of the given model are `Y`."""
+    """`X^T X` of a layer's inputs, and `X^T (Y - X)` where those of the given model are `Y`."""
 
     gram: Any
     across: Any = None

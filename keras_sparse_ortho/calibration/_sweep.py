@@ -29,7 +29,7 @@ class Stop(abc.ABC):
         self.layer = layer
         self.path = path
 
-    def add_reference(self, inputs: Any) -> None:
+    def add_reference(self, inputs: Any) -> None:  # noqa: B027, few stops need it
         """Takes in what the layer of the model as given has for the batch that is added next."""
 
     @abc.abstractmethod

@@ -219,8 +219,8 @@ def best_regular(
     live = np.zeros_like(by_block, dtype=bool)
     closed = np.zeros(sums.shape, dtype=bool)
     if among is not None:
-        given = among.reshape(batch * parts, math.prod(taps), inputs, outputs).any(axis=1)
-        closed = ~to_blocks(given, block.rows, block.cols).any(axis=(2, 4))
+        given: np.ndarray = among.reshape(batch * parts, -1, inputs, outputs).max(axis=1)
+        closed = ~to_blocks(given, block.rows, block.cols).max(axis=(2, 4))
     for blocks, shut, matrix in zip(live, closed, sums, strict=True):
         chosen = matched_by_score(shut, *fans, matrix, rng)
         blocks[...] = chosen[:, None, :, None]

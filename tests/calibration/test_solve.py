@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho import Block, NByM
+from keras_sparse_ortho import NByM
 from keras_sparse_ortho._backend import float64_operations
 from keras_sparse_ortho.calibration import _solve
-from keras_sparse_ortho.calibration._patterns import Entries, RegularPattern
+from keras_sparse_ortho.calibration._patterns import Entries
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
