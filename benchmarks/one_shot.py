@@ -28,7 +28,6 @@ METHODS = {
     "Wanda": {"score": "wanda"},
     "Wanda, refit": {"score": "wanda", "refit": True},
     "OBS": {"score": "obs"},
-    "OBS, shares by OWL": {"score": "obs", "budget": "owl"},
     "OBS, shares by error": {"score": "obs", "budget": "error"},
 }
 
