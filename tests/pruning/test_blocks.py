@@ -381,7 +381,7 @@ def test_trained_kernels_are_solved_on_blocks(name):
     options = {"storage": "blocks", "exclude": "head", "budget": "uniform"} | options
     sparse = kso.prune(dense, 0.5, data=x, **options)
     blocks = blocks_of(sparse)
-    assert blocks["conv/kernel"] is not None and blocks["hidden/kernel"] is not None
+    assert None not in (blocks["conv/kernel"], blocks["hidden/kernel"])
     live = sum(w.live for w in kso.prunable_weights(sparse)[:2])
     assert 0.4 <= live / (3 * 128 * 128) <= 0.5
     if "structure" in options:
