@@ -161,7 +161,7 @@ def prune(
             convolutions): pruned by magnitude, within their counts.
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
-    `24 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
+    `32 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
     float64, where its layer computes. Meanwhile there are copies of all kernels, and the
     activations between two layers for all of `data`; functional models keep those of all layers. A
     layer that is called several times is solved on the inputs of its first call. Layers are set
