@@ -28,6 +28,7 @@ METHODS = {
     "Wanda": {"score": "wanda"},
     "Wanda, refit": {"score": "wanda", "refit": True},
     "OBS": {"score": "obs"},
+    "OBS, shares by error": {"score": "obs", "budget": "error"},
 }
 
 
@@ -105,7 +106,7 @@ def measure(seed: int, given: argparse.Namespace) -> None:
             options["data"] = x
         start = time.perf_counter()
         exclude = ["conv_0", "head"]
-        pruned = kso.prune(model, density, budget="uniform", exclude=exclude, **options)
+        pruned = kso.prune(model, density, exclude=exclude, **{"budget": "uniform"} | options)
         seconds = time.perf_counter() - start
         plain = accuracy(pruned, data)
         kso.restore_statistics(pruned, x)

@@ -5,6 +5,8 @@ from keras_sparse_ortho.calibration._layerwise import CALIBRATED as CALIBRATED
 from keras_sparse_ortho.calibration._layerwise import Recipe as Recipe
 from keras_sparse_ortho.calibration._layerwise import prune_layers as prune_layers
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
+from keras_sparse_ortho.calibration._shares import BUDGETS_OF_DATA as BUDGETS_OF_DATA
+from keras_sparse_ortho.calibration._shares import budget_of_data as budget_of_data
 
 # Public; the other names above are for `pruning`.
 __all__ = ["compensate", "restore_statistics"]

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.calibration._rows import GramStop, LinearKernel, linear_kernel
+from keras_sparse_ortho.calibration._rows import GramStop, LinearKernel, Moments, linear_kernel
 from keras_sparse_ortho.calibration._solve import refit, relative_error
 from keras_sparse_ortho.calibration._sweep import Stop, calibration_batches, sweep
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
@@ -118,9 +118,10 @@ def _solver(
     kernel: LinearKernel,
     target: PrunableWeight,
     errors: dict[str, tuple[float, float]],
-) -> Callable[[Any], None]:
-    def solve(gram: Any) -> None:
+) -> Callable[[Moments], None]:
+    def solve(moments: Moments) -> None:
         assert weight.storage is not None
+        gram = moments.gram
         wanted, given, mask = (
             kernel.to_matrices(x)
             for x in (target.finite_raw_value(), weight.value(), weight.storage.mask_value())

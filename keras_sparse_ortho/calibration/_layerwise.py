@@ -6,7 +6,7 @@ import functools
 import io
 import pathlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,18 +15,20 @@ import numpy as np
 from keras_sparse_ortho._files import atomic_write_bytes
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho._workers import digest_of
+from keras_sparse_ortho.calibration._patterns import Entries, Pattern, RegularPattern
 from keras_sparse_ortho.calibration._rows import (
     GramStop,
+    Moments,
     as_matrices,
     from_matrices,
     linear_kernel,
 )
-from keras_sparse_ortho.calibration._solve import largest, obs, refit, wanda
+from keras_sparse_ortho.calibration._solve import AIM, aimed, obs, refit, wanda
 from keras_sparse_ortho.calibration._sweep import Stop, calibration_batches, sweep
 from keras_sparse_ortho.errors import BudgetError, LayoutError
-from keras_sparse_ortho.initializers import AnyDraw, PackedDraw
+from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
-from keras_sparse_ortho.orthogonal import NByM
+from keras_sparse_ortho.orthogonal import Block, NByM
 
 CALIBRATED = ("obs", "wanda")
 """The scores that need inputs of each layer."""
@@ -41,6 +43,7 @@ class Recipe:
         counts: Live entries of each kernel by path; `None` with `masks`.
         masks: Given masks by path, in place of score and counts.
         structure: The pattern of the masks.
+        blocks: The regular blocks of those kernels that get such, by path.
         refit: Whether the live entries get new values; with `"obs"` they always do.
     """
 
@@ -48,6 +51,7 @@ class Recipe:
     counts: Mapping[str, int] | None = None
     masks: Mapping[str, np.ndarray] | None = None
     structure: NByM | None = None
+    blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)
     refit: bool = False
 
     @property
@@ -61,23 +65,32 @@ class Recipe:
         if self.masks is not None:
             return kernel, self.masks[weight.path]
         scores = np.abs(as_matrices(kernel, weight.layout))
-        mask = largest(scores, self._count(weight), self.structure)
+        mask = self._pattern(weight).largest(scores, self._count(weight))
         return kernel, from_matrices(mask, weight.shape, weight.layout)
 
-    def solved(self, weight: PrunableWeight, gram: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Values and mask of a kernel for the inputs with this Gram matrix."""
-        kernel = as_matrices(weight.finite_raw_value(), weight.layout)
+    def solved(self, weight: PrunableWeight, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
+        """Values and mask of a kernel for inputs with these moments."""
+        kernel, gram = as_matrices(weight.finite_raw_value(), weight.layout), moments.gram
         if self.masks is not None:
             mask = as_matrices(self.masks[weight.path], weight.layout)
         elif self.score == "obs":
-            kernel, mask = obs(kernel, self._count(weight), gram, self.structure)
+            if moments.across is not None:
+                kernel = aimed(kernel, gram, moments.across)
+            kernel, mask = obs(kernel, self._count(weight), gram, self._pattern(weight))
         else:
             scores = wanda(kernel, gram) if self.score == "wanda" else np.abs(kernel)
-            mask = largest(scores, self._count(weight), self.structure)
+            mask = self._pattern(weight).largest(scores, self._count(weight))
         if self.refit and self.score != "obs":
             kernel = refit(kernel, mask, gram)
         value, mask = (from_matrices(x, weight.shape, weight.layout) for x in (kernel, mask))
         return value, mask
+
+    def draw(self, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> AnyDraw:
+        """What the new model gets of a kernel."""
+        block = self.blocks.get(weight.path)
+        if block is None:
+            return PackedDraw.of(value, mask, None)
+        return Draw(mask, value, block=(block.rows, block.cols))
 
     def check(self, weights: Sequence[PrunableWeight]) -> None:
         """Refuses kernels that the structure does not fit.
@@ -99,6 +112,13 @@ class Recipe:
                     f"{self.structure} allows at most {self.structure.most(shape)} live entries "
                     f"in '{weight.path}'. Received: {self._count(weight)}"
                 )
+
+    def _pattern(self, weight: PrunableWeight) -> Pattern:
+        block = self.blocks.get(weight.path)
+        if block is None:
+            return Entries(self.structure)
+        layout = weight.layout or KernelLayout.convolution()
+        return RegularPattern(block, layout.canonical_shape(weight.shape))
 
     def _count(self, weight: PrunableWeight) -> int:
         assert self.counts is not None
@@ -139,13 +159,16 @@ def prune_layers(
     def take(weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> None:
         value = np.where(mask, value, 0).astype(weight.raw_value(copy=False).dtype)
         assign(weight.variable, value)
-        draws[weight.path] = PackedDraw.of(value, mask, None)
+        draws[weight.path] = recipe.draw(weight, value, mask)
 
     if not recipe.needs_data:
-        return {w.path: PackedDraw.of(*_masked(*recipe.by_magnitude(w)), None) for w in weights}
+        for weight in weights:
+            value, mask = recipe.by_magnitude(weight)
+            draws[weight.path] = recipe.draw(weight, np.where(mask, value, 0), mask)
+        return draws
     batches = calibration_batches(data)
     saved = _Saved(resume, model, weights, recipe, batches) if resume is not None else None
-    with _put_back(weights):
+    with _put_back(weights) as as_given:
         stops: list[Stop] = []
         left = []
         for number, weight in enumerate(weights):
@@ -159,14 +182,18 @@ def prune_layers(
                 stops.append(_Known(weight, functools.partial(take, weight, *found)))
                 continue
 
-            def solve(gram: Any, weight: PrunableWeight = weight, number: int = number) -> None:
-                value, mask = recipe.solved(weight, gram)
+            def solve(
+                moments: Moments, weight: PrunableWeight = weight, number: int = number
+            ) -> None:
+                value, mask = recipe.solved(weight, moments)
                 take(weight, value, mask)
                 if saved is not None:
-                    saved.save(number, draws[weight.path])
+                    saved.save(number, weight, value, mask)
 
-            stops.append(GramStop(weight.owner, kernel, solve))
-        missed = {stop.path for stop in sweep(model, batches, stops, verbose)}
+            own = functools.partial(as_given, weight.owner)
+            stops.append(GramStop(weight.owner, kernel, solve, own))
+        twice = as_given if recipe.score == "obs" else None
+        missed = {stop.path for stop in sweep(model, batches, stops, verbose, twice)}
         for weight in weights:
             if weight.path in missed:
                 left.append(weight)
@@ -181,10 +208,6 @@ def prune_layers(
             stacklevel=4,
         )
     return draws
-
-
-def _masked(value: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.where(mask, value, 0), mask
 
 
 class _Known(Stop):
@@ -216,7 +239,7 @@ class _Saved:
         self._folder = pathlib.Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         facts = (recipe.score, recipe.structure, recipe.refit, recipe.counts and {**recipe.counts})
-        text = f"{facts} {[weight.path for weight in weights]}"
+        text = f"{facts} {dict(recipe.blocks)} {AIM} {[weight.path for weight in weights]}"
         arrays = [np.frombuffer(text.encode(), np.uint8)]
         arrays += [to_numpy(variable, copy=False) for variable in model.weights]
         arrays += [to_numpy(x, copy=False) for x in keras.tree.flatten(batches)]
@@ -232,8 +255,11 @@ class _Saved:
             draw = PackedDraw(found["bits"], found["values"], weight.shape, 0, None)
             return draw.kernel, draw.mask
 
-    def save(self, number: int, draw: Any) -> None:
+    def save(
+        self, number: int, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray
+    ) -> None:
         """Writes the file of a kernel; it is complete or absent."""
+        draw = PackedDraw.of(value.astype(weight.raw_value(copy=False).dtype), mask, None)
         stream = io.BytesIO()
         np.savez(stream, bits=draw.bits, values=draw.values)
         atomic_write_bytes(self._path(number), stream.getvalue())
@@ -243,11 +269,26 @@ class _Saved:
 
 
 @contextlib.contextmanager
-def _put_back(weights: Sequence[PrunableWeight]) -> Iterator[None]:
-    """Afterwards the kernels have the values that they had."""
+def _put_back(
+    weights: Sequence[PrunableWeight],
+) -> Iterator[Callable[[Any], contextlib.AbstractContextManager[None]]]:
+    """Afterwards the kernels have the values that they had; inside `as_given(layer)` its own."""
     values = [weight.raw_value() for weight in weights]
+
+    @contextlib.contextmanager
+    def as_given(layer: Any) -> Iterator[None]:
+        own = [(w.variable, v) for w, v in zip(weights, values, strict=True) if w.owner is layer]
+        now = [to_numpy(variable) for variable, _ in own]
+        for variable, value in own:
+            assign(variable, value)
+        try:
+            yield
+        finally:
+            for (variable, _), pruned in zip(own, now, strict=True):
+                assign(variable, pruned)
+
     try:
-        yield
+        yield as_given
     finally:
         for weight, value in zip(weights, values, strict=True):
             assign(weight.variable, value)

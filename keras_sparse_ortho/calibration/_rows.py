@@ -1,5 +1,6 @@
 """Kernels as matrices: which rows of numbers a layer multiplies by its kernel."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -46,49 +47,98 @@ class LinearKernel:
         return from_matrices(matrices, self.weight.shape, self.weight.layout)
 
     def gram(self, inputs: Any) -> Any:
-        """`X^T X` of the rows `X`, `(M, k, k)` in float64, in pieces that fit into memory.
+        """`X^T X` of the rows `X`, `(M, k, k)` in float64; see `moments`."""
+        return self.moments(inputs)[0]
+
+    def moments(
+        self,
+        inputs: Any,
+        reference: Any = None,
+        as_given: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> tuple[Any, Any]:
+        """`X^T X` and `X^T (Y - X)`, `(M, k, k)` in float64, in pieces that fit into memory.
 
         To be called inside `float64_operations`.
+
+        Args:
+            inputs: Of the layer, whose rows are `X`.
+            reference: What the inputs would be in the given model; its rows are `Y`. `None`: they
+                are the same, and the second result is 0.
+            as_given: Inside, the layer has the values that it came with.
         """
         xp = namespace(inputs)
         samples = count = int(inputs.shape[0])
         if self.taps > 1:  # patches repeat an input for each tap, at most
             samples = max(1, _CHUNK * count // max(1, math.prod(inputs.shape) * self.taps))
         total: Any = 0.0
+        across: Any = 0.0
         for start in range(0, count, samples):
             rows = self.rows(inputs[start : start + samples])
+            if reference is not None:
+                with as_given():
+                    wanted = self.rows(reference[start : start + samples])
             matrices, length, k = (int(size) for size in rows.shape)
             step = max(1, _CHUNK // (matrices * k))
             for first in range(0, length, step):
                 part = as_float64(rows[:, first : first + step])
-                total = total + xp.matmul(xp.transpose(part, (0, 2, 1)), part)
-        return total
+                turned = xp.transpose(part, (0, 2, 1))
+                total = total + xp.matmul(turned, part)
+                if reference is not None:
+                    left = as_float64(wanted[:, first : first + step]) - part
+                    across = across + xp.matmul(turned, left)
+        return total, across
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """`X^T X` of a layer's inputs, and `X^T (Y - X)` where those of the given model are `Y`."""
+
+    gram: Any
+    across: Any = None
 
 
 class GramStop(Stop):
-    """Sums `X^T X` over the batches at the layer of a kernel, then solves for the kernel.
+    """Sums the moments over the batches at the layer of a kernel, then solves for the kernel.
 
     Args:
         layer: The layer whose calls have the inputs.
         kernel: The kernel.
-        solve: What is done with the sum, `(M, k, k)` in float64.
+        solve: What is done with the sums, `Moments` in float64.
+        as_given: See `LinearKernel.moments`.
     """
 
-    def __init__(self, layer: Any, kernel: LinearKernel, solve: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        kernel: LinearKernel,
+        solve: Callable[[Moments], None],
+        as_given: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         super().__init__(layer, kernel.weight.path)
         self._kernel = kernel
         self._solve = solve
+        self._as_given = as_given
+        self._reference: Any = None
         self._gram: Any = 0.0
+        self._across: Any = 0.0
+
+    def add_reference(self, inputs: Any) -> None:
+        """See `Stop.add_reference`."""
+        self._reference = inputs
 
     def add(self, inputs: Any, **options: Any) -> None:
         """See `Stop.add`."""
-        x = to_numpy(inputs, copy=False) if on_cpu(inputs) else inputs
+        reference, self._reference = self._reference, None
+        if on_cpu(inputs):
+            inputs = to_numpy(inputs, copy=False)
+            reference = None if reference is None else to_numpy(reference, copy=False)
         with float64_operations():
-            self._gram = self._gram + self._kernel.gram(x)
+            gram, across = self._kernel.moments(inputs, reference, self._as_given)
+            self._gram, self._across = self._gram + gram, self._across + across
 
     def finish(self) -> None:
         """See `Stop.finish`."""
-        gram, self._gram = self._gram, None
+        (gram, across), self._gram, self._across = (self._gram, self._across), None, None
         with float64_operations():
             squares = float(namespace(gram).sum(diagonal(gram)))
         if not np.isfinite(squares):
@@ -96,7 +146,7 @@ class GramStop(Stop):
                 f"The inputs of the layer that owns '{self.path}' must be finite on the "
                 f"calibration data. Received: a sum of squares of {squares}"
             )
-        self._solve(gram)
+        self._solve(Moments(gram, None if isinstance(across, float) else across))
 
 
 def as_matrices(kernel: np.ndarray, layout: KernelLayout | None) -> np.ndarray:

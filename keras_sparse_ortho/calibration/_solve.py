@@ -5,7 +5,7 @@ matrices `G = X^T X` of the layer's inputs, `(M, k, k)` in float64: NumPy arrays
 accelerator, on which all is computed then.
 """
 
-import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,9 +13,11 @@ import numpy as np
 
 from keras_sparse_ortho._backend import float64_operations
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.orthogonal import NByM, largest_mask, live_count
+from keras_sparse_ortho.calibration._patterns import Pattern
+from keras_sparse_ortho.orthogonal import live_count
 
 DAMPING = 0.01
+AIM = 0.5
 ROUNDS = 8
 TOLERANCE = 1e-9
 _BETWEEN_ROUNDS = 1e-3  # where the next round only ranks the weights
@@ -89,27 +91,52 @@ def _ratio(above: Any, below: Any) -> Any:
     return xp.where(positive, above / xp.where(positive, below, 1.0), 0.0)
 
 
-def obs(
-    kernel: np.ndarray, count: int, gram: Any, structure: NByM | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Optimal brain surgeon in eight rounds, from dense to `count` live entries.
+def aimed(kernel: np.ndarray, gram: Any, across: Any) -> np.ndarray:
+    """The kernel whose outputs come nearest to those halfway between two models.
 
-    Each round drops the entries of least `w^2 / (H^-1)_ii`, the error that an entry costs if the
-    others of its column make up for it, and refits the rest; live fractions fall geometrically.
+    `argmin ||X V - (X + Y) / 2 W||^2 + (V - W)^T (H - X^T X) (V - W)`, where the rows are `X` in
+    the pruned model and `Y` in the given one: `W + H^-1 X^T (Y - X) W / 2`. All the way to `Y`
+    follows the few rows too closely.
+    """
+    with float64_operations():
+        xp, full = namespace(gram), _like(gram, kernel)
+        return _numpy(full + AIM * xp.linalg.solve(damped(gram), xp.matmul(across, full)))
+
+
+def obs(
+    kernel: np.ndarray, count: int, gram: Any, pattern: Pattern
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values and mask by optimal brain surgeon, in eight rounds from dense to `count` entries.
+
+    Live fractions fall geometrically.
+    """
+    density = count / kernel.size
+    counts = [live_count(density ** (k / ROUNDS), kernel.size) for k in range(1, ROUNDS)]
+    *_, (found, mask) = obs_rounds(kernel, [*counts, count], gram, pattern)
+    return _numpy(found), mask
+
+
+def obs_rounds(
+    kernel: np.ndarray, counts: Sequence[int], gram: Any, pattern: Pattern
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Values and mask with each of these numbers of live entries, which fall.
+
+    Each round drops what costs least if the other entries of its columns make up for it, single
+    entries `w^2 / (H^-1)_ii`, and refits the rest.
     """
     with float64_operations():
         full, normal = _like(gram, kernel), damped(gram)
-        inverse = diagonal(namespace(gram).linalg.inv(normal))
-        found, mask = full, np.ones(kernel.shape, bool)
-        for round_ in range(1, ROUNDS + 1):
-            last = round_ == ROUNDS
-            density = float(count / kernel.size) ** (round_ / ROUNDS)
-            kept = count if last else live_count(density, kernel.size)
-            costs = _numpy(found * found / inverse[..., None])
-            mask = largest(np.where(mask, costs, -1.0), kept, structure, 0.0 if last else density)
-            live = _like(gram, mask)
-            found = _refit(full, live, normal, found, TOLERANCE if last else _BETWEEN_ROUNDS)
-        return _numpy(found), mask
+        precision = pattern.precision(_numpy(namespace(gram).linalg.inv(normal)))
+    found, mask = full, np.ones(kernel.shape, bool)
+    for round_, count in enumerate(counts, 1):
+        last = round_ == len(counts)
+        costs = pattern.costs(_numpy(found), precision)
+        before, mask = mask, pattern.largest(costs, count, mask, last=last)
+        if mask is not before or last:
+            with float64_operations():
+                live, tolerance = _like(gram, mask), TOLERANCE if last else _BETWEEN_ROUNDS
+                found = _refit(full, live, normal, found, tolerance)
+        yield found, mask
 
 
 def wanda(kernel: np.ndarray, gram: Any) -> np.ndarray:
@@ -117,22 +144,6 @@ def wanda(kernel: np.ndarray, gram: Any) -> np.ndarray:
     with float64_operations():
         squares = _numpy(diagonal(gram))
     return np.abs(kernel) * np.sqrt(squares)[..., None]
-
-
-def largest(
-    scores: np.ndarray, count: int, structure: NByM | None, density: float = 0.0
-) -> np.ndarray:
-    """The mask of the `count` highest scores, at most `n` among every `m` consecutive inputs.
-
-    More than `n` where a `density` needs them, in rounds before the last.
-    """
-    if structure is not None:
-        most = max(structure.n, math.ceil(density * structure.m))
-        matrices, k, outputs = scores.shape
-        groups = scores.reshape(matrices, k // structure.m, structure.m, outputs)
-        ranks = np.argsort(np.argsort(-groups, axis=2, kind="stable"), axis=2, kind="stable")
-        scores = np.where(ranks < most, groups, -2.0).reshape(scores.shape)
-    return largest_mask(scores, count)
 
 
 def relative_error(found: np.ndarray, kernel: np.ndarray, gram: Any) -> float:

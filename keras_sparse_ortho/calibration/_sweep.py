@@ -29,6 +29,9 @@ class Stop(abc.ABC):
         self.layer = layer
         self.path = path
 
+    def add_reference(self, inputs: Any) -> None:  # noqa: B027, few stops need it
+        """Takes in what the layer of the model as given has for the batch that is added next."""
+
     @abc.abstractmethod
     def add(self, inputs: Any, **options: Any) -> None:
         """Takes in the inputs of one batch, with the other arguments of the layer's call."""
@@ -48,7 +51,11 @@ def calibration_batches(data: Any) -> list[Any]:
 
 
 def sweep(
-    model: Any, batches: Sequence[Any], stops: Sequence[Stop], verbose: int = 0
+    model: Any,
+    batches: Sequence[Any],
+    stops: Sequence[Stop],
+    verbose: int = 0,
+    as_given: Callable[[Any], contextlib.AbstractContextManager[None]] | None = None,
 ) -> list[Stop]:
     """One pass of all batches through a model, each layer after the one before it is done with.
 
@@ -62,6 +69,9 @@ def sweep(
         stops: Where to wait. Several of one layer follow each other. A layer that is called
             several times is stopped at once, at the first call.
         verbose: 1 for a progress bar over the stops.
+        as_given: Inside `as_given(layer)` a layer of the stops has the values that it came with.
+            Then each batch goes through twice, in front as through the given model: this run is
+            what `Stop.add_reference` sees.
 
     Returns:
         The stops that no batch has reached outside of compiled code.
@@ -69,14 +79,16 @@ def sweep(
     Raises:
         NotPrunableError: Batches that reach other layers, or in another order, than the first.
     """
-    steps = _InStep(len(batches), keras.utils.Progbar(len(stops), verbose=verbose))
+    progress = keras.utils.Progbar(len(stops), verbose=verbose)
+    runs = [batch for batch in batches for _ in range(1 if as_given is None else 2)]
+    steps = _InStep(len(runs), progress, as_given)
     with _hooked(stops, steps):
-        if len(batches) == 1:
-            steps.run(model, 0, batches[0])
+        if len(runs) == 1:
+            steps.run(model, 0, runs[0])
         else:
             threads = [
                 threading.Thread(target=steps.run, args=(model, number, batch), daemon=True)
-                for number, batch in enumerate(batches)
+                for number, batch in enumerate(runs)
             ]
             for thread in threads:
                 thread.start()
@@ -97,14 +109,18 @@ class _Abandoned(BaseException):
 
 
 class _InStep:
-    """The turns of the batches: each goes to the next stop, then the following one does."""
+    """The turns of the batches: each goes to the next stop, then the following one does.
 
-    def __init__(self, count: int, progress: Any) -> None:
+    With `as_given` every second run, from the first, is a reference.
+    """
+
+    def __init__(self, count: int, progress: Any, as_given: Any = None) -> None:
         self._turns = [threading.Semaphore(0) for _ in range(count)]
         self._turns[0].release()
         self._own = threading.local()
         self._at: Stop | None = None
         self._progress = progress
+        self._as_given = as_given
         self.reached: set[Stop] = set()
         self.error: BaseException | None = None
 
@@ -126,9 +142,23 @@ class _InStep:
         if stop in self._own.passed or is_traced(inputs):
             return
         self._own.passed.add(stop)
-        stop.add(inputs, **options)
+        if self._is_reference:
+            stop.add_reference(inputs)
+        else:
+            stop.add(inputs, **options)
         self._arrive(self._own.number, stop)
         self._wait(self._own.number)
+
+    def values_of(self, layer: Any, inputs: Any) -> contextlib.AbstractContextManager[None]:
+        """Inside, the layer has the values for the run of this thread."""
+        if not self._is_reference or is_traced(inputs):
+            return contextlib.nullcontext()
+        found: contextlib.AbstractContextManager[None] = self._as_given(layer)
+        return found
+
+    @property
+    def _is_reference(self) -> bool:
+        return self._as_given is not None and self._own.number % 2 == 0
 
     def fail(self, error: BaseException) -> None:
         """Ends all batches at their next turn."""
@@ -145,7 +175,8 @@ class _InStep:
             raise NotPrunableError(
                 "Calibration batches must go through the layers of a model in one order, as its "
                 f"first batch does; `exclude` layers that depend on the data. Received: {other} "
-                f"reached by batch {number} where the first one reached {first}"
+                f"reached by batch {number if self._as_given is None else number // 2} where the "
+                f"first one reached {first}"
             )
         if number == len(self._turns) - 1 and stop is not None:
             stop.finish()
@@ -178,6 +209,7 @@ def _hook(call: Callable[..., Any], stops: list[Stop], steps: _InStep) -> Callab
         inputs = args[0] if args else options.pop("inputs")
         for stop in stops:
             steps.stop(stop, inputs, options)
-        return call(*args, **kwargs)
+        with steps.values_of(stops[0].layer, inputs):
+            return call(*args, **kwargs)
 
     return stopped

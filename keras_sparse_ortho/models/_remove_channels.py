@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import warnings
 from typing import Any
 
 import keras
@@ -14,18 +15,21 @@ from keras_sparse_ortho._keras_internals import (
     leave_graphs,
 )
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.models._channel_rules import (
     Barrier,
     ChannelRule,
     Constants,
+    Kernel,
     Mask,
     Shrunk,
     channels,
     rule_for,
 )
-from keras_sparse_ortho.models._prunable_weights import check_built
+from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.models._saved_layers import is_clonable, is_made_from_layers
 from keras_sparse_ortho.models._strip import strip
+from keras_sparse_ortho.orthogonal import dead_outputs
 
 
 def remove_channels(model: keras.Model) -> keras.Model:
@@ -60,6 +64,10 @@ def remove_channels(model: keras.Model) -> keras.Model:
     Raises:
         NotPrunableError: A subclassed model, one derived from `Functional` or `Sequential` with its
             own `call` included, or one that is not built.
+
+    Warns:
+        UserWarning: Dead channels that stay, by layer and number, because a layer of another class
+            (attention, a block written as a class, a nested model) reads or holds them.
 
     Limits: a convolution with padding adds zeros at the border, where a channel has its constant;
     so constants that are not 0 cannot go into its bias. One of the channels stays then, with a
@@ -99,7 +107,15 @@ def remove_channels(model: keras.Model) -> keras.Model:
     plain = strip(model)
     if not is_clonable(plain) and not is_made_from_layers(plain):
         plain = _as_plain_graph(plain)
-    return _with_small_layers(plain, _channel_plan(plain))
+    plan, left = _channel_plan(plain)
+    left += _inside_barriers(plain)
+    if left:
+        warnings.warn(
+            "Dead channels stay where a layer is not known to do without them. "
+            f"Received: {'; '.join(left)}",
+            stacklevel=2,
+        )
+    return _with_small_layers(plain, plan)
 
 
 def _with_small_layers(model: Any, plan: dict[int, Shrunk]) -> Any:
@@ -141,8 +157,10 @@ class _Call:
     outputs: list[int]
 
 
-def _channel_plan(model: Any) -> dict[int, Shrunk]:
+def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
     """What layers of a functional or Sequential model can shrink to, by `id(layer)`.
+
+    And which dead channels cannot go, because of which layer.
 
     Forward, a channel is constant if nothing that it is computed from varies. Backward, one is
     needed if the model returns it, or if something needed reads it and it is not a constant that
@@ -165,7 +183,45 @@ def _channel_plan(model: Any) -> dict[int, Shrunk]:
         shrunk = call.rule.shrunk(known, read, kept[call.outputs[0]])
         if shrunk is not None:
             plan[id(call.layer)] = shrunk
-    return plan
+    left = []
+    for call in calls:
+        if isinstance(call.rule, Kernel):
+            output = call.outputs[0]
+            dead = int(np.count_nonzero(kept[output] & ~np.isnan(constants[output])))
+            reader = _barrier_behind(output, calls) if dead else None
+            if reader is not None:
+                left.append(f"{dead} of '{call.layer.name}', which {_named(reader)} reads")
+    return plan, left
+
+
+def _barrier_behind(tensor: int, calls: list[_Call]) -> Any:
+    """The first layer without a rule that reads the channels of a tensor, or `None`."""
+    reached = {tensor}
+    for call in calls:
+        if reached & set(call.inputs):
+            if isinstance(call.rule, Barrier):
+                return call.layer
+            if not isinstance(call.rule, Kernel):
+                reached |= set(call.outputs)
+    return None
+
+
+def _inside_barriers(model: Any) -> list[str]:
+    """Dead outputs of kernels that belong to layers without a rule, or lie inside such."""
+    left = []
+    for call in _calls(model)[0]:
+        if isinstance(call.rule, Barrier) and getattr(call.layer, "weights", None):
+            for weight in prunable_weights(call.layer):
+                layout = weight.layout or KernelLayout.convolution()
+                dead = dead_outputs(weight.value(), layout) if layout.inputs else 0
+                if dead:
+                    where = f"{call.layer.name}/{weight.path}"
+                    left.append(f"{dead} of '{where}' in {_named(call.layer)}")
+    return list(dict.fromkeys(left))
+
+
+def _named(layer: Any) -> str:
+    return f"{layer.name!r} of class {type(layer).__name__}"
 
 
 def _calls(model: Any) -> tuple[list[_Call], dict[int, int]]:

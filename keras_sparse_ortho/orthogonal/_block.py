@@ -194,7 +194,11 @@ class Block(Structure):
 
 
 def best_regular(
-    block: Block, scores: np.ndarray, count: int, rng: np.random.Generator
+    block: Block,
+    scores: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+    among: np.ndarray | None = None,
 ) -> np.ndarray:
     """The mask of regular blocks with `count` live entries whose scores have the largest sum.
 
@@ -203,6 +207,7 @@ def best_regular(
         scores: An array of the canonical shape.
         count: A multiple of `block.unit`.
         rng: Decides between equals.
+        among: A mask of regular blocks with more live entries; no others are taken.
     """
     batch, parts, *taps, inputs, outputs = shape = scores.shape
     over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)
@@ -212,8 +217,12 @@ def best_regular(
     _, rows, cols = sums.shape
     fans = np.full(rows, cols * fan_in // rows), np.full(cols, fan_in)
     live = np.zeros_like(by_block, dtype=bool)
-    for blocks, matrix in zip(live, sums, strict=True):
-        chosen = matched_by_score(np.zeros((rows, cols), dtype=bool), *fans, matrix, rng)
+    closed = np.zeros(sums.shape, dtype=bool)
+    if among is not None:
+        given: np.ndarray = among.reshape(batch * parts, -1, inputs, outputs).max(axis=1)
+        closed = ~to_blocks(given, block.rows, block.cols).max(axis=(2, 4))
+    for blocks, shut, matrix in zip(live, closed, sums, strict=True):
+        chosen = matched_by_score(shut, *fans, matrix, rng)
         blocks[...] = chosen[:, None, :, None]
     mask = from_blocks(live, inputs, outputs)
     mask = mask.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)

@@ -100,7 +100,7 @@ class BlockPlan:
                 found[weight.path] = Draw(mask, block=(block.rows, block.cols))
         return found
 
-    def warn(self, model: Any) -> None:
+    def warn(self, model: Any, storage: str = "blocks") -> None:
         """One warning of all that was asked for and is not so in the new model."""
         found = {w.path: w for w in prunable_weights(model, unregistered=True)}
         reasons = {
@@ -109,7 +109,7 @@ class BlockPlan:
         told = [
             f"'{w.path}' is not on live blocks ({reasons[w.path]})"
             for w in self.weights
-            if not hasattr(found[w.path].owner, "inputs_of")
+            if not (hasattr(found[w.path].owner, "inputs_of") or self._only_masked(w, storage))
         ]
         live = {path: found[path].live for path in self.asked}
         wanted = self.asked.counts
@@ -127,6 +127,10 @@ class BlockPlan:
                 f"and are not faster than dense ones. Received: {'; '.join(told)}",
                 stacklevel=4,
             )
+
+    def _only_masked(self, weight: PrunableWeight, storage: str) -> bool:
+        """Whether a kernel has blocks, but is not to be stored as such."""
+        return storage not in ("blocks", "auto") and weight.path in self.blocks
 
 
 def _check_fits_any(size: Block, weights: list[PrunableWeight]) -> None:

@@ -9,12 +9,18 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, explains_density
-from keras_sparse_ortho.calibration import CALIBRATED, Recipe, prune_layers
+from keras_sparse_ortho.calibration import (
+    BUDGETS_OF_DATA,
+    CALIBRATED,
+    Recipe,
+    budget_of_data,
+    prune_layers,
+)
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
-from keras_sparse_ortho.orthogonal import NByM
+from keras_sparse_ortho.orthogonal import Block, NByM
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._drawing import signs_of_training
 from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
@@ -36,7 +42,7 @@ def prune(
     masks: Mapping[str, np.ndarray] | None = None,
     data: Any = None,
     refit: bool = False,
-    structure: NByM | None = None,
+    structure: NByM | Block | None = None,
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
@@ -64,12 +70,15 @@ def prune(
 
         V = argmin tr (V - W)^T H (V - W)  over  V = M * V,
 
-    the least squared error of the layer's outputs, and the mask `M` is found in eight rounds, each
-    of which drops the entries of least `v^2 / (H^-1)_ii` and refits the others (OBS, the optimal
-    brain surgeon). `"wanda"` keeps the largest `|w_i| norm(X_i)`; `refit=True` refits its live
-    entries, those of magnitudes, or of any other masks:
+    the least squared error of the layer's outputs, and the mask `M` is found in eight rounds,
+    each of which drops the entries of least `v^2 / (H^-1)_ii` and refits the others (OBS, the
+    optimal brain surgeon). With OBS the outputs to come near to are those halfway between the
+    two models: `W + H^-1 X^T (Y - X) W / 2` in place of `W`, where `Y` are the inputs in the
+    model as given. So a layer makes up for part of what the ones before it lost. `"wanda"`
+    keeps the largest `|w_i| norm(X_i)`; `refit=True` refits its live entries, those of
+    magnitudes, or of any other masks:
 
-    - `prune(trained, 0.2, score="obs", data=x)`;
+    - `prune(trained, 0.2, score="obs", data=x)`, best with `budget="error"`;
     - `prune(trained, 0.5, score="wanda", data=x, refit=True, structure=kso.NByM(2, 4))`;
     - `prune(trained, 0.2, data=x, refit=True)`: magnitudes.
 
@@ -88,7 +97,11 @@ def prune(
             `score(model, density)`, or with `data` where that is given.
         budget: Density of each kernel: `"erk"`, `"er"`, `"uniform"`, a `Budget`, or a dict or list
             as for `sparsify`. `None`: the scores of all kernels are compared with each other; with
-            `"obs"`, `"wanda"` or a `structure`, `"uniform"`.
+            `"obs"`, `"wanda"` or a `structure`, `"uniform"`. With `"obs"`, `"wanda"` or
+            `"magnitude"` and `data` also `"error"`, the densities of the least sum of the relative
+            errors of the layers' outputs, each measured along the way of OBS (for trained networks
+            the best of these; as long again as OBS takes), and `"owl"`, denser where more scores
+            of Wanda are above five times their mean.
         masks: From weight path to a bool array of its shape, or from layer path where the layer
             has one kernel; kernels that are not named stay dense. In place of density, score and
             budget.
@@ -97,8 +110,9 @@ def prune(
             alone: all rows of arrays, in batches of 64; of others the first 64 batches.
         refit: Whether live entries get the values of least squared error on `data`; with `"obs"`
             they always do.
-        structure: `NByM`: at most `n` live of every `m` consecutive inputs; for `"obs"`, `"wanda"`
-            and `"magnitude"`.
+        structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`: at most `n` live of every `m`
+            consecutive inputs. `Block(rows, cols, regular=True)`: blocks that are live or dead as a
+            whole, in any storage; densities are as with `storage="blocks"`.
         seed: Integer, for `score="random"` and the choice of samples from arrays.
         include: Which kernels: weight paths, layer paths, regular expressions, layers or indices
             into `prunable_weights(model)` (one or a list); or a predicate of a `PrunableWeight`.
@@ -112,7 +126,9 @@ def prune(
             and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
             and a tenth of the optimizer's. `"blocks"`: layers that compute on live blocks, for
             speed: each kernel gets the largest regular blocks that its shape and density allow
-            (128 x 128 down to 16 x 16), those of largest total score.
+            (128 x 128 down to 16 x 16), or those of `structure`, and of these the blocks of
+            largest total score; with `"obs"` of `v^T ((H^-1)_bb)^-1 v`, where `v` are the entries
+            of the block `b` for an output.
             What cannot be on blocks is compact, or stays dense while it is small and no density
             was given for it; the total is at most `density`. `"auto"`: live blocks where the
             masks are of regular blocks already, compact elsewhere. `to_blocks`, `to_compact` and
@@ -145,7 +161,7 @@ def prune(
             transposed convolutions): pruned by magnitude, within their counts.
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
-    `24 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
+    `32 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
     float64, where its layer computes. Meanwhile there are copies of all kernels, and the
     activations between two layers for all of `data`; functional models keep those of all layers. A
     layer that is called several times is solved on the inputs of its first call. Layers are set
@@ -176,11 +192,11 @@ def prune(
     density, budget = density_and_budget(density, budget)
     layerwise = score in CALIBRATED if isinstance(score, str) else False
     _check_layerwise(score, data, refit, structure, resume, needs_data=refit or layerwise)
-    if storage == "blocks" and (refit or layerwise or structure is not None):
+    on_blocks = storage == "blocks"
+    if on_blocks and isinstance(structure, NByM):
         raise ValueError(
-            'storage="blocks" takes the blocks of largest score; layer-by-layer pruning and N:M '
-            'structures are for storage="masked" and "compact". '
-            f"Received: {score=}, {refit=}, {structure=}"
+            'storage="blocks" takes the size of blocks as `structure`, such as '
+            f"Block(64, 64, regular=True). Received: {structure=}"
         )
     run = {"data": data, "resume": resume, "verbose": verbose}
     if masks is not None:
@@ -205,10 +221,25 @@ def prune(
     else:
         weights = weights_to_prune(model, include, exclude, unregistered)
     refuse_unfit(model, weights, "no kernel that could be pruned")
-    if layerwise or structure is not None:
+    of_data = budget if data is not None and str(budget) in BUDGETS_OF_DATA else None
+    if layerwise or structure is not None or (of_data is not None and score == "magnitude"):
         if density is None and budget is None:
             raise _no_density()
-        plan = plan_for(density, budget or "uniform", weights, orthogonal=False)
+        budget = budget or "uniform"
+        if of_data is not None:
+            share = check_density(density)
+            plan = budget_of_data(str(of_data), model, weights, share, data, verbose)
+        else:
+            plan = plan_for(density, budget, weights, orthogonal=False)
+        if on_blocks or isinstance(structure, Block):
+            fixed = not isinstance(budget, str)
+            blocks = BlockPlan.of(weights, plan, structure, orthogonal=False, given=fixed)
+            recipe = Recipe(str(score), blocks.budget.counts, blocks=blocks.blocks, refit=refit)
+            sparse = hold(
+                model, blocks.weights, prune_layers(model, blocks.weights, recipe, **run), storage
+            )
+            blocks.warn(sparse, storage)
+            return sparse
         recipe = Recipe(str(score), plan.counts, structure=structure, refit=refit)
         return hold(model, weights, prune_layers(model, weights, recipe, **run), storage)
     if refit and score not in OF_DATA:
@@ -216,7 +247,7 @@ def prune(
     if budget is not None:
         plan = plan_for(density, budget, weights, orthogonal=False)
         saliency = _scored(model, plan.density, score, data, seed, weights, collapse_matters=False)
-        chosen = {} if storage == "blocks" else saliency.masks_for(plan)
+        chosen = {} if on_blocks else saliency.masks_for(plan)
     else:
         if density is None and not isinstance(score, Saliency):
             raise _no_density()
@@ -227,13 +258,17 @@ def prune(
                 f"out. Received: density={density!r}"
             )
         chosen = saliency.masks
-        if storage == "blocks":
+        if on_blocks:
             plan = saliency.budget
     _warn_if_trained(model, weights, score)
-    if storage == "blocks":
+    if on_blocks:
         fixed = not (budget is None or isinstance(budget, str))
         blocks = BlockPlan.of(weights, plan, None, orthogonal=False, given=fixed)
         draws = blocks.draws(saliency.scores, seed)
+        if refit:
+            chosen = {path: draw.mask for path, draw in draws.items()}
+            recipe = Recipe(masks=chosen, blocks=blocks.blocks, refit=True)
+            draws = prune_layers(model, blocks.weights, recipe, **run)
         sparse = hold(model, blocks.weights, draws, storage)
         blocks.warn(sparse)
         return sparse
@@ -252,12 +287,14 @@ def _check_layerwise(
             "Each layer is pruned or refitted on its inputs: give `data`, such as a few hundred "
             f"rows of x. Received: score={score!r}, refit={refit}, data=None"
         )
+    regular = isinstance(structure, Block) and structure.regular
     if structure is not None and (
-        not isinstance(structure, NByM) or score not in ("magnitude", *CALIBRATED)
+        not (isinstance(structure, NByM) or regular) or score not in ("magnitude", *CALIBRATED)
     ):
         raise ValueError(
-            '`structure` must be NByM, with score="obs", "wanda" or "magnitude"; other structures '
-            f"are drawn by sparsify. Received: structure={structure!r}, score={score!r}"
+            '`structure` must be NByM, or Block(rows, cols, regular=True), with score="obs", '
+            '"wanda" or "magnitude"; other structures are drawn by sparsify. '
+            f"Received: structure={structure!r}, score={score!r}"
         )
     if resume is not None and not needs_data:
         raise ValueError(

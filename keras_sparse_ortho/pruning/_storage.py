@@ -110,7 +110,8 @@ def on_live_blocks(
         new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
         new.mark_as_drawn()
     else:
-        new.set_kernel(np.where(drawn.mask, values(path), 0.0), drawn.mask)
+        kernel = values(path) if drawn.kernel is None else drawn.kernel
+        new.set_kernel(np.where(drawn.mask, kernel, 0.0), drawn.mask)
     return new
 
 

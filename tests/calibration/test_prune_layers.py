@@ -8,6 +8,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.calibration import _layerwise, _solve, _sweep
+from keras_sparse_ortho.calibration._patterns import Entries
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
 from tests.helpers import array, classifier_loss
 
@@ -107,7 +108,7 @@ def test_equal_on_all_backends():
         np.testing.assert_allclose(found, EXPECTED, atol=1e-5)
     # What NumPy gives by itself.
     wide = x.astype("float64")
-    solved, _ = _solve.obs(kernel[None].astype("float64"), 9, (wide.T @ wide)[None], None)
+    solved, _ = _solve.obs(kernel[None].astype("float64"), 9, (wide.T @ wide)[None], Entries())
     np.testing.assert_allclose(found, solved[0], atol=1e-6)
 
 
@@ -144,8 +145,12 @@ def test_each_layer_is_solved_on_the_inputs_that_the_pruned_ones_give():
     found = values(kso.prune(dense, 0.5, score="obs", data=x))
     bias = array(dense.get_layer("a").bias)
     hidden = np.maximum(x @ found["a/kernel"] + bias, 0).astype("float64")
-    target = dense.get_layer("b").get_weights()[0][None]
-    expected, _ = _solve.obs(target, 12, (hidden.T @ hidden)[None], None)
+    target = dense.get_layer("b").get_weights()[0]
+    given = array(dense.get_layer("a")(x)).astype("float64")
+    gram = hidden.T @ hidden
+    h = gram + 0.01 * np.diag(gram).mean() * np.eye(8)
+    target = target + 0.5 * np.linalg.solve(h, hidden.T @ (given - hidden) @ target)
+    expected, _ = _solve.obs(target[None], 12, gram[None], Entries())
     np.testing.assert_allclose(found["b/kernel"], expected[0], atol=1e-5)
 
 
@@ -338,7 +343,7 @@ def test_refusals():
             kso.prune(dense, 0.3, **options)
     with pytest.raises(ValueError, match=r"`score` must be one of.*\"obs\", \"wanda\". Received"):
         kso.prune(dense, 0.3, score="sparsegpt", data=x)
-    with pytest.raises(ValueError, match=r"`structure` must be NByM.*Received: structure=Block"):
+    with pytest.raises(ValueError, match=r"`structure` must be NByM, or Block.*structure=Block"):
         kso.prune(dense, 0.3, score="obs", data=x, structure=kso.Block(4, 4))
     with pytest.raises(ValueError, match=r"`structure` must be NByM.*score='random'"):
         kso.prune(dense, 0.3, score="random", structure=kso.NByM(2, 4))

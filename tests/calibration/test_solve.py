@@ -7,6 +7,7 @@ import pytest
 from keras_sparse_ortho import NByM
 from keras_sparse_ortho._backend import float64_operations
 from keras_sparse_ortho.calibration import _solve
+from keras_sparse_ortho.calibration._patterns import Entries
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
@@ -52,7 +53,7 @@ def test_a_refit_of_all_entries_or_of_unused_inputs_changes_nothing():
 @pytest.mark.parametrize("count", [1, 23, 97, 239])
 def test_obs_has_the_exact_count_and_the_values_of_a_refit(count):
     kernel, _, gram = problem(1)
-    found, mask = _solve.obs(kernel, count, gram, None)
+    found, mask = _solve.obs(kernel, count, gram, Entries())
     assert mask.sum() == count
     assert not found[~mask].any()
     np.testing.assert_allclose(found, _solve.refit(kernel, mask, gram), atol=1e-6)
@@ -64,10 +65,10 @@ def test_obs_loses_less_than_wanda_and_that_less_than_magnitudes_with_refits():
         kernel, _, gram = problem(seed)
         count = kernel.size // 5
         masks = {
-            "wanda": _solve.largest(_solve.wanda(kernel, gram), count, None),
-            "magnitude": _solve.largest(np.abs(kernel), count, None),
+            "wanda": Entries().largest(_solve.wanda(kernel, gram), count),
+            "magnitude": Entries().largest(np.abs(kernel), count),
         }
-        errors["obs"] += loss(_solve.obs(kernel, count, gram, None)[0], kernel, gram)
+        errors["obs"] += loss(_solve.obs(kernel, count, gram, Entries())[0], kernel, gram)
         for name, mask in masks.items():
             errors[name] += loss(_solve.refit(kernel, mask, gram), kernel, gram)
         errors["masked"] += loss(kernel * masks["magnitude"], kernel, gram)
@@ -78,8 +79,8 @@ def test_obs_loses_less_than_wanda_and_that_less_than_magnitudes_with_refits():
 def test_n_by_m(density):
     kernel, _, gram = problem(2)
     count = round(density * kernel.size)
-    found, mask = _solve.obs(kernel, count, gram, NByM(2, 4))
-    wanda = _solve.largest(_solve.wanda(kernel, gram), count, NByM(2, 4))
+    found, mask = _solve.obs(kernel, count, gram, Entries(NByM(2, 4)))
+    wanda = Entries(NByM(2, 4)).largest(_solve.wanda(kernel, gram), count)
     for own in (mask, wanda):
         assert own.sum() == count
         assert own.reshape(2, 6, 4, 5).sum(axis=2).max() <= 2
@@ -100,7 +101,7 @@ def test_tensors_of_an_accelerator_give_what_numpy_gives():
         np.testing.assert_allclose(
             _solve.refit(kernel, mask, one), _solve.refit(kernel, mask, two), atol=1e-9
         )
-        obs, on_tensor = (_solve.obs(kernel, 40, g, None) for g in (one, two))
+        obs, on_tensor = (_solve.obs(kernel, 40, g, Entries()) for g in (one, two))
         np.testing.assert_array_equal(obs[1], on_tensor[1])
         np.testing.assert_allclose(obs[0], on_tensor[0], atol=1e-9)
         np.testing.assert_allclose(_solve.wanda(kernel, one), _solve.wanda(kernel, two))

@@ -345,15 +345,79 @@ def test_a_kernel_is_on_blocks_or_that_is_told(shape, structure):
     assert (blocks_of(sparse)["a/kernel"] is not None) == on_blocks
 
 
-@pytest.mark.parametrize(
-    "options", [{"score": "obs"}, {"refit": True}, {"structure": kso.NByM(2, 4)}]
-)
-def test_layer_by_layer_pruning_is_refused_on_blocks(options):
+def test_n_by_m_is_refused_on_blocks():
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
-    before = model.get_weights()
-    with pytest.raises(ValueError, match=r'storage="blocks" takes the blocks.*Received: score='):
-        kso.prune(model, 0.25, storage="blocks", data=np.ones((8, 64)), **options)
-    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    with pytest.raises(ValueError, match=r'storage="blocks" takes the size of blocks.*NByM'):
+        kso.prune(model, 0.25, storage="blocks", structure=kso.NByM(2, 4))
+
+
+LAYER_BY_LAYER = {
+    "obs": {"score": "obs"},
+    "wanda": {"score": "wanda"},
+    "wanda refit": {"score": "wanda", "refit": True},
+    "magnitude refit": {"refit": True},
+    "sizes": {"score": "obs", "structure": kso.Block(32, 32, regular=True)},
+    "by error": {"score": "obs", "budget": "error"},
+}
+
+
+def trained_layers():
+    """Correlated inputs, so that refits matter, and two kernels for blocks beside a small head."""
+    keras.utils.set_random_seed(0)
+    layers = [L.Conv1D(128, 2, padding="same", name="conv"), L.Dense(128, "relu", name="hidden")]
+    model = keras.Sequential([keras.Input((6, 128)), *layers, L.Dense(2, name="head")])
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(100, 6, 128)) * np.arange(1, 129) ** -0.7
+    return model, (x @ rng.normal(size=(128, 128))).astype("float32")
+
+
+def errors_of(model, other, x):
+    return float(np.mean((np.asarray(model.predict(x, verbose=0)) - other) ** 2))
+
+
+@pytest.mark.core
+@pytest.mark.filterwarnings("ignore:With storage")  # of a total that blocks come near to
+@pytest.mark.parametrize("name", LAYER_BY_LAYER)
+def test_trained_kernels_are_solved_on_blocks(name):
+    options, (dense, x) = LAYER_BY_LAYER[name], trained_layers()
+    expected = dense.predict(x, verbose=0)
+    options = {"storage": "blocks", "exclude": "head", "budget": "uniform"} | options
+    sparse = kso.prune(dense, 0.5, data=x, **options)
+    blocks = blocks_of(sparse)
+    assert None not in (blocks["conv/kernel"], blocks["hidden/kernel"])
+    live = sum(w.live for w in kso.prunable_weights(sparse)[:2])
+    assert 0.4 <= live / (3 * 128 * 128) <= 0.5
+    if "structure" in options:
+        assert {blocks["conv/kernel"], blocks["hidden/kernel"]} == {(32, 32)}
+    masked = kso.prune(dense, 0.5, storage="blocks", exclude="head", budget="uniform")
+    if name != "wanda":
+        refitted = errors_of(sparse, expected, x)
+        assert refitted < 0.8 * errors_of(masked, expected, x)
+    # On live blocks and masked, what was solved is the same function.
+    dense_form = kso.to_masked(sparse)
+    np.testing.assert_allclose(
+        dense_form.predict(x, verbose=0), sparse.predict(x, verbose=0), atol=1e-4
+    )
+
+
+def test_masks_of_blocks_in_dense_storage():
+    dense, x = trained_layers()
+    block = kso.Block(16, 16, regular=True)
+    options = {"structure": block, "exclude": "head"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        masked = kso.prune(dense, 0.25, score="obs", data=x, **options)
+        on_blocks = kso.prune(dense, 0.25, score="obs", data=x, storage="blocks", **options)
+        by_magnitude = kso.prune(dense, 0.25, **options)
+    for one, two in zip(*map(kso.prunable_weights, (masked, on_blocks)), strict=True):
+        np.testing.assert_allclose(one.value(), two.value(), atol=1e-6)
+    for model in (masked, by_magnitude):
+        for weight in kso.prunable_weights(model)[:2]:
+            mask = weight.storage.mask_value().reshape(-1, 8, 16, 8, 16)
+            assert (mask.all(axis=(2, 4)) == mask.any(axis=(2, 4))).all()
+            assert len({*mask.any(axis=(0, 2, 4)).sum(axis=0)}) == 1
+    with pytest.raises(ValueError, match=r"Block\(rows, cols, regular=True\).*rows=4, cols=4\)"):
+        kso.prune(dense, 0.25, structure=kso.Block(4, 4))
 
 
 def test_a_head_that_is_nearly_dense_by_its_share_stays_dense():

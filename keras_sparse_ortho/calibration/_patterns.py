@@ -1,0 +1,126 @@
+"""What is dropped together when a kernel is solved: single entries, N of every M, regular blocks.
+
+Kernels and masks are `M` matrices `(M, k, outputs)` here, as in `_solve.py`, and NumPy arrays.
+"""
+
+import abc
+import dataclasses
+import math
+
+import numpy as np
+
+from keras_sparse_ortho.orthogonal import Block, NByM, best_regular, largest_mask, to_blocks
+
+
+class Pattern(abc.ABC):
+    """A kind of masks."""
+
+    @abc.abstractmethod
+    def precision(self, inverse: np.ndarray) -> np.ndarray:
+        """What `costs` needs of the inverse Hessians `(M, k, k)`."""
+
+    @abc.abstractmethod
+    def costs(self, kernel: np.ndarray, precision: np.ndarray) -> np.ndarray:
+        """By entry, its part of the error of dropping what it is dropped with, the rest refitted.
+
+        For entries `w` of one output that are dropped together `w^T ((H^-1)_ww)^-1 w`.
+        """
+
+    @abc.abstractmethod
+    def largest(
+        self,
+        scores: np.ndarray,
+        count: int,
+        live: np.ndarray | None = None,
+        *,
+        last: bool = True,
+    ) -> np.ndarray:
+        """The mask of largest total score with `count` live entries, inside the mask `live`.
+
+        Before the last round there may be more, where the pattern has no such count.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries(Pattern):
+    """Single entries; with a `structure`, at most `n` among every `m` consecutive inputs."""
+
+    structure: NByM | None = None
+
+    def precision(self, inverse: np.ndarray) -> np.ndarray:
+        """`1 / (H^-1)_ii`, a column."""
+        return 1.0 / np.diagonal(inverse, axis1=-2, axis2=-1)[..., None]
+
+    def costs(self, kernel: np.ndarray, precision: np.ndarray) -> np.ndarray:
+        """`w^2 / (H^-1)_ii`."""
+        return kernel * kernel * precision
+
+    def largest(
+        self,
+        scores: np.ndarray,
+        count: int,
+        live: np.ndarray | None = None,
+        *,
+        last: bool = True,
+    ) -> np.ndarray:
+        """See `Pattern.largest`; more than `n` of a group are live where early counts need it."""
+        scores = scores if live is None else np.where(live, scores, -1.0)
+        if self.structure is not None:
+            n, m = self.structure.n, self.structure.m
+            most = n if last else max(n, math.ceil(count / scores.size * m))
+            matrices, k, outputs = scores.shape
+            groups = scores.reshape(matrices, k // m, m, outputs)
+            ranks = np.argsort(np.argsort(-groups, axis=2, kind="stable"), axis=2, kind="stable")
+            scores = np.where(ranks < most, groups, -2.0).reshape(scores.shape)
+        return largest_mask(scores, count)
+
+
+@dataclasses.dataclass(frozen=True)
+class RegularPattern(Pattern):
+    """Regular blocks, live at all taps or at none.
+
+    Args:
+        block: The blocks.
+        shape: The canonical shape of the kernel.
+    """
+
+    block: Block
+    shape: tuple[int, ...]
+
+    def precision(self, inverse: np.ndarray) -> np.ndarray:
+        """The inverses of the parts of `H^-1` that belong to one line of blocks, `(M, k, k)`."""
+        matrices, *_, inputs, _ = self._folded
+        lines = to_blocks(np.arange(inputs)[:, None], self.block.rows, 1, fill=-1)[:, :, 0, 0]
+        found = np.zeros_like(inverse)
+        for line in lines:
+            at = (np.arange(self._folded[1])[:, None] * inputs + line[line >= 0]).ravel()
+            part = np.ix_(range(matrices), at, at)
+            found[part] = np.linalg.inv(inverse[part])
+        return found
+
+    def costs(self, kernel: np.ndarray, precision: np.ndarray) -> np.ndarray:
+        """`w * (P w)`, whose sum over a block is what dropping it costs."""
+        return kernel * (precision @ kernel)
+
+    def largest(
+        self,
+        scores: np.ndarray,
+        count: int,
+        live: np.ndarray | None = None,
+        *,
+        last: bool = True,
+    ) -> np.ndarray:
+        """See `Pattern.largest`."""
+        unit = self.block.unit(self.shape)
+        count = -(-count // unit) * unit
+        if live is not None and count >= np.count_nonzero(live):
+            return live
+        among = None if live is None else live.reshape(self.shape)
+        rng = np.random.default_rng(0)
+        found = best_regular(self.block, scores.reshape(self.shape), count, rng, among)
+        return found.reshape(scores.shape)
+
+    @property
+    def _folded(self) -> tuple[int, int, int, int]:
+        batch, parts, *taps, inputs, outputs = self.shape
+        return batch * parts, math.prod(taps), inputs, outputs

@@ -1,0 +1,91 @@
+"""Masks of a kind: their costs are those of dropping groups, and blocks stay regular."""
+
+import numpy as np
+import pytest
+
+from keras_sparse_ortho import Block
+from keras_sparse_ortho.calibration import _solve
+from keras_sparse_ortho.calibration._patterns import Entries, RegularPattern
+
+pytestmark = pytest.mark.core
+
+# Blocks, and canonical shapes: square, two taps, a padded side, two matrices.
+SHAPES = {
+    "square": (Block(2, 3, regular=True), (1, 1, 12, 12)),
+    "taps": (Block(4, 2, regular=True), (1, 1, 2, 8, 8)),
+    "padded": (Block(3, 2, regular=True), (1, 1, 35, 24)),
+    "matrices": (Block(2, 2, regular=True), (2, 1, 8, 8)),
+}
+
+
+def problem(shape, seed=0):
+    rng = np.random.default_rng(seed)
+    batch, parts, *taps, inputs, outputs = shape
+    k = int(np.prod(taps)) * inputs
+    x = rng.normal(size=(batch * parts, 200, k)) @ rng.normal(size=(k, k))
+    return rng.normal(size=(batch * parts, k, outputs)), np.swapaxes(x, 1, 2) @ x
+
+
+def loss(found, kernel, gram):
+    left = found - kernel
+    return float(np.sum(left * (_solve.damped(gram) @ left)))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_costs_of_a_block_are_what_dropping_it_costs_when_all_others_make_up(name):
+    block, shape = SHAPES[name]
+    pattern, (kernel, gram) = RegularPattern(block, shape), problem(shape)
+    precision = pattern.precision(np.linalg.inv(_solve.damped(gram)))
+    costs = pattern.costs(kernel, precision)
+    dead = np.zeros(shape, bool)
+    dead[-1, -1, ..., : block.rows, : block.cols] = True  # at all taps
+    dead = dead.reshape(kernel.shape)
+    expected = loss(_solve.refit(kernel, ~dead, gram), kernel, gram)
+    np.testing.assert_allclose(costs[dead].sum(), expected, rtol=1e-6)
+
+
+def test_costs_of_an_entry_are_those_of_a_block_of_one():
+    shape = (1, 1, 6, 4)
+    kernel, gram = problem(shape)
+    inverse = np.linalg.inv(_solve.damped(gram))
+    found = [
+        pattern.costs(kernel, pattern.precision(inverse))
+        for pattern in (Entries(), RegularPattern(Block(1, 1, regular=True), shape))
+    ]
+    np.testing.assert_allclose(*found, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_obs_on_regular_blocks(name):
+    block, shape = SHAPES[name]
+    pattern, (kernel, gram) = RegularPattern(block, shape), problem(shape)
+    count = block.unit(shape)
+    found, mask = _solve.obs(kernel, count, gram, pattern)
+    assert mask.sum() == count
+    canonical = mask.reshape(shape)
+    assert (canonical == canonical.max(axis=tuple(range(2, len(shape) - 2)), keepdims=True)).all()
+    for lines in (mask.any(axis=1), mask.any(axis=2)):
+        assert lines.all()  # no input and no output is dead
+    np.testing.assert_allclose(found, _solve.refit(kernel, mask, gram), atol=1e-6)
+    assert pattern.largest(np.abs(kernel), count).sum() == count
+
+
+def test_obs_on_blocks_loses_less_than_magnitudes_with_a_refit():
+    block, shape = Block(2, 2, regular=True), (1, 1, 16, 16)
+    pattern, lost = RegularPattern(block, shape), np.zeros(2)
+    for seed in range(4):
+        kernel, gram = problem(shape, seed)
+        mask = pattern.largest(np.abs(kernel), 96)
+        lost[0] += loss(_solve.obs(kernel, 96, gram, pattern)[0], kernel, gram)
+        lost[1] += loss(_solve.refit(kernel, mask, gram), kernel, gram)
+    assert lost[0] < 0.9 * lost[1]
+
+
+def test_rounds_drop_blocks_and_never_wake_them():
+    block, shape = Block(2, 2, regular=True), (1, 1, 12, 12)
+    pattern, (kernel, gram) = RegularPattern(block, shape), problem(shape)
+    before = np.ones(kernel.shape, bool)
+    for _, mask in _solve.obs_rounds(kernel, [130, 100, 72, 40, 24], gram, pattern):
+        assert not (mask & ~before).any()
+        before = mask
+    assert before.sum() == 24

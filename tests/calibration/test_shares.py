@@ -1,0 +1,111 @@
+"""Densities by measured errors and by outliers: exact totals, more where more is lost."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.calibration import _shares
+from keras_sparse_ortho.errors import BudgetError
+from tests.helpers import array
+
+L = keras.layers
+
+
+def network():
+    """A narrow layer that everything goes through, and a wide one with little in it."""
+    keras.utils.set_random_seed(0)
+    layers = [L.Dense(12, name="narrow"), L.Dense(96, name="wide"), L.Dense(6, name="head")]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    kernel, bias = model.get_layer("head").get_weights()
+    kernel[:9] *= 20.0
+    model.get_layer("head").set_weights([kernel, bias])
+    return model
+
+
+def rows():
+    return np.random.default_rng(0).normal(size=(100, 8)).astype("float32")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["error", "owl"])
+@pytest.mark.parametrize("density", [0.35, 0.123])
+def test_totals_are_exact_and_the_model_stays(name, density):
+    dense, x = network(), rows()
+    before = dense.get_weights()
+    pruned = kso.prune(dense, density, score="obs", data=x, budget=name)
+    live = {weight.path: weight.live for weight in kso.prunable_weights(pruned)}
+    assert sum(live.values()) == round(density * (96 + 12 * 96 + 96 * 6))
+    shares = {w.path: w.density for w in kso.prunable_weights(pruned)}
+    assert len({round(share, 2) for share in shares.values()}) > 1
+    for one, two in zip(before, dense.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_shares_by_error_lose_less_than_one_density():
+    dense, x = network(), rows()
+    lost = [
+        float(np.mean((array(kso.prune(dense, 0.2, data=x, **options)(x)) - array(dense(x))) ** 2))
+        for options in (
+            {"score": "obs", "budget": "error"},
+            {"score": "obs"},
+            {"refit": True, "budget": "error"},
+            {"refit": True, "budget": "uniform"},
+        )
+    ]
+    assert lost[0] < 0.8 * lost[1]
+    assert lost[2] < 0.8 * lost[3]
+
+
+def test_the_best_counts_are_those_of_a_search_over_all():
+    rng = np.random.default_rng(0)
+    sizes = {"a": 10, "b": 16, "c": 12}
+    curves = {
+        path: (np.arange(1.0, size + 1), np.append(-np.sort(-rng.random(size - 1)), 0.0))
+        for path, size in sizes.items()
+    }
+    hulls = {p: np.interp(c[0], *_shares._hull(*c)) for p, c in curves.items()}
+    for path, hull in hulls.items():
+        assert (hull <= curves[path][1] + 1e-12).all()
+        assert (np.diff(hull, 2) >= -1e-12).all()
+    found = _shares._by_error(curves, sizes, 0.5)
+    counts = {path: share * sizes[path] for path, share in found.items()}
+    assert sum(counts.values()) == pytest.approx(19)
+    error = sum(np.interp(counts[p], curves[p][0], hull) for p, hull in hulls.items())
+    every = (
+        sum(hulls[p][n - 1] for p, n in zip(sizes, given, strict=True))
+        for given in itertools.product(*(range(1, size + 1) for size in sizes.values()))
+        if sum(given) == 19
+    )
+    assert error <= min(every) + 1e-9
+
+
+def test_kernels_with_more_outliers_are_denser():
+    found = {"even/kernel": (400, 0.0), "spiky/kernel": (100, 0.2)}
+    shares = _shares._by_outliers(found, 0.5)
+    assert shares["spiky/kernel"] - shares["even/kernel"] == pytest.approx(0.16)
+    assert 0.8 * shares["even/kernel"] + 0.2 * shares["spiky/kernel"] == pytest.approx(0.5)
+    shares = _shares._by_outliers(found, 0.04)
+    assert shares["even/kernel"] > 0
+
+
+@pytest.mark.filterwarnings("ignore:These kernels are not known")
+def test_kernels_that_cannot_be_measured_get_the_density_of_all():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5,), dtype="int32")
+    dense = keras.Model(inputs, L.Dense(4, name="head")(L.Embedding(11, 8, name="words")(inputs)))
+    tokens = np.random.default_rng(0).integers(0, 11, (32, 5))
+    pruned = kso.prune(dense, 0.25, score="wanda", data=tokens, budget="error")
+    words, head = kso.prunable_weights(pruned)
+    assert (words.live, head.live) == (22, 8)
+
+
+def test_refusals():
+    dense = network()
+    for options in ({}, {"score": "random"}):
+        with pytest.raises(BudgetError, match=r"budgets of prune, with `data`.*budget='error'"):
+            kso.prune(dense, 0.2, budget="error", **options)
+    with pytest.raises(kso.errors.DensityError):
+        kso.prune(dense, score="obs", data=rows(), budget="owl")
