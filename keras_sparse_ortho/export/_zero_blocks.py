@@ -37,7 +37,7 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
     `strip` leaves no masks, and zeros that training has made are as good.
     """
     *taps, inputs, outputs = kernel.shape
-    live = kernel.any(axis=tuple(range(len(taps))))
+    live = np.asarray(kernel.any(axis=tuple(range(len(taps)))))
     cuts = []
     for rows in _widths(inputs):
         lines = to_blocks(live, rows, 1).any(axis=1)[..., 0]  # (I, outputs)
