@@ -40,7 +40,7 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
     live = np.asarray(kernel.any(axis=tuple(range(len(taps)))))
     cuts = []
     for rows in _widths(inputs):
-        lines = to_blocks(live, rows, 1).any(axis=1)[..., 0]  # (I, outputs)
+        lines = np.any(to_blocks(live, rows, 1)[..., 0], axis=1)  # (I, outputs)
         for cols in _widths(outputs):
             fan_in = int(to_blocks(lines, 1, cols).any(axis=(1, 3)).sum(axis=0).max())
             cuts.append(BlockGrid(inputs, outputs, rows, cols, max(fan_in, 1), tuple(taps)))

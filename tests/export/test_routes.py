@@ -39,7 +39,7 @@ from tests.export.models import interpret, kernel_zeros, layers, tiny
 
 pytestmark = pytest.mark.tensorflow_only
 
-FLOAT32 = ["float32", "float32+sp", "float32+csr", "float32+1x4"]
+FLOAT32 = ["float32", "float32+sp", "float32+csr", "float32+1x4", "float32+blocks"]
 OURS = ["float32+csr", "float32+1x4", "dynamic_int8+1x16", "int8+1x16"]
 UNSUPPORTED = ["float16+csr", "float16+1x4", "float16+1x16", "float32+1x16"]
 UNSUPPORTED += ["dynamic_int8+csr", "dynamic_int8+1x4", "int8+csr", "int8+1x4"]
@@ -492,6 +492,10 @@ def test_choice_of_each_mode():
     # 0.4% of latency is the clock's noise, and no reason for a file five times as large.
     found = [fake("float32", 500, 1.0), fake("dynamic_int8", 100, 1.004)]
     assert choose("fast", found).route.name == "dynamic_int8"
+    # A smaller file that is sparse is not taken where a dense one is faster, by 3% here.
+    found = [fake("dynamic_int8", 50, 1.0), fake("dynamic_int8+1x16", 20, 1.03)]
+    assert choose("fast", found).route.name == "dynamic_int8"
+    assert choose("auto", found).route.name == "dynamic_int8+1x16"
 
 
 def test_routes_of_each_mode():
@@ -502,11 +506,11 @@ def test_routes_of_each_mode():
     assert names(None, "float32", True) == ["float32"]
     assert names(None, "int8", True) == ["int8"]
     assert names("float32+csr", None, False) == ["float32+csr"]
-    assert names("sparse", None, False) == ["float32+sp", "float32+csr", "float32+1x4"]
-    assert names("sparse", "int8", True) == ["int8+sp", "int8+1x16"]
+    assert names("sparse", None, False) == FLOAT32[1:]
+    assert names("sparse", "int8", True) == ["int8+sp", "int8+1x16", "int8+blocks"]
     assert len(names("fast", None, True)) == len(ROUTES)
     assert not [name for name in names("fast", None, False) if name.startswith("int8")]
-    assert names("small", "float16", False) == ["float16", "float16+sp"]
+    assert names("small", "float16", False) == ["float16", "float16+sp", "float16+blocks"]
     with pytest.raises(ValueError, match=r"`mode` must be one of .*Received: mode='quick'"):
         routes_of("quick", None, False)
     with pytest.raises(ValueError, match="leave `quantization` out"):
