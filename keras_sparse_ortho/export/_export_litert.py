@@ -74,7 +74,9 @@ def export_litert(
     is added), no tensor of the file holds it, and the report names it (`folded`).
 
     A route is a storage (float32, float16, dynamic_int8, int8), either dense or with one of these
-    sparse encodings: `+csr` and `+1x4` (float32) or `+1x16` (both int8) give the sparse weights of
+    sparse encodings: `+blocks` (all storages) is for kernels whose zeros leave whole blocks, drawn
+    with `Block(32, 32, regular=True)`: the live blocks are gathered, and multiplied by one grouped
+    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers, at any batch; `+csr` and `+1x4` (float32) or `+1x16` (both int8) give the sparse weights of
     Dense layers to LiteRT's sparse kernel, where they save time. `+sp` (all storages) is the
     converter's own EXPERIMENTAL_SPARSITY, which makes the file smaller, for convolutions and
     unstructured masks as well, but mostly saves no time. A block of 1x16 is `Block(16, 1)` of a
@@ -141,7 +143,8 @@ def export_litert(
     `format="litert"` takes converter options for that). Models of mixed or half precision are
     exported, and compared, in float32. Strip a subclassed model first, since that changes it in
     place. Full int8 needs recurrent layers with `unroll=True`.
-    Sparse encodings save time in Dense layers only: LiteRT has no sparse convolutions on x86.
+    In convolutions `+blocks` alone saves time. `dynamic_int8+blocks` quantizes the activations of
+    a Dense layer on sequences together for each row of the batch, all others one by one.
     LiteRT Micro lacks the operation DENSIFY of most sparse files: use a dense route there.
     In a dense file zeros are stored like other values, but compress well (`gzip model.tflite`,
     which `load_litert` opens as well). Latencies are those of this machine under its present load.
