@@ -74,6 +74,8 @@ def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
 def _blocks_of(layer: Any) -> ZeroBlocks | str:
     """The blocks of a plain layer, or why it has no form as a grouped convolution."""
     reason = why_no_block_form(layer)
+    if reason is None and not layer.built:
+        reason = "it was never called"
     if reason is None and isinstance(layer, L.Conv3D):
         reason = "LiteRT has no grouped convolutions of volumes"
     if reason is None and getattr(layer, "data_format", None) == "channels_first":

@@ -74,13 +74,13 @@ def export_litert(
     is added), no tensor of the file holds it, and the report names it (`folded`).
 
     A route is a storage (float32, float16, dynamic_int8, int8), either dense or with one of these
-    sparse encodings: `+blocks` (all storages) is for kernels whose zeros leave whole blocks, drawn
+    sparse encodings. `+blocks` (all storages) is for kernels whose zeros leave whole blocks, drawn
     with `Block(32, 32, regular=True)`: the live blocks are gathered, and multiplied by one grouped
-    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers, at any batch; `+csr` and `+1x4` (float32) or `+1x16` (both int8) give the sparse weights of
-    Dense layers to LiteRT's sparse kernel, where they save time. `+sp` (all storages) is the
-    converter's own EXPERIMENTAL_SPARSITY, which makes the file smaller, for convolutions and
-    unstructured masks as well, but mostly saves no time. A block of 1x16 is `Block(16, 1)` of a
-    Keras kernel `(in, out)`.
+    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+csr` and `+1x4` (float32) or
+    `+1x16` (both int8) give the sparse weights of Dense layers to LiteRT's sparse kernel, which
+    saves time at small batches. `+sp` (all storages) is the converter's own EXPERIMENTAL_SPARSITY,
+    which makes the file smaller, for unstructured masks as well, but mostly saves no time. A block
+    of 1x16 is `Block(16, 1)` of a Keras kernel `(in, out)`.
 
     Conversion and run happen in subprocesses, on the CPU, because both are known to crash. The
     conversion rebuilds the model on the TensorFlow backend, whatever backend is in use.
