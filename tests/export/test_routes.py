@@ -342,6 +342,7 @@ def test_fast_takes_the_least_latency_that_it_measured(converted, tmp_path):
     times = {one.route: one.latency_ms for one in report.routes if one.xnnpack}
     assert set(times) == {"dynamic_int8", "dynamic_int8+1x16"}
     near = [one for one in report.routes if times.get(one.route, 1e9) <= 1.05 * min(times.values())]
+    near = [one for one in near if times[one.route] <= times["dynamic_int8"]]
     assert report.route == min(near, key=lambda one: one.bytes).route
     assert all(value > 0 for value in times.values())
     assert report.load_bytes > 0
@@ -360,10 +361,11 @@ def test_small_takes_the_fewest_bytes(converted, tmp_path):
 
 
 def test_the_default_is_the_smallest_file_that_equals_keras(converted, tmp_path):
-    model, data, want, folder, _ = converted
+    model, data, want, _, found = converted
     path = tmp_path / "m.tflite"
     report = export_litert(model, path, sample=data)
-    sizes = {name: (folder / f"{name}.tflite").stat().st_size for name in FLOAT32}
+    assert "whole blocks" in found["float32+blocks"].reason
+    sizes = {name: found[name].bytes for name in FLOAT32[:-1]}
     assert report.bytes <= 1.05 * min(sizes.values()) < 0.5 * sizes["float32"]
     assert [one.route for one in report.routes] == [report.route]  # nothing else was run
     np.testing.assert_allclose(load_litert(path).predict(data), want, atol=1e-5)
