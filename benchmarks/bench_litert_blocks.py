@@ -134,7 +134,9 @@ def table(rows: list[dict]) -> str:
     text += f"{machines}, Keras {keras.__version__}. Medians of interleaved short calls in ms; "
     text += "every file agreed with Keras before. `x int8`: how many times as fast as the best "
     text += "dense int8 file, dynamic or static, is the faster of the two int8 files of blocks; "
-    text += "`x f32`: float32 blocks against dense float32. Density 1/8 (CNN: 1/8 to 1/4).\n\n"
+    text += "`x f32`: float32 blocks against dense float32. Density 1/8 (CNN: 1/8 to 1/4). On a "
+    text += "busy machine calls of more than a millisecond are interrupted, and their ratios high "
+    text += "or low by chance.\n\n"
     header = ["network", "block", "batch", "threads", "f32", "int8", "int8 1x16"]
     header += ["f32+blocks", "dynamic+blocks", "int8+blocks", "x int8", "x f32", "int8 kB", "kB"]
     lines = []
