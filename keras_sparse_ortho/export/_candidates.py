@@ -6,7 +6,7 @@ import importlib.util
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_sparse_ortho._files import disk_full, is_full
 from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.export._block_convolutions import Plan, as_convolutions, plan
 from keras_sparse_ortho.export._litert_file import attach, find_kernels, seal, stored_weights
 from keras_sparse_ortho.export._model import Task, full_batches, keras_outputs, write_saved_model
 from keras_sparse_ortho.export._process import JobError, Worker
@@ -66,13 +67,16 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
     With `smallest`, the files are run from the smallest on, until one runs in any interpreter.
     """
     needed = {route.converted_as.name: route.converted_as for route in routes}
+    planned = plan(task.model) if any(route.of_blocks for route in routes) else Plan({}, {})
+    if not planned.found:
+        needed = {name: route for name, route in needed.items() if not route.of_blocks}
     converted = convert(task, list(needed.values()))
-    made = [(route, _encoded(route, converted[route.converted_as.name])) for route in routes]
+    made = [(route, _encoded(route, converted, planned)) for route in routes]
     if smallest:
         made = _by_size(made)
     found: list[Candidate] = []
     for route, encoded in made:
-        found.append(_candidate(task, route, encoded))
+        found.append(_candidate(task, route, encoded, planned))
         if smallest and found[-1].outcome.xnnpack:
             break
     failures = [str(c.failure) for c in found if c.failure is not None]
@@ -81,13 +85,26 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
     return found
 
 
-def _encoded(route: Route, converted: Path | ExportConversionError) -> Encoded | Exception:
-    if isinstance(converted, ExportConversionError):
-        return converted
+def _encoded(
+    route: Route, converted: dict[str, Path | ExportConversionError], planned: Plan
+) -> Encoded | Exception:
+    if route.of_blocks and not planned.found:
+        reasons = [f"'{path}': {why}" for path, why in list(planned.kept.items())[:5]]
+        return ExportRouteError(
+            f"Route '{route.name}' needs a kernel whose zeros are in whole blocks, as drawn with "
+            "structure=Block(32, 32, regular=True); use another route. "
+            f"Received: {'; '.join(reasons) or 'a model without kernels'}"
+        )
+    content = converted[route.converted_as.name]
+    if isinstance(content, ExportConversionError):
+        return content
     try:
-        return route.finish(converted.read_bytes())
+        encoded = route.finish(content.read_bytes())
     except Exception as error:
         return error
+    if route.of_blocks:
+        return dataclasses.replace(encoded, encoded=tuple(planned.found), kept=planned.kept)
+    return encoded
 
 
 def _by_size(made: Sequence[tuple[Route, Encoded | Exception]]) -> list[Any]:
@@ -106,7 +123,7 @@ def _by_size(made: Sequence[tuple[Route, Encoded | Exception]]) -> list[Any]:
     return sorted(made, key=key)
 
 
-def _candidate(task: Task, route: Route, encoded: Encoded | Exception) -> Candidate:
+def _candidate(task: Task, route: Route, encoded: Encoded | Exception, planned: Plan) -> Candidate:
     rows = task.signature.batch_size
     allowed = route.tolerance if task.tolerance is None else task.tolerance
     try:
@@ -142,7 +159,8 @@ def _candidate(task: Task, route: Route, encoded: Encoded | Exception) -> Candid
             raise failed[True]
         with_xnnpack = True in good
         comparison, load_bytes = good[with_xnnpack]
-        folded = _check_zeros(task, content)
+        # The zeros between blocks are not in the file at all.
+        folded = _check_zeros(task, content, planned.found if route.of_blocks else ())
         file.write_bytes(seal(content, with_xnnpack))
     except Exception as error:
         failure = error
@@ -180,11 +198,16 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
         folder = str(task.folder)
         if set("*?[\\") & set(task.folder.as_posix()):  # TensorFlow takes the path for a glob
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-        saved_model = os.path.join(folder, "saved_model")
-        traced = _trace(worker, task, inputs, saved_model)
+        traced: dict[str, Any] = {}
         for route in routes:
+            form = {"of_blocks": route.of_blocks, "rows_apart": route.rows_apart}
+            saved_model = os.path.join(
+                folder, "_".join(key for key in form if form[key]) or "plain"
+            )
+            if saved_model not in traced:
+                traced[saved_model] = _trace(worker, task, inputs, saved_model, form)
             file = task.folder / f"{route.name}.tflite"
-            failure = traced or _run_job(
+            failure = traced[saved_model] or _run_job(
                 worker,
                 "convert",
                 task.timeout,
@@ -211,9 +234,13 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
 
 
 def _trace(
-    worker: Worker, task: Task, inputs: list[dict[str, Any]], saved_model: str
+    worker: Worker,
+    task: Task,
+    inputs: list[dict[str, Any]],
+    saved_model: str,
+    form: dict[str, bool],
 ) -> dict[str, Any] | None:
-    """Have the model written as a SavedModel; None, or what went wrong."""
+    """Have the model, or its block convolutions, written as a SavedModel; or what went wrong."""
     nesting = task.signature.nesting
     how = {"inputs": inputs, "nesting": nesting, "output_names": task.names}
     keras_file = str(task.folder / "plain.keras")
@@ -230,6 +257,7 @@ def _trace(
             keras_file=keras_file,
             modules=_modules_of_custom_objects(),
             saved_model=saved_model,
+            **form,
             **how,
         )
     if failure is None or failure["stage"] != "load":
@@ -242,7 +270,10 @@ def _trace(
             f"Received: {failure['message']}"
         )
     # The classes exist in this process only, so it has to trace the model itself.
-    write_saved_model(task.model, **how, folder=saved_model)
+    model = task.model
+    if form["of_blocks"]:
+        model = as_convolutions(model, form["rows_apart"])
+    write_saved_model(model, **how, folder=saved_model)
     return None
 
 
@@ -344,9 +375,9 @@ def _verify(task: Task, got: list[np.ndarray], measure: str, allowed: float) -> 
     return result
 
 
-def _check_zeros(task: Task, content: bytes) -> tuple[str, ...]:
+def _check_zeros(task: Task, content: bytes, gathered: Collection[str]) -> tuple[str, ...]:
     """Paths of the kernels in use that no tensor of the file holds; raises if zeros were lost."""
-    kernels = sparse_kernels(task.model.weights)
+    kernels = [one for one in sparse_kernels(task.model.weights) if one[0] not in gathered]
     if all(value.all() for _, value in kernels):
         return ()
     lost, absent = find_kernels(kernels, stored_weights(content))

@@ -74,11 +74,13 @@ def export_litert(
     is added), no tensor of the file holds it, and the report names it (`folded`).
 
     A route is a storage (float32, float16, dynamic_int8, int8), either dense or with one of these
-    sparse encodings: `+csr` and `+1x4` (float32) or `+1x16` (both int8) give the sparse weights of
-    Dense layers to LiteRT's sparse kernel, where they save time. `+sp` (all storages) is the
-    converter's own EXPERIMENTAL_SPARSITY, which makes the file smaller, for convolutions and
-    unstructured masks as well, but mostly saves no time. A block of 1x16 is `Block(16, 1)` of a
-    Keras kernel `(in, out)`.
+    sparse encodings. `+blocks` (all storages) is for kernels whose zeros leave whole blocks, drawn
+    with `Block(32, 32, regular=True)`: the live blocks are gathered, and multiplied by one grouped
+    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+csr` and `+1x4` (float32) or
+    `+1x16` (both int8) give the sparse weights of Dense layers to LiteRT's sparse kernel, which
+    saves time at small batches. `+sp` (all storages) is the converter's own EXPERIMENTAL_SPARSITY,
+    which makes the file smaller, for unstructured masks as well, but mostly saves no time. A block
+    of 1x16 is `Block(16, 1)` of a Keras kernel `(in, out)`.
 
     Conversion and run happen in subprocesses, on the CPU, because both are known to crash. The
     conversion rebuilds the model on the TensorFlow backend, whatever backend is in use.
@@ -141,7 +143,8 @@ def export_litert(
     `format="litert"` takes converter options for that). Models of mixed or half precision are
     exported, and compared, in float32. Strip a subclassed model first, since that changes it in
     place. Full int8 needs recurrent layers with `unroll=True`.
-    Sparse encodings save time in Dense layers only: LiteRT has no sparse convolutions on x86.
+    In convolutions `+blocks` alone saves time. `dynamic_int8+blocks` quantizes the activations of
+    a Dense layer on sequences together for each row of the batch, all others one by one.
     LiteRT Micro lacks the operation DENSIFY of most sparse files: use a dense route there.
     In a dense file zeros are stored like other values, but compress well (`gzip model.tflite`,
     which `load_litert` opens as well). Latencies are those of this machine under its present load.
@@ -301,9 +304,15 @@ def choose(mode: str | None, tried: Sequence[Candidate]) -> Candidate:
     good = [c for c in tried if c.file is not None]
     good = [c for c in good if c.outcome.xnnpack] or good
     if mode in _NEAR:
-        times = [c.outcome.latency_ms or float("inf") for c in good]
-        limit = _NEAR[mode] * min(times)
-        good = [c for c, time in zip(good, times, strict=True) if time <= limit]
+
+        def ms(one: Candidate) -> float:
+            return one.outcome.latency_ms or float("inf")
+
+        near = [c for c in good if ms(c) <= _NEAR[mode] * min(map(ms, good))]
+        if mode == "fast":  # no sparse file where a dense one is faster, be it by little
+            dense = min((ms(c) for c in good if c.route.encoding == "dense"), default=float("inf"))
+            near = [c for c in near if c.route.encoding == "dense" or ms(c) <= dense]
+        good = near
     return min(good, key=lambda c: c.outcome.bytes or 0)
 
 
@@ -314,31 +323,52 @@ def _timed(task: Task, tried: Sequence[Candidate], threads: int) -> list[Candida
         spec.name: np.resize(array, (rows, *array.shape[1:]))
         for spec, array in zip(task.signature.inputs, task.sample, strict=True)
     }
-    cases = [
-        (c.route.name, BenchmarkCase(c.file, inputs, xnnpack, threads))
-        for c in tried
-        if c.file is not None
-        for xnnpack, verified in ((True, c.outcome.xnnpack), (False, c.outcome.without_xnnpack))
-        if verified
-    ]
-    measured = latencies([case for _, case in cases], timeout=task.timeout) if cases else []
-    times: dict[str, dict[bool, float]] = {}
-    for (name, case), ms in zip(cases, measured, strict=True):
-        times.setdefault(name, {})[case.xnnpack] = ms
+
+    def measured(settings: dict[str, list[bool]], threads: int) -> dict[str, dict[bool, float]]:
+        """Milliseconds by route and setting of XNNPACK."""
+        cases = [(name, xnnpack) for name in settings for xnnpack in settings[name]]
+        files = {c.route.name: c.file for c in tried if c.file is not None}
+        timed = [BenchmarkCase(files[name], inputs, on, threads) for name, on in cases]
+        found: dict[str, dict[bool, float]] = {name: {} for name in settings}
+        for (name, on), ms in zip(
+            cases, latencies(timed, timeout=task.timeout) if cases else (), strict=True
+        ):
+            found[name][on] = ms
+        return found
+
+    times = measured(
+        {
+            c.route.name: [True] * c.outcome.xnnpack + [False] * c.outcome.without_xnnpack
+            for c in tried
+            if c.file is not None
+        },
+        threads,
+    )
+    # Off only where that is clearly faster: users have it on by default.
+    chosen = {
+        name: min(ms_of, key=lambda on: ms_of[on] * (1.0 if on else 1.05))
+        for name, ms_of in times.items()
+    }
+    other = 2 if threads == 1 else 1
+    others = {}
+    if other <= (os.cpu_count() or 1):
+        others = measured({name: [on] for name, on in chosen.items()}, other)
     found = []
     for candidate in tried:
+        name = candidate.route.name
         if candidate.file is not None:
-            ms_of = times[candidate.route.name]
-            # Off only where that is clearly faster: users have it on by default.
-            xnnpack = min(ms_of, key=lambda key: ms_of[key] * (1.0 if key else 1.05))
-            if xnnpack != candidate.outcome.uses_xnnpack:
-                candidate.file.write_bytes(seal(candidate.file.read_bytes(), xnnpack))
+            if chosen[name] != candidate.outcome.uses_xnnpack:
+                candidate.file.write_bytes(seal(candidate.file.read_bytes(), chosen[name]))
+            by_threads = {threads: times[name][chosen[name]]}
+            if name in others:
+                by_threads[other] = others[name][chosen[name]]
             outcome = dataclasses.replace(
                 candidate.outcome,
-                uses_xnnpack=xnnpack,
-                latency_ms=ms_of[xnnpack],
-                default_ms=ms_of.get(True),
+                uses_xnnpack=chosen[name],
+                latency_ms=by_threads[threads],
+                default_ms=times[name].get(True),
                 threads=threads,
+                ms_by_threads=dict(sorted(by_threads.items())),
             )
             candidate = dataclasses.replace(candidate, outcome=outcome)
         found.append(candidate)

@@ -36,8 +36,11 @@ class RouteOutcome:
         latency_ms: Median time of one call in that setting; None if it was not measured.
         default_ms: The same with XNNPACK, as a default interpreter runs it.
         threads: Threads of the interpreter in that measurement.
-        encoded: Tensors that this package encoded sparsely.
-        kept: Weights of Dense layers that it left dense, each with the reason.
+        ms_by_threads: Median time of one call in that setting by the number of threads: on
+            `threads`, and on one or two for comparison.
+        encoded: Tensors that this package encoded sparsely; for `+blocks` the kernels whose blocks
+            are gathered.
+        kept: Weights that it left dense, each with the reason.
         folded: Paths of kernels with zeros that no tensor of the file holds: the converter has
             combined them with other constants, such as a table of positions with a bias that is
             added to it.
@@ -58,6 +61,7 @@ class RouteOutcome:
     latency_ms: float | None = None
     default_ms: float | None = None
     threads: int = 1
+    ms_by_threads: dict[int, float] = dataclasses.field(default_factory=dict)
     encoded: tuple[str, ...] = ()
     kept: dict[str, str] = dataclasses.field(default_factory=dict)
     folded: tuple[str, ...] = ()
@@ -196,10 +200,7 @@ class ExportReport:
             figures["memory at load"] = f"{self.load_bytes:,} bytes more at the peak"
         for one in self.routes:
             if one.route == self.route and one.latency_ms is not None:
-                figures["latency"] = (
-                    f"{one.latency_ms:.3g} ms a call, batch {one.batch_size}, "
-                    f"{one.threads} thread{'s' if one.threads > 1 else ''}"
-                )
+                figures["latency"] = f"{_by_threads(one)} a call, batch {one.batch_size}"
         if self.fallback_reason is not None:
             figures["reason of the fallback"] = self.fallback_reason
         if self.folded:
@@ -229,7 +230,10 @@ def _routes_table(routes: Sequence[RouteOutcome]) -> Group:
     """A table of routes: sizes, latency, memory, differences; under it why a route failed."""
     columns = {
         "kB": [_figure(one.bytes, 1e3) for one in routes],
-        "ms": [_figure(one.latency_ms) for one in routes],
+        **{
+            f"ms, {n} thread{'s' * (n > 1)}": [_figure(one.ms_by_threads.get(n)) for one in routes]
+            for n in sorted({n for one in routes for n in one.ms_by_threads})
+        },
         "load kB": [_figure(one.load_bytes, 1e3) for one in routes],
         "max diff": [f"{d:.1e}" if (d := one.max_abs_diff) is not None else "" for one in routes],
     }
@@ -251,6 +255,15 @@ def _routes_table(routes: Sequence[RouteOutcome]) -> Group:
         if note is not None:
             notes.append(Text(f"{one.route}: {note}"))
     return Group(table, *notes)
+
+
+def _by_threads(one: RouteOutcome) -> str:
+    """Latencies on some numbers of threads, and which is faster if it is not the one chosen."""
+    times = one.ms_by_threads or {one.threads: one.latency_ms or 0.0}
+    words = [f"{times[n]:.3g} ms on {n} thread{'s' * (n > 1)}" for n in times]
+    fastest = min(times, key=lambda n: times[n])
+    faster = "" if fastest == one.threads else f" ({fastest} faster)"
+    return " and ".join(words) + faster
 
 
 def _counts(size: int, zeros: int, density: float) -> tuple[str, str, str]:

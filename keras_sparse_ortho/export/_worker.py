@@ -29,11 +29,14 @@ def trace(
     inputs: list[dict[str, Any]],
     nesting: Any,
     output_names: list[str],
+    of_blocks: bool,
+    rows_apart: bool,
 ) -> dict[str, Any] | None:
     """Write a `.keras` file as a SavedModel; returns None, or the error and its stage."""
     _load_tensorflow()
     import keras
 
+    from keras_sparse_ortho.export._block_convolutions import as_convolutions
     from keras_sparse_ortho.export._model import write_saved_model
 
     keras.utils.clear_session()  # of the previous job
@@ -42,6 +45,7 @@ def trace(
     except Exception as error:
         return {"stage": "load", **_failure(error)}
     try:
+        model = as_convolutions(model, rows_apart) if of_blocks else model
         write_saved_model(model, inputs, nesting, output_names, saved_model)
     except Exception as error:
         return {"stage": "trace", **_failure(error)}

@@ -9,7 +9,10 @@ from keras_sparse_ortho.layers._block_sparse_conv import (
     BlockSparseConv3D,
 )
 from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense, BlockSparseEinsumDense
+from keras_sparse_ortho.layers._block_sparse_dense import axes_of as axes_of
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer as BlockSparseLayer
+from keras_sparse_ortho.layers._blocks import BlockGrid as BlockGrid
+from keras_sparse_ortho.layers._blocks import is_elementwise as is_elementwise
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
 from keras_sparse_ortho.layers._scanned_stack import ScannedStack

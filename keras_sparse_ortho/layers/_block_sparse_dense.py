@@ -174,29 +174,18 @@ class BlockSparseEinsumDense(BlockSparseLayer):
             (output_shape,) if isinstance(output_shape, int) else tuple(output_shape)
         )
         self.bias_axes = bias_axes
-        self._letters = letters_of(equation)
+        letters_of(equation)  # refuses one whose kernel is several matrices
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Draws blocks and makes the weights."""
         output_shape = self.compute_output_shape(input_shape)
-        data, kernel, output = self._axes(len(input_shape))
+        data, kernel, output = axes_of(self.equation, len(input_shape))
         sizes = {**dict(zip(output, output_shape, strict=True))}
         sizes.update(zip(data, input_shape, strict=True))
         shape = tuple(int(sizes[letter] or 0) for letter in kernel)
         self._add_kernel(shape, KernelLayout.einsum(self.equation), self._bias_shape(output, sizes))
         self.input_spec = keras.layers.InputSpec(ndim=len(input_shape))
         self.built = True
-
-    def _axes(self, rank: int) -> tuple[list[str], list[str], list[str]]:
-        """The letters of input, kernel and output; digits stand for the axes of an ellipsis."""
-        data, kernel, output = self._letters
-        more = [str(k) for k in range(rank - len(data.replace("...", "")))]
-
-        def spelled(letters: str) -> list[str]:
-            head, dots, tail = letters.partition("...")
-            return [*head, *(more if dots else ()), *tail]
-
-        return spelled(data), [*kernel], spelled(output)
 
     def _bias_shape(self, output: list[str], sizes: dict[str, Any]) -> tuple[int, ...] | None:
         """As EinsumDense has it: from the first axis with a bias on, 1 where there is none."""
@@ -213,7 +202,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
 
     def call(self, inputs: Any) -> Any:
         """The product with features first; bias and activation before the axes are reordered."""
-        data, kernel, output = self._axes(len(inputs.shape))
+        data, kernel, output = axes_of(self.equation, len(inputs.shape))
         summed = [letter for letter in kernel if letter in data]
         free = [letter for letter in data if letter not in summed]
         made = [letter for letter in kernel if letter not in data]
@@ -275,3 +264,20 @@ def letters_of(equation: str) -> tuple[str, str, str]:
             f"keras_sparse_ortho.PrunableLayer can mask. Received: equation={equation!r}"
         )
     return data, kernel, output
+
+
+def axes_of(equation: str, rank: int) -> tuple[list[str], list[str], list[str]]:
+    """The letters of input, kernel and output, digits standing for the axes of an ellipsis.
+
+    Args:
+        equation: As for `letters_of`.
+        rank: Axes of the input.
+    """
+    data, kernel, output = letters_of(equation)
+    more = [str(k) for k in range(rank - len(data.replace("...", "")))]
+
+    def spelled(letters: str) -> list[str]:
+        head, dots, tail = letters.partition("...")
+        return [*head, *(more if dots else ()), *tail]
+
+    return spelled(data), [*kernel], spelled(output)

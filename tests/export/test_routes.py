@@ -39,7 +39,7 @@ from tests.export.models import interpret, kernel_zeros, layers, tiny
 
 pytestmark = pytest.mark.tensorflow_only
 
-FLOAT32 = ["float32", "float32+sp", "float32+csr", "float32+1x4"]
+FLOAT32 = ["float32", "float32+sp", "float32+csr", "float32+1x4", "float32+blocks"]
 OURS = ["float32+csr", "float32+1x4", "dynamic_int8+1x16", "int8+1x16"]
 UNSUPPORTED = ["float16+csr", "float16+1x4", "float16+1x16", "float32+1x16"]
 UNSUPPORTED += ["dynamic_int8+csr", "dynamic_int8+1x4", "int8+csr", "int8+1x4"]
@@ -342,6 +342,7 @@ def test_fast_takes_the_least_latency_that_it_measured(converted, tmp_path):
     times = {one.route: one.latency_ms for one in report.routes if one.xnnpack}
     assert set(times) == {"dynamic_int8", "dynamic_int8+1x16"}
     near = [one for one in report.routes if times.get(one.route, 1e9) <= 1.05 * min(times.values())]
+    near = [one for one in near if times[one.route] <= times["dynamic_int8"]]
     assert report.route == min(near, key=lambda one: one.bytes).route
     assert all(value > 0 for value in times.values())
     assert report.load_bytes > 0
@@ -360,10 +361,11 @@ def test_small_takes_the_fewest_bytes(converted, tmp_path):
 
 
 def test_the_default_is_the_smallest_file_that_equals_keras(converted, tmp_path):
-    model, data, want, folder, _ = converted
+    model, data, want, _, found = converted
     path = tmp_path / "m.tflite"
     report = export_litert(model, path, sample=data)
-    sizes = {name: (folder / f"{name}.tflite").stat().st_size for name in FLOAT32}
+    assert "whole blocks" in found["float32+blocks"].reason
+    sizes = {name: found[name].bytes for name in FLOAT32[:-1]}
     assert report.bytes <= 1.05 * min(sizes.values()) < 0.5 * sizes["float32"]
     assert [one.route for one in report.routes] == [report.route]  # nothing else was run
     np.testing.assert_allclose(load_litert(path).predict(data), want, atol=1e-5)
@@ -492,6 +494,10 @@ def test_choice_of_each_mode():
     # 0.4% of latency is the clock's noise, and no reason for a file five times as large.
     found = [fake("float32", 500, 1.0), fake("dynamic_int8", 100, 1.004)]
     assert choose("fast", found).route.name == "dynamic_int8"
+    # A smaller file that is sparse is not taken where a dense one is faster, by 3% here.
+    found = [fake("dynamic_int8", 50, 1.0), fake("dynamic_int8+1x16", 20, 1.03)]
+    assert choose("fast", found).route.name == "dynamic_int8"
+    assert choose("auto", found).route.name == "dynamic_int8+1x16"
 
 
 def test_routes_of_each_mode():
@@ -502,11 +508,11 @@ def test_routes_of_each_mode():
     assert names(None, "float32", True) == ["float32"]
     assert names(None, "int8", True) == ["int8"]
     assert names("float32+csr", None, False) == ["float32+csr"]
-    assert names("sparse", None, False) == ["float32+sp", "float32+csr", "float32+1x4"]
-    assert names("sparse", "int8", True) == ["int8+sp", "int8+1x16"]
+    assert names("sparse", None, False) == FLOAT32[1:]
+    assert names("sparse", "int8", True) == ["int8+sp", "int8+1x16", "int8+blocks"]
     assert len(names("fast", None, True)) == len(ROUTES)
     assert not [name for name in names("fast", None, False) if name.startswith("int8")]
-    assert names("small", "float16", False) == ["float16", "float16+sp"]
+    assert names("small", "float16", False) == ["float16", "float16+sp", "float16+blocks"]
     with pytest.raises(ValueError, match=r"`mode` must be one of .*Received: mode='quick'"):
         routes_of("quick", None, False)
     with pytest.raises(ValueError, match="leave `quantization` out"):

@@ -1,0 +1,308 @@
+"""Routes `+blocks`: whole blocks that zeros leave, gathered for one grouped convolution."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.export import ExportRouteError, export_litert, export_routes, load_litert
+from keras_sparse_ortho.export._block_convolutions import (
+    ConvAsConvolution,
+    DenseAsConvolution,
+    as_convolutions,
+    plan,
+)
+from keras_sparse_ortho.export._zero_blocks import zero_blocks
+from keras_sparse_ortho.kernels import kernel_layouts, walk
+from keras_sparse_ortho.orthogonal import from_blocks, to_blocks
+
+L = keras.layers
+ROUTES = ["float32+blocks", "float16+blocks", "dynamic_int8+blocks", "int8+blocks"]
+
+
+def in_blocks(model, width=16, live=2, seed=0):
+    """Zeros in every kernel but for `live` blocks of each output block; biases that are not 0."""
+    rng = np.random.default_rng(seed)
+    for layer, _ in walk(model, ""):
+        kernel = getattr(layer, "kernel", None)
+        if not isinstance(kernel, keras.Variable):
+            continue
+        layout = kernel_layouts(layer)["kernel"]
+        value = np.array(keras.ops.convert_to_numpy(kernel.value))
+        ones = layout.to_canonical(np.ones_like(value))
+        if min(ones.shape[-2:]) < 4 * width:
+            continue
+        table = to_blocks(np.zeros(ones.shape[-2:]), width, width)
+        for j in range(table.shape[2]):
+            table[rng.permutation(len(table))[:live], :, j] = 1
+        mask = from_blocks(table, *ones.shape[-2:])
+        mask = layout.from_canonical(np.broadcast_to(mask, ones.shape), value.shape)
+        kernel.assign(value * mask * np.sqrt(len(table) / live))
+        if getattr(layer, "bias", None) is not None:
+            layer.bias.assign(0.1 * rng.normal(size=layer.bias.shape))
+    return model
+
+
+def dense():
+    return [
+        L.Dense(64, activation="relu"),
+        L.Dense(127, activation="gelu"),
+        L.Dense(64, activation="softmax"),
+    ]
+
+
+def sequence():
+    return [
+        L.Dense(127, activation="relu"),
+        L.Conv1D(64, 3, padding="causal", dilation_rate=2, activation="relu"),
+        L.Conv1D(127, 3, strides=2, padding="same"),
+        L.Conv1D(64, 2),
+    ]
+
+
+def image():
+    return [
+        L.Conv2D(127, 3, padding="same", activation="relu"),
+        L.Conv2D(64, (3, 2), strides=2, activation="silu"),
+        L.Conv2D(64, 1, activation="relu"),
+        L.Conv2D(64, 3, dilation_rate=2, padding="same", use_bias=False),
+    ]
+
+
+def einsum():
+    return [
+        L.EinsumDense("...c,cd->...d", 64, bias_axes="d", activation="relu"),
+        L.EinsumDense("abc,cde->abde", (6, 4, 16), bias_axes="de", activation="relu"),
+        L.EinsumDense("abde,dec->abc", (6, 64), bias_axes="c"),
+        L.EinsumDense("abc,cde->adbe", (4, 6, 16), bias_axes="db", activation="relu"),
+        L.EinsumDense("adbe,edc->abc", (6, 64), activation="softmax"),
+    ]
+
+
+KINDS = {
+    "dense": ((64,), dense),
+    "sequence": ((8, 64), sequence),
+    "image": ((9, 9, 64), image),
+    "einsum": ((6, 64), einsum),
+}
+
+
+def network(kind):
+    shape, made = KINDS[kind]
+    keras.utils.set_random_seed(0)
+    return in_blocks(keras.Sequential([keras.Input(shape, name="x"), *made()], name=kind))
+
+
+class Attending(keras.Model):
+    def __init__(self):
+        super().__init__(name="attending")
+        self.first = L.Dense(64, activation="relu")
+        self.attention = L.MultiHeadAttention(4, 16)
+        self.inner = keras.Sequential([L.Dense(64), L.Dense(10)])
+
+    def call(self, x):
+        return self.inner(self.attention(self.first(x), x))
+
+
+def attending():
+    keras.utils.set_random_seed(0)
+    model = Attending()
+    x = np.random.default_rng(0).normal(size=(3, 6, 64)).astype("float32")
+    model(x)
+    return in_blocks(model), x
+
+
+def values(tensor):
+    return keras.ops.convert_to_numpy(tensor)
+
+
+def rms(got, want):
+    return np.sqrt(np.mean((got - want) ** 2)) / np.sqrt(np.mean(want**2))
+
+
+@pytest.mark.parametrize("rows_apart", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_in_keras_are_equal(kind, rows_apart):
+    model = network(kind)
+    x = np.random.default_rng(1).normal(size=(3, *KINDS[kind][0])).astype("float32")
+    other = as_convolutions(model, rows_apart)
+    new = [layer for layer in other.layers if isinstance(layer, keras.layers.Layer)]
+    kinds = {DenseAsConvolution, ConvAsConvolution}
+    assert {type(layer) for layer in new} <= kinds
+    assert len(new) == len(model.layers) == len(plan(model).found)
+    assert other.count_params() < 0.65 * model.count_params()
+    want = values(model(x))
+    np.testing.assert_allclose(values(other(x)), want, atol=5e-6 * np.abs(want).max())
+
+
+def test_a_subclassed_model_is_copied_with_its_inner_layers():
+    model, x = attending()
+    other = as_convolutions(model, False)
+    want = values(model(x))
+    np.testing.assert_allclose(values(other(x)), want, atol=5e-6)
+    assert type(model.first) is L.Dense
+    found = [layer.name for layer, _ in walk(other, "") if isinstance(layer, DenseAsConvolution)]
+    assert len(found) == 6
+    assert {"query", "key", "value", "attention_output"} < {*found}
+
+
+def test_blocks_of_a_kernel():
+    rng = np.random.default_rng(0)
+    kernel = np.kron(np.eye(8)[rng.permutation(8)], rng.normal(size=(32, 32)))
+    grid, inputs_of = zero_blocks(kernel)
+    assert (grid.rows, grid.cols, grid.fan_in) == (32, 32, 1)
+    np.testing.assert_array_equal(grid.kernel(grid.blocks(kernel, inputs_of), inputs_of), kernel)
+    # One output block has two live blocks: the others get one of zeros.
+    kernel[:, :32] = 0
+    kernel[64:128, :32] = 1
+    grid, inputs_of = zero_blocks(np.stack([kernel, 0 * kernel]))
+    assert grid.fan_in * grid.rows == 64
+    assert grid.taps == (2,)
+    kept = grid.kernel(grid.blocks(np.stack([kernel, 0 * kernel]), inputs_of), inputs_of)
+    np.testing.assert_array_equal(kept[0], kernel)
+
+
+def test_blocks_that_are_none():
+    rng = np.random.default_rng(0)
+    scattered = rng.normal(size=(64, 64)) * (rng.random((64, 64)) < 0.1)
+    assert "not in whole blocks of 8 x 8" in zero_blocks(scattered)
+    assert "64 x 10 cannot be cut" in zero_blocks(scattered[:, :10])
+    assert "100% of the kernel" in zero_blocks(rng.normal(size=(64, 64)))
+    assert zero_blocks(0 * scattered).grid.fan_in == 1
+
+
+def test_layers_that_have_no_such_form_are_told():
+    keras.utils.set_random_seed(0)
+    layers = [
+        L.Conv3D(32, 1, name="volume"),
+        L.Reshape((4, 8, 32)),
+        L.Conv2D(32, 1, groups=2, name="groups"),
+        L.Dense(8, name="head"),
+    ]
+    model = keras.Sequential([keras.Input((2, 4, 4, 32)), *layers])
+    (volume, groups, head), found = plan(model).kept.values(), plan(model).found
+    assert not found
+    assert "volumes" in volume
+    assert "groups=2" in groups
+    assert "cannot be cut" in head
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["dense", "image", "einsum", "sequence"])
+def exported(request, tmp_path_factory):
+    """A model, its reports by batch size and route, and their folders."""
+    model, shape = network(request.param), KINDS[request.param][0]
+    data = np.random.default_rng(1).normal(size=(24, *shape)).astype("float32")
+    found = {}
+    for batch in (1, 4):
+        folder = tmp_path_factory.mktemp(f"{request.param}{batch}")
+        found[batch] = (
+            folder,
+            export_routes(
+                model, folder, ROUTES, representative_data=data, sample=data, batch_size=batch
+            ),
+        )
+    return model, data, values(model(data)), found
+
+
+def resized(path, x):
+    """The outputs of a file of another batch size, as a plain interpreter gives them."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path))
+    (given,), (made,) = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.resize_tensor_input(given["index"], x.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(given["index"], x)
+    interpreter.invoke()
+    return interpreter.get_tensor(made["index"])
+
+
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("route", ROUTES)
+def test_files_agree_with_keras_at_any_batch(exported, route, batch):
+    model, data, want, found = exported
+    folder, reports = found[batch]
+    report = reports[route]
+    assert getattr(report, "reason", None) is None
+    assert report.xnnpack
+    assert report.routes[0].without_xnnpack
+    assert len(report.routes[0].encoded) == len(model.layers)
+    assert report.folded == ()
+    allowed = {"float32": 1e-5, "float16": 2e-3}.get(route.split("+")[0], 0.08)
+    file = load_litert(folder / f"{route}.tflite", model=model, sample=data)
+    assert file.route == route
+    assert rms(file.predict(data), want) < allowed
+    for rows in (1, 3, 8):
+        assert rms(resized(folder / f"{route}.tflite", data[:rows]), want[:rows]) < allowed
+
+
+@pytest.mark.tensorflow_only
+def test_a_row_does_not_depend_on_the_others(exported):
+    _, data, _, found = exported
+    for route in ROUTES:
+        file = found[4][0] / f"{route}.tflite"
+        loud = np.concatenate([data[:1], 100 * data[1:4]])
+        np.testing.assert_allclose(
+            resized(file, data[:4])[0], resized(file, loud)[0], rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.tensorflow_only
+def test_the_report_of_the_fastest_file_names_threads_and_blocks(tmp_path):
+    hidden = [L.Dense(256, activation="relu", name=f"hidden_{k}") for k in range(3)]
+    dense = keras.Sequential([keras.Input((256,), name="x"), *hidden, L.Dense(10, name="head")])
+    model = kso.sparsify(
+        dense,
+        0.25,
+        structure=kso.Block(32, 32, regular=True),
+        storage="blocks",
+        exclude=["head"],
+        seed=0,
+    )
+    report = export_litert(model, tmp_path / "m.tflite", mode="fast", quantization="float32")
+    routes = {one.route: one for one in report.routes}
+    assert set(routes) == {
+        *("float32", "float32+sp", "float32+csr", "float32+1x4", "float32+blocks")
+    }
+    one = routes["float32+blocks"]
+    assert sorted(one.ms_by_threads) == [1, 2]
+    assert one.ms_by_threads[1] == one.latency_ms
+    assert len(one.encoded) == 3
+    ((path, reason),) = one.kept.items()
+    assert path.endswith("head/kernel")
+    assert "cannot be cut" in reason
+    assert "ms on 1 thread and " in str(report)
+    assert "on 2 threads" in str(report)
+    if routes[report.route].route != "float32":
+        assert routes[report.route].latency_ms <= routes["float32"].latency_ms
+    assert one.bytes < 0.4 * routes["float32"].bytes
+
+
+@pytest.mark.tensorflow_only
+def test_the_smallest_float32_file_is_the_one_of_blocks(tmp_path):
+    report = export_litert(network("image"), tmp_path / "m.tflite")
+    assert report.route == "float32+blocks"
+
+
+@pytest.mark.tensorflow_only
+def test_a_subclassed_model_is_exported_and_stays_as_it_was(tmp_path):
+    model, x = attending()
+    report = export_litert(model, tmp_path / "m.tflite", mode="dynamic_int8+blocks", sample=x)
+    assert report.route == "dynamic_int8+blocks"
+    assert len(report.routes[0].encoded) == 6
+    assert type(model.first) is L.Dense
+
+
+@pytest.mark.tensorflow_only
+def test_a_model_without_blocks_has_no_such_route(tmp_path):
+    rng = np.random.default_rng(0)
+    model = keras.Sequential([keras.Input((64,), name="x"), L.Dense(64, name="d")])
+    kernel = values(model.layers[0].kernel)
+    model.layers[0].kernel.assign(kernel * (rng.random(kernel.shape) < 0.1))
+    with pytest.raises(ExportRouteError, match=r"'float32\+blocks' needs .*Received: .*d/kernel"):
+        export_litert(model, tmp_path / "m.tflite", mode="float32+blocks")
+    assert not list(tmp_path.iterdir())
