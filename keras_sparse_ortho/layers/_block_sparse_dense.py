@@ -62,7 +62,8 @@ class BlockSparseDense(BlockSparseLayer):
 
     Limits: no LoRA and no quantization; make it plain first (`to_dense_layer`,
     `keras_sparse_ortho.strip`). For single vectors, an activation that Keras does not have, and
-    softmax, cost one more transposition. On JAX there are derivatives of any order, but none in forward mode.
+    softmax, cost one more transposition. On JAX there are derivatives of any order, but none
+    in forward mode.
 
     Example:
 
