@@ -35,6 +35,34 @@ def made_once(value: Any) -> Any:
     return _jax().lax.optimization_barrier(value) if keras.backend.backend() == "jax" else value
 
 
+def kept(value: Any, places: Any) -> Any:
+    """`value`, written to memory in the order of its axes on JAX, and its gradient, too.
+
+    XLA on CPUs fuses sums of whole residual streams into each transposition that reads them, and
+    computes them anew there, in the wrong order. Barriers are gone before it fuses; a condition
+    that holds, but that it cannot know, is not: that an index of `places` is not negative.
+    """
+    if keras.backend.backend() != "jax":
+        return value
+    jax = _jax()
+
+    def written(value: Any, places: Any) -> Any:
+        return jax.lax.cond(
+            places[(0,) * places.ndim] >= 0, lambda v: v, jax.numpy.zeros_like, value
+        )
+
+    def keep(value: Any, places: Any) -> Any:
+        # On accelerators a condition would wait for the host.
+        return jax.lax.platform_dependent(
+            value, places, cpu=written, default=lambda value, _: value
+        )
+
+    def gradient(_: Any, places: Any, upstream: Any) -> tuple[Any]:
+        return (keep(upstream, places),)
+
+    return with_gradient(keep, gradient, [value], [places])
+
+
 def with_gradient(
     function: Callable[..., Any],
     gradient: Gradient,

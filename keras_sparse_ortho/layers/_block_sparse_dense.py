@@ -15,6 +15,7 @@ from keras_sparse_ortho.layers._blocks import (
     product_features_first,
     product_of,
 )
+from keras_sparse_ortho.layers._token_products import product_by_token
 
 ops = keras.ops
 
@@ -60,8 +61,9 @@ class BlockSparseDense(BlockSparseLayer):
         ValueError: `inputs_of` that is not regular both ways.
 
     Limits: no LoRA and no quantization; make it plain first (`to_dense_layer`,
-    `keras_sparse_ortho.strip`). An activation that Keras does not have, and softmax, cost one
-    more transposition. On JAX there are derivatives of any order, but none in forward mode.
+    `keras_sparse_ortho.strip`). For single vectors, an activation that Keras does not have, and
+    softmax, cost one more transposition. On JAX there are derivatives of any order, but none
+    in forward mode.
 
     Example:
 
@@ -98,18 +100,19 @@ class BlockSparseDense(BlockSparseLayer):
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        """The product with features first; bias and activation before they are last again."""
+        """By token, or for single vectors with features first, which saves transpositions."""
         lead = ops.shape(inputs)[:-1]
         if len(lead) > 1:
-            inputs = ops.reshape(inputs, (product_of(lead), self.grid.inputs))
+            x = ops.reshape(inputs, (product_of(lead), self.grid.inputs))
+            x = ops.reshape(product_by_token(x, self.operands()), (*lead, self.units))
+            return self.activation(x if self.bias is None else x + self.bias)
         x = product_features_first(ops.transpose(inputs), self.operands())
         if self.bias is not None:
             # Not ops.add, which on TensorFlow takes a column for a row where both have one length.
             x = x + ops.expand_dims(self.bias, 1)
+        # One layer's second transposition cancels the next one's first, with what is between.
         early = is_elementwise(self.activation)
         outputs = ops.transpose(self.activation(x) if early else x)
-        if len(lead) > 1:
-            outputs = ops.reshape(outputs, (*lead, self.units))
         return outputs if early else self.activation(outputs)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -201,28 +204,20 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         return tuple(sizes[k] if k in self.bias_axes else 1 for k in output[first:])
 
     def call(self, inputs: Any) -> Any:
-        """The product with features first; bias and activation before the axes are reordered."""
+        """The product by token: all axes that are not summed, one after the other."""
         data, kernel, output = axes_of(self.equation, len(inputs.shape))
         summed = [letter for letter in kernel if letter in data]
         free = [letter for letter in data if letter not in summed]
         made = [letter for letter in kernel if letter not in data]
         sizes = dict(zip(data, ops.shape(inputs), strict=True))
         sizes.update(zip(kernel, self._kernel_shape, strict=True))
-        x = ops.transpose(inputs, [data.index(letter) for letter in (*summed, *free)])
-        x = ops.reshape(x, (self.grid.inputs, product_of([sizes[k] for k in free])))
-        x = product_features_first(x, self.operands())
-        x = ops.reshape(x, [sizes[letter] for letter in (*made, *free)])
-        now = [*made, *free]
-        if self.bias is not None:
-            full = (1,) * (len(output) - len(self.bias.shape)) + tuple(self.bias.shape)
-            bias = ops.reshape(self.bias, full)
-            # Not ops.add: see BlockSparseDense.
-            x = x + ops.transpose(bias, [output.index(letter) for letter in now])
-        early = is_elementwise(self.activation)
-        x = ops.transpose(
-            self.activation(x) if early else x, [now.index(letter) for letter in output]
-        )
-        return x if early else self.activation(x)
+        x = ops.transpose(inputs, [data.index(letter) for letter in (*free, *summed)])
+        x = ops.reshape(x, (product_of([sizes[k] for k in free]), self.grid.inputs))
+        x = product_by_token(x, self.operands())
+        now = [*free, *made]
+        x = ops.reshape(x, [sizes[letter] for letter in now])
+        x = ops.transpose(x, [now.index(letter) for letter in output])
+        return self.activation(x if self.bias is None else x + self.bias)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """That of EinsumDense."""

@@ -27,7 +27,8 @@ def block_for(
     A kernel of `I x J` regular blocks can have the densities `t / gcd(I, J)`. Of blocks of about
     128, 64, 32 and 16, the largest ones are taken with which a `t` of 2 or more is at most
     `density`, and within a quarter of it; else those of about 16, if `t = 1` is at most
-    `lift density`.
+    `lift density`. Along the longer side of the kernel they are then made up to 128 long, where
+    that leaves the possible densities as they are: so much less has to be gathered.
 
     Args:
         weight: The kernel.
@@ -49,8 +50,9 @@ def block_for(
             if times >= _LEAST_TIMES and times * _step(shape, block) >= _NEAR * density
         ]
         if close:
-            return close[0]
-    return next((block for _, block in found if _times(shape, block, lift * density)), None)
+            return _widened(shape, close[0])
+    least = next((block for _, block in found if _times(shape, block, lift * density)), None)
+    return least and _widened(shape, least)
 
 
 def least_density(weight: PrunableWeight) -> float | None:
@@ -81,6 +83,19 @@ def why_not_on_blocks(
 def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
     """The shape of a kernel as `(batch, parts, *taps, inputs, outputs)`."""
     return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
+
+
+def _widened(shape: Sequence[int], block: Block) -> Block:
+    """Blocks that are longer along the longer side of the kernel, with the same densities."""
+    *_, inputs, outputs = shape
+    while True:
+        rows, cols = (1, 2) if inputs < outputs else (2, 1)
+        longer = dataclasses.replace(block, rows=rows * block.rows, cols=cols * block.cols)
+        if max(longer.rows, longer.cols) > _SIZES[0] or not longer.divides(shape):
+            return block
+        if longer.unit(shape) != block.unit(shape):
+            return block
+        block = longer
 
 
 @functools.lru_cache(maxsize=256)

@@ -47,7 +47,9 @@ def kernel(*shape, owner=None):
         ((1024, 1024), 0.1, (32, 32)),
         ((1024, 1024), 0.05, (16, 16)),
         ((1024, 1024), 0.25, (128, 128)),
-        ((768, 3072), 0.1, (32, 32)),
+        ((768, 3072), 0.1, (32, 128)),  # long along the longer side
+        ((512, 2048), 0.1, (16, 64)),
+        ((2048, 512), 0.1, (64, 16)),
         ((512, 512), 0.1, (16, 16)),
         ((256, 256), 0.1, (16, 16)),  # one of 16 in a line
         ((256, 256), 0.05, None),
@@ -72,7 +74,7 @@ def test_one_word_draws_exactly_orthogonal_blocks():
     report = kso.report(sparse)
     assert blocks_of(sparse) == {
         **dict.fromkeys(["hidden_1/kernel", "hidden_2/kernel"], (32, 32)),
-        "hidden_0/kernel": (16, 16),
+        "hidden_0/kernel": (16, 64),
         "head/kernel": None,
     }
     for row in report.rows[:3]:

@@ -1,0 +1,60 @@
+"""Products with live blocks by token: equal to dense ones, whichever side is narrow."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_sparse_ortho._backend import compiled, value_and_gradients
+from keras_sparse_ortho.layers import _token_products as module
+from keras_sparse_ortho.layers._blocks import BlockGrid, BlockOperands
+from keras_sparse_ortho.orthogonal import clear_padding, slots_of
+from tests.helpers import array
+
+pytestmark = pytest.mark.core
+ops = keras.ops
+
+
+@pytest.mark.parametrize("most", [0.0, 1e9])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rows", "cols", "density"),
+    [
+        (32, 64, 4, 16, 0.5),  # narrow inputs
+        (64, 32, 16, 4, 0.5),  # narrow outputs
+        (32, 32, 8, 8, 0.25),
+        (31, 64, 4, 8, 0.5),  # the last block of inputs is padded
+        (64, 31, 8, 4, 0.5),  # and of outputs
+    ],
+)
+def test_outputs_and_gradients_are_those_of_the_dense_kernel(
+    monkeypatch, inputs, outputs, rows, cols, density, most
+):
+    monkeypatch.setattr(module, "_MOST_GATHERED", most)
+    grid = BlockGrid.for_density(inputs, outputs, (rows, cols), density)
+    assert module._gathers_little(grid) == (most > 0)
+    rng = np.random.default_rng(0)
+    pattern = grid.draw_pattern(0)
+    slots = slots_of(pattern, grid.in_blocks)
+    blocks = rng.normal(size=grid.blocks_shape).astype("float32")
+    clear_padding(blocks, pattern, inputs, outputs)
+    x = rng.normal(size=(6, inputs)).astype("float32")
+    weight = rng.normal(size=(6, outputs)).astype("float32")
+    kernel = grid.kernel(blocks, pattern)
+    of_kernel = np.where(grid.mask(pattern), x.T @ weight, 0)
+
+    def run(x, blocks, pattern, slots):
+        def inner(values):
+            made = module.product_by_token(
+                values[0], BlockOperands(grid, values[1], pattern, slots)
+            )
+            return ops.sum(made * ops.convert_to_tensor(weight))
+
+        made = module.product_by_token(x, BlockOperands(grid, blocks, pattern, slots))
+        return made, value_and_gradients(inner, [x, blocks])[1]
+
+    made, (of_x, of_blocks) = compiled(run, xla=True)(
+        *(ops.convert_to_tensor(v) for v in (x, blocks, pattern, slots))
+    )
+    np.testing.assert_allclose(array(made), x @ kernel, atol=1e-5)
+    np.testing.assert_allclose(array(of_x), weight @ kernel.T, atol=1e-5)
+    # The gradient of what pads a block is of no account.
+    np.testing.assert_allclose(grid.kernel(array(of_blocks), pattern), of_kernel, atol=1e-5)
