@@ -11,7 +11,6 @@ not repeated. Writes `results/moving_masks.md`.
 import argparse
 import itertools
 import os
-import statistics
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -19,6 +18,7 @@ import keras
 import methods
 import numpy as np
 from example_data import Dataset
+from methods_summary import beside, mean_and_deviation
 from record import RESULTS, append, finished, markdown, parsed, write
 
 L = keras.layers
@@ -102,25 +102,31 @@ def summarize() -> None:
     groups: dict[tuple, list[float]] = {}
     for run in runs:
         row = tuple(run[name] for name in KEY[:-1])
-        groups.setdefault(row, []).append(100 * run["accuracy"])
+        groups.setdefault(row, []).append(run["accuracy"])
     rows = []
     for row, found in sorted(groups.items(), key=lambda pair: [x or 0 for x in pair[0][1:]]):
         net, density, rate, epochs, frequency = row
-        spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
         static = groups.get((*row[:-1], None), [])
-        ahead = statistics.mean(found) - statistics.mean(static) if frequency and static else None
+        least = min((other[4] for other in groups if other[4] and other[:4] == row[:4]), default=0)
+        often = {PUBLISHED: "published", least: "by default"}
+        against = beside(found, static) if frequency and static else ["-", "-"]
         rows.append(
             [
                 *(net, f"{density:g}", f"{epochs}", f"{rate:g}"),
-                "random mask" if frequency is None else f"RigL, every {frequency} steps",
-                f"{statistics.mean(found):.1f}{spread}",
-                "" if ahead is None else f"{ahead:+.1f}",
+                "random mask" if frequency is None else f"RigL, {often.get(frequency, 'rarer')}",
+                f"{frequency or '-'}",
+                mean_and_deviation(found, 100),
+                *against,
                 f"{len(found)}",
             ]
         )
     text = "# Moving masks\n\nRigL and the random mask that it starts from, ERK, on scikit-learn's "
-    text += "digits enlarged to 28 x 28, at one learning rate of Adam, which was not tuned.\n\n"
-    header = ["net", "density", "epochs", "rate", "method", "test accuracy [%]", "ahead", "seeds"]
+    text += (
+        "digits enlarged to 28 x 28, at one learning rate of Adam, which was not tuned. Ahead are "
+    )
+    text += "points; the verdict is that of Student's test over the seeds at 5%.\n\n"
+    header = ["net", "density", "epochs", "rate", "method", "every", "test accuracy [%]"]
+    header += ["ahead", "verdict", "seeds"]
     write("moving_masks", text + markdown(header, rows), {run["seed"] for run in runs})
 
 
