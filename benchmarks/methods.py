@@ -10,8 +10,9 @@ not repeated, so the script can be killed, restarted, and run in parts. The tabl
 `results/methods.md`, with the time ratios of `methods_time.py`.
 
 Each method first trains at each density with all `learning_rates`, with the first seed and without
-the last tenth of the training set, the validation split. The best rate there is used for its runs,
-which train on the whole set. Only these use the test set.
+the last tenth of the training set, the validation split; where the best is at an edge of the grid,
+with more rates beyond it. The best rate there is used for its runs, which train on the whole set.
+Only these use the test set.
 """
 
 import argparse
@@ -31,7 +32,7 @@ import keras
 import numpy as np
 from curves import Curve, Progress
 from example_data import Dataset, load
-from methods_runs import HERE, Run, changed, identity, keep
+from methods_runs import HERE, Run, identity, keep, tried
 from methods_summary import summarize
 from methods_table import METHODS
 from networks import NETWORKS
@@ -48,6 +49,8 @@ OPTIMIZERS = {
 OVERRIDES = ("dataset", "samples", "depth")
 """Settings that the command line can change; a run records those that it has changed."""
 QUICK = {"samples": 2048, "epochs": 1, "densities": [0.1], "seeds": [0], "tune": False}
+WIDENED = 4
+"""How often a grid of learning rates goes on."""
 SMALL = {"methods": ["dense", "base_erk", "eoi_auto", "str"]}
 
 
@@ -174,33 +177,40 @@ def chosen_rate(
 ) -> float:
     """The learning rate of the highest validation accuracy; trains what is missing.
 
-    A rate at which a layer loses all of its live entries cannot be chosen.
+    While that is the lowest or the highest rate the grid goes on there, by its own ratio, so many
+    times as `WIDENED`. A rate at which a layer loses all of its live entries counts as tried.
     """
-    there = {
-        (*identity(run)[:4], changed(run), run["learning_rate"]): run
-        for run in finished(lines)
-        if "validation" in run
-    }
-    accuracies, epochs, lost = {}, options["epochs"], None
-    for rate in options["learning_rates"]:
-        wanted = {"net": net, "method": method, "density": density, "seed": None, "epochs": epochs}
-        wanted["settings"] = options.get("settings")
-        key = (*identity(wanted)[:4], changed(wanted), rate)
-        if key not in there:
-            seed = options["seeds"][0]
+    wanted = {"net": net, "method": method, "density": density, "epochs": options["epochs"]}
+    wanted |= {"settings": options.get("settings", {}), "seed": options["seeds"][0]}
+    there = {run["learning_rate"]: run for run in tried(finished(lines), wanted)}
+
+    def validation(rate: float) -> float:
+        if rate not in there:
             try:
-                run = train(net, method, density, seed, without_tenth(data), options, rate)
+                run = train(*_names(wanted), without_tenth(data), options, rate)
+                run["validation"] = run.pop("accuracy")
             except BudgetError as error:
-                lost = error
-                print(f"{net} {method} density {density} learning rate {rate}: {error}", flush=True)
-                continue
-            run["validation"] = run.pop("accuracy")
+                run = {**wanted, "learning_rate": rate, "validation": 0.0, "lost": str(error)}
             keep(lines, run)
-            there[key] = run
-        accuracies[rate] = there[key]["validation"]
-    if lost and not accuracies:
-        raise lost
-    return max(accuracies, key=accuracies.__getitem__)
+            there[rate] = run
+        return float(there[rate]["validation"])
+
+    rates = sorted(options["learning_rates"])
+    ratio = rates[-1] / rates[-2] if len(rates) > 1 else 2.0
+    found = {rate: validation(rate) for rate in rates}
+    for _ in range(WIDENED):
+        best = max(found, key=found.__getitem__)
+        if min(found) < best < max(found) or not found[best]:
+            break
+        rate = float(f"{best * ratio if best == max(found) else best / ratio:.4g}")
+        found[rate] = validation(rate)
+    if not any(found.values()):
+        raise BudgetError(next(iter(there.values()))["lost"])
+    return max(found, key=found.__getitem__)
+
+
+def _names(run: Run) -> tuple:
+    return run["net"], run["method"], run["density"], run["seed"]
 
 
 def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, options: dict) -> None:

@@ -20,6 +20,13 @@ def changed(run: Run) -> str:
     return "".join(f", {name}: {value}" for name, value in (run.get("settings") or {}).items())
 
 
+def tried(runs: list[Run], like: Run) -> list[Run]:
+    """The validation runs at all learning rates, for a run like this one."""
+    key = identity(like)[:4], changed(like)
+    validations = (run for run in runs if "validation" in run)
+    return [run for run in validations if (identity(run)[:4], changed(run)) == key]
+
+
 def keep(lines: pathlib.Path, run: Run) -> None:
     """Writes and prints a finished run."""
     append(lines, run)

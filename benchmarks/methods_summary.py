@@ -8,7 +8,7 @@ import tomllib
 
 import keras
 import numpy as np
-from methods_runs import HERE, Run, changed, identity
+from methods_runs import HERE, Run, changed, identity, tried
 from methods_table import DENSE, METHODS
 from record import finished, machine, markdown
 from scipy import stats
@@ -38,7 +38,17 @@ def beside(mine: list[float], others: list[float]) -> list[str]:
     return [f"{ahead:+.2f}", ("wins" if ahead > 0 else "loses") if known else "ties"]
 
 
-def table(runs: list[Run], ratios: dict[str, float]) -> str:
+def tries_and_edge(runs: list[Run], mine: list[Run]) -> list[str]:
+    """How many learning rates were tried, and whether the chosen one is the least or largest."""
+    rates = {run["learning_rate"] for run in tried(runs, mine[0])}
+    chosen = {run.get("learning_rate") for run in mine}
+    if not rates:
+        return ["1", "-"]
+    edges = {"low": min(rates), "high": max(rates)}
+    return [f"{len(rates)}", ", ".join(k for k, rate in edges.items() if rate in chosen) or "-"]
+
+
+def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run]) -> str:
     """Mean and standard deviation over the seeds, for each method and density."""
     densities = {run["density"] for run in runs if run["method"] not in DENSE}
     densities = sorted(densities, reverse=True)
@@ -65,6 +75,7 @@ def table(runs: list[Run], ratios: dict[str, float]) -> str:
                 _channels([run.get("live_channels") or [] for run in mine]),
                 *([f"{ratios[method]:.2f}" if method in ratios else "-"] if ratios else []),
                 ", ".join(sorted({f"{run.get('learning_rate') or '-'}" for run in mine})),
+                *tries_and_edge(all_runs, mine),
             ]
         )
     header = ["density", "method", "test accuracy [%]", "seeds", f"to {RIVAL}", "verdict"]
@@ -74,6 +85,8 @@ def table(runs: list[Run], ratios: dict[str, float]) -> str:
         "live channels",
         *["time ratio"][: len(ratios)],
         "learning rate",
+        "tries",
+        "edge",
     ]
     return markdown(header, rows)
 
@@ -90,7 +103,8 @@ def _channels(runs: list[list[list[int]]]) -> str:
 
 def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     """The text of `results/methods.md`."""
-    runs = [run for run in finished(lines) if "accuracy" in run]
+    all_runs = finished(lines)
+    runs = [run for run in all_runs if "accuracy" in run]
     text = f"# {title}\n\n{machine()}, Keras {keras.__version__} on "
     text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam where nothing else is "
     text += "said, cosine decay. "
@@ -107,7 +121,9 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     text += "that of training against the dense network, without compilation and what sets up an "
     text += "epoch, timed apart and interleaved by `methods_time.py` at one density. A method "
     text += "without a row has not been run, or left a layer without any live entry (collapse). Of "
-    text += "one that ends with `_rare` masks or thresholds change every `frequency` steps only.\n"
+    text += "one that ends with `_rare` masks or thresholds change every `frequency` steps only. "
+    text += "Tries are the learning rates that were compared on the validation split; at an edge "
+    text += "the chosen one is the least or the largest of them: a better one may lie beyond.\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
     of_times = tomllib.loads((HERE / "methods.toml").read_text())
@@ -124,7 +140,7 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
         if not used.get("reshuffle", True) and any(run["backend"] == "tensorflow" for run in mine):
             about += ", one order of batches for all epochs"
         timed = ratios.get(net, {}) if settings[net] == of_times.get(net) else {}
-        text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed)}"
+        text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed, all_runs)}"
         if timed:
             text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
     return text

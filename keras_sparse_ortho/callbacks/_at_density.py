@@ -5,8 +5,9 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho.callbacks._offset_search import cut, entries_of
-from keras_sparse_ortho.callbacks._target_density import ThresholdSteering
+from keras_sparse_ortho.callbacks._floors import floored_cut, floors_of
+from keras_sparse_ortho.callbacks._offset_search import entries_of
+from keras_sparse_ortho.callbacks._target_density import DEFAULT_FLOOR, ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import model_gap, prunable_weights, watch_saving
 from keras_sparse_ortho.orthogonal import live_count
@@ -185,7 +186,9 @@ def finish(model: Any, density: float | None = None) -> Any:
         pairs: list[tuple[Any, Any]] = list(steering.steer(0))
         if frozen:  # by a run to another density
             entries = [entries_of(threshold) for threshold in thresholds]
-            masks = cut(entries, live_count(target, sum(one.size for one in entries))).masks()
+            sizes = [one.size for one in entries]
+            floors = floors_of(thresholds, sizes, target, DEFAULT_FLOOR)
+            masks = floored_cut(entries, live_count(target, sum(sizes)), floors).masks()
             pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
         for threshold, live in pairs:
             zero_slots(optimizer, threshold.steered, keras.ops.logical_not(live))

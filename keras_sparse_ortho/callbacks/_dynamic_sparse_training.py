@@ -26,6 +26,7 @@ from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, derived_seed
 from keras_sparse_ortho.layers import BlockSparseLayer
 from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.schedules import default_frequency
 
 # The RigL paper stops at three quarters of the training.
 _DEFAULT_END = 0.75
@@ -40,7 +41,7 @@ class DynamicSparseTraining(StepCallback):
 
     def __init__(
         self,
-        frequency: int = 100,
+        frequency: int | None = None,
         fraction: float = 0.3,
         end_step: int | None = None,
         include: Selection = None,
@@ -55,7 +56,7 @@ class DynamicSparseTraining(StepCallback):
                 "`seed` must be an integer, so that a resumed run draws the same as one that was "
                 f"not interrupted. Received: {seed=}"
             )
-        self.frequency = check_integer("frequency", frequency)
+        self.frequency = None if frequency is None else check_integer("frequency", frequency)
         self.fraction = float(fraction)
         self.end_step = None if end_step is None else check_integer("end_step", end_step)
         self.include = include
@@ -63,6 +64,7 @@ class DynamicSparseTraining(StepCallback):
         self.seed = int(seed)
         self._weights: list[PrunableWeight] = []
         self._until = self.end_step or 0
+        self._every = self.frequency or 1
         self._moved = 0
 
     @abc.abstractmethod
@@ -91,10 +93,11 @@ class DynamicSparseTraining(StepCallback):
                 )
             _, accumulated = applied_batches(self._watched.optimizer)
             self._until = math.floor(_DEFAULT_END * epochs * steps / accumulated)
-        if self._until <= self.frequency:
+        self._every = self.frequency or default_frequency(self._until)
+        if self._until <= self._every:
             warnings.warn(
                 f"{type(self).__name__} will make no update: the first would be at step "
-                f"{self.frequency}, and masks do not change from step {self._until} on.",
+                f"{self._every}, and masks do not change from step {self._until} on.",
                 stacklevel=2,
             )
 
@@ -110,9 +113,9 @@ class DynamicSparseTraining(StepCallback):
         self._moved = 0
 
     def on_step(self, step: int, executed: int) -> None:
-        """Updates the masks at every multiple of `frequency`."""
-        reached = step // self.frequency
-        if reached and reached > (step - executed) // self.frequency and step < self._until:
+        """Updates the masks at every multiple of the frequency."""
+        reached = step // self._every
+        if reached and reached > (step - executed) // self._every and step < self._until:
             self._moved += self.update(step)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -126,7 +129,7 @@ class DynamicSparseTraining(StepCallback):
 
     def settings(self) -> dict[str, Any]:
         """Frequency, fraction, end and seed."""
-        names = ("frequency", "fraction", "_until", "seed")
+        names = ("_every", "fraction", "_until", "seed")
         return {name: getattr(self, name) for name in names}
 
     def _update(self, step: int) -> int:
@@ -218,7 +221,8 @@ class SET(DynamicSparseTraining):
     epoch is how many entries moved in it, as a fraction of the live ones.
 
     Args:
-        frequency: Optimizer steps between updates.
+        frequency: Optimizer steps between updates. Default: a hundredth of `T_end`, at least 1 and
+            at most 100, the paper's.
         fraction: `alpha`, the part of the live weights to drop at first, in (0, 1].
         end_step: `T_end`, the optimizer step from which on masks do not change. Default: three
             quarters of `epochs * steps` of this `fit`. Give it for runs in several calls of `fit`.

@@ -33,9 +33,12 @@ class HostEntries:
 
     on_device = False
 
-    def __init__(self, keys: np.ndarray, s: Any = 0.0, inverse: Any = None) -> None:
+    def __init__(
+        self, keys: np.ndarray, s: Any = 0.0, inverse: Any = None, scales: Any = None
+    ) -> None:
         self.s = np.asarray(s, np.float64)
         self.inverse = inverse
+        self._scales = scales
         self.size = keys.size
         self._keys = keys
         self._above = 0
@@ -77,6 +80,17 @@ class HostEntries:
             mask.reshape(-1)[np.flatnonzero(ties)[:missing]] = True
         return mask
 
+    def beyond(self) -> "HostEntries":
+        """The same entries, with their magnitudes for critical offsets where these are infinite."""
+        if self.inverse is not None:
+            return HostEntries(self._keys, np.zeros_like(self.s), _beyond(self.inverse))
+        scales = 0.0 if self._scales is None else self._scales
+        return HostEntries(np.where(np.isposinf(self._keys), scales, -np.inf))
+
+    def reach(self, bounds: np.ndarray) -> int:
+        """How many entries reach a bound, without a sort."""
+        return int(np.count_nonzero(self._keys >= bounds.reshape(self.s.shape)))
+
     def _critical(self, at: Any) -> np.ndarray:
         """The critical offsets of the entries at an index."""
         if self.inverse is None:
@@ -108,6 +122,12 @@ class DeviceEntries:
     def mask(self, low: np.ndarray, high: np.ndarray, missing: int) -> Any:
         return self._on_bounds(between, low, high, missing)
 
+    def beyond(self) -> "DeviceEntries":
+        return DeviceEntries(self._value, np.zeros_like(self.s), _beyond(self.inverse))
+
+    def reach(self, bounds: np.ndarray) -> int:
+        return int(self.counts(bounds[None])[0])
+
     def _on_bounds(self, function: Callable[..., Any], *numbers: Any) -> Any:
         return on_bounds(function, self._value, *numbers, one=self.s.shape)
 
@@ -119,7 +139,8 @@ def entries_of(threshold: Any) -> Entries:
     """The entries of a threshold; those with `magnitudes` stay on an accelerator."""
     magnitudes = getattr(threshold, "magnitudes", lambda: None)()
     if magnitudes is None:
-        return HostEntries(threshold.critical_offsets())
+        scales = getattr(threshold, "scales", lambda: None)()
+        return HostEntries(threshold.critical_offsets(), scales=scales)
     weight, s, inverse = magnitudes
     if ranks_on_device(weight.variable):
         made: Entries = DeviceEntries(weight.variable.value, s, inverse)
@@ -139,6 +160,7 @@ class Cut:
     """The `count` entries of largest critical offset, ties to the first weight and flat index.
 
     These reach the offset `low`; all that reach `high` are live, and `missing` of those between.
+    Entries beyond the reach of all offsets are ranked by magnitude: `beyond` is their cut.
     """
 
     entries: Sequence[Entries]
@@ -146,15 +168,20 @@ class Cut:
     low: float
     high: float
     missing: int = 0
+    beyond: "Cut | None" = None
 
     def shares(self) -> list[int]:
         """How many entries of each weight are live."""
+        if self.beyond is not None:
+            return self.beyond.shares()
         if self.low == -np.inf and not self.missing:  # all
             return [one.size for one in self.entries]
         return [above + ties for above, ties in self._above_and_ties()]
 
     def masks(self) -> list[Any]:
         """Bool masks of the live entries; tensors for those on a device."""
+        if self.beyond is not None:
+            return self.beyond.masks()
         found = self._above_and_ties() if self.missing else [(0, 0)] * len(self.entries)
         bounds = _bounds(self.entries, [self.low, self.high])
         rows = zip(self.entries, bounds, found, strict=True)
@@ -213,7 +240,13 @@ def cut(entries: Sequence[Entries], count: int) -> Cut:
         beyond = min((code for code in codes if code > least), default=beyond)
     low, high = _offset(least), _offset(beyond)
     above = int(_counts(entries, [high]).sum())
-    return Cut(entries, count, low, high, missing=count - above)
+    ranked = cut([one.beyond() for one in entries], count) if low == np.inf else None
+    return Cut(entries, count, low, high, missing=count - above, beyond=ranked)
+
+
+def can_live(entry: Entries) -> int:
+    """How many entries of a weight some offset leaves live: those that are not 0."""
+    return entry.reach(_bounds([entry], [_offset(_code(-np.inf) + 1)])[0][0])
 
 
 def _narrow(entries: Sequence[Entries], count: int) -> tuple[int, int]:
@@ -303,6 +336,11 @@ def _critical_offsets(bits: np.ndarray, s: np.ndarray, inverse: Any) -> np.ndarr
     magnitudes = np.ascontiguousarray(bits, np.int32).view(np.float32)
     with np.errstate(all="ignore"):
         return np.asarray(inverse(magnitudes.astype(np.float64)) - s, np.float64)
+
+
+def _beyond(inverse: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """Magnitudes as they are where `g^-1` is infinite, and `-inf` below."""
+    return lambda magnitude: np.where(np.isposinf(inverse(magnitude)), magnitude, -np.inf)
 
 
 def _extremes(below: np.ndarray, above: np.ndarray) -> tuple[float, float]:

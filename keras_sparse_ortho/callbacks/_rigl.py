@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._data import Batch, BatchSource, samples
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import Workers
@@ -22,11 +23,11 @@ class RigL(DynamicSparseTraining):
 
     As `SET`, but of the entries that are dead after the drop, those with the largest `|dL/dw_e|`
     become live: the gradient of the dense kernel at the weights before the drop, for one extra
-    batch. As in the paper's algorithm, entries that were just dropped are among them; one that
-    grows again is as if it had stayed, with its weight and moments.
+    batch, or the mean over several. As in the paper's algorithm, entries that were just dropped are
+    among them; one that grows again is as if it had stayed, with its weight and moments.
 
     With live blocks `|dL/dw_e|` and `|w_e|` are summed over each block. The dense kernel exists for
-    the extra batch only. Every line of blocks keeps its fan; of the moves that allow it, one with
+    the extra batches only. Every line of blocks keeps its fan; of the moves that allow it, one with
     the largest sum of scores is taken.
 
     The gradient is of the loss that the model was compiled with, in training mode, with
@@ -39,9 +40,11 @@ class RigL(DynamicSparseTraining):
             `(x, y, sample_weight)`, each an array or a list or dict of arrays, from which
             `batch_size` samples are drawn; a `keras.utils.PyDataset`; or an iterable of batches
             that can start again: a list, a `tf.data.Dataset`, a torch `DataLoader`, or a function
-            that returns a generator. The n-th update takes the n-th batch.
+            that returns a generator. The n-th update takes the n-th batch, or the n-th `batches`.
         batch_size: How many samples to draw from arrays; that of `fit` is a good choice.
         seed: An integer, for drawing samples, and among equal entries.
+        batches: Over how many extra batches the gradient is averaged. Each costs a gradient of the
+            dense kernels in every update.
 
     Raises:
         NotPrunableError, WorkerError: As `SET`.
@@ -77,15 +80,17 @@ class RigL(DynamicSparseTraining):
         self,
         data: Any,
         batch_size: int = 128,
-        frequency: int = 100,
+        frequency: int | None = None,
         fraction: float = 0.3,
         end_step: int | None = None,
         include: Selection = None,
         exclude: Selection = None,
         seed: int = 0,
+        batches: int = 1,
     ) -> None:
         super().__init__(frequency, fraction, end_step, include, exclude, seed)
-        self._batches = BatchSource(data, batch_size, self.seed)
+        self.batches = check_integer("batches", batches)
+        self._source = BatchSource(data, batch_size, self.seed)
         self._gradients: DenseGradients | None = None
         self._made_for: list[Any] = []
 
@@ -105,15 +110,26 @@ class RigL(DynamicSparseTraining):
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
         """Magnitudes of the dense gradient, summed over each block where blocks are stored."""
-        assert self._gradients is not None
-        number = step // self.frequency - 1
-        # The other workers would wait for the gradient of one that failed.
-        batch = self.workers.together(lambda: self._batches.batch(number))
-        gradients = self._gradients(batch, self.workers)
+        first = (step // self._every - 1) * self.batches
+        gradients = self._gradient(first)
+        for number in range(first + 1, first + self.batches):  # the sum ranks as the mean does
+            pairs = zip(gradients, self._gradient(number), strict=True)
+            gradients = [one + other for one, other in pairs]
         return [
             abs(gradient) if block_layer(weight) is None else block_sums(gradient).T
             for weight, gradient in zip(weights, gradients, strict=True)
         ]
+
+    def settings(self) -> dict[str, Any]:
+        """Those of `SET`, and how many batches an update takes."""
+        return {**super().settings(), "batches": self.batches}
+
+    def _gradient(self, number: int) -> list[Any]:
+        """The dense gradients for one extra batch."""
+        assert self._gradients is not None
+        # The other workers would wait for the gradient of one that failed.
+        batch = self.workers.together(lambda: self._source.batch(number))
+        return self._gradients(batch, self.workers)
 
 
 class DenseGradients:

@@ -6,11 +6,17 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_density, check_integer, explains_density
+from keras_sparse_ortho._checks import (
+    check_density,
+    check_integer,
+    check_number,
+    explains_density,
+)
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks._density_run import DensityRun
-from keras_sparse_ortho.callbacks._offset_search import Cut, cut, entries_of
+from keras_sparse_ortho.callbacks._floors import FlooredCut, floored_cut, floors_of
+from keras_sparse_ortho.callbacks._offset_search import entries_of
 from keras_sparse_ortho.callbacks._step_callback import run_position
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import density_gap
@@ -18,16 +24,20 @@ from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold
 from keras_sparse_ortho.schedules import Cubic, Schedule
 
+DEFAULT_FLOOR = 0.3
+"""The least count of each layer, as a share of its ERK count."""
+
 
 class ThresholdSteering:
     """Sets the common offset of the thresholds of a model to the density of a schedule.
 
     For `round(d(t) * size)` live entries in step `t` the offset is put between the critical
-    offsets of this rank and of the next, over all thresholds; at the end of the schedule exactly
-    as many entries are frozen. It needs no optimizer or callback: call `begin` first (or `take`,
-    and `resolve` once the length of the run is known), then `steer` before each step that
-    `is_due`, and once more after the last one. A threshold has the attributes `counted`, `offset`,
-    `weight`, `frozen` and `steered`, and the methods `critical_offsets` and `freeze` of
+    offsets of this rank and of the next, over all thresholds but those at their floor (see
+    `floored_cut`); at the end of the schedule exactly as many entries are frozen. It needs no
+    optimizer or callback: call `begin` first (or `take`, and `resolve` once the length of the run
+    is known), then `steer` before each step that `is_due`, and once more after the last one. A
+    threshold has the attributes `counted`, `offset`, `weight`, `frozen` and `steered`, and the
+    methods `critical_offsets`, `scales` and `freeze` of
     `parametrizations.LearntThreshold`. The arguments are those of `TargetDensity`.
     """
 
@@ -37,7 +47,11 @@ class ThresholdSteering:
         schedule: Schedule | None = None,
         frequency: int | None = None,
         freeze: bool = True,
+        floor: float = DEFAULT_FLOOR,
     ) -> None:
+        self.floor = check_number("floor", floor)
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"`floor` must be in [0, 1]. Received: floor={floor!r}")
         self.final_density = check_density(final_density, "final_density")
         self.schedule = None if schedule is None else schedule.with_final(self.final_density)
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
@@ -116,13 +130,14 @@ class ThresholdSteering:
         if not thresholds:
             return []
         entries = [entries_of(threshold) for threshold in thresholds]
-        count = live_count(self._plan.density(step), sum(one.size for one in entries))
-        found = cut(entries, count)
-        self._warn(found, thresholds)
+        sizes = [one.size for one in entries]
+        count = live_count(self._plan.density(step), sum(sizes))
+        floors = floors_of(thresholds, sizes, self.final_density, self.floor)
+        found = floored_cut(entries, count, floors)
+        self._warn(found, thresholds, count)
         freeze = self.freeze and self.has_ended(step)
         masks = found.masks() if freeze else []
-        offset = found.offset()
-        for threshold in thresholds:
+        for threshold, offset in zip(thresholds, found.offsets(), strict=True):
             assign(threshold.offset, offset)
         self._all_frozen = self._all_frozen or freeze
         pairs = zip(thresholds, masks, strict=freeze)
@@ -133,8 +148,8 @@ class ThresholdSteering:
         end = self._plan.end_step
         return end is not None and step >= end
 
-    def _warn(self, found: Cut, thresholds: list[Any]) -> None:
-        unreachable, count = found.unreachable(), found.count
+    def _warn(self, found: FlooredCut, thresholds: list[Any], count: int) -> None:
+        unreachable = found.unreachable()
         if unreachable > count and not self._warned_of_unreachable:
             self._warned_of_unreachable = True
             warnings.warn(
@@ -144,16 +159,25 @@ class ThresholdSteering:
             )
         shares = zip(thresholds, found.shares(), strict=True)
         paths = [threshold.weight.path for threshold, live in shares if not live]
+        held = [thresholds[k].weight.path for k in found.held]
+        self._tell(
+            held,
+            f"TargetDensity holds weights at their floor, {self.floor:g} of their ERK count: their "
+            "magnitudes are small compared with the other weights. `floor` changes that",
+        )
+        self._tell(
+            paths,
+            "TargetDensity leaves weights without a live entry: their magnitudes are small "
+            "compared with the other weights. A model that needs them may be at chance, at "
+            "whatever density. `exclude` them from `parametrize`, or ask for a higher density",
+        )
+
+    def _tell(self, paths: list[str], what: str) -> None:
+        """Warns of weights, once of each."""
         fresh = [path for path in paths if path not in self._warned_of]
         self._warned_of.update(fresh)
         if fresh:
-            warnings.warn(
-                "TargetDensity leaves weights without a live entry: their magnitudes are small "
-                "compared with the other weights. A model that needs them may be at chance, at "
-                "whatever density. `exclude` them from `parametrize`, or ask for a higher density. "
-                f"Received: {fresh}",
-                stacklevel=3,
-            )
+            warnings.warn(f"{what}. Received: {fresh}", stacklevel=4)
 
 
 class TargetDensity(DensityRun):
@@ -179,9 +203,15 @@ class TargetDensity(DensityRun):
             hundredth of the steps over which the density falls, but 100 at most.
         freeze: Whether to fix the live entries at the end of the schedule. If not, the offset is
             still updated every `frequency` steps, and once more when the run ends.
+        floor: The least count of each layer, as a share of its count under `budgets.erk` at
+            `final_density`, in [0, 1]; one entry (or channel) at least, if it is not 0. Ranks have
+            that share of `final_density * rank`. A layer that would have fewer gets an offset
+            of its own, and the others share what is left, so that the total stays exact. With 0
+            all layers share the offset, whatever becomes of them.
 
     Raises:
         DensityError: A density outside (0, 1].
+        ValueError: A `floor` outside [0, 1].
         NotPrunableError: When training begins, if no weight has a `SoftThreshold` or
             another learnt threshold; if some are on ranks and others are not.
         WorkerError: On all processes that train one model, if their models differ before the first
@@ -197,9 +227,11 @@ class TargetDensity(DensityRun):
 
     Limits: between two updates the count drifts as the weights move. Channels die as a whole, so
     with `ChannelSoftThreshold` the count is exact to within one of them; with
-    `LowRankSoftThreshold` ranks are counted instead of entries. All layers are ranked together, so
-    a layer of small magnitudes can lose all its entries; a warning names it. With `g="sigmoid"`
-    entries of magnitude 1 and more cannot die; a warning tells if they are too many. Every
+    `LowRankSoftThreshold` ranks are counted instead of entries. All layers are ranked together, and
+    batch-normalized kernels can grow freely, so that others come to their floor: a warning names
+    them, and those without a live entry. With `g="sigmoid"` entries of magnitude 1 and more cannot
+    die before the end, when the largest of them are kept; a warning tells if they are too many.
+    `finish` has the default floor. Every
     `frequency` steps the weights are ranked: those with a `SoftThreshold` on the device on
     accelerators, and with NumPy on CPUs, with the same result; `benchmarks/results/updates.md` has
     the times.
@@ -234,13 +266,15 @@ class TargetDensity(DensityRun):
         *,
         frequency: int | None = None,
         freeze: bool = True,
+        floor: float = DEFAULT_FLOOR,
     ) -> None:
         super().__init__()
-        self._steering = ThresholdSteering(final_density, schedule, frequency, freeze)
+        self._steering = ThresholdSteering(final_density, schedule, frequency, freeze, floor)
         self.final_density = self._steering.final_density
         self.schedule = self._steering.schedule
         self.frequency = self._steering.frequency
         self.freeze = freeze
+        self.floor = self._steering.floor
 
     def prepare(self) -> None:
         """Takes the thresholds of the model."""
@@ -287,6 +321,6 @@ class TargetDensity(DensityRun):
         self.change_masks(step, steer)
 
     def settings(self) -> dict[str, Any]:
-        """Density, frequency, and whether the live entries are fixed in the end."""
-        names = ("final_density", "frequency", "freeze")
+        """Density, frequency, whether the live entries are fixed in the end, and the floor."""
+        names = ("final_density", "frequency", "freeze", "floor")
         return {name: getattr(self, name) for name in names}

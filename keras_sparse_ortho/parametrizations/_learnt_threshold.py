@@ -248,11 +248,15 @@ class LearntThreshold(Parametrization):
         return None
 
     @abc.abstractmethod
+    def scales(self) -> np.ndarray:
+        """What the threshold is compared with, for every entry of `steered`, as a NumPy array."""
+
     def critical_offsets(self) -> np.ndarray:
-        """For every entry of `steered` the offset at which it dies, as a NumPy array.
+        """For every entry of `steered` the offset at which it dies: `g^-1(scale) - s`, in NumPy.
 
         An entry is live while the offset is below its critical offset.
         """
+        return self._function.inverse(self.scales()) - to_numpy(self.s)
 
     @abc.abstractmethod
     def freeze(self, mask: Any) -> Any:

@@ -151,10 +151,9 @@ class LowRankSoftThreshold(LearntThreshold):
         """Live ranks, and all of them."""
         return self.live_rank, int(self.values.shape[0])
 
-    def critical_offsets(self) -> np.ndarray:
-        """For every rank `g^-1(|v|) - s`."""
-        magnitude = np.abs(to_numpy(self.values))
-        return self._function.inverse(magnitude) - to_numpy(self.s)
+    def scales(self) -> np.ndarray:
+        """`|v|`, of every rank."""
+        return np.abs(to_numpy(self.values))
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which ranks are live: `v` becomes `v_e` on the mask and 0 elsewhere, `t` 0."""

@@ -109,10 +109,9 @@ class SoftThreshold(LearntThreshold):
             return None
         return self.weight, to_numpy(self.s), self._function.inverse
 
-    def critical_offsets(self) -> np.ndarray:
-        """For every entry `g^-1(|w|) - s`."""
-        magnitude = np.abs(self.weight.finite_raw_value())
-        return self._function.inverse(magnitude) - to_numpy(self.s)
+    def scales(self) -> np.ndarray:
+        """`|w|`."""
+        return np.abs(self.weight.finite_raw_value())
 
     def freeze(self, mask: Any) -> Any:
         """Fixes which entries are live: `w` becomes `w_e` on the mask and 0 elsewhere, `t` 0.
@@ -222,12 +221,11 @@ class ChannelSoftThreshold(LearntThreshold):
         """The entries of a channel."""
         return self.weight.size // math.prod(self.weight.outputs_shape)
 
-    def critical_offsets(self) -> np.ndarray:
-        """For every entry `g^-1(n_c) - s`, the same for all entries of a channel."""
+    def scales(self) -> np.ndarray:
+        """`n_c`, the same for all entries of a channel."""
         raw = self.weight.finite_raw_value()
         scale = np.sqrt(np.mean(raw**2, axis=self._summed, keepdims=True))
-        offsets = self._function.inverse(scale) - to_numpy(self.s)
-        return np.broadcast_to(offsets, self.weight.shape)
+        return np.broadcast_to(scale, self.weight.shape)
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which channels are live: those with at least half of their entries in the mask."""

@@ -9,6 +9,7 @@ from keras_sparse_ortho.schedules._schedule import (
     Polynomial,
     Schedule,
 )
+from keras_sparse_ortho.schedules._schedule import default_frequency as default_frequency
 from keras_sparse_ortho.schedules._tfmot_schedule import TfmotSchedule, as_schedule
 
 __all__ = [

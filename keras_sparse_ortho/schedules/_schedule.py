@@ -64,7 +64,7 @@ class Schedule(abc.ABC):
                     f"Received: begin_step={begin_step!r}, end_step={end_step!r}"
                 )
             if self.frequency is None and isinstance(self.begin_step, int):
-                self.frequency = _frequency(int(self.end_step) - self.begin_step)
+                self.frequency = default_frequency(int(self.end_step) - self.begin_step)
 
     @abc.abstractmethod
     def density(self, step: int) -> float:
@@ -125,7 +125,7 @@ class Schedule(abc.ABC):
             )
         if self.frequency is None:
             last = end if end is not None or steps is None else start + steps
-            made.frequency = _MOST_STEPS if last is None else _frequency(last - begin)
+            made.frequency = _MOST_STEPS if last is None else default_frequency(last - begin)
         made.begin_step, made.end_step = begin, end
         return made
 
@@ -364,5 +364,6 @@ def _step(moment: int | float, steps: int | None, start: int) -> int:
     return start + math.floor(moment * (steps or 0) + 1e-9)
 
 
-def _frequency(steps: int) -> int:
+def default_frequency(steps: int) -> int:
+    """A hundredth of the steps over which masks change, at least 1 and at most 100."""
     return min(max(steps // _UPDATES, 1), _MOST_STEPS)

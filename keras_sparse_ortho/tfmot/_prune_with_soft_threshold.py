@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_sparse_ortho.callbacks import ThresholdSteering
+from keras_sparse_ortho.callbacks import DEFAULT_FLOOR, ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.parametrizations import SoftThreshold, threshold_function
@@ -105,11 +105,13 @@ class SoftThresholdState(WeightState):
         """The variable that `critical_offsets` and `freeze` refer to."""
         return self.raw
 
+    def scales(self) -> np.ndarray:
+        """`|w|`."""
+        return np.asarray(np.abs(as_numpy(self.raw)))
+
     def critical_offsets(self) -> np.ndarray:
         """For every entry, the offset `g^-1(|w|) - s` at which it becomes zero."""
-        return np.asarray(
-            threshold_function(self.g).inverse(np.abs(as_numpy(self.raw))) - as_numpy(self.s)
-        )
+        return np.asarray(threshold_function(self.g).inverse(self.scales()) - as_numpy(self.s))
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes the live entries: `w` becomes `w_e` on the mask and 0 elsewhere, `t` becomes 0."""
@@ -375,6 +377,7 @@ class TargetDensity(tf_keras.callbacks.Callback):
             replaced. Default: `Cubic` over the first 70% of the run.
         frequency: Steps between two updates of the offset, if there is no schedule.
         freeze: Whether to fix the live entries at the end of the schedule.
+        floor: The least count of each kernel, as a share of its ERK count, in [0, 1].
 
     Raises:
         DensityError: A density outside (0, 1].
@@ -398,10 +401,11 @@ class TargetDensity(tf_keras.callbacks.Callback):
         *,
         frequency: int = 100,
         freeze: bool = True,
+        floor: float = DEFAULT_FLOOR,
     ) -> None:
         super().__init__()
         plan = None if schedule is None else as_schedule(schedule)
-        self._steering = ThresholdSteering(final_density, plan, frequency, freeze)
+        self._steering = ThresholdSteering(final_density, plan, frequency, freeze, floor)
         self._last: int | None = None
         self._executed, self._calls = 1, 0
 

@@ -44,6 +44,36 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     assert table.count(f"| {best} |") == 1
 
 
+@pytest.mark.parametrize(
+    ("peak", "expected"),
+    [(0.128, "0.128 | 6 | -"), (0.002, "0.002 | 6 | -"), (64.0, "0.512 | 7 | high")],
+)
+def test_a_grid_goes_on_where_the_best_is_at_its_edge(
+    methods, monkeypatch, tmp_path, peak, expected
+):
+    lines, seen = tmp_path / "runs.jsonl", []
+
+    def train(net, method, density, seed, data, options, rate=None):
+        seen.append(rate)
+        if peak == 0.128 and rate < 0.01:  # counts as tried
+            raise methods.BudgetError("The layer 'a' has no live entry. Received: 0 entries")
+        return {
+            **{"net": net, "method": method, "density": density, "seed": seed},
+            **{"accuracy": 1 / (1 + abs(np.log2(rate / peak))), "epochs": 1, "jit": False},
+            **{"learning_rate": rate, "live": 1, "size": 2, "flops": 3, "backend": "none"},
+            "settings": options["settings"],
+        }
+
+    monkeypatch.setattr(methods, "train", train)
+    small = ["--dataset", "digits", "--densities", "0.1", "--epochs", "1", "--tune", "--seeds"]
+    small += ["0", "--out", str(lines), "--methods", "base_erk"]
+    methods.main(small)
+    count = len(seen)
+    methods.main(small)  # what is there is not repeated
+    assert len(seen) == count
+    assert f"| {expected} |" in lines.with_suffix(".md").read_text()
+
+
 def test_where_a_method_wins_ties_or_loses(methods_summary):
     mine, ahead, noisy = [0.80, 0.81, 0.82], [0.85, 0.86, 0.87], [0.5, 0.9, 0.99]
     assert methods_summary.beside(ahead, mine) == ["+5.00", "wins"]

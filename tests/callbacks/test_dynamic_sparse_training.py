@@ -380,6 +380,36 @@ class Asked(keras.utils.PyDataset):
         return self.batches[number]
 
 
+@pytest.mark.core
+def test_by_default_there_are_a_hundred_updates():
+    """As with the gradual schedule; and every hundred steps at least."""
+    model = compiled(mlp())
+    x, y = data(20)
+    moving = Steps()
+    model.fit(x, y, batch_size=4, epochs=60, verbose=0, callbacks=[moving])
+    assert moving.steps == list(range(2, 225, 2))  # until 225 of 300 steps
+    moving = Steps(end_step=10**6)
+    model.fit(x, y, batch_size=4, epochs=60, verbose=0, callbacks=[moving])
+    assert moving.steps == [300, 400, 500]
+
+
+def test_an_update_takes_as_many_batches_as_asked_for():
+    model = compiled(mlp())
+    x, y = data(20)
+    batches = Asked([(x[k : k + 4], y[k : k + 4]) for k in range(0, 20, 4)])
+    rigl = begin(RigL(batches, frequency=3, end_step=100, batches=2), model)
+    batches.numbers.clear()
+    weights = kso.prunable_weights(model)
+    found = rigl.growth_scores(weights, 6)
+    assert batches.numbers == [2, 3]
+    eight = Asked([(x[8:16], y[8:16])])
+    whole = begin(RigL(eight, frequency=3, end_step=100), model)
+    for one, other in zip(found, whole.growth_scores(weights, 3), strict=True):
+        np.testing.assert_allclose(array(one) / 2, array(other), rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match=r"`batches`.*Received: batches=0"):
+        RigL((x, y), batches=0)
+
+
 def test_every_update_takes_the_next_batch():
     model = compiled(mlp())
     x, y = data(20)
@@ -502,7 +532,7 @@ def test_refusals():
     with pytest.raises(ValueError, match=r"`end_step` must be given.*steps=None"):
         model.fit(batches, shuffle=False, verbose=0, callbacks=[SET()])
     with pytest.warns(UserWarning, match="SET will make no update: the first would be at step 100"):
-        model.fit(x, y, verbose=0, callbacks=[SET()])
+        model.fit(x, y, verbose=0, callbacks=[SET(frequency=100)])
     for arguments in ({"frequency": 0}, {"fraction": 1.5}, {"end_step": 0}, {"seed": None}):
         [(name, value)] = arguments.items()
         with pytest.raises(ValueError, match=f"`{name}` must.*Received: {name}={value}"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from keras_sparse_ortho._ranking import ranked_on
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks import _offset_search
+from keras_sparse_ortho.callbacks._floors import floored_cut
 from keras_sparse_ortho.callbacks._offset_search import HostEntries, cut, entries_of
 from keras_sparse_ortho.parametrizations import threshold_function
 
@@ -48,19 +49,27 @@ def critical(one):
     return inverse(magnitudes) - s.astype(np.float64)
 
 
-def sorted_masks(offsets, count):
-    """The masks by a stable sort of everything."""
+def sorted_masks(offsets, count, scales=None):
+    """The masks by a stable sort of everything; by scale where offsets are infinite."""
     everything = np.concatenate([c.reshape(-1) for c in offsets])
+    second = np.zeros(everything.size)
+    if scales is not None:
+        scales = np.concatenate([one.reshape(-1) for one in scales])
+        second = np.where(np.isposinf(everything), scales, 0.0)
     live = np.zeros(everything.size, bool)
-    live[np.argsort(-everything, kind="stable")[:count]] = True
+    live[np.lexsort((-second, -everything))[:count]] = True
     parts = np.split(live, np.cumsum([c.size for c in offsets])[:-1])
     return [part.reshape(c.shape) for part, c in zip(parts, offsets, strict=True)]
+
+
+def scales_of(thresholds):
+    return [np.abs(one.magnitudes()[0].raw_value()) for one in thresholds]
 
 
 def check(thresholds, count):
     """Both places give the masks of a sort, and one offset; which is returned."""
     offsets = [critical(one) for one in thresholds]
-    expected = sorted_masks(offsets, count)
+    expected = sorted_masks(offsets, count, scales_of(thresholds))
     found = {}
     for place in ("host", "device"):
         with ranked_on(place):
@@ -169,12 +178,35 @@ def test_large_weights_are_narrowed_by_a_sample_and_cut_exactly(kind, monkeypatc
         entries = [entries_of(one) for one in made]
         assert sum(one.size for one in entries) > _offset_search._FEW
         found = cut(entries, count)
-        for mask, wanted in zip(found.masks(), sorted_masks(offsets, count), strict=True):
+        expected = sorted_masks(offsets, count, scales_of(made))
+        for mask, wanted in zip(found.masks(), expected, strict=True):
             np.testing.assert_array_equal(mask, wanted)
-        assert found.shares() == [mask.sum() for mask in sorted_masks(offsets, count)]
+        assert found.shares() == [mask.sum() for mask in expected]
         ranked = np.sort(np.concatenate([c.reshape(-1) for c in offsets]))[::-1]
         below, above = ranked[count], ranked[count - 1]
         if np.isfinite(below) and np.isfinite(above):
             assert found.offset() == pytest.approx((below + above) / 2, abs=1e-12)
         elif below == np.inf:
             assert found.offset() == ranked[np.isfinite(ranked)].max(initial=0) + 1
+
+
+@pytest.mark.numpy_only
+@settings(max_examples=60)
+@given(st.lists(st.lists(values, min_size=1, max_size=6), min_size=1, max_size=4), st.data())
+def test_floors_are_kept_and_the_count_is_exact(rows, data):
+    arrays = [np.array(row) for row in rows]
+    count = data.draw(st.integers(1, sum(a.size for a in arrays)))
+    floors = [data.draw(st.integers(0, a.size)) for a in arrays]
+    while sum(floors) > count:
+        floors[np.argmax(floors)] -= 1
+    made = floored_cut([HostEntries(a) for a in arrays], count, floors)
+    shares, plain = made.shares(), [mask.sum() for mask in sorted_masks(arrays, count)]
+    assert [mask.sum() for mask in made.masks()] == shares
+    assert sum(shares) == count
+    for place, (array_, share, floor) in enumerate(zip(arrays, shares, floors, strict=True)):
+        least = min(floor, np.count_nonzero(array_ > -np.inf))
+        assert share >= least
+        assert place not in made.held or share == least
+    assert np.isfinite(made.offsets()).all()
+    if all(one >= floor for one, floor in zip(plain, floors, strict=True)):
+        assert (shares, list(made.held)) == (plain, [])

@@ -113,10 +113,27 @@ def test_weights_that_no_sigmoid_reaches():
     for weight in kso.prunable_weights(model):
         weight.variable.assign(np.sign(weight.raw_value()) * 3.0)
     unreached = r"use g='exp'.*Received: 768 such entries, 77 to keep"
-    collapsed = r"without a live entry.*Received: \['head/kernel'\]"
-    with pytest.warns(UserWarning, match=unreached), pytest.warns(UserWarning, match=collapsed):
+    with pytest.warns(UserWarning, match=unreached):
         fit(model, TargetDensity(0.1, OneShot(0.1, 2)), epochs=1)
     assert live(model) == 77  # exact all the same: the largest are kept when they are fixed
+    assert all(weight.live for weight in kso.prunable_weights(model))
+
+
+def test_beyond_the_reach_of_a_sigmoid_magnitudes_decide():
+    model = network()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    rng = np.random.default_rng(0)
+    weights = kso.prunable_weights(model)
+    for weight in weights:
+        weight.variable.assign(rng.uniform(1.5, 30.0, weight.shape))
+    before = [weight.raw_value() for weight in weights]
+    with pytest.warns(UserWarning, match="use g='exp'"):
+        fit(model, TargetDensity(0.1, OneShot(0.1, 2), floor=0.0), epochs=1)
+    least = np.sort(np.concatenate([value.reshape(-1) for value in before]))[-77]
+    for weight, value in zip(weights, before, strict=True):
+        mask = weight.parametrization.mask_value()
+        assert (value[mask] >= least).all()
+        assert (value[~mask] <= least).all()
 
 
 @pytest.mark.parametrize("freeze", [True, False])
@@ -128,13 +145,13 @@ def test_a_weight_that_loses_all_entries_is_named_once(freeze):
     with pytest.warns(
         UserWarning, match=r"without a live entry.*Received: \['head/kernel'\]"
     ) as caught:
-        fit(model, TargetDensity(0.1, OneShot(0.1, 2), freeze=freeze))
+        fit(model, TargetDensity(0.1, OneShot(0.1, 2), freeze=freeze, floor=0.0))
     assert sum("without a live entry" in str(warning.message) for warning in caught) == 1
     assert (small.live, live(model)) == (0, 77)
 
 
 def test_each_run_of_one_callback_names_weights_without_entries():
-    steering = TargetDensity(0.1, OneShot(0.1, 2))
+    steering = TargetDensity(0.1, OneShot(0.1, 2), floor=0.0)
     for _ in range(2):
         model = network()
         model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -144,7 +161,53 @@ def test_each_run_of_one_callback_names_weights_without_entries():
             fit(model, steering)
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("freeze", [True, False])
+@pytest.mark.parametrize(("floor", "least"), [(0.3, 0.3), (1.0, 1.0), (1e-9, 0.0)])
+def test_no_layer_falls_below_its_floor(floor, least, freeze):
+    """A head of small magnitudes has its floor, the total is exact, and a run tells once."""
+    model = network()
+    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=jit())
+    small = next(w for w in kso.prunable_weights(model) if "head" in w.path)
+    small.variable.assign(small.raw_value() * 1e-3)
+    share = kso.budgets.erk(kso.prunable_weights(model), 0.1, orthogonal=False).counts[small.path]
+    match = r"at their floor.*Received: \['head/kernel'\]"
+    steering = TargetDensity(0.1, frequency=3, freeze=freeze, floor=floor)
+    with pytest.warns(UserWarning, match=match) as caught:
+        fit(model, steering)
+    assert sum("at their floor" in str(warning.message) for warning in caught) == 1
+    assert (small.live, live(model)) == (max(int(np.ceil(least * share)), 1), 77)
+    assert small.parametrization.frozen == freeze
+
+
+def test_every_layer_keeps_a_channel():
+    inputs = keras.Input((16,))
+    x = L.Dense(32, activation="relu", name="wide")(inputs)
+    x = L.Dense(20, activation="relu", name="small")(x)
+    model = keras.Model(inputs, L.Dense(8, name="head")(x))
+    model = kso.parametrize(model, kso.ChannelSoftThreshold(), exclude="head.*")
+    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=jit())
+    small = next(w for w in kso.prunable_weights(model) if "small" in w.path)
+    small.variable.assign(small.raw_value() * 1e-3)
+    with pytest.warns(UserWarning, match=r"at their floor.*'small/kernel'"):
+        fit(model, TargetDensity(0.3, frequency=3, floor=1e-9))
+    assert small.parametrization.live_channels().sum() == 1
+
+
+def test_ranks_have_a_floor():
+    model = keras.Sequential([keras.Input((16,)), L.Dense(20, name="a"), L.Dense(8, name="b")])
+    model = kso.parametrize(model, kso.LowRankSoftThreshold())
+    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=jit())
+    _, small = (w.parametrization for w in kso.prunable_weights(model))
+    small.values.assign(small.values * 1e-3)
+    with pytest.warns(UserWarning, match=r"at their floor.*'b/kernel'"):
+        fit(model, TargetDensity(0.5, frequency=3, floor=0.5))
+    assert [w.parametrization.live_rank for w in kso.prunable_weights(model)] == [10, 2]
+
+
 def test_refusals():
+    with pytest.raises(ValueError, match=r"`floor` must be in \[0, 1\]. Received: floor=2"):
+        TargetDensity(0.1, floor=2)
     plain = keras.Sequential([keras.Input((16,)), L.Dense(8)])
     plain.compile("sgd", "mse")
     with pytest.raises(NotPrunableError, match=r"SoftThreshold.*Received: model='seq"):

@@ -18,7 +18,9 @@ class Threshold:
     counted = "entries"
 
     def __init__(self, value, s=0.0, path="w"):
-        self.value, self.s, self.weight = np.asarray(value), s, SimpleNamespace(path=path)
+        self.value, self.s = np.asarray(value), s
+        shape, size = self.value.shape, self.value.size
+        self.weight = SimpleNamespace(path=path, shape=shape, size=size, layout=None)
         self.steered = self.value
         self.offset = SimpleNamespace(value=None, assign=self._assign)
         self.frozen = False
@@ -110,7 +112,7 @@ def test_refusals():
 
 def test_a_weight_that_loses_all_entries_is_named_once():
     own = [Threshold([3.0, 4.0, 5.0], path="large"), Threshold([0.1, 0.2], path="small")]
-    steering = ThresholdSteering(0.6, Constant(0.6))
+    steering = ThresholdSteering(0.6, Constant(0.6), floor=0.0)
     steering.begin(own, None, None)
     with pytest.warns(UserWarning, match=r"without a live entry.*Received: \['small'\]"):
         steering.steer(0)
