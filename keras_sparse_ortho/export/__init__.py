@@ -15,6 +15,7 @@ from keras_sparse_ortho.export._litert_file import LiteRTFileError, WeightZeros
 from keras_sparse_ortho.export._load_litert import LiteRTModel, load_litert
 from keras_sparse_ortho.export._report import ExportReport, RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError
+from keras_sparse_ortho.export._vela import VelaReport, vela_report
 
 __all__ = [
     "BenchmarkCase",
@@ -26,9 +27,11 @@ __all__ = [
     "LiteRTFileError",
     "LiteRTModel",
     "RouteOutcome",
+    "VelaReport",
     "WeightZeros",
     "export_litert",
     "export_routes",
     "latencies",
     "load_litert",
+    "vela_report",
 ]
