@@ -4,11 +4,11 @@
     KERAS_BACKEND=jax python benchmarks/ethos_u.py --seeds 1 --epochs 1 --samples 2048
 
 An MLP 784-512-512-256-10 and a CNN of five 3x3 convolutions (32 to 256 channels, 28 x 28 down to
-4 x 4) are trained on Fashion-MNIST, all in the same way, Adam with cosine decay: dense; with single
-zeros at density 0.1 (`sparsify`, exactly orthogonal, ERK); the CNN also with `NByM(2, 4)`. The first
-convolution and the head are dense. Each is exported as static int8, its file's accuracy taken on the
-test set, and compiled by Vela. Finished runs are lines of `results/ethos_u.jsonl` and not repeated;
-the tables are `results/ethos_u.md`. Needs the extra `ethos-u`.
+4 x 4) are trained on Fashion-MNIST, all in the same way, Adam with cosine decay: dense; with
+single zeros at density 0.1 (`sparsify`, exactly orthogonal, ERK); the CNN also with `NByM(2, 4)`.
+The first convolution and the head are dense. Each is exported as static int8, its file's accuracy
+taken on the test set, and compiled by Vela. Finished runs are lines of `results/ethos_u.jsonl` and
+not repeated; the tables are `results/ethos_u.md`. Needs the extra `ethos-u`.
 """
 
 import argparse
@@ -99,10 +99,12 @@ def tables(runs: list[dict], seeds: int, about: str) -> str:
     for net, methods in METHODS.items():
         for method in methods:
             found = these(net, method)
-            accuracy = [100 * statistics.mean(one[k] for one in found) for k in ("accuracy",)]
-            accuracy += [100 * statistics.mean(one["file_accuracy"] for one in found)]
-            live = statistics.mean(one["live"] for one in found)
-            accuracies.append([net, method, f"{live:.3f}", *(f"{one:.1f}" for one in accuracy)])
+            live, whole, file = (
+                statistics.mean(one[name] for one in found)
+                for name in ("live", "accuracy", "file_accuracy")
+            )
+            cells = [f"{live:.3f}", f"{100 * whole:.1f}", f"{100 * file:.1f}"]
+            accuracies.append([net, method, *cells])
     for name in ACCELERATORS:
         for net, methods in METHODS.items():
             dense = statistics.mean(one["vela"][name]["ms"] for one in these(net, "dense"))

@@ -5,6 +5,7 @@ importing this module loads neither.
 """
 
 from keras_sparse_ortho.export._candidates import ExportConversionError, ExportVerificationError
+from keras_sparse_ortho.export._density_for import DensityTrial, FittedDensity, density_for
 from keras_sparse_ortho.export._export_litert import (
     ExportFallbackWarning,
     export_litert,
@@ -19,16 +20,19 @@ from keras_sparse_ortho.export._vela import VelaReport, vela_report
 
 __all__ = [
     "BenchmarkCase",
+    "DensityTrial",
     "ExportConversionError",
     "ExportFallbackWarning",
     "ExportReport",
     "ExportRouteError",
     "ExportVerificationError",
+    "FittedDensity",
     "LiteRTFileError",
     "LiteRTModel",
     "RouteOutcome",
     "VelaReport",
     "WeightZeros",
+    "density_for",
     "export_litert",
     "export_routes",
     "latencies",

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from keras_sparse_ortho.export._candidates import ExportConversionError
 from keras_sparse_ortho.export._litert_file import LiteRTFileError, read_record, read_weights
@@ -80,12 +81,10 @@ class VelaReport:
         """The same as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> Group:
         """A table of the figures."""
         title = f"{self.path} on {self.accelerator}: estimates of Vela {self.vela}"
-        table = Table(
-            title=title, title_justify="left", box=SIMPLE_HEAD, show_header=False, pad_edge=False
-        )
+        table = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
         table.add_column()
         table.add_column(overflow="fold")
         table.add_row("time of a call", f"{self.ms:.3g} ms, {self.cycles:,} cycles")
@@ -96,7 +95,7 @@ class VelaReport:
         table.add_row("on the Ethos-U", f"{self.npu_operators} operators")
         table.add_row("on the CPU, not timed", ", ".join(self.cpu_operators) or "none")
         table.add_row("assumes", f"{self.system_config}, {self.memory_mode}")
-        return table
+        return Group(Text(title), table)
 
     def __str__(self) -> str:
         text = io.StringIO()
