@@ -30,7 +30,7 @@ from keras_sparse_ortho.export import load_litert, vela_report
 L = keras.layers
 ACCELERATORS = ("ethos-u55-128", "ethos-u55-256", "ethos-u65-256", "ethos-u85-256")
 METHODS = {"mlp": ("dense", "density 0.1"), "cnn": ("dense", "density 0.1", "2:4")}
-EPOCHS, SAMPLES = {"mlp": 5, "cnn": 3}, {"mlp": 60_000, "cnn": 20_000}
+EPOCHS, SAMPLES = {"mlp": 5, "cnn": 3}, {"mlp": 60_000, "cnn": 10_000}
 ROWS = 2000  # of the test set, on which the file is run
 
 

@@ -267,11 +267,9 @@ class _Search:
         slope = y / x
         if before:
             slope = (y - before[0][1]) / (x - before[0][0])
-        if slope <= 0:  # the same at every density
-            if self.best is None:
-                return None
-            slope = 1e-9
-        wanted = x + (aim - y) / slope
+        if slope <= 0 and self.best is None:  # the same at every density
+            return None
+        wanted = x + (aim - y) / slope if slope > 0 else 1.0
         if high is None:
             wanted = min(wanted, 1.0)
         elif not low < wanted < high:
