@@ -123,8 +123,8 @@ def tables(runs: list[dict], seeds: int, about: str) -> str:
     )
     return (
         f"# Trained networks on Ethos-U, as Vela {compiler} estimates them\n\n{about}\n\n"
-        f"## Accuracy\n\nTest accuracy, mean over the seeds ({seeds}): of Keras on all rows, of the "
-        f"int8 file on the first {ROWS}. Live: nonzero weights in the file.\n\n"
+        f"## Accuracy\n\nTest accuracy, mean over the seeds ({seeds}): of Keras on all, of the "
+        f"int8 file on the first {ROWS} rows. Live: nonzero weights in the file.\n\n"
         + markdown(["network", "method", "live", "Keras [%]", "file [%]"], accuracies)
         + "\n## Estimates\n\nTime of a call, batch 1, in Vela's own configuration for each "
         f"accelerator; nothing was run on a device. On the CPU, and not timed: {left}. KiB of "
