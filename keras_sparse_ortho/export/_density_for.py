@@ -103,7 +103,8 @@ def density_for(
         d' = d_2 + (0.985 - f(d_2)) * (d_2 - d_1) / (f(d_2) - f(d_1)),
 
     within what is known to keep the bounds and what is not. It ends at `0.97 <= f <= 1` or after
-    4 exports. Equal calls give equal densities, if `make` has a seed.
+    4 exports. Equal calls give equal densities, if `make` has a seed and
+    names its model: names are in the file.
 
     Args:
         make: Gives a new model for a density, by any verb and budget:
