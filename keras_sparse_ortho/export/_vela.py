@@ -83,7 +83,7 @@ class VelaReport:
 
     def __rich__(self) -> Group:
         """A table of the figures."""
-        title = f"{self.path} on {self.accelerator}: estimates of Vela {self.vela}"
+        title = f"{self.path} on {self.accelerator}"
         table = Table(box=SIMPLE_HEAD, show_header=False, pad_edge=False)
         table.add_column()
         table.add_column(overflow="fold")
@@ -94,6 +94,7 @@ class VelaReport:
             table.add_row(name, f"{size:,} bytes")
         table.add_row("on the Ethos-U", f"{self.npu_operators} operators")
         table.add_row("on the CPU, not timed", ", ".join(self.cpu_operators) or "none")
+        table.add_row("estimated by", f"Vela {self.vela}; nothing was measured")
         table.add_row("assumes", f"{self.system_config}, {self.memory_mode}")
         return Group(Text(title), table)
 
