@@ -133,6 +133,6 @@ def test_the_command(files, capsys):
     assert "nothing was measured" in capsys.readouterr().out
     assert main(["bench", "--accelerator", "u55", names[0]]) == 2
     assert "ethos-u55-128" in capsys.readouterr().err
-    assert main(["bench", "--accelerator", "ethos-u55-128", "--threads", "2", names[0]]) == 2
+    assert main(["bench", names[0], "--accelerator", "ethos-u55-128", "--threads", "2"]) == 2
     assert "nothing is timed" in capsys.readouterr().err
     assert main(["bench", "--accelerator", "ethos-u55-128", "none.tflite"]) == 3
