@@ -29,7 +29,7 @@ RESULTS = pathlib.Path(
 
 _PACKAGES = (
     *("keras-sparse-ortho", "keras", "numpy", "scipy", "tensorflow", "jax", "torch", "tf_keras"),
-    *("tensorflow-model-optimization", "ai-edge-litert"),
+    *("tensorflow-model-optimization", "ai-edge-litert", "ethos-u-vela"),
 )
 _SETTINGS = ("KERAS_BACKEND", "XLA_FLAGS", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES")
 

@@ -179,6 +179,11 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("files", nargs="+", help=".tflite files, also compressed: .zst or .gz")
     bench.add_argument("--threads", type=int, nargs="+", default=[1])
     bench.add_argument("--seconds", type=float, default=5.0, help="for all together (default 5)")
+    bench.add_argument(
+        "--accelerator",
+        metavar="NAME",
+        help="an Ethos-U, such as ethos-u55-128: estimates of Arm's compiler, nothing is timed",
+    )
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(command=_bench, needs_no_backend=True, names={})
     return parser
@@ -221,6 +226,9 @@ def _export(options: argparse.Namespace, console: "Console") -> None:
 
 
 def _bench(options: argparse.Namespace, console: "Console") -> None:
+    if options.accelerator is not None:
+        _estimate(options, console)
+        return
     if min(options.threads) < 1 or not options.seconds > 0:
         raise ValueError(
             "`--threads` must be 1 or more and `--seconds` above 0. "
@@ -269,3 +277,27 @@ def _bench(options: argparse.Namespace, console: "Console") -> None:
         figures = (str(one["threads"]), str(one["batch_size"]), f"{one['latency_ms']:.3g}")
         table.add_row(one["file"], one["route"] or "unknown", setting, *figures)
     _show(table)
+
+
+def _estimate(options: argparse.Namespace, console: "Console") -> None:
+    """`kso bench --accelerator`."""
+    if options.threads != [1] or options.seconds != 5.0:
+        raise ValueError(
+            "With `--accelerator` nothing is timed; leave `--threads` and `--seconds` out. "
+            f"Received: --threads {options.threads}, --seconds {options.seconds}"
+        )
+    from keras_sparse_ortho.export import LiteRTFileError, vela_report
+
+    found = []
+    with console.status("Compiling"):
+        for name in options.files:
+            check_litert(name)
+            try:
+                found.append(vela_report(name, options.accelerator))
+            except LiteRTFileError as error:
+                raise InputFileError(str(error)) from error
+    if options.json:
+        print(json.dumps([one.to_dict() for one in found], indent=2))
+    else:
+        for one in found:
+            _show(one)

@@ -5,6 +5,7 @@ importing this module loads neither.
 """
 
 from keras_sparse_ortho.export._candidates import ExportConversionError, ExportVerificationError
+from keras_sparse_ortho.export._density_for import DensityTrial, FittedDensity, density_for
 from keras_sparse_ortho.export._export_litert import (
     ExportFallbackWarning,
     export_litert,
@@ -15,20 +16,26 @@ from keras_sparse_ortho.export._litert_file import LiteRTFileError, WeightZeros
 from keras_sparse_ortho.export._load_litert import LiteRTModel, load_litert
 from keras_sparse_ortho.export._report import ExportReport, RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError
+from keras_sparse_ortho.export._vela import VelaReport, vela_report
 
 __all__ = [
     "BenchmarkCase",
+    "DensityTrial",
     "ExportConversionError",
     "ExportFallbackWarning",
     "ExportReport",
     "ExportRouteError",
     "ExportVerificationError",
+    "FittedDensity",
     "LiteRTFileError",
     "LiteRTModel",
     "RouteOutcome",
+    "VelaReport",
     "WeightZeros",
+    "density_for",
     "export_litert",
     "export_routes",
     "latencies",
     "load_litert",
+    "vela_report",
 ]
