@@ -51,9 +51,18 @@ class LiveBlocks(Storage):
         """Number of live entries."""
         return int(self._layer.grid.live)
 
+    @property
+    def quantizer(self) -> Any:  # type: ignore[override]
+        """What rounds the live blocks."""
+        return self._layer.quantizer
+
     def value(self) -> np.ndarray:
         """The dense kernel."""
         return self._layer.kernel_value()
+
+    def raw_value(self, *, copy: bool = True) -> np.ndarray:
+        """The same before it is quantized."""
+        return self._layer.kernel_value(quantized=False)
 
     def mask_value(self) -> np.ndarray:
         """Which entries are live."""

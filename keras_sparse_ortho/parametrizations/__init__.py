@@ -25,11 +25,14 @@ from keras_sparse_ortho.parametrizations._soft_threshold import (
     ChannelSoftThreshold,
     SoftThreshold,
 )
+from keras_sparse_ortho.parametrizations._weight_quantizer import FakeQuantization, WeightQuantizer
+from keras_sparse_ortho.parametrizations._weight_quantizer import quantized_value as quantized_value
 
 # Public; the other names above are for the other rooms.
 __all__ = [
     "ChannelSoftThreshold",
     "CompactMask",
+    "FakeQuantization",
     "FixedMask",
     "LearntThreshold",
     "LowRankSoftThreshold",
@@ -39,4 +42,5 @@ __all__ = [
     "SoftThreshold",
     "StraightThroughTopK",
     "ThresholdFunction",
+    "WeightQuantizer",
 ]
