@@ -21,6 +21,8 @@ from keras_sparse_ortho.export._process import JobError, Worker
 from keras_sparse_ortho.export._report import RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError, Route
 from keras_sparse_ortho.export._sparse_encoding import LEAST_ZEROS, Encoded
+from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
+from keras_sparse_ortho.quantization import TrainedIntegers
 
 _NEAR = 1.05  # bytes of a file over those of the smallest
 
@@ -67,7 +69,10 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
     """
     needed = {route.converted_as.name: route.converted_as for route in routes}
     converted = convert(task, list(needed.values()))
-    made = [(route, _encoded(route, converted[route.converted_as.name])) for route in routes]
+    made = [
+        (route, _encoded(route, converted[route.converted_as.name], task.trained))
+        for route in routes
+    ]
     if smallest:
         made = _by_size(made)
     found: list[Candidate] = []
@@ -81,13 +86,23 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
     return found
 
 
-def _encoded(route: Route, converted: Path | ExportConversionError) -> Encoded | Exception:
+def _encoded(
+    route: Route, converted: Path | ExportConversionError, trained: Sequence[TrainedIntegers]
+) -> Encoded | Exception:
     if isinstance(converted, ExportConversionError):
         return converted
     try:
-        return route.finish(converted.read_bytes())
+        return route.finish(_as_trained(route, converted.read_bytes(), trained))
     except Exception as error:
         return error
+
+
+def _as_trained(route: Route, content: bytes, trained: Sequence[TrainedIntegers]) -> bytes:
+    """The file of a route to int8 with trained integers, if there are some."""
+    to_integers = (route.quantization or "").endswith("int8")
+    if not trained or not to_integers or route.converted_as.encoding != "dense":
+        return content
+    return with_trained_integers(content, trained)
 
 
 def _by_size(made: Sequence[tuple[Route, Encoded | Exception]]) -> list[Any]:
@@ -146,7 +161,9 @@ def _candidate(task: Task, route: Route, encoded: Encoded | Exception) -> Candid
         file.write_bytes(seal(content, with_xnnpack))
     except Exception as error:
         failure = error
-        if not isinstance(error, _FAILURES):
+        if isinstance(error, IntegersError):
+            failure = ExportVerificationError(str(error))
+        elif not isinstance(error, _FAILURES):
             failure = ExportVerificationError(  # the schema's reader cannot follow the file
                 f"The converted file must be readable. Received: {type(error).__name__}: {error}"
             )
