@@ -49,7 +49,8 @@ def with_trained_integers(content: bytes, kernels: Sequence[TrainedIntegers]) ->
         and tensor.sparsity is None
     ]
     for kernel in kernels:
-        for k, (graph, tensor) in enumerate(free):
+        for place in free:
+            graph, tensor = place
             data = model.buffers[tensor.buffer].data
             if tensor.type == types.FLOAT32:
                 stored = np.asarray(data).view("<f4").reshape(tensor.shape)
@@ -73,7 +74,7 @@ def with_trained_integers(content: bytes, kernels: Sequence[TrainedIntegers]) ->
                 f"The file must hold the kernel '{kernel.path}' with the integers that were "
                 f"trained. Received: none of {len(free)} tensors of the file agrees with it"
             )
-        del free[k]
+        free = [one for one in free if one is not place]
     return write_model(model)
 
 

@@ -153,8 +153,6 @@ class BlockSparseLayer(keras.layers.Layer):
             ),
             axes.blocks,
         )
-        if self.quantizer is not None:
-            self._build_quantizer()
         self.inputs_of = self._add_indices("inputs_of", pattern, axes.inputs_of)
         slots = slots_of(pattern, self._grid.in_blocks)
         self.slots_of = self._add_indices("slots_of", slots, axes.slots_of)
@@ -170,6 +168,8 @@ class BlockSparseLayer(keras.layers.Layer):
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
+        if self.quantizer is not None:  # last, as where one is set later
+            self._build_quantizer()
 
     def _features(self, input_shape: Any, axis: int) -> int:
         """The size of an axis of the inputs, which the kernel has to know."""

@@ -73,8 +73,10 @@ class LiveBlocks(Storage):
         assign(self._layer.blocks, self.slot_from_dense(to_numpy(value)))
 
     def support(self) -> list[Any]:
-        """The two lists of where the blocks stand."""
-        return [self._layer.inputs_of, self._layer.slots_of]
+        """The two lists of where the blocks stand, and what their quantizer has."""
+        quantizer = self._layer.quantizer
+        own = [] if quantizer is None else quantizer.variables
+        return [self._layer.inputs_of, self._layer.slots_of, *own]
 
     @property
     def drawn_by(self) -> ExactOrthogonal:

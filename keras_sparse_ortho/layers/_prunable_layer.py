@@ -234,6 +234,10 @@ class PrunableLayer(WrapperBuiltByCalls):
             for weight in chosen:
                 weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
                 self._parametrize(weight, own[weight.path].clone())
+            if self._state.quantizer is not None:  # after all others, as where one is set later
+                self._refuse_products()
+                for path, parametrization in self._state.parametrized.items():
+                    self._quantize(path, parametrization)
         except Exception:
             # The layer is the user's: it gets back what has been taken out of it.
             self._state.detach()
@@ -249,8 +253,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         full_path = f"{self.layer.name}/{weight.path}"
         add_weight = self._add_weight_for(weight)
         parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
-        if self._state.quantizer is not None:
-            self._quantize(weight.path, parametrization)
         self._state.parametrized[weight.path] = parametrization
 
     def _add_weight_for(self, weight: PrunableWeight) -> Callable[..., Any]:
@@ -292,17 +294,20 @@ class PrunableLayer(WrapperBuiltByCalls):
                 f"The layer '{self.name}' must be built, and not quantized yet. Received: "
                 f"quantizer={self._state.quantizer!r} of {'a' if held else 'an un'}built layer"
             )
-        for own in held.values():
+        self._refuse_products()
+        self._state.quantizer = _checked_quantizer(quantizer)
+        with adding_weights(self):
+            for path, own in held.items():
+                self._quantize(path, own)
+
+    def _refuse_products(self) -> None:
+        for own in self._state.parametrized.values():
             if isinstance(own, LowRankSoftThreshold):
                 raise NotPrunableError(
                     f"The weight '{own.weight.path}' is a product of two factors, whose integers "
                     "would be lost when it is stripped. Leave it out. "
                     f"Received: {type(own).__name__}"
                 )
-        self._state.quantizer = _checked_quantizer(quantizer)
-        with adding_weights(self):
-            for path, own in held.items():
-                self._quantize(path, own)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer with its effective weights."""

@@ -12,6 +12,7 @@ from keras_sparse_ortho.parametrizations._learnt_threshold import (
     threshold_function as threshold_function,
 )
 from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold
+from keras_sparse_ortho.parametrizations._palette import Palette
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 from keras_sparse_ortho.parametrizations._scheduled_mask import (
     MagnitudeMask,
@@ -37,6 +38,7 @@ __all__ = [
     "LearntThreshold",
     "LowRankSoftThreshold",
     "MagnitudeMask",
+    "Palette",
     "Parametrization",
     "ScheduledMask",
     "SoftThreshold",

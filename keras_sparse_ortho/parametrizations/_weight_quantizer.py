@@ -37,6 +37,11 @@ class WeightQuantizer(abc.ABC):
         """
         self._outputs = outputs
 
+    @property
+    def variables(self) -> list[Any]:
+        """What is trained or stored for it."""
+        return []
+
     @abc.abstractmethod
     def __call__(self, value: Any) -> Any:
         """The quantized weight, a tensor of the same shape and dtype."""
@@ -162,5 +167,3 @@ def quantized_value(quantizer: WeightQuantizer | None, value: np.ndarray) -> np.
     if quantizer is None:
         return value
     return to_numpy(quantizer(keras.ops.convert_to_tensor(value)))
-
-

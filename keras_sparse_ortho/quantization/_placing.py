@@ -7,7 +7,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import graph_calls, graph_ends
 from keras_sparse_ortho.kernels import find_kernels
-from keras_sparse_ortho.quantization._quantize_wrapper import activation_of, innermost
+from keras_sparse_ortho.quantization._quantize_wrapper import FUSED, activation_of, innermost
 
 L = keras.layers
 # Their output has the range of their input, or has zeros beside.
@@ -26,10 +26,14 @@ _FIXED = (keras.activations.softmax, keras.activations.sigmoid, keras.activation
 
 @dataclasses.dataclass
 class Rounding:
-    """How many input tensors of a layer are rounded, and whether its output is."""
+    """How many input tensors of a layer are rounded, and whether its output is.
+
+    Some have an activation with rounded inputs, see `QuantizeWrapper`.
+    """
 
     inputs: int = 0
     output: bool = False
+    activation: bool = False
 
 
 def roundings(model: Any, left_out: set[int]) -> dict[int, Rounding]:
@@ -72,6 +76,7 @@ def _place(model: Any, left_out: set[int], found: dict[int, Rounding]) -> None:
         fused = len(after) == 1 and id(output) not in ends and _is_fused(inner, innermost(after[0]))
         fixed = _function_of(inner) in _FIXED
         own = found.setdefault(id(layer), Rounding())
+        own.activation = activation_of(layer) not in (None, *FUSED)
         if not fused and not fixed and keras.backend.is_float_dtype(output.dtype):
             own.output = True
             rounded.add(id(output))

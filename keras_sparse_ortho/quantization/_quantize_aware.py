@@ -106,7 +106,8 @@ def quantize_aware(
             )
         rounded = roundings(model, left_out)
     plain = [weight for weight in chosen if weight.storage is None]
-    refuse_unfit(model, plain or chosen[:0] or known, "no kernel") if plain else None
+    if plain:
+        refuse_unfit(model, plain, "no kernel")
     places = places_to_wrap(model, plain)
     holders = _holders(model, {id(w.variable) for w in chosen if w.storage is not None})
 
@@ -124,7 +125,7 @@ def quantize_aware(
             new = body_of(own)
             new.set_quantizer(quantizer)
         found = rounded.get(id(layer))
-        if found is not None and (found.inputs or found.output):
+        if found is not None and (found.inputs or found.output or found.activation):
             new = QuantizeWrapper(
                 body_of(own) if new is None else new, found.inputs, found.output, momentum
             )

@@ -6,7 +6,12 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.parametrizations import FakeQuantization, FixedMask, SoftThreshold
+from keras_sparse_ortho.parametrizations import (
+    FakeQuantization,
+    FixedMask,
+    Palette,
+    SoftThreshold,
+)
 from tests.helpers import array, jit
 
 pytestmark = pytest.mark.core
@@ -96,6 +101,46 @@ def test_resumed_training_equals_training_in_one_go(storage, tmp_path):
     check_grid(resumed, "int4")
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_palette_is_learnt_and_saved(storage, tmp_path):
+    model = network(storage, Palette(5, "int8"))
+    x, _ = data()
+    before = {w.path: w.storage.quantizer for w in kso.prunable_weights(model) if w.storage}
+    before = {path: array(own.palette) for path, own in before.items()}
+    fitted(model, epochs=1).save(tmp_path / "palette.keras")
+    copy = keras.models.load_model(tmp_path / "palette.keras")
+    np.testing.assert_array_equal(array(copy(x)), array(model(x)))
+    plain = kso.strip(copy)
+    np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-5)
+    for weight in kso.prunable_weights(model):
+        if weight.storage is None:
+            continue
+        value, quantizer = weight.value(), weight.storage.quantizer
+        assert not np.array_equal(array(quantizer.palette), before[weight.path])
+        assert not value[~weight.mask].any()
+        assert 3 <= len(np.unique(value)) <= 5
+        integers, scale = quantizer.integers(value)
+        np.testing.assert_allclose(integers * scale, value, rtol=1e-5)
+
+
+def test_values_of_a_palette_get_the_sum_of_their_gradients():
+    dense = keras.layers.Dense(1, use_bias=False)
+    mask = np.array([[True], [True], [True], [False], [True]])
+    layer = kso.PrunableLayer(dense, FixedMask(mask=mask), quantizer=Palette(3))
+    model = keras.Sequential([keras.Input((5,)), layer])
+    dense.kernel.assign([[0.9], [1.2], [-2.0], [0.0], [0.2]])
+    layer.parametrizations["kernel"].quantizer.palette.assign([1.0, -1.5])
+    value = layer.prunable_weights[0].value().ravel()
+    np.testing.assert_array_equal(value, [1.0, 1.0, -1.5, 0.0, 0.0])
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    model.train_on_batch(np.array([[1.0, 2.0, 4.0, 8.0, 1.0]]), np.array([[0.0]]))
+    # y = -3, dL/dq = 2 y x
+    palette = array(layer.parametrizations["kernel"].quantizer.palette)
+    np.testing.assert_allclose(palette, [1 + 6 * 3, -1.5 + 6 * 4])
+    want = [0.9 + 6, 1.2 + 12, -2 + 24, 0, 0.2 + 6]
+    np.testing.assert_allclose(array(dense.kernel).ravel(), want, rtol=1e-6)
+
+
 def test_mixed_precision_trains_quantized_weights():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
@@ -141,7 +186,7 @@ def test_the_gradient_goes_straight_through_to_live_weights():
 def test_another_storage_is_refused():
     model = network("masked", FakeQuantization("int8"))
     before = model.get_weights()
-    with pytest.raises(NotPrunableError, match="before keras_sparse_ortho.quantize_aware"):
+    with pytest.raises(NotPrunableError, match="convert it before"):
         kso.to_compact(model)
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -150,6 +195,10 @@ def test_another_storage_is_refused():
 def test_unknown_settings_are_refused():
     with pytest.raises(ValueError, match="`dtype` must be one of"):
         FakeQuantization("int2")
+    with pytest.raises(ValueError, match="`size` must be 3 or more"):
+        Palette(2)
+    with pytest.raises(ValueError, match="`dtype` must be 'int8' or None"):
+        Palette(16, "int4")
     with pytest.raises(ValueError, match="must be a WeightQuantizer"):
         kso.PrunableLayer(keras.layers.Dense(2), FixedMask(0.5), quantizer="int8")
     low_rank = kso.PrunableLayer(keras.layers.Dense(8), kso.LowRankSoftThreshold(rank=2))
