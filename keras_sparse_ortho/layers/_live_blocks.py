@@ -52,7 +52,7 @@ class LiveBlocks(Storage):
         return int(self._layer.grid.live)
 
     @property
-    def quantizer(self) -> Any:  # type: ignore[override]
+    def quantizer(self) -> Any:
         """What rounds the live blocks."""
         return self._layer.quantizer
 

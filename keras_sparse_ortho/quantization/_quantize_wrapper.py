@@ -108,7 +108,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         def rounded(x: Any) -> Any:
             return next(own)(x) if _is_float(x) else x
 
-        return keras.tree.map_structure(rounded, (args, kwargs))  # type: ignore[no-any-return]
+        return keras.tree.map_structure(rounded, (args, kwargs))
 
     @contextlib.contextmanager
     def _activation_apart(self) -> Iterator[None]:
