@@ -93,7 +93,7 @@ class FakeQuantization(WeightQuantizer):
     Example:
 
     >>> import numpy as np, keras
-    >>> from keras_sparse_ortho import PrunableLayer
+    >>> from keras_sparse_ortho import FixedMask, PrunableLayer
     >>> dense = keras.layers.Dense(1, use_bias=False)
     >>> layer = PrunableLayer(dense, FixedMask(1.0), quantizer=FakeQuantization("int4"))
     >>> layer.build((None, 3))

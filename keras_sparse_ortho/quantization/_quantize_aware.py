@@ -11,7 +11,12 @@ from keras_sparse_ortho.initializers import weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, names_in, select, walk
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import places_to_wrap, prunable_weights, refuse_unfit, rewrite
-from keras_sparse_ortho.parametrizations import FakeQuantization, FixedMask, WeightQuantizer
+from keras_sparse_ortho.parametrizations import (
+    FakeQuantization,
+    FixedMask,
+    LowRankSoftThreshold,
+    WeightQuantizer,
+)
 from keras_sparse_ortho.quantization._placing import Rounding, roundings
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
 
@@ -96,6 +101,12 @@ def quantize_aware(
         chosen = []
     elif not chosen:
         refuse_unfit(model, [], "no kernel that could be quantized")
+    products = [w.path for w in chosen if isinstance(w.storage, LowRankSoftThreshold)]
+    if products:
+        raise NotPrunableError(
+            "Kernels that are products of two factors are not quantized: their integers would be "
+            f"lost when they are stripped. `exclude` them. Received: {products[:5]}"
+        )
     rounded: dict[int, Rounding] = {}
     if activations is not None:
         if not is_graph(model):
