@@ -130,7 +130,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         if inherited is not None:
             with contextlib.suppress(AttributeError):
                 return inherited(name)
-        if name.startswith("_") or name == "layer" or "layer" not in vars(self):
+        if name.startswith("_") or name == "layer" or "momentum" not in vars(self):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(self.layer, name)
 
