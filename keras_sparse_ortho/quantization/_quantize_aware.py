@@ -61,8 +61,9 @@ def quantize_aware(
         ValueError: Other settings.
 
     Limits: embeddings and recurrent layers stay in floats. Inside of layers that hold others, such
-    as `MultiHeadAttention`, weights are rounded, and activations are not. `strip` leaves the roundings of activations (`FakeQuantize`) in
-    the model, which then computes the same, and needs this package to be loaded.
+    as `MultiHeadAttention`, weights are rounded, and activations are not. `strip` leaves the
+    roundings of activations (`FakeQuantize`) in the model, which then computes the same, and needs
+    this package to be loaded.
 
     Example:
 
