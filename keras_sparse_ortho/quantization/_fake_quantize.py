@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import check_number
+from keras_sparse_ortho._values import assign
 
 ops = keras.ops
 
@@ -37,8 +38,9 @@ class FakeQuantize(keras.layers.Layer):
     >>> layer = FakeQuantize()
     >>> x = np.array([[0.0, 0.3, 2.55]], "float32")
     >>> _ = layer(x, training=True)  # the range is (0, 2.55) now, in steps of 0.01
-    >>> np.round(keras.ops.convert_to_numpy(layer(x + 0.004)), 4).tolist()
-    [[0.0, 0.3, 2.55]]
+    >>> y = keras.ops.convert_to_numpy(layer(x + 0.004))
+    >>> [round(float(value), 4) for value in y[0]]
+    [0.0, 0.3, 2.55]
 
     Reference:
 
@@ -96,6 +98,6 @@ class FakeQuantize(keras.layers.Layer):
     def _follow(self, x: Any) -> None:
         m = ops.where(self.seen > 0, self.momentum, 0.0)
         low, high = ops.minimum(ops.min(x), 0.0), ops.maximum(ops.max(x), 0.0)
-        self.low.assign(m * self.low + (1 - m) * low)
-        self.high.assign(m * self.high + (1 - m) * high)
-        self.seen.assign(ops.ones(()))
+        assign(self.low, m * self.low + (1 - m) * low)
+        assign(self.high, m * self.high + (1 - m) * high)
+        assign(self.seen, ops.ones(()))

@@ -59,7 +59,8 @@ def fit(model, shape, epochs=1, initial_epoch=0):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, *shape)).astype("float32"), rng.integers(0, 4, 64)
     if not model.compiled:
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        from_logits = len(shape) < 3  # the other network ends in a softmax
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
         model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=jit())
     model.fit(
         x, y, batch_size=16, shuffle=False, verbose=0, epochs=epochs, initial_epoch=initial_epoch
