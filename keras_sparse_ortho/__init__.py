@@ -32,6 +32,7 @@ from keras_sparse_ortho import models as models
 from keras_sparse_ortho import orthogonal as orthogonal
 from keras_sparse_ortho import parametrizations as parametrizations
 from keras_sparse_ortho import pruning as pruning
+from keras_sparse_ortho import quantization as quantization
 from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho._other_names import no_attribute
@@ -63,6 +64,7 @@ from keras_sparse_ortho.pruning import adopt_masks as adopt_masks
 from keras_sparse_ortho.pruning import parametrize as parametrize
 from keras_sparse_ortho.pruning import prune as prune
 from keras_sparse_ortho.pruning import sparsify as sparsify
+from keras_sparse_ortho.quantization import quantize_aware as quantize_aware
 
 if TYPE_CHECKING:
     from keras_sparse_ortho import export as export
@@ -108,6 +110,8 @@ __all__ = [
     "prunable_weights",
     "prune",
     "pruning",
+    "quantization",
+    "quantize_aware",
     "remove_channels",
     "report",
     "restore_statistics",

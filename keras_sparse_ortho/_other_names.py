@@ -17,6 +17,11 @@ _INSTEAD = {
     "UpdatePruningStep": "callbacks.UpdateMasks()",
     "PruningSummaries": "callbacks.DensityLogger()",
     "PruningPolicy": "`include` and `exclude` of prune, sparsify and parametrize",
+    "quantize_model": "quantize_aware(model)",
+    "quantize_annotate_layer": "quantize_aware(model, exclude=...)",
+    "quantize_apply": "quantize_aware(model)",
+    "cluster_weights": "quantize_aware(model, parametrizations.Palette(16), activations=None)",
+    "strip_clustering": "strip(model)",
     # torch.nn.utils.prune
     "l1_unstructured": f'{_MAGNITUDES[:-1]}, budget="uniform")',
     "global_unstructured": _MAGNITUDES,

@@ -35,6 +35,7 @@ ORDER = (
         "saliency",
         "calibration",
         "pruning",
+        "quantization",
         "callbacks",
         "analysis",
         "export",

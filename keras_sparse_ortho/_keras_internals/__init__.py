@@ -7,6 +7,7 @@ from keras_sparse_ortho._keras_internals._become import (
 )
 from keras_sparse_ortho._keras_internals._building import (
     WrapperBuiltByCalls,
+    adding_weights,
     adopt_call_interface,
     is_built_in_calls,
     maybe_build,

@@ -1,6 +1,7 @@
 """Building a layer, and the layers inside it, as its own call would."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,6 +16,18 @@ def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
             layer._maybe_build(call_spec)
         if any(not inner.built for inner in layer._flatten_layers()):
             keras.Operation.compute_output_spec(layer, **call_spec.arguments_dict)
+
+
+@contextlib.contextmanager
+def adding_weights(layer: keras.layers.Layer) -> Iterator[None]:
+    """Inside, `add_weight` of a layer works although it is built."""
+    locked = layer._tracker.locked
+    layer._tracker.unlock()
+    try:
+        with layer._open_name_scope():
+            yield
+    finally:
+        layer._tracker.locked = locked
 
 
 def is_built_in_calls(layer: keras.layers.Layer) -> bool:

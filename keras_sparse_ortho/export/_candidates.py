@@ -22,6 +22,8 @@ from keras_sparse_ortho.export._process import JobError, Worker
 from keras_sparse_ortho.export._report import RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError, Route
 from keras_sparse_ortho.export._sparse_encoding import LEAST_ZEROS, Encoded
+from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
+from keras_sparse_ortho.quantization import TrainedIntegers
 
 _NEAR = 1.05  # bytes of a file over those of the smallest
 
@@ -71,7 +73,7 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
     if not planned.found:
         needed = {name: route for name, route in needed.items() if not route.of_blocks}
     converted = convert(task, list(needed.values()))
-    made = [(route, _encoded(route, converted, planned)) for route in routes]
+    made = [(route, _encoded(route, converted, planned, task.trained)) for route in routes]
     if smallest:
         made = _by_size(made)
     found: list[Candidate] = []
@@ -86,7 +88,10 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
 
 
 def _encoded(
-    route: Route, converted: dict[str, Path | ExportConversionError], planned: Plan
+    route: Route,
+    converted: dict[str, Path | ExportConversionError],
+    planned: Plan,
+    trained: Sequence[TrainedIntegers],
 ) -> Encoded | Exception:
     if route.of_blocks and not planned.found:
         reasons = [f"'{path}': {why}" for path, why in list(planned.kept.items())[:5]]
@@ -99,12 +104,24 @@ def _encoded(
     if isinstance(content, ExportConversionError):
         return content
     try:
-        encoded = route.finish(content.read_bytes())
+        encoded = route.finish(_as_trained(route, content.read_bytes(), trained))
     except Exception as error:
         return error
     if route.of_blocks:
         return dataclasses.replace(encoded, encoded=tuple(planned.found), kept=planned.kept)
     return encoded
+
+
+def _as_trained(route: Route, content: bytes, trained: Sequence[TrainedIntegers]) -> bytes:
+    """The file of a route to int8 with trained integers, if there are some."""
+    if not trained or not (route.quantization or "").endswith("int8"):
+        return content
+    if route.of_blocks or route.converted_as.encoding != "dense":
+        raise ExportRouteError(
+            f"Route '{route.name}' does not keep the integers of `quantize_aware`; use "
+            f"'{route.quantization}'. Received: a model with {len(trained)} trained kernels"
+        )
+    return with_trained_integers(content, trained)
 
 
 def _by_size(made: Sequence[tuple[Route, Encoded | Exception]]) -> list[Any]:
@@ -164,7 +181,9 @@ def _candidate(task: Task, route: Route, encoded: Encoded | Exception, planned: 
         file.write_bytes(seal(content, with_xnnpack))
     except Exception as error:
         failure = error
-        if not isinstance(error, _FAILURES):
+        if isinstance(error, IntegersError):
+            failure = ExportVerificationError(str(error))
+        elif not isinstance(error, _FAILURES):
             failure = ExportVerificationError(  # the schema's reader cannot follow the file
                 f"The converted file must be readable. Received: {type(error).__name__}: {error}"
             )

@@ -40,6 +40,7 @@ from keras_sparse_ortho.export._routes import (
     route_named,
     routes_of,
 )
+from keras_sparse_ortho.quantization import has_trained_ranges
 
 # The speed that is given up for a smaller file; less than 5% is within the noise of the clock.
 _NEAR = {"fast": 1.05, "auto": 1.1}
@@ -102,7 +103,8 @@ def export_litert(
             `"dynamic_int8"`: weights of 1024 and more entries as int8, activations quantized on
             the fly. `"int8"`: weights and activations as int8, with float32 inputs and outputs.
         representative_data: For `"int8"` only, which needs it (modes that choose the storage
-            try static int8 only with it): arrays of shape
+            try static int8 only with it), unless the model has ranges from `quantize_aware`:
+            arrays of shape
             `(rows, *input shape)`, nested like the inputs or a dict by input name, to calibrate
             the activations on. 100 to 500 rows of real data are usual. Rows that do not fill a
             last batch are left out. `(x, y)` or a data set work as well.
@@ -168,13 +170,15 @@ def export_litert(
     batch_size = check_integer("batch_size", batch_size)
     threads = check_integer("threads", threads)
     target = check_path(path)
-    routes = routes_of(mode, quantization, has_data=representative_data is not None)
+    trained = has_trained_ranges(model)
+    has_data = representative_data is not None or trained
+    routes = routes_of(mode, quantization, has_data=has_data)
     smallest = mode is None and quantization is None
     single = mode not in MODES
     if single:
         routes[0].check(model)
     if single or quantization is not None:
-        _check_data(routes[0], representative_data)
+        _check_data(routes[0], representative_data, trained)
     console = Console(quiet=not verbose)
     console.print("Stripping the model and computing Keras' outputs")
     task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
@@ -278,13 +282,13 @@ def export_routes(
     if not target.is_dir():
         raise ValueError(f"`folder` must exist. Received: folder={str(folder)!r}")
     if routes is None:
-        has_data = representative_data is not None
+        has_data = representative_data is not None or has_trained_ranges(model)
         chosen = [route for route in ROUTES if has_data or not route.needs_representative_data]
     else:
         chosen = [route_named(name) for name in routes]
     for route in chosen:
         if route.needs_representative_data:
-            _check_data(route, representative_data)
+            _check_data(route, representative_data, has_trained_ranges(model))
     task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
     results: dict[str, ExportReport | RouteOutcome] = {}
     with staging(target, "routes") as stage:
@@ -439,7 +443,9 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     return target.resolve() if target.is_symlink() else target
 
 
-def _check_data(route: Route, data: Any) -> None:
+def _check_data(route: Route, data: Any, trained: bool = False) -> None:
+    if trained and route.needs_representative_data:
+        return  # the ranges of activations are those of training
     if route.needs_representative_data != (data is not None):
         rule = "is needed" if route.needs_representative_data else "is unused"
         raise ValueError(

@@ -312,7 +312,7 @@ def _whole(
     kernel = kernel.squeeze()
     tensors = [tensor for tensor in tensors if tensor.about.size == kernel.size]
     for shape in {tensor.about.shape for tensor in tensors}:
-        for order in _orders(kernel.shape, shape):
+        for order in kernel_orders(kernel.shape, shape):
             arranged = kernel.transpose(order).reshape(shape)
             for axis in (0, -1) if scaled else (0,):
                 rows = _rows(arranged, axis)
@@ -349,7 +349,7 @@ def _all_zero(kernel: np.ndarray, tensors: list[StoredWeight], largest: float) -
             yield _Match(tensor, 1.0, int(np.count_nonzero(values)))
 
 
-def _orders(shape: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def kernel_orders(shape: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """The orders of axes from which a reshape that joins or splits axes leads to a shape."""
     ends = set(np.cumprod(target).tolist()) - {1}
     for order in itertools.permutations(range(len(shape))):

@@ -19,6 +19,12 @@ from keras_sparse_ortho._data import first_batches, is_batched
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
 from keras_sparse_ortho.models import is_clonable, is_graph_of_class, strip
+from keras_sparse_ortho.quantization import (
+    TrainedIntegers,
+    fix_ranges,
+    has_trained_ranges,
+    trained_integers,
+)
 
 _SAMPLE_ROWS = 8
 _BATCHES = 16  # taken from a data set; enough for calibration
@@ -114,6 +120,7 @@ class Task:
     representative: list[np.ndarray] | None  # rows to calibrate on
     tolerance: float | None  # None: each route's own
     timeout: float  # seconds for each job of a subprocess
+    trained: tuple[TrainedIntegers, ...] = ()  # by quantization-aware training
     folder: Path = Path()  # for staging; to be set before anything is converted
 
 
@@ -148,7 +155,10 @@ def make_task(
     plain, reference = plain_model(model)
     names, want = keras_outputs(reference, signature, rows)
     allowed = None if tolerance is None else float(tolerance)
-    return Task(plain, signature, names, want, rows, representative, allowed, timeout)
+    if has_trained_ranges(model):
+        representative = None  # rows to compare on alone
+    trained = tuple(trained_integers(model))
+    return Task(plain, signature, names, want, rows, representative, allowed, timeout, trained)
 
 
 def inputs_of(data: Any, signature: Signature) -> Any:
@@ -402,6 +412,7 @@ def write_saved_model(
         outputs = model(pack(nesting, flat), training=False)
         return dict(zip(output_names, (tensor for _, tensor in leaves(outputs)), strict=True))
 
+    fix_ranges(model)
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint(

@@ -130,10 +130,12 @@ class Int8(DynamicInt8):
                 )
 
     def configure(self, converter: Any, batches: Batches | None) -> None:
-        """Calibrate the activations on the representative data."""
+        """Calibrate the activations on the representative data, if there is any."""
         import tensorflow as tf
 
         super().configure(converter, batches)
+        if batches is None:  # the ranges are those of training
+            return
         converter.representative_dataset = batches
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
 

@@ -30,6 +30,9 @@ class Storage(abc.ABC):
     place_size = 1
     """Entries in a place."""
 
+    quantizer: Any = None
+    """What rounds the effective kernel to few values (`parametrizations.WeightQuantizer`)."""
+
     # --- the kernel ------------------------------------------------------------------------------
 
     @property

@@ -1,5 +1,6 @@
 """`BlockSparseLayer`: a layer that holds its kernel as live blocks, and computes with these."""
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -11,9 +12,11 @@ from keras_sparse_ortho._checks import check_density, check_number, check_seed, 
 from keras_sparse_ortho._keras_internals import (
     Axes,
     Read,
+    adding_weights,
     check_assignments,
     check_given,
     create_along,
+    restored,
 )
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
@@ -30,11 +33,11 @@ from keras_sparse_ortho.layers._blocks import (
 )
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.orthogonal import Block, clear_padding, regular_blocks, slots_of
-from keras_sparse_ortho.parametrizations import digest
+from keras_sparse_ortho.parametrizations import WeightQuantizer, digest, quantized_value
 
 ops = keras.ops
 _EXACT_ORTHOGONAL = "exact_orthogonal"
-_OWN = ("density", "block", "inputs_of", "gain", "seed")
+_OWN = ("density", "block", "inputs_of", "gain", "seed", "quantizer")
 _QUANTIZATION = (
     "Keras' quantization needs a dense kernel. Strip the model first (keras_sparse_ortho.strip), "
     "and quantize the plain one"
@@ -62,6 +65,8 @@ class BlockSparseLayer(keras.layers.Layer):
         gain: Scale of the exactly orthogonal kernel.
         seed: Seed of the blocks' places and of the exactly orthogonal values. `None` draws one from
             Python's `random`, as Keras does.
+        quantizer: What rounds the live blocks, such as `FakeQuantization("int8")`; see
+            `quantize_aware`.
         kernel_regularizer: For the live kernel as `(*taps, k r, outputs)`, one column per output.
         kernel_constraint: For the same array.
         **kwargs: As for the namesake.
@@ -85,6 +90,7 @@ class BlockSparseLayer(keras.layers.Layer):
         bias_constraint: Any = None,
         gain: float = 1.0,
         seed: int | None = None,
+        quantizer: WeightQuantizer | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(activity_regularizer=activity_regularizer, **kwargs)
@@ -108,6 +114,7 @@ class BlockSparseLayer(keras.layers.Layer):
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         _check_regularizer(self.kernel_regularizer)
+        self.quantizer = _restored_quantizer(quantizer)
         self._grid: BlockGrid | None = None
         self._whole = WholeKernel()
         self._drawn_digest: int | None = None
@@ -161,6 +168,8 @@ class BlockSparseLayer(keras.layers.Layer):
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
+        if self.quantizer is not None:  # last, as where one is set later
+            self._build_quantizer()
 
     def _features(self, input_shape: Any, axis: int) -> int:
         """The size of an axis of the inputs, which the kernel has to know."""
@@ -230,14 +239,41 @@ class BlockSparseLayer(keras.layers.Layer):
         """The live blocks; all of them inside a scope that gives the whole kernel."""
         whole = self._whole.operands(self.grid, self.compute_dtype)
         live = BlockOperands(self.grid, self.blocks, self.inputs_of, self.slots_of)
-        return live if whole is None else whole
+        found = live if whole is None else whole
+        if self.quantizer is None:
+            return found
+        blocks = self.quantizer(ops.convert_to_tensor(found.blocks))
+        return dataclasses.replace(found, blocks=blocks)
+
+    def set_quantizer(self, quantizer: WeightQuantizer) -> None:
+        """Lets the live blocks of a built layer be quantized, see the argument `quantizer`.
+
+        Raises:
+            NotPrunableError: A layer that has a quantizer.
+        """
+        if self.quantizer is not None:
+            raise NotPrunableError(
+                f"The layer '{self.name}' is quantized already. Received: {self.quantizer!r}"
+            )
+        self.quantizer = _restored_quantizer(quantizer)
+        with adding_weights(self):
+            self._build_quantizer()
+
+    def _build_quantizer(self) -> None:
+        assert self.quantizer is not None
+        lines, *_, cols = self.grid.blocks_shape
+        outputs = (lines, *(1 for _ in self.grid.blocks_shape[2:]), cols)
+        self.quantizer.build(outputs, self.add_weight, lambda: to_numpy(self.blocks))
 
     # --- the dense kernel ------------------------------------------------------------------------
 
-    def kernel_value(self) -> np.ndarray:
+    def kernel_value(self, *, quantized: bool = True) -> np.ndarray:
         """The kernel in the shape that the namesake has, as a NumPy array (bfloat16 as float32)."""
         pattern = to_numpy(self.inputs_of)
-        return self._shaped(self.grid.kernel(to_numpy(self.blocks), pattern))
+        blocks = to_numpy(self.blocks)
+        if quantized:
+            blocks = quantized_value(self.quantizer, blocks)
+        return self._shaped(self.grid.kernel(blocks, pattern))
 
     def mask_value(self) -> np.ndarray:
         """Which entries of that kernel are live."""
@@ -432,6 +468,8 @@ class BlockSparseLayer(keras.layers.Layer):
             "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
             "bias_constraint": keras.constraints.serialize(self.bias_constraint),
         }
+        if self.quantizer is not None:
+            config["quantizer"] = keras.saving.serialize_keras_object(self.quantizer)
         regularizer = keras.regularizers.serialize(self.activity_regularizer)
         return {**config, "activity_regularizer": regularizer}
 
@@ -460,6 +498,17 @@ def _restored(initializer: Any, places_given: bool) -> Any:
             f"Received: kernel_initializer={initializer!r}"
         )
     return found
+
+
+def _restored_quantizer(quantizer: Any) -> WeightQuantizer | None:
+    """A quantizer, or one from a configuration, of which the layer has its own."""
+    found = restored(quantizer) if isinstance(quantizer, dict) else quantizer
+    if found is None or isinstance(found, WeightQuantizer):
+        return None if found is None else found.clone()
+    raise ValueError(
+        "`quantizer` must be a WeightQuantizer, such as FakeQuantization('int8'), or None. "
+        f"Received: {quantizer=}"
+    )
 
 
 def _serialized(initializer: Any) -> Any:

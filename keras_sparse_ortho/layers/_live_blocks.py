@@ -51,9 +51,18 @@ class LiveBlocks(Storage):
         """Number of live entries."""
         return int(self._layer.grid.live)
 
+    @property
+    def quantizer(self) -> Any:
+        """What rounds the live blocks."""
+        return self._layer.quantizer
+
     def value(self) -> np.ndarray:
         """The dense kernel."""
         return self._layer.kernel_value()
+
+    def raw_value(self, *, copy: bool = True) -> np.ndarray:
+        """The same before it is quantized."""
+        return self._layer.kernel_value(quantized=False)
 
     def mask_value(self) -> np.ndarray:
         """Which entries are live."""
@@ -64,8 +73,10 @@ class LiveBlocks(Storage):
         assign(self._layer.blocks, self.slot_from_dense(to_numpy(value)))
 
     def support(self) -> list[Any]:
-        """The two lists of where the blocks stand."""
-        return [self._layer.inputs_of, self._layer.slots_of]
+        """The two lists of where the blocks stand, and what their quantizer has."""
+        quantizer = self._layer.quantizer
+        own = [] if quantizer is None else quantizer.variables
+        return [self._layer.inputs_of, self._layer.slots_of, *own]
 
     @property
     def drawn_by(self) -> ExactOrthogonal:

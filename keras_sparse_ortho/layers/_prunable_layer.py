@@ -12,6 +12,7 @@ from keras_sparse_ortho._keras_internals import (
     DeferredVariables,
     VariableOverrides,
     WrapperBuiltByCalls,
+    adding_weights,
     adopt_call_interface,
     along_kernel,
     check_given,
@@ -38,7 +39,13 @@ from keras_sparse_ortho.layers._wrappable import (
     refuse_unwrappable,
     variable_dtype,
 )
-from keras_sparse_ortho.parametrizations import FixedMask, Parametrization, refuse_compact
+from keras_sparse_ortho.parametrizations import (
+    FixedMask,
+    LowRankSoftThreshold,
+    Parametrization,
+    WeightQuantizer,
+    refuse_compact,
+)
 
 
 class _State:
@@ -55,6 +62,7 @@ class _State:
         self.layer_weights: list[Any] = []
         self.undo: list[Callable[[], None]] = []
         self.names: list[str] = []
+        self.quantizer: WeightQuantizer | None = None
 
     def creating(self, layer: Any) -> contextlib.AbstractContextManager[None]:
         """Inside, a layer creates its variables without values, if some are to get none.
@@ -130,6 +138,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             relative to the layer (one or a list), or a predicate of a `PrunableWeight`. Default:
             all kernels and embeddings that `keras_sparse_ortho.initializers.kernel_layouts` knows.
             In a configuration only `.*` is a pattern; one that is built saves exact names.
+        quantizer: What rounds the effective weights, such as `FakeQuantization("int8")`, a template
+            for every weight; see `quantize_aware`. Default: nothing does.
         name: Default: the name of the layer.
         **kwargs: As for `keras.layers.Layer`.
 
@@ -163,6 +173,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         parametrization: Parametrization | Mapping[str, Parametrization] | None = None,
         *,
         weights: Selection = None,
+        quantizer: WeightQuantizer | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -187,6 +198,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
         self._state = _State(_checked(parametrization), weights)
+        self._state.quantizer = _checked_quantizer(quantizer)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -222,6 +234,10 @@ class PrunableLayer(WrapperBuiltByCalls):
             for weight in chosen:
                 weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
                 self._parametrize(weight, own[weight.path].clone())
+            if self._state.quantizer is not None:  # after all others, as where one is set later
+                self._refuse_products()
+                for path, parametrization in self._state.parametrized.items():
+                    self._quantize(path, parametrization)
         except Exception:
             # The layer is the user's: it gets back what has been taken out of it.
             self._state.detach()
@@ -234,6 +250,13 @@ class PrunableLayer(WrapperBuiltByCalls):
         self._state.undo += [refuse_dense_updates(owner) for owner in owners.values()]
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
+        full_path = f"{self.layer.name}/{weight.path}"
+        add_weight = self._add_weight_for(weight)
+        parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
+        self._state.parametrized[weight.path] = parametrization
+
+    def _add_weight_for(self, weight: PrunableWeight) -> Callable[..., Any]:
+        """`add_weight` with names that are unique to a weight, whose path is below the layer."""
         prefix = weight.path.replace("/", "_")
 
         def add_weight(name: str, shared: bool = False, **kwargs: Any) -> Any:
@@ -248,9 +271,43 @@ class PrunableLayer(WrapperBuiltByCalls):
                 self._state.shared[name] = made
             return made
 
-        full_path = f"{self.layer.name}/{weight.path}"
-        parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
-        self._state.parametrized[weight.path] = parametrization
+        return add_weight
+
+    def _quantize(self, path: str, parametrization: Parametrization) -> None:
+        """Gives the weight at a path below the layer a quantizer of the template's kind."""
+        assert self._state.quantizer is not None
+        weight = dataclasses.replace(parametrization.weight, path=path)
+        quantizer = self._state.quantizer.clone()
+        parametrization.quantizer = None  # its value is the one to be quantized
+        quantizer.build(weight.outputs_shape, self._add_weight_for(weight), parametrization.value)
+        parametrization.quantizer = quantizer
+
+    def set_quantizer(self, quantizer: WeightQuantizer) -> None:
+        """Lets the effective weights of a built layer be quantized, see the argument `quantizer`.
+
+        Raises:
+            NotPrunableError: A layer that has a quantizer, or whose kernel is a product.
+        """
+        held = self._state.parametrized
+        if self._state.quantizer is not None or not held:
+            raise NotPrunableError(
+                f"The layer '{self.name}' must be built, and not quantized yet. Received: "
+                f"quantizer={self._state.quantizer!r} of {'a' if held else 'an un'}built layer"
+            )
+        self._refuse_products()
+        self._state.quantizer = _checked_quantizer(quantizer)
+        with adding_weights(self):
+            for path, own in held.items():
+                self._quantize(path, own)
+
+    def _refuse_products(self) -> None:
+        for own in self._state.parametrized.values():
+            if isinstance(own, LowRankSoftThreshold):
+                raise NotPrunableError(
+                    f"The weight '{own.weight.path}' is a product of two factors, whose integers "
+                    "would be lost when it is stripped. Leave it out. "
+                    f"Received: {type(own).__name__}"
+                )
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer with its effective weights."""
@@ -383,6 +440,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             config["parametrization"] = serialize(table)
             selection = self._state.selection
             config["weights"] = serialize(selection) if callable(selection) else selection
+        if self._state.quantizer is not None:
+            config["quantizer"] = serialize(self._state.quantizer)
         config["layer_names"] = (
             [inner.name for inner, _ in walk(self.layer, "")] if self.built else self._state.names
         )
@@ -424,7 +483,7 @@ def _restored(
         )
     single = "class_name" in found
     given["parametrization"] = restore(found) if single else {k: restore(found[k]) for k in found}
-    for key in ("layer", "weights"):
+    for key in ("layer", "weights", "quantizer"):
         if isinstance(given.get(key), dict):
             given[key] = restore(given[key])
     return given, names
@@ -464,6 +523,15 @@ def _checked(parametrization: Any) -> Any:
     raise ValueError(
         "`parametrization` must be a Parametrization, or a dict from weight name to one. "
         f"Received: parametrization={parametrization!r}"
+    )
+
+
+def _checked_quantizer(quantizer: Any) -> WeightQuantizer | None:
+    if quantizer is None or isinstance(quantizer, WeightQuantizer):
+        return quantizer
+    raise ValueError(
+        "`quantizer` must be a WeightQuantizer, such as FakeQuantization('int8'), or None. "
+        f"Received: {quantizer=}"
     )
 
 

@@ -277,6 +277,13 @@ def _convert(model: Any, replace: Replace, changing: list[PrunableWeight]) -> An
         NotPrunableError: A result that would have other weights or compute something else.
         ValueError: An optimizer that keeps what cannot be converted. The model is as it was then.
     """
+    quantized = [w.path for w in prunable_weights(model) if w.storage and w.storage.quantizer]
+    if quantized:
+        raise NotPrunableError(
+            "A quantized model cannot be converted to another storage, as its weights would be "
+            "rounded: convert it before keras_sparse_ortho.quantize_aware. "
+            f"Received: quantized weights {quantized[:5]}"
+        )
     optimizer = getattr(model, "optimizer", None)
     if not getattr(optimizer, "built", False):
         optimizer = None

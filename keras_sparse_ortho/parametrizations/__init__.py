@@ -13,6 +13,7 @@ from keras_sparse_ortho.parametrizations._learnt_threshold import (
 )
 from keras_sparse_ortho.parametrizations._low_rank_adaptation import LowRankAdaptation
 from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold
+from keras_sparse_ortho.parametrizations._palette import Palette
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 from keras_sparse_ortho.parametrizations._scheduled_mask import (
     MagnitudeMask,
@@ -26,19 +27,24 @@ from keras_sparse_ortho.parametrizations._soft_threshold import (
     ChannelSoftThreshold,
     SoftThreshold,
 )
+from keras_sparse_ortho.parametrizations._weight_quantizer import FakeQuantization, WeightQuantizer
+from keras_sparse_ortho.parametrizations._weight_quantizer import quantized_value as quantized_value
 
 # Public; the other names above are for the other rooms.
 __all__ = [
     "ChannelSoftThreshold",
     "CompactMask",
+    "FakeQuantization",
     "FixedMask",
     "LearntThreshold",
     "LowRankAdaptation",
     "LowRankSoftThreshold",
     "MagnitudeMask",
+    "Palette",
     "Parametrization",
     "ScheduledMask",
     "SoftThreshold",
     "StraightThroughTopK",
     "ThresholdFunction",
+    "WeightQuantizer",
 ]

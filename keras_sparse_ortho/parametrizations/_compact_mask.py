@@ -25,6 +25,7 @@ from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_l
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
+from keras_sparse_ortho.parametrizations._weight_quantizer import quantized_value
 
 _LARGEST = 2**31 - 1
 _SUMS_OVER_ENTRIES = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
@@ -145,7 +146,7 @@ class CompactMask(FixedMask):
     def current(self, after: Any = None) -> Any:
         """The dense kernel; that of the enclosing scope, if it has one, as for dense gradients."""
         given = value_in_scope(self.kernel)
-        return self.effective(self.values.value, after) if given is None else given
+        return self.quantized(self.effective(self.values.value, after) if given is None else given)
 
     @property
     def layer_variable(self) -> Any:
@@ -164,6 +165,10 @@ class CompactMask(FixedMask):
 
     def value(self) -> np.ndarray:
         """The dense kernel as a NumPy array (bfloat16 as float32)."""
+        return quantized_value(self.quantizer, self.raw_value())
+
+    def raw_value(self, *, copy: bool = True) -> np.ndarray:
+        """The same before it is quantized."""
         if self._source is not None:
             return to_numpy(self._source())
         return self._scattered(to_numpy(self.values), to_numpy(self.indices))
@@ -192,7 +197,7 @@ class CompactMask(FixedMask):
                 f"{self.weight.shape} with {self.live} live entries, for which there is room. "
                 f"Received: dtype {mask.dtype}, shape {mask.shape}, {count} live"
             )
-        indices, raw = np.flatnonzero(mask), self.value().reshape(-1)
+        indices, raw = np.flatnonzero(mask), self.raw_value().reshape(-1)
         assign(self.indices, indices.astype(np.int32))
         assign(self.values, raw[indices])
 
@@ -215,7 +220,7 @@ class CompactMask(FixedMask):
         # As arrays: tensors of which one is computed from the other are not independent.
         return DenseGradient(
             variables=[self.kernel, self.values],
-            values=lambda: [self.value(), to_numpy(self.values)],
+            values=lambda: [self.raw_value(), to_numpy(self.values)],
             collect=collect,
         )
 

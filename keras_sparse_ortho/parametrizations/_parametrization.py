@@ -13,6 +13,7 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, Storage
+from keras_sparse_ortho.parametrizations._weight_quantizer import WeightQuantizer
 
 
 class Parametrization(Storage):
@@ -26,6 +27,8 @@ class Parametrization(Storage):
     Subclasses implement `build`, `effective`, `mask_value` and `get_config`, and `for_density` if
     a budget can set the density of the weight.
     """
+
+    quantizer: WeightQuantizer | None = None  # set by the wrapper
 
     _weight: PrunableWeight | None = None
 
@@ -92,7 +95,11 @@ class Parametrization(Storage):
         Args:
             after: A tensor for which a temporary of the step may wait; see `CompactMask`.
         """
-        return self.effective(self.weight.variable.value)
+        return self.quantized(self.effective(self.weight.variable.value))
+
+    def quantized(self, value: Any) -> Any:
+        """The effective weight as the quantizer rounds it, if there is one."""
+        return value if self.quantizer is None else self.quantizer(value)
 
     def assign_raw(self, value: Any) -> None:
         """Sets the raw weight."""

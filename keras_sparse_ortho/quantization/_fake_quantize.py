@@ -1,0 +1,103 @@
+"""`FakeQuantize`: activations rounded to 8 bits in a range that follows them."""
+
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho._checks import check_number
+from keras_sparse_ortho._values import assign
+
+ops = keras.ops
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class FakeQuantize(keras.layers.Layer):
+    """Rounds its input to 256 values between a moving minimum and maximum.
+
+        low  <- m low  + (1 - m) min(min(x), 0)         in training, as batch normalization does;
+        high <- m high + (1 - m) max(max(x), 0)         the first batch sets both
+        y = s * round(clip(x, low, high) / s),  s = (high - low) / 255,  0 stays 0
+
+    The gradient is 1 inside of the range and 0 outside (`keras.quantizers.
+    fake_quant_with_min_max_vars`, which LiteRT's converter reads as the range of the tensor). A
+    layer that has seen no training batch passes its input on as it is.
+
+    `quantize_aware` places it; in a subclassed model place it yourself, at the inputs and outputs
+    of layers that are to compute in int8.
+
+    Args:
+        momentum: `m`, in [0, 1).
+        **kwargs: As for `keras.layers.Layer`.
+
+    Raises:
+        ValueError: A momentum that is not in [0, 1).
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> layer = FakeQuantize()
+    >>> x = np.array([[0.0, 0.3, 2.55]], "float32")
+    >>> _ = layer(x, training=True)  # the range is (0, 2.55) now, in steps of 0.01
+    >>> y = keras.ops.convert_to_numpy(layer(x + 0.004))
+    >>> [round(float(value), 4) for value in y[0]]
+    [0.0, 0.3, 2.55]
+
+    Reference:
+
+    - Jacob et al., "Quantization and Training of Neural Networks for Efficient
+      Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
+    """
+
+    def __init__(self, momentum: float = 0.99, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.momentum = check_number("momentum", momentum)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}")
+        self.supports_masking = True
+        self._known = False
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the range, and whether it has been set."""
+        settings = {"shape": (), "initializer": "zeros", "trainable": False}
+        more = {"dtype": "float32", "autocast": False, "aggregation": "mean"}
+        self.low = self.add_weight(name="low", **settings, **more)
+        self.high = self.add_weight(name="high", **settings, **more)
+        self.seen = self.add_weight(name="seen", **settings, **more)
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """The rounded input; in training the range follows it first."""
+        if training:
+            self._follow(ops.cast(ops.stop_gradient(inputs), "float32"))
+        low, high = ops.convert_to_tensor(self.low), ops.convert_to_tensor(self.high)
+        # In float32: in half precision the last steps of a range are lost.
+        rounded = keras.quantizers.fake_quant_with_min_max_vars(
+            ops.cast(inputs, "float32"),
+            ops.stop_gradient(low),
+            ops.stop_gradient(ops.maximum(high, low + 1e-6)),
+        )
+        rounded = ops.cast(rounded, inputs.dtype)
+        return rounded if self._known else ops.where(self.seen > 0, rounded, inputs)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """That of the input."""
+        return input_shape
+
+    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
+        """That of the input."""
+        return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
+
+    def fix_range(self) -> None:
+        """Leaves out whether the range has been set, which a graph for inference does not ask."""
+        self._known = True
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments."""
+        return {**super().get_config(), "momentum": self.momentum}
+
+    def _follow(self, x: Any) -> None:
+        m = ops.where(self.seen > 0, self.momentum, 0.0)
+        low, high = ops.minimum(ops.min(x), 0.0), ops.maximum(ops.max(x), 0.0)
+        assign(self.low, m * self.low + (1 - m) * low)
+        assign(self.high, m * self.high + (1 - m) * high)
+        assign(self.seen, ops.ones(()))

@@ -1,0 +1,225 @@
+"""`quantize_aware`: a model that is trained with the rounding of its integer file."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import body_of, is_graph
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import weights_set_later
+from keras_sparse_ortho.kernels import PrunableWeight, Selection, names_in, select, walk
+from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.models import places_to_wrap, prunable_weights, refuse_unfit, rewrite
+from keras_sparse_ortho.parametrizations import (
+    FakeQuantization,
+    FixedMask,
+    LowRankSoftThreshold,
+    WeightQuantizer,
+)
+from keras_sparse_ortho.quantization._placing import Rounding, roundings
+from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
+
+
+def quantize_aware(
+    model: keras.Model,
+    weights: str | WeightQuantizer | None = "int8",
+    activations: str | None = "int8",
+    *,
+    exclude: Selection = None,
+    momentum: float = 0.99,
+) -> keras.Model:
+    """Lets a model compute as its integer file will, and be trained so.
+
+    Kernels are rounded as they are used, `w_q = q(w_e)`, by a `WeightQuantizer` that comes after
+    mask, threshold, compact storage or live blocks: zeros stay zero. Activations are rounded where
+    LiteRT rounds them, in ranges that follow them in training (`FakeQuantize`). Gradients go
+    straight through. Train the result for some epochs, as the float network was trained, at a
+    smaller learning rate; then `export_litert(model, path, quantization="int8")` writes a file with
+    the integers and ranges that were trained.
+
+    A batch normalization behind a convolution needs no folding in training: in the file it is
+    folded into the kernel, whose scales it changes, one for each channel, and whose integers it
+    does not, but for the sign of a channel with a negative factor.
+
+    Args:
+        model: A built model, dense or from `sparsify`, `prune` or `parametrize`. Trained is best.
+        weights: `"int8"`, `"int4"`, `"ternary"`, a `WeightQuantizer` such as `Palette(16)`, or
+            `None`.
+        activations: `"int8"` or `None`.
+        exclude: Weights, as for `sparsify`, or paths of layers; their layers stay in floats.
+        momentum: Of the ranges, see `FakeQuantize`.
+
+    Returns:
+        A new model, not compiled; a subclassed model is changed in place and returned, and is to
+        be compiled again.
+
+    Raises:
+        NotPrunableError: A model that is not built, has nothing to be quantized or is quantized
+            already; a subclassed model with `activations`.
+        UnknownWeightError: An `exclude` that names nothing.
+        ValueError: Other settings.
+
+    Limits: embeddings and recurrent layers stay in floats. Inside of layers that hold others, such
+    as `MultiHeadAttention`, weights are rounded, and activations are not. `strip` leaves the
+    roundings of activations (`FakeQuantize`) in the model, which then computes the same, and needs
+    this package to be loaded.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([
+    ...     keras.Input((64,)),
+    ...     keras.layers.Dense(32, activation="relu", name="hidden"),
+    ...     keras.layers.Dense(10, name="head"),
+    ... ])
+    >>> model = quantize_aware(kso.sparsify(dense, 0.1, seed=0), weights="int4")
+    >>> [len(np.unique(w.value()[:, 0])) <= 15 for w in kso.prunable_weights(model)]
+    [True, True]
+
+    Reference:
+
+    - Jacob et al., "Quantization and Training of Neural Networks for Efficient
+      Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
+    """
+    quantizer = FakeQuantization(weights) if isinstance(weights, str) else weights
+    if not (quantizer is None or isinstance(quantizer, WeightQuantizer)):
+        raise ValueError(
+            "`weights` must be 'int8', 'int4', 'ternary', a WeightQuantizer or None. "
+            f"Received: {weights=}"
+        )
+    if activations not in ("int8", None) or (activations is None and quantizer is None):
+        raise ValueError(
+            "`activations` must be 'int8' or None, and `weights` and `activations` not both None. "
+            f"Received: {activations=}, {weights=}"
+        )
+    known = prunable_weights(model)
+    _refuse_quantized(model, known)
+    chosen, left_out = _chosen(model, known, exclude)
+    if quantizer is None:
+        chosen = []
+    elif not chosen:
+        refuse_unfit(model, [], "no kernel that could be quantized")
+    products = [w.path for w in chosen if isinstance(w.storage, LowRankSoftThreshold)]
+    if products:
+        raise NotPrunableError(
+            "Kernels that are products of two factors are not quantized: their integers would be "
+            f"lost when they are stripped. `exclude` them. Received: {products[:5]}"
+        )
+    rounded: dict[int, Rounding] = {}
+    if activations is not None:
+        if not is_graph(model):
+            raise NotPrunableError(
+                "Where a subclassed model rounds its activations is not known. Pass "
+                "activations=None, and call keras_sparse_ortho.quantization.FakeQuantize layers "
+                f"in it. Received: {type(model).__name__}, {activations=}"
+            )
+        rounded = roundings(model, left_out)
+    plain = [weight for weight in chosen if weight.storage is None]
+    if plain:
+        refuse_unfit(model, plain, "no kernel")
+    places = places_to_wrap(model, plain)
+    holders = _holders(model, {id(w.variable) for w in chosen if w.storage is not None})
+
+    def replace(layer: Any, path: str, own: Any) -> Any:
+        keys, new = places.get(id(layer)), None
+        if keys is not None:
+            body = body_of(own)
+            given = {weight.path: weight for weight in plain}
+            masks = {
+                key: FixedMask(mask=np.ones(given[full].shape, bool)) for key, full in keys.items()
+            }
+            new = PrunableLayer(body, masks, quantizer=quantizer)
+            new.build()
+        elif id(layer) in holders:
+            new = body_of(own)
+            new.set_quantizer(quantizer)
+        found = rounded.get(id(layer))
+        if found is not None and (found.inputs or found.output or found.activation):
+            new = QuantizeWrapper(
+                body_of(own) if new is None else new, found.inputs, found.output, momentum
+            )
+            new.build()
+        return new
+
+    def complete(rewritten: Any) -> Any:
+        found = {w.path: w.storage.quantizer for w in prunable_weights(rewritten) if w.storage}
+        wrong = {w.path for w in chosen} ^ {path for path, own in found.items() if own is not None}
+        if wrong or {w.path for w in prunable_weights(rewritten)} != {w.path for w in known}:
+            raise NotPrunableError(
+                "The new model would not have the kernels of the given one, each quantized as "
+                f"asked for. Received: others for {sorted(wrong)}"
+            )
+        return rewritten
+
+    with weights_set_later():
+        return rewrite(model, replace, complete)
+
+
+def _chosen(
+    model: Any, known: list[PrunableWeight], exclude: Selection
+) -> tuple[list[PrunableWeight], set[int]]:
+    """The weights to be quantized, and the layers, by `id`, that stay in floats."""
+    layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
+    names = names_in(exclude) if exclude is not None else []
+    weights = {weight.path for weight in known}
+    if names is not None:
+        of_layers = [
+            name
+            for name in names
+            if isinstance(name, str)
+            and name in layers
+            and not any(path.startswith(f"{name}/") for path in weights)
+        ]
+        others = [name for name in names if name not in of_layers]
+        left = select(known, others, "exclude") if others else []
+    else:
+        of_layers, left = [], select(known, exclude, "exclude")
+    inside_recurrent = {
+        id(inner)
+        for layer, _ in walk(model, "")
+        if isinstance(layer, keras.layers.RNN)
+        for inner, _ in walk(layer, "")
+    }
+    excluded = {weight.path for weight in left}
+    chosen = [
+        weight
+        for weight in known
+        if weight.path not in excluded
+        and not isinstance(weight.owner, keras.layers.Embedding)
+        and id(weight.owner) not in inside_recurrent
+    ]
+    left_out = {id(layers[name]) for name in of_layers}
+    for layer, _ in walk(model, ""):
+        held = {w.path for w in left if any(w.owner is inner for inner, _ in walk(layer, ""))}
+        own = any(weight.owner is inner for weight in chosen for inner, _ in walk(layer, ""))
+        if held and not own:
+            left_out.add(id(layer))
+    return chosen, left_out
+
+
+def _holders(model: Any, variables: set[int]) -> set[int]:
+    """The sparse layers, by `id`, whose kernels are to be quantized."""
+    found: set[int] = set()
+    for layer, path in walk(model, ""):
+        held = layer.storages() if hasattr(type(layer), "storages") else {}
+        ids = {id(own.weight.variable) for own in held.values()}
+        if ids & variables:
+            if not ids <= variables:
+                raise NotPrunableError(
+                    "All weights of a wrapped layer are quantized, or none. "
+                    f"Received: an `exclude` that names some of '{path}'"
+                )
+            found.add(id(layer))
+    return found
+
+
+def _refuse_quantized(model: Any, known: list[PrunableWeight]) -> None:
+    quantized = [w.path for w in known if w.storage is not None and w.storage.quantizer is not None]
+    rounded = [path for layer, path in walk(model, "") if isinstance(layer, QuantizeWrapper)]
+    if quantized or rounded:
+        raise NotPrunableError(
+            "The model is quantized already: start from the one that was given to quantize_aware. "
+            f"Received: {(quantized or rounded)[:5]}"
+        )

@@ -1,0 +1,188 @@
+"""`QuantizeWrapper`: a layer with rounded inputs and outputs."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_sparse_ortho._keras_internals import (
+    WrapperBuiltByCalls,
+    adopt_call_interface,
+    restored,
+    stand_in_name_scope,
+)
+from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
+
+# What LiteRT computes in one operation with the product before it.
+FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class QuantizeWrapper(WrapperBuiltByCalls):
+    """Wraps a layer so that its inputs and its output are those of `FakeQuantize`.
+
+        y = q_out(layer(q_in(x)))
+
+    An activation that LiteRT does not fuse with the product before it (all but linear, ReLU and
+    ReLU6) gets rounded inputs, too. `quantize_aware` places these wrappers.
+
+    Args:
+        layer: The layer, with or without a `PrunableLayer` around it.
+        inputs: How many input tensors are rounded: 0, or all that the layer is called with.
+        output: Whether its output is rounded.
+        momentum: As for `FakeQuantize`.
+        **kwargs: As for `keras.layers.Layer`.
+
+    Raises:
+        ValueError: When called: other inputs than `inputs` tensors.
+
+    Limits: a layer with a single output tensor.
+
+    Example:
+
+    >>> import keras
+    >>> layer = QuantizeWrapper(keras.layers.Dense(2, activation="relu"), inputs=1)
+    >>> model = keras.Sequential([keras.Input((4,)), layer])
+    >>> [weight.name for weight in model.non_trainable_weights]
+    ['low', 'high', 'seen', 'low', 'high', 'seen']
+    """
+
+    transparent_path = True
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        inputs: int = 0,
+        output: bool = True,
+        momentum: float = 0.99,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("name", layer.name)
+        kwargs.setdefault("dtype", layer.dtype_policy)
+        kwargs.setdefault("trainable", layer.trainable)
+        super().__init__(layer, autocast=False, **kwargs)
+        adopt_call_interface(self, layer)
+        stand_in_name_scope(self, layer)
+        self.momentum = momentum
+
+        def rounding(name: str) -> FakeQuantize:
+            return FakeQuantize(momentum, name=name, dtype=layer.dtype_policy)
+
+        self.of_inputs = [rounding(f"input_{k}") for k in range(inputs)]
+        self.of_output = rounding("output") if output else None
+        apart = activation_of(layer) not in (None, *FUSED)
+        self.of_activation = rounding("activation") if apart else None
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Inside, the layer is built under the name that it has without the wrapper."""
+        stand_in_name_scope(self, self.layer)
+        yield
+
+    def build(self, input_shape: Any = None) -> None:
+        """Builds the layer, if need be, and the ranges."""
+        with self.building():
+            super().build(input_shape)
+        for own in (*self.of_inputs, self.of_activation, self.of_output):
+            if own is not None and not own.built:
+                own.build()
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer between roundings."""
+        if self.of_inputs:
+            args, kwargs = self._rounded(args, kwargs)
+        with self._activation_apart():
+            result = self.layer(*args, **kwargs)
+        return result if self.of_output is None else self.of_output(result)
+
+    def _rounded(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        own = iter(self.of_inputs)
+        tensors = [x for x in keras.tree.flatten((args, kwargs)) if _is_float(x)]
+        if len(tensors) != len(self.of_inputs):
+            raise ValueError(
+                f"The layer '{self.name}' has ranges for {len(self.of_inputs)} input tensors. "
+                f"Received: {len(tensors)}"
+            )
+
+        def rounded(x: Any) -> Any:
+            return next(own)(x) if _is_float(x) else x
+
+        return keras.tree.map_structure(rounded, (args, kwargs))
+
+    @contextlib.contextmanager
+    def _activation_apart(self) -> Iterator[None]:
+        """Inside, the activation of the layer gets rounded inputs."""
+        if self.of_activation is None:
+            yield
+            return
+        held, own = vars(innermost(self.layer)), self.of_activation
+        activation = held["activation"]
+        held["activation"] = lambda x: activation(own(x))
+        try:
+            yield
+        finally:
+            held["activation"] = activation
+
+    def __getattr__(self, name: str) -> Any:
+        """What only the layer inside has."""
+        inherited = getattr(super(), "__getattr__", None)  # where torch has submodules
+        if inherited is not None:
+            with contextlib.suppress(AttributeError):
+                return inherited(name)
+        if name.startswith("_") or name == "layer" or "momentum" not in vars(self):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(self.layer, name)
+
+    @property
+    def prunable_weights(self) -> list[Any]:
+        """Those of the layer."""
+        return getattr(self.layer, "prunable_weights", [])
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_output_spec(*args, **kwargs)
+
+    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_output_shape(*args, **kwargs)
+
+    def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_mask(*args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        """The layer and the arguments."""
+        return {
+            **keras.layers.Layer.get_config(self),
+            "layer": self.layer_config(),
+            "inputs": len(self.of_inputs),
+            "output": self.of_output is not None,
+            "momentum": self.momentum,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":
+        """The reverse of `get_config`."""
+        return cls(**{**config, "layer": restored(config["layer"], custom_objects)})
+
+
+def innermost(layer: Any) -> Any:
+    """The layer inside wrappers of ours."""
+    while getattr(type(layer), "transparent_path", False):
+        layer = layer.layer
+    return layer
+
+
+def activation_of(layer: Any) -> Any:
+    """The activation that a layer with kernels applies itself, `None` without one."""
+    inner = innermost(layer)
+    if isinstance(inner, keras.layers.Activation) or not inner.weights:
+        return None
+    return vars(inner).get("activation")
+
+
+def _is_float(x: Any) -> bool:
+    return hasattr(x, "dtype") and keras.backend.is_float_dtype(
+        keras.backend.standardize_dtype(x.dtype)
+    )

@@ -1,0 +1,57 @@
+"""What training has fixed for an integer file: integers and scales of kernels, and ranges."""
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedIntegers:
+    """A kernel `integers * scales` as training has left it.
+
+    Attributes:
+        path: Path of the weight.
+        integers: int8, of the kernel's shape.
+        scales: float32, one for each output, or one; broadcasts to that shape.
+    """
+
+    path: str
+    integers: np.ndarray
+    scales: np.ndarray
+
+
+def trained_integers(model: keras.Model) -> list[TrainedIntegers]:
+    """Those of every quantized kernel whose values are multiples of a scale."""
+    found = []
+    for weight in prunable_weights(model):
+        quantizer = None if weight.storage is None else weight.storage.quantizer
+        parts = None if quantizer is None else quantizer.integers(weight.value())
+        if parts is not None:
+            found.append(TrainedIntegers(weight.path, *parts))
+    return found
+
+
+def has_trained_ranges(model: keras.Model) -> bool:
+    """Whether the activations of a model have ranges; raises if training has not set one."""
+    layers = [layer for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)]
+    unset = [layer.path for layer in layers if not layer.built or not float(to_numpy(layer.seen))]
+    if unset:
+        raise ValueError(
+            "The ranges of activations are set in training: train the model, or call it once on "
+            f"real data with training=True. Received: no range of {unset[:5]}"
+        )
+    return bool(layers)
+
+
+def fix_ranges(model: Any) -> None:
+    """Prepares a model for a graph of inference, see `FakeQuantize.fix_range`."""
+    for layer, _ in walk(model, ""):
+        if isinstance(layer, FakeQuantize):
+            layer.fix_range()

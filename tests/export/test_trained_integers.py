@@ -1,0 +1,131 @@
+"""Files of quantization-aware training: the integers, zeros and ranges are those of training."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.export import export_litert
+from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
+from keras_sparse_ortho.parametrizations import Palette
+from keras_sparse_ortho.quantization import quantize_aware, trained_integers
+
+pytestmark = pytest.mark.tensorflow_only
+
+L = keras.layers
+
+
+def mlp():
+    layers = [L.Dense(48, activation="relu", name="hidden"), L.Dense(6, name="head")]
+    return keras.Sequential([keras.Input((24,)), *layers]), {}
+
+
+def cnn():
+    inputs = keras.Input((10, 10, 3))
+    x = L.Conv2D(12, 3, use_bias=False, name="first")(inputs)
+    x = L.ReLU()(L.BatchNormalization(momentum=0.8, name="first_norm")(x))
+    y = L.DepthwiseConv2D(3, padding="same", name="depthwise")(x)
+    y = L.ReLU(6.0)(L.BatchNormalization(momentum=0.8)(y))
+    y = L.BatchNormalization(momentum=0.8)(L.Conv2D(12, 1, name="pointwise")(y))
+    x = L.MaxPooling2D()(L.ReLU()(L.Add()([x, y])))
+    return keras.Model(inputs, L.Dense(6, name="head")(L.Flatten()(x))), {"exclude": "depthwise"}
+
+
+def trained(make, weights, activations="int8"):
+    """A sparse network that has learnt something, and rows of its data."""
+    keras.utils.set_random_seed(0)
+    dense, options = make()
+    model = kso.sparsify(dense, 0.4, seed=0, **options)
+    model = quantize_aware(model, weights, activations, momentum=0.8)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(512, *model.input_shape[1:])).astype("float32")
+    y = (x.reshape(512, -1) @ rng.normal(size=(x[0].size, 6))).argmax(1)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-3), loss)
+    model.fit(x, y, batch_size=32, epochs=4, verbose=0)
+    if make is cnn:  # channels whose sign the folding changes
+        norm = model.get_layer("first_norm")
+        norm.gamma.assign(norm.gamma * np.where(np.arange(12) % 3, 1.0, -1.0))
+    return model, x
+
+
+def tensors_of(path):
+    """The int8 constants of a file with their scales, and the scales of its other tensors."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    run = Interpreter(model_path=str(path), experimental_op_resolver_type=plain)
+    run.allocate_tensors()
+    constants, scales = [], []
+    for about in run.get_tensor_details():
+        own = about["quantization_parameters"]["scales"]
+        if about["dtype"] == np.int8 and len(own):
+            scales += own.tolist()
+            constants.append((run.get_tensor(about["index"]), own))
+    return constants, scales
+
+
+def as_in_file(weight, integers):
+    """The integers of a kernel of Keras in LiteRT's order."""
+    kind = type(weight.owner)
+    if kind is L.DepthwiseConv2D:
+        return integers.reshape(1, *integers.shape[:2], -1)
+    if kind is L.Conv2D:
+        return integers.transpose(3, 0, 1, 2)
+    return integers.T
+
+
+def check_integers(model, path):
+    constants, _ = tensors_of(path)
+    kernels = {kernel.path: kernel for kernel in trained_integers(model)}
+    for weight in kso.prunable_weights(model):
+        integers = as_in_file(weight, kernels[weight.path].integers)
+        axis = 3 if type(weight.owner) is L.DepthwiseConv2D else 0
+        others = tuple(k for k in range(integers.ndim) if k != axis)
+        found = []
+        for constant, _ in constants:
+            if constant.shape == integers.shape:
+                sign = np.sign(np.sum(constant * integers.astype(float), others, keepdims=True))
+                found.append(np.array_equal(constant, np.where(integers == 0, 0, sign * integers)))
+        assert any(found), weight.path
+        assert not integers[as_in_file(weight, ~weight.mask)].any()
+
+
+WEIGHTS = {"int8": "int8", "int4": "int4", "palette": Palette(16, "int8")}
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("make", [mlp, cnn])
+def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tmp_path):
+    model, x = trained(make, WEIGHTS[weights])
+    report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:256])
+    # A value that is rounded to the other side is a larger part of a sum of int4 products.
+    assert report.error < (0.02 if (make, weights) == (cnn, "int4") else 0.01)
+    assert {weight.dtype for weight in report.weights} == {"int8"}
+    check_integers(model, report.path)
+    _, scales = tensors_of(report.path)
+    for layer in model.layers:
+        for own in (*getattr(layer, "of_inputs", ()), getattr(layer, "of_output", None)):
+            if own is not None:
+                want = (float(own.high) - float(own.low)) / 255
+                assert np.min(np.abs(np.array(scales) - want)) < 1e-5 * want
+
+
+def test_a_file_with_other_integers_is_refused(tmp_path):
+    model, x = trained(mlp, "int8")
+    report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
+    kernels = trained_integers(model)
+    content = (tmp_path / "m.tflite").read_bytes()
+    assert report.tolerance == 0.25
+    kernels[0].integers[kernels[0].integers == 0] = 1
+    with pytest.raises(IntegersError, match="'hidden/kernel' with the integers that were trained"):
+        with_trained_integers(content, kernels)
+
+
+def test_int8_without_ranges_or_data_is_refused(tmp_path):
+    dense, _ = mlp()
+    untrained = quantize_aware(dense)
+    with pytest.raises(ValueError, match="ranges of activations are set in training"):
+        export_litert(untrained, tmp_path / "m.tflite", quantization="int8")
+    with pytest.raises(ValueError, match="`representative_data` is needed"):
+        export_litert(quantize_aware(dense, "int8", None), tmp_path / "m", quantization="int8")

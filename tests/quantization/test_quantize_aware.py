@@ -1,0 +1,212 @@
+"""`quantize_aware`: where activations are rounded, their ranges, files, strip, refusals."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.quantization import FakeQuantize, QuantizeWrapper, quantize_aware
+from tests.helpers import array, jit
+
+pytestmark = pytest.mark.core
+
+L = keras.layers
+
+
+def mlp():
+    keras.utils.set_random_seed(0)
+    layers = [
+        L.Dense(16, activation="relu", name="hidden"),
+        L.Dense(8, activation="gelu", name="curved"),
+        L.Dense(4, name="head", dtype="float32"),
+    ]
+    return keras.Sequential([keras.Input((12,)), L.Flatten(name="flat"), *layers])
+
+
+def residual():
+    """Convolutions with normalization, a depthwise one, and a sum."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8, 8, 3))
+    x = L.Conv2D(8, 3, padding="same", use_bias=False, name="first")(inputs)
+    x = L.ReLU(name="first_relu")(L.BatchNormalization(name="first_norm")(x))
+    y = L.DepthwiseConv2D(3, padding="same", name="depthwise")(x)
+    y = L.ReLU(6.0, name="inner_relu")(L.BatchNormalization(name="inner_norm")(y))
+    y = L.BatchNormalization(name="last_norm")(L.Conv2D(8, 1, name="pointwise")(y))
+    x = L.MaxPooling2D(name="pool")(L.ReLU(name="sum_relu")(L.Add(name="sum")([x, y])))
+    x = L.GlobalAveragePooling2D(name="mean")(x)
+    return keras.Model(inputs, L.Dense(4, activation="softmax", name="head")(x))
+
+
+def rounded(model):
+    """By name how many inputs are rounded, and whether the activation and the output are."""
+    return {
+        layer.name: (
+            len(layer.of_inputs),
+            layer.of_activation is not None,
+            layer.of_output is not None,
+        )
+        for layer in model.layers
+        if isinstance(layer, QuantizeWrapper)
+    }
+
+
+def is_depthwise(weight):
+    return "depthwise" in weight.path
+
+
+def fit(model, shape, epochs=1, initial_epoch=0):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, *shape)).astype("float32"), rng.integers(0, 4, 64)
+    if not model.compiled:
+        from_logits = len(shape) < 3  # the other network ends in a softmax
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+        model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=jit())
+    model.fit(
+        x, y, batch_size=16, shuffle=False, verbose=0, epochs=epochs, initial_epoch=initial_epoch
+    )
+    return x
+
+
+def test_roundings_are_where_litert_has_tensors():
+    assert rounded(quantize_aware(mlp())) == {
+        "hidden": (1, False, True),
+        "curved": (0, True, True),
+        "head": (0, False, True),
+    }
+    assert rounded(quantize_aware(residual())) == {
+        "first": (1, False, False),
+        "first_relu": (0, False, True),
+        "inner_relu": (0, False, True),
+        "last_norm": (0, False, True),
+        "sum_relu": (0, False, True),
+        "mean": (0, False, True),
+        "head": (0, True, False),
+    }
+
+
+def test_layers_behind_an_excluded_one_round_their_inputs():
+    model = quantize_aware(mlp(), exclude="curved")
+    assert rounded(model) == {"hidden": (1, False, True), "head": (1, False, True)}
+    quantized = {w.path: w.storage is not None for w in kso.prunable_weights(model)}
+    assert quantized == {"hidden/kernel": True, "curved/kernel": False, "head/kernel": True}
+    assert "mean" not in rounded(quantize_aware(residual(), exclude="mean"))
+
+
+def test_the_given_model_is_left_as_it_was_and_paths_stay():
+    model = kso.sparsify(residual(), 0.3, exclude="depthwise", seed=0)
+    before = model.get_weights()
+    x = np.random.default_rng(1).normal(size=(4, 8, 8, 3)).astype("float32")
+    y = array(model(x))
+    new = quantize_aware(model, "int4")
+    paths = [weight.path for weight in kso.prunable_weights(model)]
+    assert [weight.path for weight in kso.prunable_weights(new)] == paths
+    assert [w.live for w in kso.prunable_weights(new)] == [
+        w.live for w in kso.prunable_weights(model)
+    ]
+    fit(new, (8, 8, 3))
+    np.testing.assert_array_equal(array(model(x)), y)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("make", [mlp, residual])
+def test_resumed_training_equals_training_in_one_go(make, tmp_path):
+    def start():
+        return quantize_aware(kso.sparsify(make(), 0.3, exclude=is_depthwise, seed=0))
+
+    half, whole = start(), start()
+    shape = half.input_shape[1:]
+    x = fit(half, shape)
+    half.save(tmp_path / "half.keras")
+    resumed = keras.models.load_model(tmp_path / "half.keras")
+    assert rounded(resumed) == rounded(half)
+    np.testing.assert_array_equal(array(resumed(x)), array(half(x)))
+    fit(whole, shape, epochs=2)
+    fit(resumed, shape, epochs=2, initial_epoch=1)
+    for one, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    plain = kso.strip(resumed)
+    assert all(weight.storage is None for weight in kso.prunable_weights(plain))
+    np.testing.assert_allclose(array(plain(x)), array(resumed(x)), atol=1e-5)
+
+
+def test_mixed_precision_keeps_ranges_in_float32():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = quantize_aware(mlp())
+        x = fit(model, (12,))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    hidden = model.get_layer("hidden")
+    assert hidden.of_output.high.dtype == "float32"
+    assert float(array(hidden.of_output.high)) > 0
+    assert array(hidden.of_inputs[0].low) >= x.min()
+
+
+def test_a_range_follows_its_input():
+    layer = FakeQuantize(momentum=0.75)
+    x = np.array([[-1.0, 0.5, 3.0]], "float32")
+    np.testing.assert_array_equal(array(layer(x)), x)  # not seen yet
+    layer(x, training=True)
+    assert (float(array(layer.low)), float(array(layer.high))) == (-1.0, 3.0)
+    layer(4 * x, training=True)
+    assert (float(array(layer.low)), float(array(layer.high))) == (-1.75, 5.25)
+    layer(np.abs(x), training=True)
+    assert float(array(layer.low)) == pytest.approx(-1.3125)
+    y = array(layer(np.linspace(-9, 9, 1000, dtype="float32")))
+    assert len(np.unique(y)) == 256
+    assert np.min(np.abs(y)) == 0
+
+
+def test_layers_inside_others_are_quantized_in_their_weights_alone():
+    inputs = keras.Input((6, 16))
+    attention = L.MultiHeadAttention(2, 8, name="attention")
+    x = L.Add()([inputs, attention(inputs, inputs)])
+    outputs = L.Dense(4, name="head")(L.GlobalAveragePooling1D()(x))
+    model = quantize_aware(kso.sparsify(keras.Model(inputs, outputs), 0.5, seed=0))
+    assert all(w.storage.quantizer is not None for w in kso.prunable_weights(model))
+    assert rounded(model)["attention"] == (2, False, True)
+    fit(model, (6, 16))
+
+
+class Written(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = L.Dense(8, name="hidden"), L.Dense(4, name="head")
+
+    def call(self, x):
+        return self.head(self.hidden(x))
+
+
+def test_subclassed_models_are_quantized_in_place_in_their_weights(tmp_path):
+    model = Written()
+    x = np.random.default_rng(0).normal(size=(4, 12)).astype("float32")
+    y = array(model(x))
+    with pytest.raises(NotPrunableError, match="activations=None"):
+        quantize_aware(model)
+    np.testing.assert_array_equal(array(model(x)), y)
+    assert quantize_aware(model, "int4", None) is model
+    assert all(len(np.unique(w.value()[:, 0])) <= 15 for w in kso.prunable_weights(model))
+    fit(model, (12,))
+
+
+def test_refusals():
+    model = quantize_aware(mlp())
+    with pytest.raises(NotPrunableError, match="quantized already"):
+        quantize_aware(model)
+    with pytest.raises(ValueError, match="`activations` must be"):
+        quantize_aware(mlp(), activations="int4")
+    with pytest.raises(ValueError, match="`activations` must be"):
+        quantize_aware(mlp(), None, None)
+    with pytest.raises(ValueError, match="`weights` must be"):
+        quantize_aware(mlp(), 8)
+    with pytest.raises(UnknownWeightError):
+        quantize_aware(mlp(), exclude="other")
+    with pytest.raises(NotPrunableError, match="no kernel that could be quantized"):
+        quantize_aware(keras.Sequential([keras.Input((4,)), L.ReLU()]))
+    product = kso.parametrize(mlp(), kso.LowRankSoftThreshold(rank=2), include="curved")
+    with pytest.raises(NotPrunableError, match="products of two factors"):
+        quantize_aware(product)
+    with pytest.raises(ValueError, match="`momentum` must be in"):
+        FakeQuantize(momentum=1.0)
