@@ -50,6 +50,12 @@ def slow_on_jax(test):
     return pytest.mark.slow(test) if keras.backend.backend() == "jax" else test
 
 
+def slow_case_on_jax(*values):
+    """The parameters of a case that takes seconds on JAX, where it is left to the slow tests."""
+    slow = keras.backend.backend() == "jax"
+    return pytest.param(*values, marks=[pytest.mark.slow] if slow else [])
+
+
 def slow_on_tensorflow(test):
     """Marks a test that TensorFlow traces for long, and that the quick run has on JAX and torch."""
     return pytest.mark.slow(test) if keras.backend.backend() == "tensorflow" else test

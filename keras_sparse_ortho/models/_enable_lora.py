@@ -56,7 +56,7 @@ def enable_lora(
     >>> dense = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, name="hidden")])
     >>> pruned = kso.prune(dense, 0.25)
     >>> model = kso.enable_lora(pruned, rank=4, seed=0)
-    >>> [variable.name for variable in model.trainable_variables]
+    >>> sorted(variable.name for variable in model.trainable_variables)
     ['bias', 'kernel_lora_a', 'kernel_lora_b']
     >>> kso.prunable_weights(kso.strip(model))
     [<hidden/kernel shape=(64, 64), density=0.25>]

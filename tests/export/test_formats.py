@@ -9,14 +9,18 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from tests.export.storages import X, stored
-from tests.helpers import array
+from tests.helpers import array, slow_case_on_jax
 
 SPEC = [keras.InputSpec(shape=X.shape, dtype="float32")]
 every_storage = pytest.mark.parametrize("storage", ["masked", "compact", "blocks", "stripped"])
+# On JAX each is traced for TensorFlow, which takes seconds.
+where_traced = pytest.mark.parametrize(
+    "storage", ["blocks", *(slow_case_on_jax(name) for name in ("masked", "compact", "stripped"))]
+)
 
 
 @pytest.mark.filterwarnings("ignore:The `native_serialization` parameter is deprecated")  # Keras'
-@every_storage
+@where_traced
 def test_a_saved_model_answers_as_the_model(storage, tmp_path):
     import tensorflow as tf
 
@@ -57,7 +61,7 @@ def test_keras_own_litert_file_answers_as_the_model(storage, tmp_path):
     np.testing.assert_allclose(answer, array(model(X)), atol=1e-5)
 
 
-@every_storage
+@where_traced
 def test_export_litert_takes_every_storage(storage, tmp_path):
     model = stored(storage)
     report = kso.export_litert(model, tmp_path / "model.tflite", sample=X, mode="dynamic_int8")
