@@ -15,7 +15,7 @@ MODULES = {
     "record",
     "spectrum_report",
 }
-MODULES |= {"contemporary_networks", "curves", "network_parts", "suite", "timing"}
+MODULES |= {"block_networks", "contemporary_networks", "curves", "network_parts", "suite", "timing"}
 MODULES |= {"alternatives_used", "methods_runs", "methods_summary", "shuffled"}
 MODULES |= {"planning"}  # measures nothing
 
