@@ -39,6 +39,7 @@ print("and by Keras:", *by_keras)
     assert not {"tf_keras", "tensorflow_model_optimization", "ai_edge_litert"} & set(loaded)
 
 
+@pytest.mark.slow
 def test_tf_keras_is_what_it_was():
     code = """
 import os

@@ -16,6 +16,8 @@ from tests.helpers import (
     classifier_loss,
     gradients,
     jit,
+    slow_on_jax,
+    slow_on_tensorflow,
     slow_where_traced,
     two_device_strategy,
 )
@@ -381,6 +383,7 @@ class Asked(keras.utils.PyDataset):
 
 
 @pytest.mark.core
+@slow_on_tensorflow
 def test_by_default_there_are_a_hundred_updates():
     """As with the gradual schedule; and every hundred steps at least."""
     model = compiled(mlp())
@@ -613,6 +616,7 @@ def torch_loader():
 
 
 @pytest.mark.core
+@slow_on_jax
 def test_rigl_takes_its_batches_from_any_kind_of_data():
     model = compiled(mlp(), keras.optimizers.SGD(0.1))
     start = model.get_weights()

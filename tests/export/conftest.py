@@ -1,6 +1,5 @@
 """What several modules of this folder share: one converter, and every route of one model."""
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -12,13 +11,8 @@ from tests.export.models import layers, tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kept_converter():
-    """All exports convert in one process, which loads TensorFlow once; see `cold`."""
-    from keras_sparse_ortho.export import _candidates
-
-    with _candidates.Worker() as worker, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_candidates, "converter", lambda: contextlib.nullcontext(worker))
-        yield worker
+def _one_converter(kept_converter):
+    """All exports convert in one process; see `cold`."""
 
 
 @pytest.fixture

@@ -226,7 +226,7 @@ def trained_on_devices(make):
 
 
 @pytest.mark.tensorflow_only
-@pytest.mark.parametrize("make", [one_layer, by_one_word])
+@pytest.mark.parametrize("make", [pytest.param(one_layer, marks=pytest.mark.slow), by_one_word])
 def test_mirrored_strategy_on_two_devices_agrees_with_one(make):
     one = trained_on_devices(make)
     keras.utils.clear_session()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from tests.helpers import array
+from tests.helpers import array, slow_on_jax
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
@@ -39,6 +39,7 @@ def test_the_weights_of_the_layer_come_first(verb):
             layer.set_weights(wrong)
 
 
+@slow_on_jax
 def test_optimizers_of_learnt_thresholds_are_saved_in_their_order(tmp_path):
     model = learnt(keras.Sequential([keras.Input((8,)), L.Dense(16, name="hidden")]))
     model.compile("adam", "mse", jit_compile=False)

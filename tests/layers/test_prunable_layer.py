@@ -10,12 +10,13 @@ from keras_sparse_ortho.analysis import orthogonality_error
 from keras_sparse_ortho.errors import UnknownWeightError
 from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse, kernel_layouts
 from keras_sparse_ortho.parametrizations import FixedMask
-from tests.helpers import array
+from tests.helpers import array, slow_on_jax
 
 L = keras.layers
 pytestmark = pytest.mark.core
 
 
+@slow_on_jax
 def test_it_has_the_name_and_call_arguments_of_its_layer():
     wrapper = PrunableLayer(L.Dense(4, name="hidden"), FixedMask(0.5))
     assert wrapper.name == "hidden"
@@ -240,6 +241,7 @@ def test_trainable_and_frozen():
     assert not PrunableLayer(L.Dense(4, trainable=False), FixedMask(0.5)).trainable
 
 
+@slow_on_jax
 def test_int8_quantization_of_a_released_layer_keeps_the_zeros():
     dense = L.Dense(8, kernel_initializer=ExactOrthogonal(0.25, seed=1))
     layer = PrunableLayer(dense)

@@ -12,7 +12,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
-from tests.helpers import array
+from tests.helpers import array, slow_on_jax
 from tests.models.networks import (
     HEAVY_ARE_SLOW_ON_JAX,
     MODELS,
@@ -151,6 +151,7 @@ def test_what_is_no_built_model_is_refused():
 
 
 @pytest.mark.core
+@slow_on_jax
 def test_lambda_layers_and_masks_are_kept():
     inputs = keras.Input((5,), dtype="int32")
     x = L.Embedding(9, 8, mask_zero=True)(inputs)

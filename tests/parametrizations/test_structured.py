@@ -161,6 +161,7 @@ def test_target_density_counts_channels_with_their_entries(freeze, tmp_path):
 
 
 @pytest.mark.core
+@slow_on_jax
 def test_weight_decay_raises_the_threshold():
     model = kso.parametrize(
         network(), ChannelSoftThreshold(s_init=-3.0, weight_decay=0.1), exclude="head"
@@ -194,6 +195,7 @@ def low_rank(**options):
 
 
 @pytest.mark.core
+@slow_on_jax
 def test_low_rank_starts_from_the_weight():
     _, made, variables = low_rank(g="exp", s_init=-200.0)
     assert set(variables) == {"s", "left", "values", "right"}

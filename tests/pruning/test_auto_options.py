@@ -8,6 +8,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse
 from keras_sparse_ortho.layers import CircularPadding
 from keras_sparse_ortho.orthogonal import Block
+from tests.helpers import slow_case_on_jax
 from tests.models.networks import MODELS
 
 L = keras.layers
@@ -189,7 +190,9 @@ def test_numbers_stay_and_what_was_chosen_is_saved(tmp_path):
     assert (again.gain, again.taps) == ("auto", "auto")
 
 
-@pytest.mark.parametrize("name", ["written", "composite", "recurrent_and_attention", "residual"])
+@pytest.mark.parametrize(
+    "name", ["written", "composite", slow_case_on_jax("recurrent_and_attention"), "residual"]
+)
 def test_where_it_is_not_known_what_follows_the_own_activation_counts(name):
     with pytest.warns(UserWarning, match=r"not known what follows.*gain=1, taps='center'") as told:
         sparse = kso.sparsify(MODELS[name](), 0.4, initializer=AUTO, seed=0)

@@ -8,7 +8,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
-from tests.helpers import array
+from tests.helpers import array, slow_on_jax
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(4, 12)).astype("float32")
@@ -105,6 +105,7 @@ def test_what_is_held_beside_the_graph_is_a_layer_of_the_model():
 
 
 @pytest.mark.core
+@slow_on_jax
 def test_masked_layers_are_not_quantized(tmp_path):
     dense = keras.Sequential(
         [keras.Input((12,)), L.Dense(16, name="hidden"), L.Dense(4, name="head")]
@@ -124,6 +125,7 @@ def test_masked_layers_are_not_quantized(tmp_path):
 
 
 @pytest.mark.core
+@slow_on_jax
 def test_quantized_layers_are_refused():
     model = functional(L.Dense(12, name="hidden"))
     with warnings.catch_warnings():

@@ -9,7 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import UnknownWeightError
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, kernel_layouts
-from tests.helpers import array
+from tests.helpers import array, slow_on_jax
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -99,6 +99,7 @@ def test_guessed_ones_are_masked_like_all_others(storage, tmp_path):
     assert_same(converted, model, x)
 
 
+@slow_on_jax
 def test_every_verb_takes_them_in():
     model = network()
     x, y = np.ones((4, 8), "float32"), np.zeros(4, "int32")
