@@ -20,7 +20,7 @@ _INSTEAD = {
     "quantize_model": "quantize_aware(model)",
     "quantize_annotate_layer": "quantize_aware(model, exclude=...)",
     "quantize_apply": "quantize_aware(model)",
-    "cluster_weights": "quantize_aware(model, parametrizations.Palette(16), activations=None)",
+    "cluster_weights": "quantize_aware(model, weights) with a parametrizations.Palette",
     "strip_clustering": "strip(model)",
     # torch.nn.utils.prune
     "l1_unstructured": f'{_MAGNITUDES[:-1]}, budget="uniform")',

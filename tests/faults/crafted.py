@@ -20,6 +20,7 @@ import keras
 import numpy as np
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.quantization import FakeQuantize
 
 PACKAGE = "keras_sparse_ortho>"
 TFMOT = f"{PACKAGE}TfmotSchedule"
@@ -209,6 +210,10 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         P.LowRankAdaptation(1, 0.5),
     ):
         yield type(learnt).__name__, kso.parametrize(_plain(dense("a")), learnt)
+    yield "rounded", kso.quantize_aware(kso.sparsify(_plain(dense("a")), 0.5, seed=0))
+    yield "range", _plain(FakeQuantize(name="range"), dense("a"))
+    palette = P.Palette(4)
+    yield "palette", kso.quantize_aware(_plain(dense("a")), palette, activations=None)
     yield "rebuilt", kso.sparsify(Graph(), 0.5, seed=0)
     yield "rewrapped", kso.sparsify(_plain(Pair(name="pair")), 0.5, seed=0)
 
