@@ -14,6 +14,7 @@ from keras_sparse_ortho.parametrizations._weight_quantizer import WeightQuantize
 
 _ROUNDS = 20  # of k-means
 _LEVELS = 127
+_MOST = 256  # what an index of eight bits can name
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -27,12 +28,12 @@ class Palette(WeightQuantizer):
     sparsity-preserving one. A kernel needs `log2(k)` bits an entry before entropy coding.
 
     Args:
-        size: `k`, with the zero, at least 3.
+        size: `k`, with the zero, from 3 to 256.
         dtype: `"int8"`: values are multiples of `max|c| / 127`, so that an int8 file holds the
             same palette (TFMOT's PCQAT); or `None`.
 
     Raises:
-        ValueError: Another `dtype`, a size below 3.
+        ValueError: Another `dtype`, a size that is not from 3 to 256.
 
     Limits: the gradient of the values takes `k` passes over the kernel; with `k` above 32 use
     `FakeQuantization("int8")`. Files are smaller where what stores them codes entropy: zip, Vela.
@@ -54,8 +55,11 @@ class Palette(WeightQuantizer):
 
     def __init__(self, size: int = 16, dtype: str | None = None) -> None:
         self.size = check_integer("size", size)
-        if self.size < 3:
-            raise ValueError(f"`size` must be 3 or more, the zero included. Received: {size=}")
+        if not 3 <= self.size <= _MOST:
+            raise ValueError(
+                f"`size` must be 3 or more, the zero included, and at most {_MOST}. "
+                f"Received: {size=}"
+            )
         if dtype not in ("int8", None):
             raise ValueError(f"`dtype` must be 'int8' or None. Received: {dtype=}")
         self.dtype = dtype

@@ -199,6 +199,8 @@ def test_unknown_settings_are_refused():
         Palette(2)
     with pytest.raises(ValueError, match="`dtype` must be 'int8' or None"):
         Palette(16, "int4")
+    with pytest.raises(ValueError, match=r"at most 256. Received: size=257"):
+        Palette(257)
     with pytest.raises(ValueError, match="must be a WeightQuantizer"):
         kso.PrunableLayer(keras.layers.Dense(2), FixedMask(0.5), quantizer="int8")
     low_rank = kso.PrunableLayer(keras.layers.Dense(8), kso.LowRankSoftThreshold(rank=2))
