@@ -97,7 +97,7 @@ class FixedMask(Masked):
 
     def clone(self) -> "FixedMask":
         """An unbuilt one with the same settings and given mask, for another weight."""
-        return self.of_class(type(self))
+        return self._like(None if self._given is not None else self.density, self._given)
 
     def of_class(self, kind: type["FixedMask"]) -> "FixedMask":
         """An unbuilt one of a class, which says how it is stored, with the same settings."""
@@ -106,13 +106,14 @@ class FixedMask(Masked):
 
     def for_density(self, density: float) -> "FixedMask":
         """An unbuilt parametrization of this class and density."""
-        return type(self)(density, initializer=self.initializer)
+        return self._like(density)
 
     def without_given(self) -> "FixedMask":
         """An unbuilt one of the same density, which does not hold a given mask any more."""
-        if self._given is None:
-            return self
-        return type(self)(self.density, initializer=self.initializer)
+        return self if self._given is None else self._like(self.density)
+
+    def _like(self, density: float | None, mask: np.ndarray | None = None) -> "FixedMask":
+        return type(self)(density, mask, self.initializer)
 
     def get_config(self) -> dict[str, Any]:
         """Density and initializer: a given mask is saved as a variable, and its density."""

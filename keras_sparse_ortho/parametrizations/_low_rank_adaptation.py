@@ -104,22 +104,10 @@ class LowRankAdaptation(FixedMask):
         """Never: what its layer uses is trained."""
         return False
 
-    def clone(self) -> "LowRankAdaptation":
-        """An unbuilt one with the same settings and given mask, for another weight."""
-        density = None if self._given is not None else self.density
-        return self._like(density, self._given)
-
-    def for_density(self, density: float) -> "LowRankAdaptation":
-        """An unbuilt one of this density."""
-        return self._like(density, None)
-
-    def without_given(self) -> "LowRankAdaptation":
-        """An unbuilt one of the same density, which does not hold a given mask any more."""
-        return self if self._given is None else self._like(self.density, None)
-
-    def _like(self, density: float | None, mask: np.ndarray | None) -> "LowRankAdaptation":
-        settings = {"alpha": self.alpha, "seed": self.seed}
-        return type(self)(self.rank, density, mask, self.initializer, **settings)  # type: ignore[arg-type]
+    def _like(self, density: float | None, mask: np.ndarray | None = None) -> "LowRankAdaptation":
+        return type(self)(
+            self.rank, density, mask, self.initializer, alpha=self.alpha, seed=self.seed
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Rank, scale and seed, with density and initializer."""
