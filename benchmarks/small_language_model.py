@@ -5,49 +5,25 @@ import glob
 import math
 import os
 import pathlib
+import sys
 
 import keras
 import numpy as np
 from record import QUICK
 
-L = keras.layers
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "examples"))
+from slice_transformer import decoder  # noqa: E402
 
 LENGTH = 64
 SYMBOLS = 97  # printable ASCII, the end of a line, and all others
 WIDTH, DEPTH, HEADS, HIDDEN = 128, 2, 4, 512
 BATCH = 16
-EPSILON = 1e-5
-
-
-@keras.saving.register_keras_serializable(package="kso_benchmarks")
-class Positions(L.Layer):
-    """Adds a trained vector for each position."""
-
-    def build(self, shape):
-        """See `keras.layers.Layer`."""
-        self.table = self.add_weight(shape=shape[1:], initializer="random_normal", name="positions")
-
-    def call(self, inputs):
-        """See `keras.layers.Layer`."""
-        return inputs + self.table
 
 
 def network() -> keras.Model:
     """Two decoder blocks with normalization in front, of Keras' layers alone: 430,000 weights."""
-    inputs = keras.Input((LENGTH,), dtype="int32")
-    x = Positions(name="positions")(L.Embedding(SYMBOLS, WIDTH, name="embedding")(inputs))
-    for k in range(DEPTH):
-        y = L.LayerNormalization(epsilon=EPSILON, name=f"norm_{k}a")(x)
-        attention = L.MultiHeadAttention(
-            HEADS, WIDTH // HEADS, flash_attention=False, name=f"attention_{k}"
-        )
-        x = L.Add(name=f"after_attention_{k}")([x, attention(y, y, use_causal_mask=True)])
-        y = L.LayerNormalization(epsilon=EPSILON, name=f"norm_{k}b")(x)
-        y = L.Dense(HIDDEN, activation="gelu", name=f"wide_{k}")(y)
-        x = L.Add(name=f"after_wide_{k}")([x, L.Dense(WIDTH, name=f"narrow_{k}")(y)])
-    x = L.LayerNormalization(epsilon=EPSILON, name="norm")(x)
-    return keras.Model(inputs, L.Dense(SYMBOLS, name="head")(x), name="language_model")
+    return decoder(LENGTH, SYMBOLS, WIDTH, DEPTH, HEADS, HIDDEN)
 
 
 @functools.cache
