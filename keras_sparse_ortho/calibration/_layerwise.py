@@ -321,5 +321,5 @@ def _put_back(
     try:
         yield as_given
     finally:
-        for weight, value in zip(weights, values, strict=True):
-            assign(weight.variable, value)
+        for weight in reversed(weights):  # each copy is freed before the next is assigned
+            assign(weight.variable, values.pop())

@@ -294,7 +294,7 @@ def _check_layerwise(
         not (isinstance(structure, NByM | Channels) or regular) or score not in ("magnitude", *CALIBRATED)
     ):
         raise ValueError(
-            '`structure` must be NByM, Block(rows, cols, regular=True) or calibration.Channels, '
+            "`structure` must be NByM, or Block(rows, cols, regular=True), or calibration.Channels, "
             'with score="obs", "wanda" or "magnitude"; other structures are drawn by sparsify. '
             f"Received: structure={structure!r}, score={score!r}"
         )
