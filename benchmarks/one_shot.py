@@ -138,8 +138,8 @@ def summarize(given: argparse.Namespace) -> None:
     text += (
         f"Fashion-MNIST, a CNN with batch normalization, trained on {given.images} images for "
         f"{given.epochs} epochs; all kernels but the first and the last are pruned, to one density "
-        f"but for shares by error; {CALIBRATION} images for calibration, no training afterwards. Test "
-        "accuracy, mean and standard deviation over the seeds, as pruned and after "
+        f"but for shares by error; {CALIBRATION} images for calibration, no training afterwards. "
+        "Test accuracy, mean and standard deviation over the seeds, as pruned and after "
         "`restore_statistics`; points lost to the dense network after that; time of `prune`.\n\n"
     )
     write("one_shot", text + markdown(header, rows), seeds)

@@ -4,7 +4,7 @@
     python benchmarks/one_shot_text.py --summary
 
 For each seed the model of `small_language_model.py` is trained (kept in `out/language_model`). Then
-the kernels of its blocks are pruned, with 128 windows for calibration; half of its feed-forward
+the kernels of its blocks are pruned, with 512 windows for calibration; half of its feed-forward
 channels, or half of the width of its residual stream, are taken out. Nothing is trained afterwards.
 Each run is a line of `results/one_shot_text.jsonl`; `results/one_shot_text.md` has the means.
 """
@@ -18,8 +18,8 @@ from record import RESULTS, append, finished, markdown, parsed, write
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 LINES = RESULTS / "one_shot_text.jsonl"
-CALIBRATION = 128
 OTHERS = ["embedding", "head"]
+UNKNOWN = {"unregistered": "dense"}  # the vectors of positions
 METHODS = {
     "magnitude": {},
     "magnitude, refit": {"refit": True},
@@ -41,7 +41,7 @@ def pruned(model, method: str, pattern: str, x):
     """The model with the kernels of its blocks pruned."""
     import keras_sparse_ortho as kso
 
-    options = {"exclude": OTHERS} | METHODS[method]
+    options = {"exclude": OTHERS} | UNKNOWN | METHODS[method]
     if pattern == "2:4":
         options["structure"] = kso.NByM(2, 4)
     if method != "magnitude":
@@ -69,7 +69,7 @@ def measure(seed: int, given: argparse.Namespace) -> None:
     """Appends the lines of a seed that are missing."""
     import small_language_model as lm
 
-    setting = {"seed": seed, "steps": given.steps}
+    setting = {"seed": seed, "steps": given.steps, "windows": given.windows}
     done = {
         (run["method"], run["pattern"]) for run in finished(LINES) if setting.items() <= run.items()
     }
@@ -79,7 +79,7 @@ def measure(seed: int, given: argparse.Namespace) -> None:
     if not missing:
         return
     model = lm.trained(seed, given.steps)
-    x, _ = lm.windows(lm.text()[0], CALIBRATION, 7)
+    x, _ = lm.windows(lm.text()[0], given.windows, 7)
     for method, pattern in missing:
         start = time.perf_counter()
         if pattern in PATTERNS:
@@ -112,7 +112,7 @@ def summarize(given: argparse.Namespace) -> None:
     """Writes the table of all lines."""
     runs = [run for run in finished(LINES) if run["steps"] == given.steps]
     times = {run["method"]: run["seconds"] for run in runs if run["pattern"] == "time"}
-    runs = [run for run in runs if run["pattern"] != "time"]
+    runs = [run for run in runs if run.get("windows") == given.windows]
     seeds = sorted({run["seed"] for run in runs})
     dense = {run["seed"]: run["perplexity"] for run in runs if run["method"] == "dense"}
     rows = []
@@ -130,8 +130,8 @@ def summarize(given: argparse.Namespace) -> None:
     text += (
         "Characters of the sources of Python's standard library; two decoder blocks, 128 wide, "
         f"trained for {given.steps} batches of 16 windows of 64 characters. All kernels of the "
-        "blocks at one density (magnitudes are compared over all of them; shares by error differ); "
-        f"{CALIBRATION} windows for calibration, nothing is trained afterwards. Perplexity of the "
+        "blocks at one density (magnitudes are compared over all; shares by error differ); "
+        f"{given.windows} windows for calibration, nothing is trained afterwards. Perplexity of the "
         "next character on 256 windows of other modules, mean and standard deviation over the "
         "seeds. Times of a call with 64 windows, medians of interleaved calls.\n\n"
     )
@@ -148,11 +148,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--windows", type=int, default=512, help="for calibration")
     parser.add_argument("--patterns", nargs="+", default=["1", "smaller", *PATTERNS])
     parser.add_argument("--rounds", type=int, default=200, help="of the times")
     parser.add_argument("--time", action="store_true", help="only time calls")
     parser.add_argument("--summary", action="store_true", help="only write the table")
-    given = parsed(parser, quick={"seeds": 1, "steps": 20, "patterns": ["1", "smaller"]})
+    quick = {"seeds": 1, "steps": 20, "windows": 64, "patterns": ["1", "smaller"]}
+    given = parsed(parser, quick=quick)
     if given.time:
         measure_time(given)
     elif not given.summary:

@@ -235,7 +235,8 @@ def prune(
             plan = plan_for(density, budget, weights, orthogonal=False)
         if on_blocks or isinstance(structure, Block):
             fixed = not isinstance(budget, str)
-            blocks = BlockPlan.of(weights, plan, structure, orthogonal=False, given=fixed)
+            size = structure if isinstance(structure, Block) else None
+            blocks = BlockPlan.of(weights, plan, size, orthogonal=False, given=fixed)
             recipe = Recipe(str(score), blocks.budget.counts, blocks=blocks.blocks, refit=refit)
             sparse = hold(
                 model, blocks.weights, prune_layers(model, blocks.weights, recipe, **run), storage
@@ -291,10 +292,11 @@ def _check_layerwise(
         )
     regular = isinstance(structure, Block) and structure.regular
     if structure is not None and (
-        not (isinstance(structure, NByM | Channels) or regular) or score not in ("magnitude", *CALIBRATED)
+        not (isinstance(structure, NByM | Channels) or regular)
+        or score not in ("magnitude", *CALIBRATED)
     ):
         raise ValueError(
-            "`structure` must be NByM, or Block(rows, cols, regular=True), or calibration.Channels, "
+            "`structure` must be NByM, or Block(rows, cols, regular=True), or Channels, "
             'with score="obs", "wanda" or "magnitude"; other structures are drawn by sparsify. '
             f"Received: structure={structure!r}, score={score!r}"
         )
