@@ -117,7 +117,8 @@ def measure(seed: int, given: argparse.Namespace) -> None:
 
 def summarize(given: argparse.Namespace) -> None:
     """Writes the table of all lines."""
-    runs = [run for run in finished(LINES) if run["epochs"] == given.epochs]
+    setting = {"epochs": given.epochs, "images": given.images}
+    runs = [run for run in finished(LINES) if setting.items() <= run.items()]
     seeds = sorted({run["seed"] for run in runs})
     dense = {run["seed"]: run["plain"] for run in runs if run["method"] == "dense"}
     rows = [["dense", "1", shown(list(dense.values())), "", "", ""]]
@@ -135,9 +136,10 @@ def summarize(given: argparse.Namespace) -> None:
     header += ["lost to dense", "time [s]"]
     text = "# A trained CNN, pruned at once\n\n"
     text += (
-        "Fashion-MNIST, a CNN with batch normalization; all kernels but the first and the last at "
-        f"the same density; {CALIBRATION} images for calibration, no training afterwards. Test "
-        "accuracy, mean and standard deviation over the seeds, as pruned and after "
+        f"Fashion-MNIST, a CNN with batch normalization, trained on {given.images} images for "
+        f"{given.epochs} epochs; all kernels but the first and the last are pruned, to one density "
+        f"but for shares by error; {CALIBRATION} images for calibration, no training afterwards. "
+        "Test accuracy, mean and standard deviation over the seeds, as pruned and after "
         "`restore_statistics`; points lost to the dense network after that; time of `prune`.\n\n"
     )
     write("one_shot", text + markdown(header, rows), seeds)

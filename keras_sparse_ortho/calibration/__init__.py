@@ -1,5 +1,6 @@
 """Trained networks, layer by layer on calibration data: pruning, refits, statistics."""
 
+from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._compensate import compensate
 from keras_sparse_ortho.calibration._layerwise import CALIBRATED as CALIBRATED
 from keras_sparse_ortho.calibration._layerwise import Recipe as Recipe
@@ -9,4 +10,4 @@ from keras_sparse_ortho.calibration._shares import BUDGETS_OF_DATA as BUDGETS_OF
 from keras_sparse_ortho.calibration._shares import budget_of_data as budget_of_data
 
 # Public; the other names above are for `pruning`.
-__all__ = ["compensate", "restore_statistics"]
+__all__ = ["Channels", "compensate", "restore_statistics"]

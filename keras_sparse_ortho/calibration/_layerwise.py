@@ -15,7 +15,13 @@ import numpy as np
 from keras_sparse_ortho._files import atomic_write_bytes
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho._workers import digest_of
-from keras_sparse_ortho.calibration._patterns import Entries, Pattern, RegularPattern
+from keras_sparse_ortho.calibration._channels import Channels
+from keras_sparse_ortho.calibration._patterns import (
+    Entries,
+    Pattern,
+    RegularPattern,
+    WholeInputs,
+)
 from keras_sparse_ortho.calibration._rows import (
     GramStop,
     Moments,
@@ -32,6 +38,8 @@ from keras_sparse_ortho.orthogonal import Block, NByM
 
 CALIBRATED = ("obs", "wanda")
 """The scores that need inputs of each layer."""
+
+_TOLD = 0.1  # a density that is missed by more than this part is told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Recipe:
     score: str = "magnitude"
     counts: Mapping[str, int] | None = None
     masks: Mapping[str, np.ndarray] | None = None
-    structure: NByM | None = None
+    structure: NByM | Channels | None = None
     blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)
     refit: bool = False
 
@@ -101,28 +109,46 @@ class Recipe:
         """
         if self.structure is None:
             return
+        missed = []
         for weight in weights:
-            shape = (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
+            shape = _canonical_shape(weight)
             try:
                 self.structure.check(shape)
             except LayoutError as error:
                 raise LayoutError(f"The weight '{weight.path}' does not fit: {error}") from None
-            if self._count(weight) > self.structure.most(shape):
+            assert self.counts is not None
+            now, then = self._count(weight), self.counts[weight.path]
+            if abs(now - then) > _TOLD * then:
+                densities = f"{now / weight.size:.4g} instead of {then / weight.size:.4g}"
+                missed.append(f"'{weight.path}' has the density {densities}")
+            if now > self.structure.most(shape):
                 raise BudgetError(
                     f"{self.structure} allows at most {self.structure.most(shape)} live entries "
-                    f"in '{weight.path}'. Received: {self._count(weight)}"
+                    f"in '{weight.path}'. Received: {now}"
                 )
+        if missed:
+            warnings.warn(
+                f"{self.structure} allows whole groups of inputs only. Received: "
+                f"{'; '.join(missed)}",
+                stacklevel=5,
+            )
 
     def _pattern(self, weight: PrunableWeight) -> Pattern:
-        block = self.blocks.get(weight.path)
-        if block is None:
-            return Entries(self.structure)
-        layout = weight.layout or KernelLayout.convolution()
-        return RegularPattern(block, layout.canonical_shape(weight.shape))
+        block, shape = self.blocks.get(weight.path), _canonical_shape(weight)
+        if isinstance(self.structure, Channels):
+            return WholeInputs(Block(self.structure.group, shape[-1], regular=True), shape)
+        return Entries(self.structure) if block is None else RegularPattern(block, shape)
 
     def _count(self, weight: PrunableWeight) -> int:
         assert self.counts is not None
-        return self.counts[weight.path]
+        count = self.counts[weight.path]
+        if isinstance(self.structure, Channels):
+            return self.structure.nearest(_canonical_shape(weight), count)
+        return count
+
+
+def _canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
+    return (weight.layout or KernelLayout.convolution()).canonical_shape(weight.shape)
 
 
 def prune_layers(
@@ -169,6 +195,11 @@ def prune_layers(
     batches = calibration_batches(data)
     saved = _Saved(resume, model, weights, recipe, batches) if resume is not None else None
     with _put_back(weights) as as_given:
+
+        def take_saved(weight: PrunableWeight, number: int) -> None:
+            assert saved is not None
+            take(weight, *saved.load(number, weight))
+
         stops: list[Stop] = []
         left = []
         for number, weight in enumerate(weights):
@@ -177,9 +208,8 @@ def prune_layers(
                 left.append(weight)
                 take(weight, *recipe.by_magnitude(weight))
                 continue
-            found = None if saved is None else saved.load(number, weight)
-            if found is not None:
-                stops.append(_Known(weight, functools.partial(take, weight, *found)))
+            if saved is not None and saved.has(number):
+                stops.append(_Known(weight, functools.partial(take_saved, weight, number)))
                 continue
 
             def solve(
@@ -246,12 +276,13 @@ class _Saved:
         arrays += [] if recipe.masks is None else [recipe.masks[w.path] for w in weights]
         self._key = digest_of(*arrays)
 
-    def load(self, number: int, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
-        """Values and mask, where the file is there."""
-        path = self._path(number)
-        if not path.exists():
-            return None
-        with np.load(path) as found:
+    def has(self, number: int) -> bool:
+        """Whether a kernel is done."""
+        return self._path(number).exists()
+
+    def load(self, number: int, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
+        """Values and mask of a kernel that is done; read late, not all at once."""
+        with np.load(self._path(number)) as found:
             draw = PackedDraw(found["bits"], found["values"], weight.shape, 0, None)
             return draw.kernel, draw.mask
 
@@ -290,5 +321,5 @@ def _put_back(
     try:
         yield as_given
     finally:
-        for weight, value in zip(weights, values, strict=True):
-            assign(weight.variable, value)
+        for weight in reversed(weights):  # each copy is freed before the next is assigned
+            assign(weight.variable, values.pop())

@@ -1,4 +1,4 @@
-"""What is dropped together when a kernel is solved: single entries, N of every M, regular blocks.
+"""What is dropped together when a kernel is solved: entries, N of every M, blocks, whole inputs.
 
 Kernels and masks are `M` matrices `(M, k, outputs)` here, as in `_solve.py`, and NumPy arrays.
 """
@@ -124,3 +124,32 @@ class RegularPattern(Pattern):
     def _folded(self) -> tuple[int, int, int, int]:
         batch, parts, *taps, inputs, outputs = self.shape
         return batch * parts, math.prod(taps), inputs, outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeInputs(RegularPattern):
+    """Groups of inputs, live for all outputs and at all taps or not at all.
+
+    Args:
+        block: One group of inputs by all outputs.
+        shape: The canonical shape of the kernel.
+    """
+
+    def largest(
+        self,
+        scores: np.ndarray,
+        count: int,
+        live: np.ndarray | None = None,
+        *,
+        last: bool = True,
+    ) -> np.ndarray:
+        """See `Pattern.largest`."""
+        matrices, taps, _, outputs = self._folded
+        folded = (matrices, taps, -1, self.block.rows, outputs)
+        totals = scores.reshape(folded).sum(axis=(1, 3, 4))
+        if live is not None:
+            totals = np.where(live.reshape(folded).any(axis=(1, 3, 4)), totals, -1.0)
+        kept = largest_mask(totals, -(-count // (taps * self.block.rows * outputs)))
+        mask = np.zeros((*totals.shape[:1], taps, totals.shape[1], self.block.rows, outputs), bool)
+        mask |= kept[:, None, :, None, None]
+        return mask.reshape(scores.shape)

@@ -99,6 +99,32 @@ class Barrier(ChannelRule):
         return [np.ones_like(mask) for mask in read], np.ones_like(kept)
 
 
+class Heads(Barrier):
+    """MultiHeadAttention: all channels stay, but heads go that add nothing to the output."""
+
+    def shrunk(self, constants: list[Constants], read: list[Mask], kept: Mask) -> Shrunk | None:
+        """The layer without heads whose values are 0, or whose outputs nothing reads."""
+        layer = self.layer
+        values = [value(v) for v in layer.value_dense.weights]
+        given = np.logical_or.reduce([v.any(axis=(*range(v.ndim - 2), -1)) for v in values])
+        output = value(layer.output_dense.kernel)
+        live = given & output.any(axis=(*range(1, output.ndim),))
+        if live.all():
+            return None
+        live[0] |= not live.any()
+        axes = {id(v): v.ndim - 2 for d in self._projections() for v in d.weights}
+        axes[id(layer.output_dense.kernel)] = 0
+        arrays = [value(v) for v in layer.weights]
+        arrays = [
+            np.compress(live, array, axes[id(v)]) if id(v) in axes else array
+            for v, array in zip(layer.weights, arrays, strict=True)
+        ]
+        return as_weights(layer, {"num_heads": int(np.count_nonzero(live))}, *arrays)
+
+    def _projections(self) -> list[Any]:
+        return [self.layer.query_dense, self.layer.key_dense, self.layer.value_dense]
+
+
 def channels(shape: Shape) -> int:
     """Number of channels; 0 for a tensor without, or with a number that is not known."""
     return int(shape[-1] or 0) if len(shape) > 1 else 0
@@ -524,4 +550,6 @@ def rule_for(call: GraphCall, calls: int) -> ChannelRule:
     alone = len(call.outputs) == 1 and call.inputs and (calls == 1 or not changes)
     if configured or not alone or not rule.fits(layer, inputs, output):
         rule = Barrier
+    if type(layer) is L.MultiHeadAttention and calls == 1:  # whatever else it is called with
+        rule = Heads
     return rule(layer, inputs, output)

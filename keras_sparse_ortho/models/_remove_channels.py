@@ -20,6 +20,7 @@ from keras_sparse_ortho.models._channel_rules import (
     Barrier,
     ChannelRule,
     Constants,
+    Heads,
     Kernel,
     Mask,
     Shrunk,
@@ -44,6 +45,8 @@ def remove_channels(model: keras.Model) -> keras.Model:
     next layer, `b' = b + sum_i c_i sum_taps K_i`, and the channel goes. What goes as well is a
     channel that nothing reads, and one that is computed from constants only; zeros of whichever
     origin count, learnt by `parametrizations.ChannelSoftThreshold` or not.
+
+    Heads of MultiHeadAttention go whose values are 0, or whose outputs nothing reads.
 
     Dense, Conv, DepthwiseConv and SeparableConv layers shrink, and with them what stands between:
     BatchNormalization, elementwise activations, pooling, Dropout, padding, Flatten, Reshape that
@@ -108,14 +111,15 @@ def remove_channels(model: keras.Model) -> keras.Model:
     if not is_clonable(plain) and not is_made_from_layers(plain):
         plain = _as_plain_graph(plain)
     plan, left = _channel_plan(plain)
-    left += _inside_barriers(plain)
+    small = _with_small_layers(plain, plan)
+    left += _inside_barriers(small)
     if left:
         warnings.warn(
             "Dead channels stay where a layer is not known to do without them. "
             f"Received: {'; '.join(left)}",
             stacklevel=2,
         )
-    return _with_small_layers(plain, plan)
+    return small
 
 
 def _with_small_layers(model: Any, plan: dict[int, Shrunk]) -> Any:
@@ -176,7 +180,7 @@ def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
     plan = {}
     for call in calls:
         whole = [kept[key].all() for key in (*call.inputs, *call.outputs)]
-        if all(whole) or isinstance(call.rule, Barrier):
+        if not isinstance(call.rule, Heads) and (all(whole) or isinstance(call.rule, Barrier)):
             continue
         read = [kept[key] for key in call.inputs]
         known = [constants[key] for key in call.inputs]

@@ -107,8 +107,8 @@ def probe_of_copy(model: Any, copy: Any) -> Probe:
         return Probe(model)  # which compares nothing
     theirs = {weight.path: weight for weight in prunable_weights(copy, unregistered=True)}
     ours = prunable_weights(model, unregistered=True)
-    values = [(weight.variable, theirs[weight.path].value()) for weight in ours]
-    return Probe(model, [(v, keras.ops.convert_to_tensor(value, v.dtype)) for v, value in values])
+    found = ((weight.variable, theirs[weight.path].value()) for weight in ours)  # one at a time
+    return Probe(model, [(v, keras.ops.convert_to_tensor(value, v.dtype)) for v, value in found])
 
 
 def beside_kernels(model: Any) -> set[int]:

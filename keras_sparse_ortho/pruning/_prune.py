@@ -12,6 +12,7 @@ from keras_sparse_ortho._checks import check_density, explains_density
 from keras_sparse_ortho.calibration import (
     BUDGETS_OF_DATA,
     CALIBRATED,
+    Channels,
     Recipe,
     budget_of_data,
     prune_layers,
@@ -42,7 +43,7 @@ def prune(
     masks: Mapping[str, np.ndarray] | None = None,
     data: Any = None,
     refit: bool = False,
-    structure: NByM | Block | None = None,
+    structure: NByM | Block | Channels | None = None,
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
@@ -113,6 +114,7 @@ def prune(
         structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`: at most `n` live of every `m`
             consecutive inputs. `Block(rows, cols, regular=True)`: blocks that are live or dead as a
             whole, in any storage; densities are as with `storage="blocks"`.
+            `calibration.Channels(group)`: whole inputs, for `remove_channels`.
         seed: Integer, for `score="random"` and the choice of samples from arrays.
         include: Which kernels: weight paths, layer paths, regular expressions, layers or indices
             into `prunable_weights(model)` (one or a list); or a predicate of a `PrunableWeight`.
@@ -193,7 +195,7 @@ def prune(
     layerwise = score in CALIBRATED if isinstance(score, str) else False
     _check_layerwise(score, data, refit, structure, resume, needs_data=refit or layerwise)
     on_blocks = storage == "blocks"
-    if on_blocks and isinstance(structure, NByM):
+    if on_blocks and isinstance(structure, NByM | Channels):
         raise ValueError(
             'storage="blocks" takes the size of blocks as `structure`, such as '
             f"Block(64, 64, regular=True). Received: {structure=}"
@@ -233,7 +235,8 @@ def prune(
             plan = plan_for(density, budget, weights, orthogonal=False)
         if on_blocks or isinstance(structure, Block):
             fixed = not isinstance(budget, str)
-            blocks = BlockPlan.of(weights, plan, structure, orthogonal=False, given=fixed)
+            size = structure if isinstance(structure, Block) else None
+            blocks = BlockPlan.of(weights, plan, size, orthogonal=False, given=fixed)
             recipe = Recipe(str(score), blocks.budget.counts, blocks=blocks.blocks, refit=refit)
             sparse = hold(
                 model, blocks.weights, prune_layers(model, blocks.weights, recipe, **run), storage
@@ -289,11 +292,12 @@ def _check_layerwise(
         )
     regular = isinstance(structure, Block) and structure.regular
     if structure is not None and (
-        not (isinstance(structure, NByM) or regular) or score not in ("magnitude", *CALIBRATED)
+        not (isinstance(structure, NByM | Channels) or regular)
+        or score not in ("magnitude", *CALIBRATED)
     ):
         raise ValueError(
-            '`structure` must be NByM, or Block(rows, cols, regular=True), with score="obs", '
-            '"wanda" or "magnitude"; other structures are drawn by sparsify. '
+            "`structure` must be NByM, or Block(rows, cols, regular=True), or Channels, "
+            'with score="obs", "wanda" or "magnitude"; other structures are drawn by sparsify. '
             f"Received: structure={structure!r}, score={score!r}"
         )
     if resume is not None and not needs_data:

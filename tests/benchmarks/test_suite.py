@@ -17,6 +17,7 @@ MODULES = {
 }
 MODULES |= {"block_networks", "contemporary_networks", "curves", "network_parts", "suite", "timing"}
 MODULES |= {"alternatives_used", "methods_runs", "methods_summary", "shuffled"}
+MODULES |= {"small_language_model"}
 MODULES |= {"planning"}  # measures nothing
 
 

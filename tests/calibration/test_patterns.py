@@ -5,7 +5,7 @@ import pytest
 
 from keras_sparse_ortho import Block
 from keras_sparse_ortho.calibration import _solve
-from keras_sparse_ortho.calibration._patterns import Entries, RegularPattern
+from keras_sparse_ortho.calibration._patterns import Entries, RegularPattern, WholeInputs
 
 pytestmark = pytest.mark.core
 
@@ -89,3 +89,30 @@ def test_rounds_drop_blocks_and_never_wake_them():
         assert not (mask & ~before).any()
         before = mask
     assert before.sum() == 24
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 12, 5), (1, 1, 3, 8, 6), (2, 1, 8, 4)])
+@pytest.mark.parametrize("group", [1, 4])
+def test_whole_inputs_go_that_cost_least_when_all_others_make_up(shape, group):
+    pattern = WholeInputs(Block(group, shape[-1], regular=True), shape)
+    kernel, gram = problem(shape)
+    unit = group * shape[-1] * int(np.prod(shape[2:-2]))
+    inverse = np.linalg.inv(_solve.damped(gram))
+    costs = pattern.costs(kernel, pattern.precision(inverse))
+    kept = pattern.largest(costs, kernel.size - unit)
+    # All that can be dropped, one after the other.
+    lost = []
+    for matrix in range(shape[0]):
+        for start in range(0, shape[-2], group):
+            dead = np.zeros(shape, bool)
+            dead[matrix, ..., start : start + group, :] = True
+            dead = dead.reshape(kernel.shape)
+            lost.append((loss(_solve.refit(kernel, ~dead, gram), kernel, gram), dead))
+    least, dead = min(lost, key=lambda one: one[0])
+    np.testing.assert_array_equal(kept, ~dead)
+    np.testing.assert_allclose(costs[dead].sum(), least, rtol=1e-6)
+    found, mask = _solve.obs(kernel, 2 * unit, gram, pattern)
+    assert mask.sum() == 2 * unit
+    groups = mask.reshape(*shape[:-2], -1, group, shape[-1])
+    assert (groups == groups.max(axis=(*range(2, len(shape) - 2), -2, -1), keepdims=True)).all()
+    np.testing.assert_allclose(found, _solve.refit(kernel, mask, gram), atol=1e-6)

@@ -1,0 +1,77 @@
+"""`Channels`: masks in which inputs of a kernel are live or dead as a whole."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho.errors import LayoutError
+
+
+@dataclasses.dataclass(frozen=True)
+class Channels:
+    """Inputs of a kernel that are live or dead as a whole, for all outputs and at all taps.
+
+    A `structure` for `prune` with `score="obs"`, `"wanda"` or `"magnitude"`. What a dead input
+    came from is read by nothing, and `remove_channels` takes it out: the layer before it gets
+    smaller. With OBS dropping the inputs `g` costs
+
+        sum_j v_gj^T ((H^-1)_gg)^-1 v_gj,
+
+    what is left of the squared error of the layer's outputs if all others make up for it: least
+    squares in place of the channel. Live counts are rounded to whole groups, at least one.
+
+    Args:
+        group: Consecutive inputs that are live or dead together: 1 for the channels of a
+            feed-forward or a convolution, the width of a head for the projection behind attention.
+
+    Raises:
+        LayoutError: When a kernel is pruned whose inputs `group` does not divide.
+
+    Limits: give `prune` an `include` with the kernels whose inputs nothing else reads. Inputs on
+    a residual stream are dead for one reader only, so nothing goes.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> model = keras.Sequential([
+    ...     keras.Input((6,)), keras.layers.Dense(8, "relu", name="wide"), keras.layers.Dense(3)])
+    >>> x = np.random.default_rng(0).normal(size=(64, 6))
+    >>> half = Channels()
+    >>> pruned = kso.prune(model, 0.5, score="obs", data=x, structure=half, exclude="wide")
+    >>> [tuple(layer.kernel.shape) for layer in kso.remove_channels(pruned).layers]
+    [(6, 4), (4, 3)]
+
+    Reference:
+
+    - Frantar and Alistarh, "Optimal Brain Compression" (NeurIPS 2022), arXiv 2208.11580, for groups
+    """
+
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "group", check_integer("group", self.group))
+
+    def check(self, canonical_shape: Sequence[int]) -> None:
+        """Refuses inputs that cannot be divided into groups."""
+        inputs = canonical_shape[-2]
+        if inputs % self.group:
+            raise LayoutError(
+                f"{self} needs inputs divisible by {self.group}; change the group, or `exclude` "
+                f"the layer. Received: {inputs} inputs"
+            )
+
+    def unit(self, canonical_shape: Sequence[int]) -> int:
+        """Entries of one group."""
+        _, _, *taps, _, outputs = canonical_shape
+        return math.prod(taps) * self.group * outputs
+
+    def most(self, canonical_shape: Sequence[int]) -> int:
+        """All entries."""
+        return math.prod(canonical_shape)
+
+    def nearest(self, canonical_shape: Sequence[int], count: int) -> int:
+        """The live count of whole groups nearest to a count, at least one group."""
+        unit = self.unit(canonical_shape)
+        return max(round(count / unit), 1) * unit

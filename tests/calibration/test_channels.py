@@ -1,0 +1,95 @@
+"""Whole inputs are pruned by least squares, and what fed them is taken out."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.calibration import Channels
+from keras_sparse_ortho.errors import LayoutError
+from tests.helpers import array
+
+L = keras.layers
+
+
+def transformer():
+    """A block with attention of four heads, and a feed-forward of 12 channels."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6, 8))
+    y = L.LayerNormalization()(inputs)
+    attention = L.MultiHeadAttention(4, 3, flash_attention=False, name="attention")
+    x = L.Add()([inputs, attention(y, y, use_causal_mask=True)])
+    y = L.Dense(12, activation="gelu", name="wide")(L.LayerNormalization()(x))
+    model = keras.Model(inputs, L.Add()([x, L.Dense(8, name="narrow")(y)]))
+    rng = np.random.default_rng(1)
+    model.set_weights([w + 0.3 * rng.normal(size=w.shape) for w in model.get_weights()])
+    return model
+
+
+def rows(count=64):
+    return np.random.default_rng(0).normal(size=(count, 6, 8)).astype("float32")
+
+
+@pytest.mark.core
+def test_feed_forward_channels_and_heads_go_and_the_outputs_stay():
+    dense, x = transformer(), rows()
+    half = {"score": "obs", "data": x}
+    pruned = kso.prune(dense, 0.5, structure=Channels(), include="narrow", **half)
+    output = "attention/attention_output/kernel"
+    pruned = kso.prune(kso.strip(pruned), 0.75, structure=Channels(3), include=output, **half)
+    small = kso.remove_channels(pruned)
+    assert small.get_layer("wide").units == 6
+    heads = small.get_layer("attention")
+    assert heads.num_heads == 3
+    assert heads.count_params() == round(dense.get_layer("attention").count_params() * 0.75) + 2
+    assert small.output_shape == dense.output_shape
+    np.testing.assert_allclose(array(small(x)), array(pruned(x)), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Dead channels stay")  # of the projection that is all 0
+@pytest.mark.parametrize("zeroed", ["value", "attention_output", "all"])
+def test_heads_go_whose_values_are_zero_or_unread(zeroed):
+    dense, x = transformer(), rows()
+    attention = dense.get_layer("attention")
+    weights = attention.get_weights()
+    if zeroed == "value":
+        weights[4][:, [0, 2]], weights[5][[0, 2]] = 0, 0
+    else:
+        weights[6][[0, 2] if zeroed != "all" else slice(None)] = 0
+    attention.set_weights(weights)
+    small = kso.remove_channels(dense)
+    assert small.get_layer("attention").num_heads == (1 if zeroed == "all" else 2)
+    np.testing.assert_allclose(array(small(x)), array(dense(x)), atol=1e-5)
+
+
+def test_heads_whose_values_are_constant_stay():
+    dense = transformer()
+    attention = dense.get_layer("attention")
+    weights = attention.get_weights()
+    weights[4][:, 1] = 0  # their bias is not 0
+    attention.set_weights(weights)
+    with pytest.warns(UserWarning, match=r"of 'attention/value/kernel' in 'attention'"):
+        small = kso.remove_channels(dense)
+    assert small.get_layer("attention").num_heads == 4
+
+
+def test_least_squares_lose_less_than_dropping_by_magnitude():
+    dense, x = transformer(), rows(128)
+    lost = []
+    for options in ({"score": "obs", "data": x}, {"data": x, "refit": True}, {}):
+        pruned = kso.prune(dense, 0.5, structure=Channels(), include="narrow", **options)
+        lost.append(np.mean((array(pruned(x)) - array(dense(x))) ** 2))
+    assert lost[0] <= lost[1] < 0.9 * lost[2]
+
+
+def test_what_is_missed_is_told_and_what_does_not_fit_is_refused():
+    dense, x = transformer(), rows()
+    with pytest.warns(UserWarning, match=r"Channels\(group=4\) allows whole groups.*narrow"):
+        pruned = kso.prune(dense, 0.5, structure=Channels(4), include="narrow")
+    assert kso.prunable_weights(pruned)[-1].live == 2 * 4 * 8
+    with pytest.raises(LayoutError, match=r"'narrow/kernel' does not fit.*Received: 12 inputs"):
+        kso.prune(dense, 0.5, structure=Channels(5), include="narrow", score="obs", data=x)
+    with pytest.raises(ValueError, match=r"`group` must be.*Received"):
+        Channels(0)
+    with pytest.raises(ValueError, match=r"size of blocks.*Received: structure=Channels"):
+        kso.prune(dense, 0.5, structure=Channels(), storage="blocks")
