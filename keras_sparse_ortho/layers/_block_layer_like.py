@@ -6,6 +6,7 @@ import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
+from keras_sparse_ortho.kernels import is_sparse_layer
 from keras_sparse_ortho.layers._block_sparse_conv import (
     BlockSparseConv1D,
     BlockSparseConv2D,
@@ -72,6 +73,17 @@ def block_layer_like(
         gain = getattr(layer.kernel_initializer, "gain", 1.0)
         own["gain"] = gain if isinstance(gain, float | int) else 1.0
     return _KINDS[type(layer)](**{**config, **own})
+
+
+def plain_layer(layer: Any) -> Any:
+    """The plain layer, built, for one that holds its kernels in storages; `None` for a plain one.
+
+    Raises:
+        NotPrunableError: A stack with live blocks somewhere in its layers.
+    """
+    if isinstance(layer, ScannedStack):
+        return layer.to_plain_stack() if layer.storages() else None
+    return layer.to_dense_layer() if is_sparse_layer(layer) else None
 
 
 def why_no_block_form(layer: keras.layers.Layer) -> str | None:

@@ -309,14 +309,6 @@ class BlockSparseLayer(keras.layers.Layer):
             )
         self.set_blocks(grid.blocks(self._layout.to_canonical(kernel)[0, 0], pattern), pattern)
 
-    def check_mask(self, mask: np.ndarray, layout: KernelLayout | None) -> None:
-        """Refuses a mask that is not one of whole regular blocks; the layer need not be built.
-
-        Raises:
-            LayoutError: The reason.
-        """
-        pattern_of((layout or KernelLayout.convolution()).to_canonical(mask)[0, 0], self.block)
-
     def storages(self) -> dict[str, Storage]:
         """The kernel, by the name that it has in the namesake."""
         return {} if self._grid is None else {"kernel": LiveBlocks(self)}

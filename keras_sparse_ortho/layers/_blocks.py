@@ -26,6 +26,7 @@ from keras_sparse_ortho._keras_internals import (
     value_in_scope,
 )
 from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.orthogonal import (
     Block,
     block_count,
@@ -233,6 +234,22 @@ def pattern_of(mask: np.ndarray, block: tuple[int, int]) -> tuple[BlockGrid, np.
         )
     grid = BlockGrid(inputs, outputs, *block, fan_in=int(fan_in[0]), taps=tuple(taps))
     return grid, np.nonzero(live.T)[1].reshape(grid.out_blocks, grid.fan_in).astype(np.int32)
+
+
+def check_mask(mask: np.ndarray, block: tuple[int, int], layout: KernelLayout | None) -> None:
+    """Refuses a mask that is not one of whole regular blocks, as many in all its matrices.
+
+    Raises:
+        LayoutError: The reason.
+    """
+    canonical = (layout or KernelLayout.convolution()).to_canonical(mask)
+    matrices = canonical.reshape(-1, *canonical.shape[2:])
+    fans = sorted({pattern_of(matrix, block)[0].fan_in for matrix in matrices})
+    if len(fans) > 1:
+        raise LayoutError(
+            "Each matrix of a kernel must have as many live blocks in a line. "
+            f"Received: {fans[0]} to {fans[-1]}"
+        )
 
 
 def check_block(block: Any) -> tuple[int, int]:

@@ -11,7 +11,14 @@ from keras_sparse_ortho._optimizer_slots import copy_slots
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
-from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, block_layer_like
+from keras_sparse_ortho.layers import (
+    BlockSparseLayer,
+    PrunableLayer,
+    block_layer_like,
+    check_block,
+    check_mask,
+    plain_layer,
+)
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.models._rewrite import Replace, rewrite
 from keras_sparse_ortho.models._same_function import SameFunction
@@ -189,9 +196,8 @@ def masked_form(layer: Any, kind: type[FixedMask]) -> PrunableLayer:
     held = {key: own for key, own in storages_of(layer).items() if own.movable}
     masks = {key: kind(mask=h.mask_value(), initializer=h.drawn_by) for key, h in held.items()}
     as_drawn = {key for key, own in held.items() if own.is_as_drawn()}
-    wrapper = PrunableLayer(
-        layer.to_dense_layer(), masks, name=layer.name, trainable=layer.trainable
-    )
+    plain = plain_layer(layer)
+    wrapper = PrunableLayer(plain, masks, name=layer.name, trainable=layer.trainable)
     wrapper.build()
     for key, own in wrapper.parametrizations.items():
         own.settle()
@@ -248,7 +254,7 @@ def block_form(wrapper: Any, block: int | tuple[int, int] | None = None) -> Bloc
         )
     mask = own.mask_value()  # not the nonzero entries: live ones may be zero, as at other taps
     new = block_layer_like(wrapper.layer, density=float(mask.mean()), block=block, seed=0)
-    new.check_mask(mask, own.weight.layout)
+    check_mask(mask, check_block(block), own.weight.layout)
     new.trainable = wrapper.trainable
     return new
 
@@ -257,9 +263,10 @@ def fill_block_form(new: BlockSparseLayer, wrapper: Any) -> None:
     """Gives a layer from `block_form` the weights of the wrapped one."""
     own = storages_of(wrapper)["kernel"]
     new.build_like(wrapper.layer)
-    new.set_kernel(own.value(), own.mask_value())
+    storage: Any = storages_of(new)["kernel"]
+    storage.set_kernel(own.value(), own.mask_value())
     if own.is_as_drawn():
-        new.mark_as_drawn()
+        storage.mark_as_drawn()
 
 
 # --- the model and its optimizer -----------------------------------------------------------------

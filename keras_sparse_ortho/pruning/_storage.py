@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, BlockDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -102,36 +101,14 @@ def on_live_blocks(
     except (NotPrunableError, LayoutError):
         return None
     new.trainable = layer.trainable
-    if isinstance(new, ScannedStack):
-        _fill_stack(new, layer, drawn, values(path) if isinstance(drawn, Draw) else None)
-        return new
     new.build_like(layer)
+    storage: Any = new.storages()["kernel"]
     if isinstance(drawn, BlockDraw):
-        new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
-        new.mark_as_drawn()
+        storage.set_drawn(drawn.blocks)
     else:
         kernel = values(path) if drawn.kernel is None else drawn.kernel
-        new.set_kernel(np.where(drawn.mask, kernel, 0.0), drawn.mask)
+        storage.set_kernel(np.where(drawn.mask, kernel, 0.0), drawn.mask)
     return new
-
-
-def _fill_stack(new: ScannedStack, plain: ScannedStack, drawn: AnyDraw, kernels: Any) -> None:
-    """Builds a stack of live blocks, and gives each layer what was drawn, and its bias."""
-    new.build(plain.get_build_config()["input_shape"])
-    one = new.layer
-    biases = None if one.bias is None else to_numpy(plain.bias)
-    blocks: Any = drawn.blocks.with_taps() if isinstance(drawn, BlockDraw) else None
-
-    def fill(k: int) -> None:
-        if isinstance(drawn, BlockDraw):
-            one.set_blocks(blocks[k, 0], drawn.blocks.inputs_of[k, 0])
-        else:
-            mask = drawn.mask[k]
-            one.set_kernel(np.where(mask, kernels[k], 0.0), mask)
-        if biases is not None:
-            assign(one.bias, biases[k])
-
-    new.set_each(fill)
 
 
 def warn_of_slow_storage(
