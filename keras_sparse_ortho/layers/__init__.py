@@ -12,6 +12,11 @@ from keras_sparse_ortho.layers._block_sparse_conv import (
 from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.layers._block_sparse_dense import axes_of as axes_of
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer as BlockSparseLayer
+from keras_sparse_ortho.layers._block_sparse_rnn import (
+    BlockSparseGRUCell,
+    BlockSparseLSTMCell,
+    BlockSparseRNN,
+)
 from keras_sparse_ortho.layers._blocks import BlockGrid as BlockGrid
 from keras_sparse_ortho.layers._blocks import check_block as check_block
 from keras_sparse_ortho.layers._blocks import check_mask as check_mask
@@ -27,6 +32,9 @@ __all__ = [
     "BlockSparseConv3D",
     "BlockSparseDense",
     "BlockSparseEinsumDense",
+    "BlockSparseGRUCell",
+    "BlockSparseLSTMCell",
+    "BlockSparseRNN",
     "CircularPadding",
     "PrunableLayer",
     "ScannedStack",

@@ -29,6 +29,7 @@ from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.orthogonal import (
     Block,
+    RegularBlocks,
     block_count,
     check_regular,
     fan_step,
@@ -167,6 +168,11 @@ class BlockGrid:
         """The axes of `blocks_shape` in the order of `columns_shape`."""
         taps = range(2, 2 + len(self.taps))
         return (*taps, 1, len(self.taps) + 2, 0, len(self.taps) + 3)
+
+    def side_by_side(self, drawn: RegularBlocks) -> tuple[np.ndarray, np.ndarray]:
+        """Blocks `(J, k, *taps, r, c)` and `inputs_of` of a draw, whose gates follow each other."""
+        blocks, inputs_of = drawn.with_taps()[0], drawn.inputs_of[0]
+        return blocks.reshape(self.blocks_shape), inputs_of.reshape(-1, self.fan_in)
 
     def draw_pattern(self, seed: int) -> np.ndarray:
         """A random `inputs_of`."""

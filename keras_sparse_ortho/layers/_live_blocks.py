@@ -78,7 +78,7 @@ class LiveBlocks(Storage):
 
     def set_drawn(self, drawn: RegularBlocks) -> None:
         """Sets values and places to those that an orthogonal initializer has drawn."""
-        self._layer.set_blocks(drawn.with_taps()[0, 0], drawn.inputs_of[0, 0])
+        self._layer.set_blocks(*self._layer.grid.side_by_side(drawn))
         self.mark_as_drawn()
 
     def support(self) -> list[Any]:
@@ -163,8 +163,7 @@ class LiveBlocks(Storage):
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
         """What an array of the kernel's shape holds at the live blocks."""
         layer = self._layer
-        matrix = layer._layout.to_canonical(slot)[0, 0]
-        return layer.grid.blocks(matrix, to_numpy(layer.inputs_of))
+        return layer.grid.blocks(layer._matrix(slot), to_numpy(layer.inputs_of))
 
 
 def block_sums(blocks: np.ndarray) -> np.ndarray:

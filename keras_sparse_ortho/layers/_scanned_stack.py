@@ -173,7 +173,7 @@ class ScannedStack(keras.layers.Layer):
         return keras.Sequential([inputs, *layers], name=self.name)
 
     def set_each(self, set_layer: Callable[[int], None]) -> None:
-        """Calls `set_layer(k)` for a `layer` with the weights of layer `k`, and keeps its changes."""
+        """Calls `set_layer(k)` for a `layer` with the weights of layer `k`; changes are kept."""
         self._inside.at_each(set_layer, changes=True)
 
     def build_like(self, plain: "ScannedStack") -> None:

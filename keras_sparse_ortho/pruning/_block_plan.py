@@ -20,6 +20,7 @@ from keras_sparse_ortho.pruning._block_sizes import block_for, canonical_shape, 
 _SMALL = 0.1
 # The least density on blocks may exceed the share of a kernel by this factor, the others give it.
 _LIFT = 1.5
+_IN_RNN = "its recurrent layer needs blocks for both kernels, and is an LSTM or GRU without states"
 # A density that is missed by more than this part is told.
 _TOLD = 0.1
 
@@ -107,9 +108,9 @@ class BlockPlan:
             w.path: why_not_on_blocks(w, self.budget[w.path], self.size) for w in self.weights
         }
         told = [
-            f"'{w.path}' is not on live blocks ({reasons[w.path]})"
+            f"'{w.path}' is not on live blocks ({reasons[w.path] or _IN_RNN})"
             for w in self.weights
-            if not (hasattr(found[w.path].owner, "inputs_of") or self._only_masked(w, storage))
+            if not (_is_on_blocks(found[w.path]) or self._only_masked(w, storage))
         ]
         live = {path: found[path].live for path in self.asked}
         wanted = self.asked.counts
@@ -131,6 +132,10 @@ class BlockPlan:
     def _only_masked(self, weight: PrunableWeight, storage: str) -> bool:
         """Whether a kernel has blocks, but is not to be stored as such."""
         return storage not in ("blocks", "auto") and weight.path in self.blocks
+
+
+def _is_on_blocks(weight: PrunableWeight) -> bool:
+    return weight.storage is not None and weight.storage.in_blocks
 
 
 def _check_fits_any(size: Block, weights: list[PrunableWeight]) -> None:

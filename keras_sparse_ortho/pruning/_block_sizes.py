@@ -41,9 +41,9 @@ def block_for(
         return None
     if size is not None:
         size = dataclasses.replace(size, regular=True)
-        return size if size.divides(shape) and _times(shape, size, lift * density) else None
+        return size if _fits(size, shape) and _times(shape, size, lift * density) else None
     for side in _SIZES:
-        found = [(_times(shape, block, density), block) for block in _blocks(*shape[-2:], side)]
+        found = [(_times(shape, block, density), block) for block in _fitting(shape, side)]
         close = [
             block
             for times, block in found
@@ -58,7 +58,7 @@ def block_for(
 def least_density(weight: PrunableWeight) -> float | None:
     """The least density that the rule finds blocks for; `None` where none divides the kernel."""
     shape = canonical_shape(weight)
-    return min((_step(shape, block) for block in _blocks(*shape[-2:], _SIZES[-1])), default=None)
+    return min((_step(shape, block) for block in _fitting(shape, _SIZES[-1])), default=None)
 
 
 def why_not_on_blocks(
@@ -71,7 +71,7 @@ def why_not_on_blocks(
     *_, inputs, outputs = shape = canonical_shape(weight)
     if size is not None:
         regular = dataclasses.replace(size, regular=True)
-        least = _step(shape, regular) if regular.divides(shape) else None
+        least = _step(shape, regular) if _fits(regular, shape) else None
         blocks = f"blocks of {size.rows} x {size.cols}"
     else:
         least, blocks = least_density(weight), "blocks of about 16"
@@ -91,11 +91,21 @@ def _widened(shape: Sequence[int], block: Block) -> Block:
     while True:
         rows, cols = (1, 2) if inputs < outputs else (2, 1)
         longer = dataclasses.replace(block, rows=rows * block.rows, cols=cols * block.cols)
-        if max(longer.rows, longer.cols) > _SIZES[0] or not longer.divides(shape):
+        if max(longer.rows, longer.cols) > _SIZES[0] or not _fits(longer, shape):
             return block
         if longer.unit(shape) != block.unit(shape):
             return block
         block = longer
+
+
+def _fits(block: Block, shape: Sequence[int]) -> bool:
+    """Whether blocks divide a kernel; gates, which stand side by side, without padded outputs."""
+    *_, outputs = shape
+    return block.divides(shape) and (shape[1] == 1 or outputs % block.cols == 0)
+
+
+def _fitting(shape: Sequence[int], size: int) -> list[Block]:
+    return [block for block in _blocks(*shape[-2:], size) if _fits(block, shape)]
 
 
 @functools.lru_cache(maxsize=256)
