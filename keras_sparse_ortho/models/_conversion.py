@@ -118,7 +118,8 @@ def to_blocks(model: keras.Model, block: int | tuple[int, int] | None = None) ->
     is one of regular blocks becomes a `layers.BlockSparseDense`, ...: of its kernel only the live
     blocks are left, and a step takes little more than the live fraction of the time of a dense one
     where the layer is wide. Outputs are equal, and training goes on as it would have: where the
-    model is compiled, the optimizer's step count and moments come along. Other layers stay as they are.
+    model is compiled, the optimizer's step count and moments come along. Other layers stay as they
+    are.
 
     Args:
         model: A built model with fixed masks, masked or compact, e.g. from
