@@ -11,7 +11,7 @@ from keras_sparse_ortho.kernels import KernelLayout, Storage
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 from keras_sparse_ortho.layers._blocks import BlockGrid
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
-from keras_sparse_ortho.layers._token_products import product_by_token
+from keras_sparse_ortho.layers._token_products import product_of_rows
 
 ops = keras.ops
 
@@ -58,7 +58,7 @@ class BlockSparseGates(BlockSparseLayer):
     def call(self, inputs: Any) -> Any:
         """`(.., inputs)` to `(.., gates * units)`."""
         lead = ops.shape(inputs)[:-1]
-        x = product_by_token(ops.reshape(inputs, (-1, self.grid.inputs)), self.operands())
+        x = product_of_rows(ops.reshape(inputs, (-1, self.grid.inputs)), self.operands())
         return ops.reshape(x, (*lead, self.grid.outputs))
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:

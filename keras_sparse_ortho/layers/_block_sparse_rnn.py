@@ -325,17 +325,6 @@ class BlockSparseRNN(keras.layers.RNN):
             if variable.name in given:
                 assign(variable, ops.copy(given[variable.name].value))
 
-    def set_quantizer(self, quantizer: Any) -> None:
-        """Refused.
-
-        Raises:
-            NotPrunableError: Always.
-        """
-        raise NotPrunableError(
-            f"The gates of '{self.name}' are not quantized on live blocks: convert the model first "
-            f"(keras_sparse_ortho.to_masked), or `exclude` them. Received: {quantizer=}"
-        )
-
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Refused."""
         # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.

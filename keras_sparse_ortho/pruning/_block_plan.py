@@ -20,7 +20,6 @@ from keras_sparse_ortho.pruning._block_sizes import block_for, canonical_shape, 
 _SMALL = 0.1
 # The least density on blocks may exceed the share of a kernel by this factor, the others give it.
 _LIFT = 1.5
-_IN_RNN = "its recurrent layer needs blocks for both kernels, and is an LSTM or GRU without states"
 # A density that is missed by more than this part is told.
 _TOLD = 0.1
 
@@ -108,7 +107,7 @@ class BlockPlan:
             w.path: why_not_on_blocks(w, self.budget[w.path], self.size) for w in self.weights
         }
         told = [
-            f"'{w.path}' is not on live blocks ({reasons[w.path] or _IN_RNN})"
+            f"'{w.path}' is not on live blocks ({reasons[w.path]})"
             for w in self.weights
             if not (_is_on_blocks(found[w.path]) or self._only_masked(w, storage))
         ]

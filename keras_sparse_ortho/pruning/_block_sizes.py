@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import keras
+
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.orthogonal import Block
@@ -15,6 +17,8 @@ from keras_sparse_ortho.orthogonal import Block
 _SIZES = (128, 64, 32, 16)
 # Fans in multiples of the least ones: at the least, the kernel falls into separate matrices.
 _LEAST_TIMES = 2
+# What a cell does not know.
+_OF_CELL = "it needs an LSTM or GRU layer without states, both of whose kernels fit blocks"
 # Larger blocks are taken if they reach this part of the density; smaller ones come nearer.
 _NEAR = 0.75
 
@@ -64,9 +68,12 @@ def least_density(weight: PrunableWeight) -> float | None:
 def why_not_on_blocks(
     weight: PrunableWeight, density: float, size: Block | None = None
 ) -> str | None:
-    """Why the rule finds no blocks, or none of one `size`, for a kernel at a density."""
+    """Why a kernel at a density is not on blocks, or on none of one `size`."""
     reason = why_no_block_form(weight.owner)
-    if reason is not None or block_for(weight, density, size) is not None:
+    if reason is None and block_for(weight, density, size) is not None:
+        cell = isinstance(weight.owner, keras.layers.LSTMCell | keras.layers.GRUCell)
+        return _OF_CELL if cell else None
+    if reason is not None:
         return reason
     *_, inputs, outputs = shape = canonical_shape(weight)
     if size is not None:
