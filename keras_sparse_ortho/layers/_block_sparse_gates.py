@@ -33,6 +33,7 @@ class BlockSparseGates(BlockSparseLayer):
         super().__init__(**kwargs)
         self.gates = gates
         self.units = units
+        self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
         """Draws blocks and makes the weights."""

@@ -24,11 +24,10 @@ def data():
 
 def model_in(storage):
     """Attention and feed-forward layers by one word, or the same kernels with masks."""
-    keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     inputs = keras.Input((5, 64))
     x = inputs + L.MultiHeadAttention(4, 16, name="mix")(inputs, inputs)
-    y = L.Dense(128, "gelu", name="wide")(L.LayerNormalization()(x))
+    y = L.Dense(128, "gelu", name="wide")(L.LayerNormalization(name="norm")(x))
     x = L.GlobalAveragePooling1D()(x + L.Dense(64, name="narrow")(y))
     x = L.Dense(61, "tanh", name="padded")(x)
     dense = keras.Model(inputs, L.Dense(CLASSES, name="head")(x))

@@ -118,10 +118,10 @@ def test_a_small_kernel_stays_dense():
     assert weights["recurrent_kernel"].storage.in_blocks
     flops = {row.path: row.flops for row in kso.report(blocks).rows}
     assert flops["rnn/lstm_cell/recurrent_kernel"] == 4 * weights["recurrent_kernel"].size
-    np.testing.assert_allclose(fit(blocks, 1), fit(kso.to_masked(blocks), 1), atol=1e-5)
+    masked = kso.to_masked(blocks)
+    np.testing.assert_allclose(fit(blocks, 1), fit(masked, 1), atol=1e-5)
 
 
-RECURRENT = "rnn/lstm_cell/recurrent_kernel"
 REFUSED = {
     "reset_after=False": lambda: L.GRU(32, reset_after=False, name="rnn"),
     "recurrent_dropout": lambda: L.LSTM(32, recurrent_dropout=0.1, name="rnn"),
@@ -136,8 +136,6 @@ def test_what_is_not_on_blocks_is_told(reason):
     with pytest.warns(UserWarning, match=rf"'rnn/.*kernel' is not on live blocks \(.*{reason}"):
         sparse = kso.sparsify(model_of(REFUSED[reason](), features), 0.5, seed=0, **OPTIONS)
     assert all(w.storage is None or not w.storage.in_blocks for w in kso.prunable_weights(sparse))
-    rows = {row.path: row for row in kso.report(sparse, orthogonality=False).rows}
-    assert reason in rows["rnn/gru_cell/kernel" if "reset" in reason else RECURRENT].not_on_blocks
 
 
 def test_errors():
