@@ -271,6 +271,14 @@ class BlockSparseRNN(keras.layers.RNN):
         with self.cell.taking_products():
             return super().inner_loop(products, initial_state, mask, training)
 
+    def get_config(self) -> dict[str, Any]:
+        """All constructor arguments."""
+        config = super().get_config()
+        # Built alone, before its layer, the cell's variables would not be named below the layer:
+        # torch tells the parameters of Bidirectional apart by their paths.
+        cell = {key: value for key, value in config["cell"].items() if key != "build_config"}
+        return {**config, "cell": cell}
+
     # --- storages --------------------------------------------------------------------------------
 
     def storages(self) -> dict[str, Storage]:

@@ -81,6 +81,8 @@ def test_it_equals_its_masked_twin(kind, tmp_path):
     blocks.save(tmp_path / "blocks.keras")
     loaded = keras.saving.load_model(tmp_path / "blocks.keras")
     plain = kso.strip(blocks)
+    paths = [[v.path for v in model.trainable_variables] for model in (blocks, loaded)]
+    assert paths[0] == paths[1]
     for model in (loaded, plain):
         np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
     np.testing.assert_allclose(fit(loaded), fit(blocks), atol=1e-6)

@@ -18,7 +18,6 @@ from tests.helpers import (
     gradients,
     jit,
     jit_if_quicker,
-    slow_case_on_jax,
     slow_on_tensorflow,
 )
 
@@ -360,8 +359,11 @@ def fit_stack(model, epochs=2, callbacks=()):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, jit_compile=jit_if_quicker())
     options = {"batch_size": 8, "epochs": epochs, "shuffle": False, "verbose": 0}
-    x, y = samples(16, 4, 64), np.arange(16) % 3
-    return model.fit(x, y, callbacks=[*callbacks], **options).history["loss"]
+    return model.fit(*stack_data(), callbacks=[*callbacks], **options).history["loss"]
+
+
+def stack_data():
+    return samples(16, 4, 64), np.arange(16) % 3
 
 
 def stack_on_blocks(density=0.5, seed=0):
@@ -393,25 +395,30 @@ def test_storages_of_a_stack_are_converted_with_the_optimizer(tmp_path):
         kso.to_blocks(kso.prune(dense, 0.5, exclude="head"), (8, 32))
 
 
-@pytest.mark.parametrize("method", ["RigL", slow_case_on_jax("SET")])
-def test_blocks_of_a_stack_move_as_in_its_masked_twin(method):
+def test_rigl_moves_the_blocks_of_a_stack_as_in_its_masked_twin():
     _, blocks = stack_on_blocks()
-    models, losses, masks = (blocks, kso.to_masked(blocks)), [], []
+    models, (x, y), losses = (blocks, kso.to_masked(blocks)), stack_data(), []
     before = kso.prunable_weights(blocks)[0].mask
     for model in models:
-        moving = {"frequency": 1, "end_step": 40, "fraction": 0.6}
-        if method == "RigL":
-            x, y = samples(16, 4, 64), np.arange(16) % 3
-            moving |= {"data": (x, y), "batch_size": 8}
-        callback = getattr(kso.callbacks, method)(**moving)
-        losses.append(fit_stack(model, callbacks=[callback]))
-        masks.append(kso.prunable_weights(model)[0].mask)
-    assert (masks[0] != before).any(axis=(1, 2)).all()
+        moving = kso.callbacks.RigL((x, y), 8, frequency=1, end_step=40, fraction=0.6)
+        losses.append(fit_stack(model, callbacks=[moving]))
+    weight, twin = (kso.prunable_weights(model)[0] for model in models)
+    assert (weight.mask != before).any(axis=(1, 2)).sum() >= 2  # layers that have moved some
     np.testing.assert_allclose(*losses, atol=1e-5)
-    if method == "RigL":  # SET draws from blocks or from entries
-        np.testing.assert_array_equal(*masks)
-        values = [kso.prunable_weights(model)[0].value() for model in models]
-        np.testing.assert_allclose(*values, atol=1e-5)
+    np.testing.assert_array_equal(weight.mask, twin.mask)
+    np.testing.assert_allclose(weight.value(), twin.value(), atol=1e-5)
+
+
+def test_set_moves_the_blocks_of_a_stack_within_each_layer():
+    _, blocks = stack_on_blocks()
+    (weight, _), before = kso.prunable_weights(blocks), kso.prunable_weights(blocks)[0].mask
+    fit_stack(blocks, 1, [kso.callbacks.SET(frequency=1, end_step=40, fraction=0.9)])
+    assert (weight.mask != before).any()
+    live = weight.mask.reshape(3, 4, 16, 4, 16)
+    assert (live.all(axis=(2, 4)) == live.any(axis=(2, 4))).all()
+    for axis in (1, 2):
+        assert (live.any(axis=(2, 4)).sum(axis=axis) == 2).all()
+    assert not weight.value()[~weight.mask].any()
 
 
 def test_blocks_deeper_in_a_stack_have_no_masked_form():
