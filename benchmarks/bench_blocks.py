@@ -7,6 +7,7 @@ r"""Time of a training step on live blocks against the dense model and the maske
     python benchmarks/bench_blocks.py --name one_word --one-word --models mlp2048
     python benchmarks/bench_blocks.py --name one_word --models gpt2 llama --batches 8 --steps 1
     python benchmarks/bench_blocks.py --name one_word --models vit256 vgg --batches 32 --steps 1
+    python benchmarks/bench_blocks.py --name one_word --models lstm512 lstm1024 --batches 32
 
 Appends a line for each rival to `results/blocks.jsonl` and writes `results/blocks.md` from all of
 them: the last of each kind, or the median over several processes of one day. Rivals are the dense

@@ -1,8 +1,9 @@
-"""Whole networks for bench_blocks.py: Transformers, and a VGG for small images.
+"""Whole networks for bench_blocks.py: Transformers, a VGG for small images, and an LSTM.
 
 The decoders start from embedded tokens: embedding tables have no blocks, and would hide the rest.
 """
 
+import functools
 from typing import Any
 
 import keras
@@ -56,4 +57,12 @@ def vgg() -> keras.Model:
     return vgg16((32, 32, 3), 10, {"filters": (64, 128, 256, 512)})
 
 
-NETWORKS = {"gpt2": gpt2, "llama": llama, "vit256": vit, "vgg": vgg}
+def lstm(units: int) -> keras.Model:
+    """A layer on 64 steps of as many features."""
+    return keras.Sequential([keras.Input((64, units)), L.LSTM(units, name="lstm")])
+
+
+NETWORKS = {
+    **{"gpt2": gpt2, "llama": llama, "vit256": vit, "vgg": vgg},
+    **{f"lstm{units}": functools.partial(lstm, units) for units in (512, 1024)},
+}

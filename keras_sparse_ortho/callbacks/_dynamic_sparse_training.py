@@ -24,7 +24,6 @@ from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, derived_seed
-from keras_sparse_ortho.layers import BlockSparseLayer
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.schedules import default_frequency
 
@@ -147,9 +146,9 @@ class DynamicSparseTraining(StepCallback):
 
     def _update_weight(self, weight: PrunableWeight, scores: Any, step: int) -> int:
         rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
-        layer = block_layer(weight)
-        if layer is not None:
-            return self._move(weight, _moved_blocks(layer, self.drop_fraction(step), scores, rng))
+        assert weight.storage is not None
+        if weight.storage.in_blocks:
+            return self._move(weight, _moved_blocks(weight, self.drop_fraction(step), scores, rng))
         if moves_on_device(weight):
             return self._update_on_device(weight, scores, step, rng)
         before = weight.parametrization.mask_value()
@@ -180,7 +179,7 @@ class DynamicSparseTraining(StepCallback):
 
     def _find(self, model: Any) -> list[PrunableWeight]:
         known = prunable_weights(model)
-        sparse = [w for w in known if w.parametrization is not None or block_layer(w) is not None]
+        sparse = [w for w in known if w.storage is not None]
         rule = f"{type(self).__name__} trains weights with a `FixedMask` or live blocks: "
         for weight in sparse:
             if weight.storage is None or not weight.storage.movable:
@@ -273,16 +272,15 @@ class SET(DynamicSparseTraining):
 
     def _drawn(self, weight: PrunableWeight, step: int) -> Any:
         seed = derived_seed(self.seed, f"{step}/{weight.path}/grow")
-        layer, draw = block_layer(weight), random_order
-        if moves_on_device(weight):
-            draw = random_order_on_device
-        shape = weight.shape if layer is None else (layer.grid.in_blocks, layer.grid.out_blocks)
-        return draw(shape, seed)
+        draw = random_order_on_device if moves_on_device(weight) else random_order
+        assert weight.storage is not None
+        in_blocks = weight.storage.in_blocks
+        return draw(weight.storage.live_places().shape if in_blocks else weight.shape, seed)
 
 
 def moves_on_device(weight: PrunableWeight) -> bool:
     """Whether the entries of a weight are ranked where they are: only masks without structure."""
-    if block_layer(weight) is not None or weight.parametrization.compact:
+    if weight.storage is None or weight.storage.compact:
         return False
     return _structure(weight) is None and ranks_on_device(weight.variable)
 
@@ -327,31 +325,20 @@ def _moved_entries(
     return np.ascontiguousarray(layout.from_canonical(after, weight.shape))
 
 
-def block_layer(weight: PrunableWeight) -> BlockSparseLayer | None:
-    """The layer of a weight that is stored as its live blocks; `None` for other weights."""
-    movable = weight.storage is not None and weight.storage.movable
-    return weight.owner if movable and weight.parametrization is None else None
-
-
-def block_sums(blocks: np.ndarray) -> np.ndarray:
-    """`sum |w|` over each block: `(J, k, *taps, r, c)` to `(J, k)`."""
-    return np.asarray(np.abs(blocks).sum(axis=tuple(range(2, blocks.ndim))))
-
-
 def _moved_blocks(
-    layer: BlockSparseLayer, fraction: float, scores: np.ndarray, rng: np.random.Generator
+    weight: PrunableWeight, fraction: float, scores: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Which blocks are live, `(I, J)`, after a fraction of them has moved; see `move_regular`."""
-    grid, pattern = layer.grid, to_numpy(layer.inputs_of)
-    sums = block_sums(to_numpy(layer.blocks))
-    if not np.isfinite(sums).all():
+    """Which blocks are live after a fraction of them has moved; see `move_regular`."""
+    storage = weight.storage
+    assert storage is not None
+    live, magnitudes = storage.live_places(), storage.live_sums()
+    if not np.isfinite(magnitudes).all():
+        wrong = np.count_nonzero(~np.isfinite(magnitudes))
         raise NotPrunableError(
-            f"The blocks of '{layer.name}' are not finite. "
-            f"Received: {np.count_nonzero(~np.isfinite(sums))} blocks with infinite or NaN entries"
+            f"The blocks of '{weight.owner.name}' are not finite. "
+            f"Received: {wrong} blocks with infinite or NaN entries"
         )
-    live = np.zeros((grid.in_blocks, grid.out_blocks), dtype=bool)
-    magnitudes = np.zeros(live.shape, dtype=sums.dtype)
-    outputs = np.arange(grid.out_blocks)[:, None]
-    live[pattern, outputs], magnitudes[pattern, outputs] = True, sums
-    count = int(fraction * grid.live) // (grid.live // pattern.size)
-    return move_regular(magnitudes[None], live[None], count, scores[None], rng)[0]
+    count = int(fraction * storage.live) // storage.place_size
+    arrays = (array.reshape(-1, *live.shape[-2:]) for array in (magnitudes, live, scores))
+    magnitudes, matrices, scores = arrays
+    return move_regular(magnitudes, matrices, count, scores, rng).reshape(live.shape)

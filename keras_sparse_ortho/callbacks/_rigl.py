@@ -10,8 +10,6 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import Workers
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
     DynamicSparseTraining,
-    block_layer,
-    block_sums,
     moves_on_device,
 )
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
@@ -116,8 +114,9 @@ class RigL(DynamicSparseTraining):
             pairs = zip(gradients, self._gradient(number), strict=True)
             gradients = [one + other for one, other in pairs]
         return [
-            abs(gradient) if block_layer(weight) is None else block_sums(gradient).T
+            weight.storage.place_sums(gradient)
             for weight, gradient in zip(weights, gradients, strict=True)
+            if weight.storage is not None
         ]
 
     def settings(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_sparse_ortho._data import first_batches, is_batched
 from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer
+from keras_sparse_ortho.kernels import is_sparse_layer
 from keras_sparse_ortho.models import is_clonable, is_graph_of_class, strip
 from keras_sparse_ortho.quantization import (
     TrainedIntegers,
@@ -294,8 +294,7 @@ def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         if isinstance(layer, keras.Model) and not (is_clonable(layer) or is_graph_of_class(layer))
     ]
     for owner in subclassed:
-        kinds = (PrunableLayer, BlockSparseLayer)
-        wrapped = [layer.name for layer in all_layers(owner) if isinstance(layer, kinds)]
+        wrapped = [layer.name for layer in all_layers(owner) if is_sparse_layer(layer)]
         if wrapped:
             raise ValueError(
                 f"'{owner.name}' is a subclassed model, whose wrappers can only be removed in "

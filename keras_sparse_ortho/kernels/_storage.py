@@ -30,6 +30,9 @@ class Storage(abc.ABC):
     place_size = 1
     """Entries in a place."""
 
+    in_blocks = False
+    """Whether places are blocks that move so that each line of blocks keeps its number of them."""
+
     quantizer: Any = None
     """What rounds the effective kernel to few values (`parametrizations.WeightQuantizer`)."""
 
@@ -98,8 +101,16 @@ class Storage(abc.ABC):
     # --- dynamic sparse training: where `movable` ------------------------------------------------
 
     def live_places(self) -> np.ndarray:
-        """Which places are live: the mask, or `(I, J)` for blocks."""
+        """Which places are live: the mask, or `(*matrices, I, J)` for blocks."""
         return self.mask_value()
+
+    def live_sums(self) -> np.ndarray:
+        """`sum |w|` over each place, zero where it is dead."""
+        return np.abs(self.raw_value())
+
+    def place_sums(self, gradient: Any) -> Any:
+        """`sum |g|` over each place, of what `dense_gradient` collects."""
+        return abs(gradient)
 
     def move(self, live: Any, optimizer: Any) -> None:
         """Makes other places live, as many as before.
@@ -131,7 +142,7 @@ class DenseGradient:
         variables: Variables by which the loss is differentiated.
         values: Gives their values, arrays or tensors.
         collect: From their gradients to that at all places: of the dense kernel's shape, or for
-            blocks `(J, I, *taps, r, c)`.
+            blocks `(*matrices, J, I, *taps, r, c)`.
         held: Pairs of a variable and its value meanwhile, such as an all-live mask.
     """
 

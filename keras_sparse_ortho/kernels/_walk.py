@@ -27,7 +27,10 @@ Selection: TypeAlias = (
 
 
 def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """Yields `layer` and every layer inside it with its path, each layer once, depth first."""
+    """Yields `layer` and every layer inside it with its path, each layer once, depth first.
+
+    Layers inside one whose class is `in_one` are parts of it, and left out.
+    """
     seen: set[int] = set()
 
     def visit(current: Any, here: str) -> Iterator[tuple[Any, str]]:
@@ -35,7 +38,7 @@ def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
             return
         seen.add(id(current))
         yield current, here
-        for child in sublayers(current):
+        for child in () if getattr(type(current), "in_one", False) else sublayers(current):
             # A wrapper of ours stands for the layer inside it.
             transparent = getattr(current, "transparent_path", False)
             yield from visit(child, here if transparent else _join(here, child.name))

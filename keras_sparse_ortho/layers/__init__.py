@@ -1,6 +1,7 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
 from keras_sparse_ortho.layers._block_layer_like import block_layer_like
+from keras_sparse_ortho.layers._block_layer_like import plain_layer as plain_layer
 from keras_sparse_ortho.layers._block_layer_like import why_no_block_form as why_no_block_form
 from keras_sparse_ortho.layers._block_sparse_conv import BlockSparseConv as BlockSparseConv
 from keras_sparse_ortho.layers._block_sparse_conv import (
@@ -11,7 +12,14 @@ from keras_sparse_ortho.layers._block_sparse_conv import (
 from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.layers._block_sparse_dense import axes_of as axes_of
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer as BlockSparseLayer
+from keras_sparse_ortho.layers._block_sparse_rnn import (
+    BlockSparseGRUCell,
+    BlockSparseLSTMCell,
+    BlockSparseRNN,
+)
 from keras_sparse_ortho.layers._blocks import BlockGrid as BlockGrid
+from keras_sparse_ortho.layers._blocks import check_block as check_block
+from keras_sparse_ortho.layers._blocks import check_mask as check_mask
 from keras_sparse_ortho.layers._blocks import is_elementwise as is_elementwise
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
@@ -24,6 +32,9 @@ __all__ = [
     "BlockSparseConv3D",
     "BlockSparseDense",
     "BlockSparseEinsumDense",
+    "BlockSparseGRUCell",
+    "BlockSparseLSTMCell",
+    "BlockSparseRNN",
     "CircularPadding",
     "PrunableLayer",
     "ScannedStack",

@@ -1,11 +1,13 @@
 """`block_layer_like`: a layer of live blocks in the place of a plain one."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
+from keras_sparse_ortho.kernels import is_sparse_layer
 from keras_sparse_ortho.layers._block_sparse_conv import (
     BlockSparseConv1D,
     BlockSparseConv2D,
@@ -17,6 +19,12 @@ from keras_sparse_ortho.layers._block_sparse_dense import (
     letters_of,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._block_sparse_rnn import (
+    CELLS,
+    BlockSparseRNN,
+    recurrent_like,
+    why_no_gates,
+)
 from keras_sparse_ortho.layers._scanned_stack import ScannedStack
 
 _KINDS: dict[Any, type[BlockSparseLayer]] = {
@@ -36,19 +44,21 @@ _NOT_TAKEN = ("lora_rank", "lora_alpha", "quantization_config", "gptq_unpacked_c
 def block_layer_like(
     layer: keras.layers.Layer,
     *,
-    density: float,
-    block: int | tuple[int, int],
+    density: float | Mapping[str, float],
+    block: int | tuple[int, int] | Mapping[str, Any],
     seed: int | None = None,
-) -> BlockSparseLayer | ScannedStack:
+) -> BlockSparseLayer | BlockSparseRNN | ScannedStack:
     """The layer of live blocks with the settings of a plain layer, not built.
 
-    Once it is built, `set_kernel(kernel, mask)` gives it the values of the plain one; a stack takes
-    those of each of its layers by `set_each`.
+    Once it is built, its `storages()` take the kernels of the plain one by `set_kernel(kernel,
+    mask)`.
 
     Args:
-        layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras, or a ScannedStack of one.
-        density: Live fraction.
-        block: `(r, c)`, or one integer for both.
+        layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras, a ScannedStack of one, or an LSTM
+            or GRU.
+        density: Live fraction. Of an LSTM or GRU by name, `{"recurrent_kernel": 0.1}`, where not
+            both kernels are to be on blocks, or not with the same density.
+        block: `(r, c)`, or one integer for both; by name as well.
         seed: Seed of the places and values that are drawn.
 
     Raises:
@@ -61,6 +71,11 @@ def block_layer_like(
             f"The layer '{layer.name}' cannot compute on live blocks: {reason}. "
             f"Received: layer={type(layer).__name__}"
         )
+    if type(layer) in CELLS:
+        names = density if isinstance(density, Mapping) else ("kernel", "recurrent_kernel")
+        sizes = {name: (_named(density, name), _named(block, name)) for name in names}
+        return recurrent_like(layer, sizes, seed)
+    density, block = _named(density, "kernel"), _named(block, "kernel")
     config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
     if isinstance(layer, ScannedStack):
         config["layer"] = block_layer_like(layer.layer, density=density, block=block, seed=seed)
@@ -74,12 +89,28 @@ def block_layer_like(
     return _KINDS[type(layer)](**{**config, **own})
 
 
+def plain_layer(layer: Any) -> Any:
+    """The plain layer, built, for one that holds its kernels in storages; `None` for a plain one.
+
+    Raises:
+        NotPrunableError: A stack with live blocks somewhere in its layers.
+    """
+    if isinstance(layer, ScannedStack):
+        return layer.to_plain_stack() if layer.storages() else None
+    return layer.to_dense_layer() if is_sparse_layer(layer) else None
+
+
 def why_no_block_form(layer: keras.layers.Layer) -> str | None:
     """Why a layer cannot compute on live blocks, whatever its sizes; `None` if it can."""
+    if type(layer) in CELLS:
+        return "it is stateful" if layer.stateful else why_no_gates(layer.cell)
+    if type(layer) in (keras.layers.LSTMCell, keras.layers.GRUCell):
+        return why_no_gates(layer)
     if isinstance(layer, ScannedStack):
         layer = layer.layer
     if type(layer) not in _KINDS:
-        return f"only {', '.join(known.__name__ for known in _KINDS)} have such a form"
+        known = ", ".join(kind.__name__ for kind in (*_KINDS, *CELLS))
+        return f"only {known} have such a form"
     if getattr(layer, "lora_enabled", False):
         return "LoRA is enabled on it, and its update of the kernel is dense"
     if getattr(layer, "quantization_mode", None) is not None:
@@ -92,6 +123,10 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         except NotPrunableError:
             return f"in '{layer.equation}' its kernel is not one matrix"
     return None
+
+
+def _named(value: Any, name: str) -> Any:
+    return value[name] if isinstance(value, Mapping) else value
 
 
 _DRAWN_WHOLE = (SparseInitializer, keras.initializers.Orthogonal, keras.initializers.Identity)

@@ -140,7 +140,7 @@ class BlockSparseLayer(keras.layers.Layer):
             raise type(error)(f"The layer '{self.name}': {error}") from None
         self._kernel_shape, self._layout = shape, layout
         values, pattern = _drawn(
-            self._grid, self.kernel_initializer, self._given, self.gain, self._draw_seed
+            self._grid, self.kernel_initializer, self._given, self.gain, self._draw_seed, layout
         )
         axes = BlockAxes.at(self.path, self._grid)
         self.blocks = create_along(
@@ -280,7 +280,12 @@ class BlockSparseLayer(keras.layers.Layer):
         return self._shaped(self.grid.mask(to_numpy(self.inputs_of)))
 
     def _shaped(self, matrix: np.ndarray) -> np.ndarray:
+        """The matrix of the grid in the shape that the namesake's kernel has."""
         return self._layout.from_canonical(matrix[None, None], self._kernel_shape)
+
+    def _matrix(self, kernel: np.ndarray) -> np.ndarray:
+        """The reverse of `_shaped`."""
+        return self._layout.to_canonical(kernel)[0, 0]
 
     def set_kernel(self, kernel: Any, mask: Any) -> None:
         """Sets the live blocks from a dense kernel and its mask, both in the namesake's shape.
@@ -301,21 +306,13 @@ class BlockSparseLayer(keras.layers.Layer):
                 f"The kernel for '{self.name}' must be zero outside the mask. "
                 f"Received: {lost} nonzero entries outside"
             )
-        grid, pattern = pattern_of(self._layout.to_canonical(mask)[0, 0], self.block)
+        grid, pattern = pattern_of(self._matrix(mask), self.block)
         if grid != self.grid:
             raise LayoutError(
                 f"The layer '{self.name}' has {self.grid.fan_in} live blocks in each line. "
                 f"Received: a mask of {grid.fan_in}"
             )
-        self.set_blocks(grid.blocks(self._layout.to_canonical(kernel)[0, 0], pattern), pattern)
-
-    def check_mask(self, mask: np.ndarray, layout: KernelLayout | None) -> None:
-        """Refuses a mask that is not one of whole regular blocks; the layer need not be built.
-
-        Raises:
-            LayoutError: The reason.
-        """
-        pattern_of((layout or KernelLayout.convolution()).to_canonical(mask)[0, 0], self.block)
+        self.set_blocks(grid.blocks(self._matrix(kernel), pattern), pattern)
 
     def storages(self) -> dict[str, Storage]:
         """The kernel, by the name that it has in the namesake."""
@@ -529,7 +526,12 @@ def _check_regularizer(regularizer: Any) -> None:
 
 
 def _drawn(
-    grid: BlockGrid, initializer: Any, inputs_of: np.ndarray | None, gain: float, seed: int
+    grid: BlockGrid,
+    initializer: Any,
+    inputs_of: np.ndarray | None,
+    gain: float,
+    seed: int,
+    layout: KernelLayout,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Values `(J, k, *taps, r, c)` and places `(J, k)` of the live blocks."""
     if are_weights_set_later():
@@ -537,10 +539,11 @@ def _drawn(
         return np.zeros(grid.blocks_shape, dtype=np.float32), pattern
     if initializer == _EXACT_ORTHOGONAL:
         structure = Block(grid.rows, grid.cols, regular=True)
+        gates = KernelLayout(inputs=(-2,), outputs=(-1,), gates=layout.gates)
         drawn = regular_blocks(
-            grid.shape, grid.density, structure, gain=gain, seed=seed, dtype=np.float64
+            grid.shape, grid.density, structure, gain=gain, seed=seed, layout=gates
         )
-        return drawn.with_taps()[0, 0], drawn.inputs_of[0, 0]
+        return grid.side_by_side(drawn)
     pattern = grid.draw_pattern(seed) if inputs_of is None else grid.check_pattern(inputs_of)
     columns = to_numpy(initializer(grid.columns_shape, dtype="float32"))
     columns = columns * _fan_correction(grid, initializer)

@@ -26,8 +26,10 @@ from keras_sparse_ortho._keras_internals import (
     value_in_scope,
 )
 from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.orthogonal import (
     Block,
+    RegularBlocks,
     block_count,
     check_regular,
     fan_step,
@@ -167,6 +169,11 @@ class BlockGrid:
         taps = range(2, 2 + len(self.taps))
         return (*taps, 1, len(self.taps) + 2, 0, len(self.taps) + 3)
 
+    def side_by_side(self, drawn: RegularBlocks) -> tuple[np.ndarray, np.ndarray]:
+        """Blocks `(J, k, *taps, r, c)` and `inputs_of` of a draw, whose gates follow each other."""
+        blocks, inputs_of = drawn.with_taps()[0], drawn.inputs_of[0]
+        return blocks.reshape(self.blocks_shape), inputs_of.reshape(-1, self.fan_in)
+
     def draw_pattern(self, seed: int) -> np.ndarray:
         """A random `inputs_of`."""
         rng = np.random.default_rng(seed)
@@ -233,6 +240,22 @@ def pattern_of(mask: np.ndarray, block: tuple[int, int]) -> tuple[BlockGrid, np.
         )
     grid = BlockGrid(inputs, outputs, *block, fan_in=int(fan_in[0]), taps=tuple(taps))
     return grid, np.nonzero(live.T)[1].reshape(grid.out_blocks, grid.fan_in).astype(np.int32)
+
+
+def check_mask(mask: np.ndarray, block: tuple[int, int], layout: KernelLayout | None) -> None:
+    """Refuses a mask that is not one of whole regular blocks, as many in all its matrices.
+
+    Raises:
+        LayoutError: The reason.
+    """
+    canonical = (layout or KernelLayout.convolution()).to_canonical(mask)
+    matrices = canonical.reshape(-1, *canonical.shape[2:])
+    fans = sorted({pattern_of(matrix, block)[0].fan_in for matrix in matrices})
+    if len(fans) > 1:
+        raise LayoutError(
+            "Each matrix of a kernel must have as many live blocks in a line. "
+            f"Received: {fans[0]} to {fans[-1]}"
+        )
 
 
 def check_block(block: Any) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from keras_sparse_ortho._optimizer_slots import move_slots, moved
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Storage
-from keras_sparse_ortho.orthogonal import Block
+from keras_sparse_ortho.orthogonal import Block, RegularBlocks
 
 
 class LiveBlocks(Storage):
@@ -18,7 +18,7 @@ class LiveBlocks(Storage):
         layer: The layer, which is built.
     """
 
-    compact = movable = True
+    compact = movable = in_blocks = True
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -72,6 +72,15 @@ class LiveBlocks(Storage):
         """Sets the live blocks to those of a dense kernel."""
         assign(self._layer.blocks, self.slot_from_dense(to_numpy(value)))
 
+    def set_kernel(self, kernel: Any, mask: Any) -> None:
+        """Sets values and places from a dense kernel and its mask."""
+        self._layer.set_kernel(kernel, mask)
+
+    def set_drawn(self, drawn: RegularBlocks) -> None:
+        """Sets values and places to those that an orthogonal initializer has drawn."""
+        self._layer.set_blocks(*self._layer.grid.side_by_side(drawn))
+        self.mark_as_drawn()
+
     def support(self) -> list[Any]:
         """The two lists of where the blocks stand, and what their quantizer has."""
         quantizer = self._layer.quantizer
@@ -89,6 +98,10 @@ class LiveBlocks(Storage):
         """Whether the live blocks are what an orthogonal initializer has drawn."""
         return self._layer.is_as_drawn()
 
+    def mark_as_drawn(self) -> None:
+        """Notes that the live blocks are what an orthogonal initializer has drawn."""
+        self._layer.mark_as_drawn()
+
     def live_places(self) -> np.ndarray:
         """Which blocks are live, `(I, J)`."""
         grid, pattern = self._layer.grid, to_numpy(self._layer.inputs_of)
@@ -96,15 +109,31 @@ class LiveBlocks(Storage):
         live[pattern, np.arange(grid.out_blocks)[:, None]] = True
         return live
 
+    def live_sums(self) -> np.ndarray:
+        """Sums over live blocks, `(I, J)`."""
+        grid, sums = self._layer.grid, block_sums(to_numpy(self._layer.blocks))
+        found = np.zeros((grid.in_blocks, grid.out_blocks), dtype=sums.dtype)
+        found[to_numpy(self._layer.inputs_of), np.arange(grid.out_blocks)[:, None]] = sums
+        return found
+
+    def place_sums(self, gradient: Any) -> np.ndarray:
+        """Sums over blocks, `(I, J)`."""
+        return block_sums(gradient).T
+
     def move(self, live: Any, optimizer: Any) -> None:
         """Moves blocks, and the optimizer's slots of each."""
-        grid, layer = self._layer.grid, self._layer
+        pattern, source = self.moves(live)
+        self._layer.set_blocks(moved(to_numpy(self._layer.blocks), source, 0.0), pattern)
+        move_slots(optimizer, self._layer.blocks, source)
+
+    def moves(self, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`inputs_of` for these live blocks, and the slot of each of them before, -1 for new."""
+        grid = self._layer.grid
         pattern = np.nonzero(live.T)[1].reshape(grid.out_blocks, grid.fan_in)
         slots, lines = np.full(live.T.shape, -1), np.arange(grid.out_blocks)[:, None]
-        slots[lines, to_numpy(layer.inputs_of)] = np.arange(pattern.size).reshape(pattern.shape)
-        source = slots[lines, pattern]
-        layer.set_blocks(moved(to_numpy(layer.blocks), source, 0.0), pattern)
-        move_slots(optimizer, layer.blocks, source)
+        before = to_numpy(self._layer.inputs_of)
+        slots[lines, before] = np.arange(pattern.size).reshape(pattern.shape)
+        return pattern, slots[lines, pattern]
 
     def dense_gradient(self) -> DenseGradient:
         """That of a kernel of all blocks in place of the live ones, and of what regularizes these.
@@ -134,5 +163,9 @@ class LiveBlocks(Storage):
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
         """What an array of the kernel's shape holds at the live blocks."""
         layer = self._layer
-        matrix = layer._layout.to_canonical(slot)[0, 0]
-        return layer.grid.blocks(matrix, to_numpy(layer.inputs_of))
+        return layer.grid.blocks(layer._matrix(slot), to_numpy(layer.inputs_of))
+
+
+def block_sums(blocks: np.ndarray) -> np.ndarray:
+    """`sum |w|` over each block: `(J, k, *taps, r, c)` to `(J, k)`."""
+    return np.asarray(np.abs(blocks).sum(axis=tuple(range(2, blocks.ndim))))

@@ -1,6 +1,5 @@
 """`ScannedStack`: many equal layers one after the other, of which one is traced."""
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -14,6 +13,7 @@ import numpy as np
 from keras_sparse_ortho._backend import scan
 from keras_sparse_ortho._checks import check_config, is_integer, told
 from keras_sparse_ortho._keras_internals import (
+    DeferredVariables,
     Read,
     check_assignments,
     check_given,
@@ -21,21 +21,23 @@ from keras_sparse_ortho._keras_internals import (
     check_stored,
     restored,
     sublayers,
+    value_in_scope,
 )
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import (
     KernelLayout,
-    PrunableWeight,
     Storage,
     derived_seed,
     find_kernels,
+    is_sparse_layer,
     kernel_layouts,
     walk,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import constant
 from keras_sparse_ortho.layers._blocks import LARGEST
+from keras_sparse_ortho.layers._stacked_kernel import StackedKernel, stacked_layout
 from keras_sparse_ortho.layers._wrappable import variable_dtype
 
 ops = keras.ops
@@ -70,8 +72,7 @@ class ScannedStack(keras.layers.Layer):
         NotPrunableError: A layer that holds a `PrunableLayer`: the stack is wrapped, not its layer.
 
     Limits: masks of padded sequences and initial states are not passed on. On torch the loop is a
-    Python loop, with nothing to gain. Live blocks in a stack stay where they are:
-    `RigL` and `SET` do not move them.
+    Python loop, with nothing to gain.
 
     Example:
 
@@ -120,11 +121,14 @@ class ScannedStack(keras.layers.Layer):
         """The loop."""
         spec = self.layer.compute_output_spec(keras.KerasTensor(inputs.shape, inputs.dtype))
         inside = self._inside
+        given = inside.given()
         added = False
 
         def body(carry: tuple[Any, Any], weights: list[Any], states: list[Any]) -> Any:
             nonlocal added
-            outputs, states, losses = inside.call(carry[0], weights, states)
+            outputs, states, losses = inside.call(
+                carry[0], weights, states, [own for own, _ in given]
+            )
             added = added or bool(losses)
             total = sum((ops.cast(loss, "float32") for loss in losses), carry[1])
             return (ops.cast(outputs, spec.dtype), total), states
@@ -132,6 +136,7 @@ class ScannedStack(keras.layers.Layer):
         start = (ops.cast(inputs, spec.dtype), ops.zeros((), "float32"))
         trained, others = inside.stacked()
         weights, states = ([variable.value for variable in group] for group in (trained, others))
+        weights += [value for _, value in given]
         (outputs, loss), states = scan(body, start, weights, states)
         for variable, value in zip(others, states, strict=True):
             assign(variable, value)
@@ -168,8 +173,43 @@ class ScannedStack(keras.layers.Layer):
         return keras.Sequential([inputs, *layers], name=self.name)
 
     def set_each(self, set_layer: Callable[[int], None]) -> None:
-        """Calls `set_layer(k)`, which sets all weights of `layer`, and gives layer `k` these."""
-        self._inside.set_each(set_layer)
+        """Calls `set_layer(k)` for a `layer` with the weights of layer `k`; changes are kept."""
+        self._inside.at_each(set_layer, changes=True)
+
+    def build_like(self, plain: "ScannedStack") -> None:
+        """Builds it for the inputs of a stack of plain layers, and copies biases."""
+        if not self.built:
+            self.build(plain.get_build_config()["input_shape"])
+        biases = {v.name: v for v in plain.weights if len(v.shape) == 2}
+        for variable in self.weights:
+            if variable.name in biases:
+                # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
+                assign(variable, ops.copy(biases[variable.name].value))
+
+    def to_plain_stack(self) -> "ScannedStack":
+        """The stack of plain layers, built, for one of a layer of live blocks.
+
+        Raises:
+            NotPrunableError: A layer that holds others with live blocks.
+        """
+        if not is_sparse_layer(self.layer):
+            raise NotPrunableError(
+                f"Live blocks inside the layers of the ScannedStack '{self.name}' have no masked "
+                "form. Make its layers the layers with blocks themselves, or unroll it: "
+                f"keras_sparse_ortho.strip. Received: layers of {type(self.layer).__name__}"
+            )
+        one = self.layer.dense_layer()
+        config = {**super().get_config(), "layer": one, "depth": self.depth}
+        plain = type(self)(**config)
+        plain.build(self.get_build_config()["input_shape"])
+
+        def weights(k: int) -> list[np.ndarray]:
+            self.layer.fill_dense_layer(one)
+            return [to_numpy(variable) for variable in one.weights]
+
+        rows = self._inside.at_each(weights)
+        plain.set_each(lambda k: one.set_weights(rows[k]))
+        return plain
 
     def storages(self) -> dict[str, Storage]:
         """The kernels that the layer holds in storages of its own, such as live blocks."""
@@ -257,6 +297,7 @@ class LayersInStack:
         self.layer = layer
         self.depth = depth
         self._pairs: list[tuple[Any, Any]] = []
+        self._in_scopes: list[tuple[Any, Any]] = []
 
     def add(self, variable: Any, stacked: Any) -> None:
         """Notes which variable of the stack holds a variable of all layers."""
@@ -272,12 +313,31 @@ class LayersInStack:
         trained = [pair for pair in self._pairs if id(pair[0]) in own]
         return trained, [pair for pair in self._pairs if id(pair[0]) not in own]
 
+    def in_scopes(self, variable: Any) -> Any:
+        """The variable of all layers for one that only scopes give a value, in the layer."""
+        for own, stacked in self._in_scopes:
+            if own is variable:
+                return stacked
+        shape, dtype = (self.depth, *variable.shape), variable.dtype
+        with DeferredVariables().creating():
+            stacked = keras.Variable("zeros", shape=shape, dtype=dtype, name=variable.name)
+        self._in_scopes.append((variable, stacked))
+        return stacked
+
+    def given(self) -> list[tuple[Any, Any]]:
+        """Such variables with the values for all layers that the enclosing scope has."""
+        pairs = ((own, value_in_scope(stacked)) for own, stacked in self._in_scopes)
+        return [(own, value) for own, value in pairs if value is not None]
+
     def call(
-        self, inputs: Any, weights: list[Any], states: list[Any]
+        self, inputs: Any, weights: list[Any], states: list[Any], given: list[Any]
     ) -> tuple[Any, list[Any], list[Any]]:
-        """Output, new states and losses of the layer that has these weights and states."""
+        """Output, new states and losses of the layer that has these weights and states.
+
+        After the weights that are trained come those of variables that are `given`.
+        """
         trained, others = self._split()
-        places = [variable for variable, _ in (*trained, *others)]
+        places = [*(variable for variable, _ in trained), *given, *(v for v, _ in others)]
         mapping = list(zip(places, (*weights, *states), strict=True))
         with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
             outputs = self.layer(inputs)
@@ -310,8 +370,12 @@ class LayersInStack:
         layers = (self._built(k, input_shape) if k else first for k in range(self.depth))
         drawn = [[to_numpy(v) for v in _variables(layer)] for layer in layers] if draws else []
         for k, variable in enumerate(_variables(self.layer)):
-            zeros = np.zeros((self.depth, *variable.shape), "float32")
-            initial = np.stack([values[k] for values in drawn]) if draws else zeros
+            if draws:
+                initial = np.stack([values[k] for values in drawn])
+            elif "int" in variable.dtype:  # where blocks stand must be valid at any time
+                initial = np.stack([to_numpy(variable)] * self.depth)
+            else:
+                initial = np.zeros((self.depth, *variable.shape), "float32")
             name = names.get(id(variable), variable.name)
             yield name.replace("/", "_"), variable, initial
 
@@ -331,24 +395,21 @@ class LayersInStack:
             layers.append(layer)
         return layers
 
-    def at_each(self, read: Callable[[], Any]) -> list[Any]:
-        """What `read` finds in the layer with the weights of each in turn."""
+    def at_each(self, action: Callable[[int], Any], *, changes: bool = False) -> list[Any]:
+        """What `action(k)` returns for the layer with the weights of layer `k`, for all.
+
+        What it `changes` in them is kept.
+        """
         rows = [(variable, to_numpy(stacked)) for variable, stacked in self._pairs]
-        found = []
+        found, after = [], []
         for k in range(self.depth):
             for variable, row in rows:
                 assign(variable, row[k])
-            found.append(read())
-        return found
-
-    def set_each(self, set_layer: Callable[[int], None]) -> None:
-        """Takes for each layer the weights that `set_layer(k)` has set in the one of them."""
-        rows = []
-        for k in range(self.depth):
-            set_layer(k)
-            rows.append([to_numpy(own) for own, _ in self._pairs])
-        for values, (_, stacked) in zip(zip(*rows, strict=True), self._pairs, strict=True):
+            found.append(action(k))
+            after.append([to_numpy(variable) for variable, _ in rows] if changes else [])
+        for values, (_, stacked) in zip(zip(*after, strict=True), self._pairs, strict=False):
             assign(stacked, np.stack(values))
+        return found
 
     def constraint(self, variable: Any) -> Any:
         """The constraint of a variable, for each layer by itself."""
@@ -432,81 +493,3 @@ def _reseeded(config: Any, k: int) -> Any:
     if isinstance(config, list | tuple):
         return type(config)(_reseeded(value, k) for value in config)
     return config
-
-
-def stacked_layout(layout: KernelLayout | None, rank: int) -> KernelLayout:
-    """The layout of kernels of one layout and rank that are stacked along a new first axis."""
-    layout = KernelLayout.convolution() if layout is None else layout
-    inputs, outputs, batch = (
-        tuple(axis % rank + 1 for axis in axes)
-        for axes in (layout.inputs, layout.outputs, layout.batch)
-    )
-    return dataclasses.replace(layout, inputs=inputs, outputs=outputs, batch=(0, *batch))
-
-
-class StackedKernel(Storage):
-    """The kernels that a stack of layers holds in another storage, along a new first axis.
-
-    Args:
-        stack: The stack.
-        inside: Its layers.
-        weight: The kernel of the layer that stands for all.
-    """
-
-    compact = True
-
-    def __init__(self, stack: ScannedStack, inside: LayersInStack, weight: PrunableWeight) -> None:
-        assert weight.storage is not None
-        self._one: Storage = weight.storage
-        self._inside = inside
-        self._weight = dataclasses.replace(
-            weight,
-            variable=inside.stacked_like(weight.variable),
-            owner=stack,
-            layout=stacked_layout(weight.layout, len(weight.shape)),
-            storage=self,
-        )
-
-    @property
-    def weight(self) -> PrunableWeight:
-        """Its variable is that of all layers."""
-        return self._weight
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the dense kernels."""
-        return (self._inside.depth, *self._one.shape)
-
-    @property
-    def block(self) -> Any:
-        """Inputs and outputs of a block."""
-        return getattr(self._one, "block", None)
-
-    @property
-    def least_density(self) -> Any:
-        """The least density of a kernel of such blocks."""
-        return getattr(self._one, "least_density", None)
-
-    @property
-    def live(self) -> int:
-        """Number of live entries of all."""
-        return self._inside.depth * self._one.live
-
-    def value(self) -> np.ndarray:
-        """The dense kernels (bfloat16 as float32)."""
-        return np.stack(self._inside.at_each(self._one.value))
-
-    def mask_value(self) -> np.ndarray:
-        """Which of their entries are live."""
-        return np.stack(self._inside.at_each(self._one.mask_value))
-
-    def support(self) -> list[Any]:
-        """Where their blocks stand, of all layers."""
-        return [self._inside.stacked_like(variable) for variable in self._one.support()]
-
-    def assign_raw(self, value: Any) -> None:
-        """Refused: no dense model has weights that are stacked so."""
-        raise NotPrunableError(
-            f"The kernel '{self.weight.path}' of a ScannedStack is held as live blocks and takes "
-            f"no dense values. Received: values of shape {tuple(value.shape)}"
-        )

@@ -33,6 +33,16 @@ def _gathers_little(grid: BlockGrid) -> bool:
 
 
 def product_by_token(x: Any, kernel: BlockOperands) -> Any:
+    """`x K` for `x` of shape `(n, inputs)` between layers that have features last."""
+    x = kept(x, kernel.inputs_of)
+    if _gathers_little(kernel.grid):
+        outputs = product_of_rows(x, kernel)
+    else:
+        outputs = ops.transpose(product_features_first(ops.transpose(x), kernel))
+    return kept(outputs, kernel.inputs_of)
+
+
+def product_of_rows(x: Any, kernel: BlockOperands) -> Any:
     """`x K` for `x` of shape `(n, inputs)`.
 
     Gathered are the blocks of the side on which they are narrower. For blocks of `r <= c`, with the
@@ -44,15 +54,12 @@ def product_by_token(x: Any, kernel: BlockOperands) -> Any:
     so that `density * inputs * outputs / c` values are gathered per token, forward and backward.
     For `r > c` the same is done with the transposed kernel.
     """
-    grid, x = kernel.grid, kept(x, kernel.inputs_of)
-    if not _gathers_little(grid):
-        outputs = ops.transpose(product_features_first(ops.transpose(x), kernel))
-        return kept(outputs, kernel.inputs_of)
+    grid = kernel.grid
     x = padded_blocks(x, 1, grid.inputs, grid.rows)
     sides = _Sides(grid.rows, grid.cols, narrow_inputs=grid.rows <= grid.cols)
     lines, places, slots = _by_wide_side(kernel, sides.narrow_inputs)
     outputs = with_gradient(sides.product, sides.gradient, [x, lines], [places, slots])
-    return kept(without_padding(outputs, 1, grid.outputs, grid.cols), kernel.inputs_of)
+    return without_padding(outputs, 1, grid.outputs, grid.cols)
 
 
 def _by_wide_side(kernel: BlockOperands, narrow_inputs: bool) -> tuple[Any, Any, Any]:

@@ -11,7 +11,14 @@ from keras_sparse_ortho._optimizer_slots import copy_slots
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
-from keras_sparse_ortho.layers import BlockSparseLayer, PrunableLayer, block_layer_like
+from keras_sparse_ortho.layers import (
+    PrunableLayer,
+    block_layer_like,
+    check_block,
+    check_mask,
+    plain_layer,
+    why_no_block_form,
+)
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.models._rewrite import Replace, rewrite
 from keras_sparse_ortho.models._same_function import SameFunction
@@ -107,11 +114,12 @@ def to_masked(model: keras.Model) -> keras.Model:
 def to_blocks(model: keras.Model, block: int | tuple[int, int] | None = None) -> keras.Model:
     """The model with layers of live blocks wherever its masks and layers allow.
 
-    A wrapped `Dense`, `EinsumDense`, `Conv1D`, `Conv2D` or `Conv3D` whose mask `M` is one of
-    regular blocks becomes a `layers.BlockSparseDense`, ...: of its kernel only the live blocks are
-    left, and a step takes little more than the live fraction of the time of a dense one where the
-    layer is wide. Outputs are equal, and training goes on as it would have: where the model is
-    compiled, the optimizer's step count and moments come along. Other layers stay as they are.
+    A wrapped `Dense`, `EinsumDense`, `Conv1D`, `Conv2D`, `Conv3D`, `LSTM` or `GRU` whose mask `M`
+    is one of regular blocks becomes a `layers.BlockSparseDense`, ...: of its kernel only the live
+    blocks are left, and a step takes little more than the live fraction of the time of a dense one
+    where the layer is wide. Outputs are equal, and training goes on as it would have: where the
+    model is compiled, the optimizer's step count and moments come along. Other layers stay as they
+    are.
 
     Args:
         model: A built model with fixed masks, masked or compact, e.g. from
@@ -189,9 +197,8 @@ def masked_form(layer: Any, kind: type[FixedMask]) -> PrunableLayer:
     held = {key: own for key, own in storages_of(layer).items() if own.movable}
     masks = {key: kind(mask=h.mask_value(), initializer=h.drawn_by) for key, h in held.items()}
     as_drawn = {key for key, own in held.items() if own.is_as_drawn()}
-    wrapper = PrunableLayer(
-        layer.to_dense_layer(), masks, name=layer.name, trainable=layer.trainable
-    )
+    plain = plain_layer(layer)
+    wrapper = PrunableLayer(plain, masks, name=layer.name, trainable=layer.trainable)
     wrapper.build()
     for key, own in wrapper.parametrizations.items():
         own.settle()
@@ -203,9 +210,9 @@ def masked_form(layer: Any, kind: type[FixedMask]) -> PrunableLayer:
 # --- live blocks ---------------------------------------------------------------------------------
 
 
-def _plans(model: Any, block: Any) -> tuple[dict[int, BlockSparseLayer], list[str]]:
+def _plans(model: Any, block: Any) -> tuple[dict[int, Any], list[str]]:
     """The new layers by `id` of the wrapped ones, and why others have none."""
-    plans: dict[int, BlockSparseLayer] = {}
+    plans: dict[int, Any] = {}
     reasons = []
     for layer, path in walk(model, ""):
         if any(own.parametrization is not None for own in storages_of(layer).values()):
@@ -216,7 +223,7 @@ def _plans(model: Any, block: Any) -> tuple[dict[int, BlockSparseLayer], list[st
     return plans, reasons
 
 
-def _to_blocks(model: Any, plans: dict[int, BlockSparseLayer]) -> Any:
+def _to_blocks(model: Any, plans: dict[int, Any]) -> Any:
     def replace(layer: Any, path: str, own: Any) -> Any:
         new = plans.get(id(layer))
         if new is not None:
@@ -224,42 +231,49 @@ def _to_blocks(model: Any, plans: dict[int, BlockSparseLayer]) -> Any:
         return new
 
     planned = [layer for layer, _ in walk(model, "") if id(layer) in plans]
-    variables = {id(storages_of(layer)["kernel"].weight.variable) for layer in planned}
+    held = (storage for layer in planned for storage in storages_of(layer).values())
+    variables = {id(storage.weight.variable) for storage in held}
     changing = [w for w in prunable_weights(model) if id(w.variable) in variables]
     return _convert(model, replace, changing)
 
 
-def block_form(wrapper: Any, block: int | tuple[int, int] | None = None) -> BlockSparseLayer:
+def block_form(wrapper: Any, block: int | tuple[int, int] | None = None) -> Any:
     """The unbuilt layer of live blocks for a wrapped layer, or an error that says why not."""
-    table = storages_of(wrapper)
-    own = table.get("kernel")
-    if own is None or len(table) != 1 or not own.movable:
-        raise NotPrunableError(
-            "live blocks are for a single kernel with a fixed mask. "
-            f"Received: {[type(other).__name__ for other in table.values()]}"
-        )
-    structure = getattr(own.drawn_by, "structure", None)
-    if block is None and isinstance(structure, Block) and structure.regular:
-        block = structure.rows, structure.cols
-    if block is None:
-        raise NotPrunableError(
-            "its mask was not drawn with Block(rows, cols, regular=True); give `block` if it is one"
-            f" of such blocks. Received: structure={structure}"
-        )
-    mask = own.mask_value()  # not the nonzero entries: live ones may be zero, as at other taps
-    new = block_layer_like(wrapper.layer, density=float(mask.mean()), block=block, seed=0)
-    new.check_mask(mask, own.weight.layout)
+    if (reason := why_no_block_form(wrapper.layer)) is not None:
+        raise NotPrunableError(f"{reason}. Received: {type(wrapper.layer).__name__}")
+    density: dict[str, float] = {}
+    blocks: dict[str, Any] = {}
+    for key, own in storages_of(wrapper).items():
+        if not own.movable:
+            raise NotPrunableError(
+                f"live blocks are for fixed masks. Received: {type(own).__name__}"
+            )
+        structure = getattr(own.drawn_by, "structure", None)
+        found = block
+        if found is None and isinstance(structure, Block) and structure.regular:
+            found = structure.rows, structure.cols
+        if found is None:
+            raise NotPrunableError(
+                "its mask was not drawn with Block(rows, cols, regular=True); give `block` if it is"
+                f" one of such blocks. Received: structure={structure}"
+            )
+        mask = own.mask_value()  # not the nonzero entries: live ones may be zero, at other taps
+        check_mask(mask, check_block(found), own.weight.layout)
+        name = key.rpartition("/")[2]
+        density[name], blocks[name] = float(mask.mean()), found
+    new = block_layer_like(wrapper.layer, density=density, block=blocks, seed=0)
     new.trainable = wrapper.trainable
     return new
 
 
-def fill_block_form(new: BlockSparseLayer, wrapper: Any) -> None:
+def fill_block_form(new: Any, wrapper: Any) -> None:
     """Gives a layer from `block_form` the weights of the wrapped one."""
-    own = storages_of(wrapper)["kernel"]
     new.build_like(wrapper.layer)
-    new.set_kernel(own.value(), own.mask_value())
-    if own.is_as_drawn():
-        new.mark_as_drawn()
+    for key, own in storages_of(wrapper).items():
+        storage: Any = storages_of(new)[key]
+        storage.set_kernel(own.value(), own.mask_value())
+        if own.is_as_drawn():
+            storage.mark_as_drawn()
 
 
 # --- the model and its optimizer -----------------------------------------------------------------
@@ -317,7 +331,13 @@ def _slot(old: Any, new: Any, slot: np.ndarray, start: float) -> np.ndarray:
 
 
 def _without_support(model: Any) -> list[Any]:
-    """The weights but for masks and indices, in an order that storage does not change."""
+    """The weights but for masks and indices, in an order that storage does not change.
+
+    Kernels are first: on live blocks those of a cell come after its bias.
+    """
     own = [storage for layer, _ in walk(model, "") for storage in storages_of(layer).values()]
     support = {id(variable) for storage in own for variable in storage.support()}
-    return [variable for variable in model.weights if id(variable) not in support]
+    kernels = sorted(prunable_weights(model), key=lambda weight: weight.path)
+    first = [weight.variable for weight in kernels]
+    left_out = support | {id(variable) for variable in first}
+    return first + [variable for variable in model.weights if id(variable) not in left_out]

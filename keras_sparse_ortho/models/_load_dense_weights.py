@@ -8,7 +8,8 @@ import numpy as np
 
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, is_sparse_layer
+from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.layers import plain_layer
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._same_function import beside_kernels
@@ -73,7 +74,7 @@ def _read(model: Any, path: Any, paths: set[str]) -> tuple[dict[str, np.ndarray]
 
 
 def _dense(layer: Any, path: str, own: Any) -> Any:
-    return own.to_dense_layer() if is_sparse_layer(own) else None
+    return plain_layer(own)
 
 
 def _others(model: Any, kernels: list[PrunableWeight]) -> list[Any]:

@@ -109,7 +109,7 @@ class BlockPlan:
         told = [
             f"'{w.path}' is not on live blocks ({reasons[w.path]})"
             for w in self.weights
-            if not (hasattr(found[w.path].owner, "inputs_of") or self._only_masked(w, storage))
+            if not (_is_on_blocks(found[w.path]) or self._only_masked(w, storage))
         ]
         live = {path: found[path].live for path in self.asked}
         wanted = self.asked.counts
@@ -131,6 +131,10 @@ class BlockPlan:
     def _only_masked(self, weight: PrunableWeight, storage: str) -> bool:
         """Whether a kernel has blocks, but is not to be stored as such."""
         return storage not in ("blocks", "auto") and weight.path in self.blocks
+
+
+def _is_on_blocks(weight: PrunableWeight) -> bool:
+    return weight.storage is not None and weight.storage.in_blocks
 
 
 def _check_fits_any(size: Block, weights: list[PrunableWeight]) -> None:

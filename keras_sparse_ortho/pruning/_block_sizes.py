@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import keras
+
 from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
 from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.orthogonal import Block
@@ -15,6 +17,8 @@ from keras_sparse_ortho.orthogonal import Block
 _SIZES = (128, 64, 32, 16)
 # Fans in multiples of the least ones: at the least, the kernel falls into separate matrices.
 _LEAST_TIMES = 2
+# What a cell does not know.
+_OF_CELL = "it needs an LSTM or GRU layer without states, both of whose kernels fit blocks"
 # Larger blocks are taken if they reach this part of the density; smaller ones come nearer.
 _NEAR = 0.75
 
@@ -41,9 +45,9 @@ def block_for(
         return None
     if size is not None:
         size = dataclasses.replace(size, regular=True)
-        return size if size.divides(shape) and _times(shape, size, lift * density) else None
+        return size if _fits(size, shape) and _times(shape, size, lift * density) else None
     for side in _SIZES:
-        found = [(_times(shape, block, density), block) for block in _blocks(*shape[-2:], side)]
+        found = [(_times(shape, block, density), block) for block in _fitting(shape, side)]
         close = [
             block
             for times, block in found
@@ -58,20 +62,23 @@ def block_for(
 def least_density(weight: PrunableWeight) -> float | None:
     """The least density that the rule finds blocks for; `None` where none divides the kernel."""
     shape = canonical_shape(weight)
-    return min((_step(shape, block) for block in _blocks(*shape[-2:], _SIZES[-1])), default=None)
+    return min((_step(shape, block) for block in _fitting(shape, _SIZES[-1])), default=None)
 
 
 def why_not_on_blocks(
     weight: PrunableWeight, density: float, size: Block | None = None
 ) -> str | None:
-    """Why the rule finds no blocks, or none of one `size`, for a kernel at a density."""
+    """Why a kernel at a density is not on blocks, or on none of one `size`."""
     reason = why_no_block_form(weight.owner)
-    if reason is not None or block_for(weight, density, size) is not None:
+    if reason is None and block_for(weight, density, size) is not None:
+        cell = isinstance(weight.owner, keras.layers.LSTMCell | keras.layers.GRUCell)
+        return _OF_CELL if cell else None
+    if reason is not None:
         return reason
     *_, inputs, outputs = shape = canonical_shape(weight)
     if size is not None:
         regular = dataclasses.replace(size, regular=True)
-        least = _step(shape, regular) if regular.divides(shape) else None
+        least = _step(shape, regular) if _fits(regular, shape) else None
         blocks = f"blocks of {size.rows} x {size.cols}"
     else:
         least, blocks = least_density(weight), "blocks of about 16"
@@ -91,11 +98,21 @@ def _widened(shape: Sequence[int], block: Block) -> Block:
     while True:
         rows, cols = (1, 2) if inputs < outputs else (2, 1)
         longer = dataclasses.replace(block, rows=rows * block.rows, cols=cols * block.cols)
-        if max(longer.rows, longer.cols) > _SIZES[0] or not longer.divides(shape):
+        if max(longer.rows, longer.cols) > _SIZES[0] or not _fits(longer, shape):
             return block
         if longer.unit(shape) != block.unit(shape):
             return block
         block = longer
+
+
+def _fits(block: Block, shape: Sequence[int]) -> bool:
+    """Whether blocks divide a kernel; gates, which stand side by side, without padded outputs."""
+    *_, outputs = shape
+    return block.divides(shape) and (shape[1] == 1 or outputs % block.cols == 0)
+
+
+def _fitting(shape: Sequence[int], size: int) -> list[Block]:
+    return [block for block in _blocks(*shape[-2:], size) if _fits(block, shape)]
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, BlockDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import (
     BlockSparseLayer,
+    BlockSparseRNN,
     ScannedStack,
     block_layer_like,
     why_no_block_form,
@@ -73,7 +73,7 @@ def in_storage(parametrization: Parametrization, storage: str) -> Parametrizatio
 
 def on_live_blocks(
     layer: Any, weights: Mapping[str, str], draws: Mapping[str, AnyDraw], values: Any
-) -> BlockSparseLayer | ScannedStack | None:
+) -> BlockSparseLayer | BlockSparseRNN | ScannedStack | None:
     """The new layer, built, or `None` where the layer or its draw has no such form.
 
     Where the kernel is drawn, neither it nor its mask is ever made.
@@ -84,54 +84,36 @@ def on_live_blocks(
         draws: By path what was drawn.
         values: Gives the kernel of a path, to be kept where none was drawn.
     """
-    path = weights.get("kernel", "")
-    drawn = draws.get(path)
-    if len(weights) > 1:
-        return None
-    if isinstance(drawn, BlockDraw):
-        block, density = drawn.blocks.blocks.shape[-2:], drawn.blocks.density
-        depth = layer.depth if isinstance(layer, ScannedStack) else 1
-        if drawn.blocks.blocks.shape[:2] != (depth, 1) or drawn.initializer.layout is not None:
-            return None
-    elif isinstance(drawn, Draw) and drawn.block is not None:
-        block, density = drawn.block, drawn.live / drawn.mask.size
-    else:
+    sizes = {key.rpartition("/")[2]: _size(draws.get(path)) for key, path in weights.items()}
+    density = {key: size[0] for key, size in sizes.items() if size is not None}
+    block = {key: size[1] for key, size in sizes.items() if size is not None}
+    if len(density) < len(weights):
         return None
     try:
-        new = block_layer_like(layer, density=density, block=tuple(block), seed=0)
-    except (NotPrunableError, LayoutError):
+        new = block_layer_like(layer, density=density, block=block, seed=0)
+    except (NotPrunableError, LayoutError, KeyError):
         return None
     new.trainable = layer.trainable
-    if isinstance(new, ScannedStack):
-        _fill_stack(new, layer, drawn, values(path) if isinstance(drawn, Draw) else None)
-        return new
     new.build_like(layer)
-    if isinstance(drawn, BlockDraw):
-        new.set_blocks(drawn.blocks.with_taps()[0, 0], drawn.blocks.inputs_of[0, 0])
-        new.mark_as_drawn()
-    else:
-        kernel = values(path) if drawn.kernel is None else drawn.kernel
-        new.set_kernel(np.where(drawn.mask, kernel, 0.0), drawn.mask)
+    for key, path in weights.items():
+        storage: Any = new.storages()[key]
+        drawn: Any = draws[path]
+        if isinstance(drawn, BlockDraw):
+            storage.set_drawn(drawn.blocks)
+        else:
+            kernel = values(path) if drawn.kernel is None else drawn.kernel
+            storage.set_kernel(np.where(drawn.mask, kernel, 0.0), drawn.mask)
     return new
 
 
-def _fill_stack(new: ScannedStack, plain: ScannedStack, drawn: AnyDraw, kernels: Any) -> None:
-    """Builds a stack of live blocks, and gives each layer what was drawn, and its bias."""
-    new.build(plain.get_build_config()["input_shape"])
-    one = new.layer
-    biases = None if one.bias is None else to_numpy(plain.bias)
-    blocks: Any = drawn.blocks.with_taps() if isinstance(drawn, BlockDraw) else None
-
-    def fill(k: int) -> None:
-        if isinstance(drawn, BlockDraw):
-            one.set_blocks(blocks[k, 0], drawn.blocks.inputs_of[k, 0])
-        else:
-            mask = drawn.mask[k]
-            one.set_kernel(np.where(mask, kernels[k], 0.0), mask)
-        if biases is not None:
-            assign(one.bias, biases[k])
-
-    new.set_each(fill)
+def _size(drawn: AnyDraw | None) -> tuple[float, tuple[int, int]] | None:
+    """Density and block of a draw of regular blocks, as layers of live blocks hold them."""
+    if isinstance(drawn, BlockDraw) and drawn.initializer.layout is None:
+        *_, rows, cols = drawn.blocks.blocks.shape
+        return drawn.blocks.density, (rows, cols)
+    if isinstance(drawn, Draw) and drawn.block is not None:
+        return drawn.live / drawn.mask.size, drawn.block
+    return None
 
 
 def warn_of_slow_storage(

@@ -121,7 +121,7 @@ def test_groups_and_other_layers():
     with pytest.raises(NotPrunableError, match="groups=2"):
         block_layer_like(grouped, density=0.5, block=4)
     with pytest.raises(NotPrunableError, match="only Dense"):
-        block_layer_like(L.LSTM(8), density=0.5, block=4)
+        block_layer_like(L.SimpleRNN(8), density=0.5, block=4)
 
 
 def test_masks_that_are_none_of_blocks():

@@ -13,7 +13,13 @@ from keras_sparse_ortho.layers import (
     ScannedStack,
     _scanned_stack,
 )
-from tests.helpers import array, gradients, jit, jit_if_quicker, slow_on_tensorflow
+from tests.helpers import (
+    array,
+    gradients,
+    jit,
+    jit_if_quicker,
+    slow_on_tensorflow,
+)
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -338,21 +344,89 @@ def test_one_word_puts_the_layers_of_a_stack_on_blocks(verb, kind, tmp_path):
         for one in kernel:
             matrix = one if kind == "dense" else one[1]
             np.testing.assert_allclose(matrix.T @ matrix, np.eye(64), atol=1e-6)
-    masked = kso.prune(dense, masks={"stack/kernel": mask})
-    kso.prunable_weights(masked)[0].storage.assign_raw(kernel)
-    losses = []
-    for model in (blocks, masked):
-        x, y = samples(16, 4, 64), np.arange(16) % 3
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, jit_compile=jit_if_quicker())
-        options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
-        losses.append(model.fit(x, y, **options).history["loss"])
-    np.testing.assert_allclose(*losses, atol=1e-5)
+    masked, x = kso.to_masked(blocks), samples(16, 4, 64)
+    assert type(masked.layers[0]) is PrunableLayer
+    np.testing.assert_allclose(fit_stack(blocks), fit_stack(masked), atol=1e-5)
     expected = masked.predict(x, verbose=0)
     blocks.save(tmp_path / "blocks.keras")
     loaded = keras.saving.load_model(tmp_path / "blocks.keras")
     for model in (blocks, loaded, kso.strip(blocks)):
         np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-5)
+
+
+def fit_stack(model, epochs=2, callbacks=()):
+    if not model.compiled:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, jit_compile=jit_if_quicker())
+    options = {"batch_size": 8, "epochs": epochs, "shuffle": False, "verbose": 0}
+    return model.fit(*stack_data(), callbacks=[*callbacks], **options).history["loss"]
+
+
+def stack_data():
+    return samples(16, 4, 64), np.arange(16) % 3
+
+
+def stack_on_blocks(density=0.5, seed=0):
+    keras.utils.set_random_seed(1)
+    dense = wide_stack(WIDE["dense"]())
+    options = {"budget": "uniform", "storage": "blocks", "exclude": "head", "seed": seed}
+    return dense, kso.sparsify(dense, density, **options)
+
+
+def test_storages_of_a_stack_are_converted_with_the_optimizer(tmp_path):
+    dense, blocks = stack_on_blocks()
+    fit_stack(blocks)
+    masked = kso.to_masked(blocks)
+    again = kso.to_blocks(masked, 16)
+    assert type(again.layers[0]) is ScannedStack
+    np.testing.assert_allclose(*map(fit_stack, (again, masked)), atol=1e-5)
+    values = [kso.prunable_weights(model)[0].value() for model in (again, masked)]
+    np.testing.assert_allclose(*values, atol=1e-5)
+    for one, other in zip(
+        kso.to_masked(again).optimizer.variables, masked.optimizer.variables, strict=True
+    ):
+        np.testing.assert_allclose(array(one), array(other), atol=1e-5)
+    dense.save_weights(tmp_path / "dense.weights.h5")
+    kso.load_dense_weights(again, tmp_path / "dense.weights.h5")
+    weight = kso.prunable_weights(again)[0]
+    expected = np.where(weight.mask, array(dense.layers[0].kernel), 0)
+    np.testing.assert_array_equal(weight.value(), expected)
+    with pytest.raises(NotPrunableError, match=r"stack.*whole blocks of 8 x 32"):
+        kso.to_blocks(kso.prune(dense, 0.5, exclude="head"), (8, 32))
+
+
+def test_rigl_moves_the_blocks_of_a_stack_as_in_its_masked_twin():
+    _, blocks = stack_on_blocks()
+    models, (x, y), losses = (blocks, kso.to_masked(blocks)), stack_data(), []
+    before = kso.prunable_weights(blocks)[0].mask
+    for model in models:
+        moving = kso.callbacks.RigL((x, y), 8, frequency=1, end_step=40, fraction=0.6)
+        losses.append(fit_stack(model, callbacks=[moving]))
+    weight, twin = (kso.prunable_weights(model)[0] for model in models)
+    assert (weight.mask != before).any(axis=(1, 2)).sum() >= 2  # layers that have moved some
+    np.testing.assert_allclose(*losses, atol=1e-5)
+    np.testing.assert_array_equal(weight.mask, twin.mask)
+    np.testing.assert_allclose(weight.value(), twin.value(), atol=1e-5)
+
+
+def test_set_moves_the_blocks_of_a_stack_within_each_layer():
+    _, blocks = stack_on_blocks()
+    (weight, _), before = kso.prunable_weights(blocks), kso.prunable_weights(blocks)[0].mask
+    fit_stack(blocks, 1, [kso.callbacks.SET(frequency=1, end_step=40, fraction=0.9)])
+    assert (weight.mask != before).any()
+    live = weight.mask.reshape(3, 4, 16, 4, 16)
+    assert (live.all(axis=(2, 4)) == live.any(axis=(2, 4))).all()
+    for axis in (1, 2):
+        assert (live.any(axis=(2, 4)).sum(axis=axis) == 2).all()
+    assert not weight.value()[~weight.mask].any()
+
+
+def test_blocks_deeper_in_a_stack_have_no_masked_form():
+    inner = keras.Sequential([BlockSparseDense(8, density=0.5, block=2), L.LayerNormalization()])
+    model = keras.Sequential([keras.Input((8,)), ScannedStack(inner, 2, name="stack")])
+    with pytest.raises(NotPrunableError, match=r"ScannedStack 'stack'.*keras_sparse_ortho\.strip"):
+        kso.to_masked(model)
+    assert len(kso.strip(model).layers[0].layers) == 2
 
 
 @keras.saving.register_keras_serializable(package="test_scanned_stack")

@@ -141,7 +141,7 @@ def test_pruned_convolutions_keep_the_values_of_all_taps():
 def test_one_warning_names_what_is_not_on_blocks():
     inputs = keras.Input((5,), dtype="int32")
     x = L.Embedding(300, 64, name="embedding")(inputs)
-    x = L.LSTM(64, name="lstm")(x)
+    x = L.SimpleRNN(64, name="rnn")(x)
     x = L.Dense(128, name="wide")(L.Dense(128, name="hidden")(x))
     model = keras.Model(inputs, L.Dense(100, name="head")(x))
     with warnings.catch_warnings(record=True) as caught:
@@ -150,8 +150,8 @@ def test_one_warning_names_what_is_not_on_blocks():
     (message,) = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
     for path in (
         "embedding/embeddings",
-        "lstm/lstm_cell/kernel",
-        "lstm/lstm_cell/recurrent_kernel",
+        "rnn/simple_rnn_cell/kernel",
+        "rnn/simple_rnn_cell/recurrent_kernel",
     ):
         assert f"'{path}' is not on live blocks (only Dense," in message
     assert "'wide/kernel'" not in message

@@ -90,8 +90,10 @@ LAYERS = {
     "transposed": (lambda: L.Conv1DTranspose(128, 3), (4, 128), False),
     "depthwise": (lambda: L.DepthwiseConv1D(3, depth_multiplier=64), (4, 128), False),
     "separable": (lambda: L.SeparableConv1D(128, 3), (4, 128), False),
-    "LSTM": (lambda: L.LSTM(128), (2, 128), False),
-    "GRU": (lambda: L.Bidirectional(L.GRU(128)), (2, 128), False),
+    "LSTM": (lambda: L.LSTM(128), (2, 128), True),
+    "GRU": (lambda: L.Bidirectional(L.GRU(128)), (2, 128), True),
+    "SimpleRNN": (lambda: L.SimpleRNN(128), (2, 128), False),
+    "cell": (lambda: L.RNN(L.LSTMCell(128)), (2, 128), False),
     "Embedding": (lambda: L.Embedding(128, 128), (2,), False),
     "batch": (lambda: L.EinsumDense("abc,bcd->abd", (2, 128)), (2, 128), False),
 }
@@ -125,11 +127,11 @@ def test_kernels_of_every_layer_are_on_blocks_or_named(kind):
         if row.state == "sparse":
             assert f"'{row.path}' is not on live blocks ({row.not_on_blocks})" in told[0]
     assert {row.path for row in rows if row.block} == {
-        w.path for w in kso.prunable_weights(sparse) if hasattr(w.owner, "inputs_of")
+        w.path for w in kso.prunable_weights(sparse) if w.storage and w.storage.in_blocks
     }
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "grouped", "Embedding"])
+@pytest.mark.parametrize("kind", ["SimpleRNN", "grouped", "Embedding"])
 def test_regular_blocks_of_layers_without_a_form_are_told(kind):
     options = {"structure": kso.Block(16, 16, regular=True), "storage": "auto", "seed": 0}
     sparse, told = told_by(kso.sparsify, network(kind), 0.5, "uniform", **options)

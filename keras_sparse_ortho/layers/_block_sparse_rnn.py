@@ -1,0 +1,382 @@
+"""`BlockSparseRNN` and its cells: LSTM and GRU whose gates hold and compute live blocks only."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import keras
+
+from keras_sparse_ortho._values import assign
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import Storage, derived_seed
+from keras_sparse_ortho.layers._block_sparse_gates import BlockSparseGates, GateBlocks
+
+ops = keras.ops
+_KERNELS = ("kernel", "recurrent_kernel")
+# What a recurrent layer says of itself, beside its cell.
+_OF_LAYER = (
+    *("name", "trainable", "dtype", "return_sequences", "return_state", "go_backwards"),
+    *("stateful", "unroll", "zero_output_for_mask"),
+)
+
+if TYPE_CHECKING:
+    _Cell = Any
+else:
+    _Cell = object
+
+
+class GatesOnBlocks(_Cell):
+    """What both cells have: kernels of gates on live blocks, each made in place of a dense one."""
+
+    gates: ClassVar[int]
+    in_one: ClassVar[bool] = True  # the layers inside are parts of the cell; see `walk`
+
+    def __init__(
+        self,
+        units: int,
+        *,
+        density: float | None = None,
+        block: int | tuple[int, int] = 32,
+        recurrent_density: float | None = None,
+        recurrent_block: int | tuple[int, int] = 32,
+        gain: float = 1.0,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(units, seed=seed, **kwargs)
+        reason = why_no_gates(self)
+        if reason is not None:
+            raise NotPrunableError(
+                f"The cell '{self.name}' cannot compute on live blocks: {reason}. "
+                f"Received: {type(self).__name__}"
+            )
+        self._blocks = {"kernel": (density, block)}
+        self._blocks["recurrent_kernel"] = (recurrent_density, recurrent_block)
+        self.gain = gain
+        self._takes_products = False
+
+    def add_weight(self, shape: Any = None, initializer: Any = None, **kwargs: Any) -> Any:
+        """As every layer does, but for kernels with a density: these become layers of blocks."""
+        name = kwargs.get("name", "")
+        density, block = self._blocks.get(name, (None, None))
+        if density is None:
+            return super().add_weight(shape=shape, initializer=initializer, **kwargs)
+        made = BlockSparseGates(
+            self.gates,
+            self.units,
+            density=density,
+            block=block,
+            kernel_regularizer=kwargs.get("regularizer"),
+            kernel_constraint=kwargs.get("constraint"),
+            gain=self.gain,
+            seed=None if self.seed is None else derived_seed(self.seed, name),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+        made.build((None, shape[0]))
+        return made
+
+    def products(self, inputs: Any, training: bool = False) -> Any:
+        """The products of inputs `(.., features)` with the kernel, for all steps at once."""
+        if training and self.dropout > 0:
+            steps = inputs[:, 0, :] if len(inputs.shape) > 2 else inputs
+            mask = self.get_dropout_mask(steps)
+            inputs = inputs * (mask[:, None] if len(inputs.shape) > 2 else mask)
+        products, bias = _product(inputs, self.kernel), self._input_bias()
+        return products if bias is None else products + bias
+
+    @contextlib.contextmanager
+    def taking_products(self) -> Iterator[None]:
+        """Inside, a call is given products of its inputs instead of the inputs."""
+        self._takes_products = True
+        try:
+            yield
+        finally:
+            self._takes_products = False
+
+    def _read(self, inputs: Any, training: bool) -> Any:
+        return inputs if self._takes_products else self.products(inputs, training)
+
+    def _remembered(self, state: Any) -> Any:
+        return _product(state, self.recurrent_kernel)
+
+    def on_blocks(self) -> dict[str, BlockSparseGates]:
+        """Its kernels that are on blocks, by name."""
+        made = {name: getattr(self, name, None) for name in _KERNELS}
+        return {name: own for name, own in made.items() if isinstance(own, BlockSparseGates)}
+
+    def get_config(self) -> dict[str, Any]:
+        """All constructor arguments."""
+        (density, block), (recurrent_density, recurrent_block) = self._blocks.values()
+        return {
+            **super().get_config(),
+            "density": density,
+            "block": block,
+            "recurrent_density": recurrent_density,
+            "recurrent_block": recurrent_block,
+            "gain": self.gain,
+        }
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
+    """A `keras.layers.LSTMCell` whose kernels are live blocks, for `BlockSparseRNN`.
+
+        (i, f, g, o) = x K + h R + b,
+        c' = sigmoid(f) c + sigmoid(i) tanh(g),    h' = sigmoid(o) tanh(c')
+
+    `K`, `(inputs, 4 units)`, and `R`, `(units, 4 units)`, are four matrices side by side, one for
+    each gate. Each is of regular blocks and exactly orthogonal, with the same number of live
+    blocks in every line.
+
+    Args:
+        units: As for LSTMCell; a multiple of `c`.
+        density: Live fraction of `K`; `None` for a dense one.
+        block: `(r, c)` of `K`, or one integer for both.
+        recurrent_density: Live fraction of `R`; `None` for a dense one.
+        recurrent_block: `(r, c)` of `R`.
+        gain: Scale of exactly orthogonal kernels.
+        seed: Seed of places and values, and of dropout.
+        **kwargs: As for LSTMCell. The initializers are those of dense kernels.
+
+    Raises:
+        LayoutError, DensityError: As for `BlockSparseDense` (when it is built).
+        NotPrunableError: With `recurrent_dropout` or `implementation=1`, in which each gate reads
+            other inputs.
+
+    Example:
+
+    >>> import keras
+    >>> cell = BlockSparseLSTMCell(64, density=0.25, recurrent_density=0.25, block=16,
+    ...                            recurrent_block=16, seed=0)
+    >>> layer = BlockSparseRNN(cell)
+    >>> tuple(layer(keras.ops.ones((2, 5, 32))).shape), tuple(cell.recurrent_kernel.blocks.shape)
+    ((2, 64), (16, 1, 16, 16))
+
+    Reference:
+
+    - Narang, Undersander and Diamos, "Block-sparse recurrent neural networks" (2017),
+      arXiv 1711.02782
+    """
+
+    gates = 4
+
+    def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
+        """A step."""
+        hidden, carry = states
+        parts = ops.split(self._read(inputs, training) + self._remembered(hidden), 4, axis=-1)
+        opened = self.recurrent_activation
+        carry = opened(parts[1]) * carry + opened(parts[0]) * self.activation(parts[2])
+        hidden = opened(parts[3]) * self.activation(carry)
+        return hidden, [hidden, carry]
+
+    def _input_bias(self) -> Any:
+        return self.bias
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class BlockSparseGRUCell(GatesOnBlocks, keras.layers.GRUCell):
+    """A `keras.layers.GRUCell` whose kernels are live blocks, for `BlockSparseRNN`.
+
+        (z, r, g) = x K + b,    (z', r', g') = h R + b',
+        h' = u h + (1 - u) tanh(g + sigmoid(r + r') g'),    u = sigmoid(z + z')
+
+    See `BlockSparseLSTMCell`; there are three gates here, and `reset_after` must be True.
+
+    Args:
+        units: As for GRUCell; a multiple of `c`.
+        **kwargs: As for `BlockSparseLSTMCell` and GRUCell.
+
+    Raises:
+        LayoutError, DensityError, NotPrunableError: As for `BlockSparseLSTMCell`; the last also for
+            `reset_after=False`, in which two kernels follow each other.
+
+    Example:
+
+    >>> cell = BlockSparseGRUCell(64, recurrent_density=0.25, recurrent_block=16, seed=0)
+    >>> layer = BlockSparseRNN(cell)
+    >>> layer.build((None, 5, 3))
+    >>> [tuple(weight.shape) for weight in layer.trainable_weights]
+    [(3, 192), (2, 192), (12, 1, 16, 16)]
+    """
+
+    gates = 3
+
+    def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
+        """A step."""
+        hidden = states[0] if isinstance(states, list | tuple) else states
+        given = ops.split(self._read(inputs, training), 3, axis=-1)
+        remembered = self._remembered(hidden)
+        if self.bias is not None:
+            remembered = remembered + self.bias[1]
+        inner = ops.split(remembered, 3, axis=-1)
+        kept = self.recurrent_activation(given[0] + inner[0])
+        read = self.recurrent_activation(given[1] + inner[1])
+        hidden = kept * hidden + (1 - kept) * self.activation(given[2] + read * inner[2])
+        return hidden, [hidden] if isinstance(states, list | tuple) else hidden
+
+    def _input_bias(self) -> Any:
+        return None if self.bias is None else self.bias[0]
+
+
+CELLS: dict[Any, Any] = {
+    keras.layers.LSTM: BlockSparseLSTMCell,
+    keras.layers.GRU: BlockSparseGRUCell,
+}
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class BlockSparseRNN(keras.layers.RNN):
+    """A `keras.layers.LSTM` or `GRU` whose kernels are live blocks.
+
+    The products of all steps' inputs with the kernel are computed at once, those with the recurrent
+    kernel step by step. Outputs and gradients are those of the plain layer with these kernels.
+
+    Args:
+        cell: A `BlockSparseLSTMCell` or `BlockSparseGRUCell`.
+        **kwargs: As for `keras.layers.RNN`: `return_sequences`, `return_state`, `go_backwards`,
+            `unroll`, ...
+
+    Raises:
+        NotPrunableError: Another cell; `stateful=True`.
+
+    Limits: no cuDNN, and no quantization; make it plain first (`keras_sparse_ortho.strip`).
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8, 64)), keras.layers.GRU(64, name="gru")])
+    >>> sparse = kso.sparsify(dense, 0.25, storage="blocks", seed=0)
+    >>> type(sparse.layers[0]).__name__, [w.path for w in kso.prunable_weights(sparse)]
+    ('BlockSparseRNN', ['gru/gru_cell/kernel', 'gru/gru_cell/recurrent_kernel'])
+    """
+
+    def __init__(self, cell: Any, **kwargs: Any) -> None:
+        if not isinstance(cell, GatesOnBlocks) or kwargs.get("stateful"):
+            raise NotPrunableError(
+                "Recurrent layers on live blocks take a BlockSparseLSTMCell or BlockSparseGRUCell, "
+                "and keep no state between batches. Received: cell of type "
+                f"{type(cell).__name__}, stateful={kwargs.get('stateful', False)}"
+            )
+        super().__init__(cell, **kwargs)
+        self.input_spec = keras.layers.InputSpec(ndim=3)
+
+    def inner_loop(
+        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+    ) -> Any:
+        """That of RNN, on products that are there for all steps."""
+        mask = mask[0] if isinstance(mask, list | tuple) else mask
+        products = self.cell.products(sequences, training)
+        with self.cell.taking_products():
+            return super().inner_loop(products, initial_state, mask, training)
+
+    def get_config(self) -> dict[str, Any]:
+        """All constructor arguments."""
+        config = super().get_config()
+        # Built alone, before its layer, the cell's variables would not be named below the layer:
+        # torch tells the parameters of Bidirectional apart by their paths.
+        cell = {key: value for key, value in config["cell"].items() if key != "build_config"}
+        return {**config, "cell": cell}
+
+    # --- storages --------------------------------------------------------------------------------
+
+    def storages(self) -> dict[str, Storage]:
+        """The kernels on blocks, by the names that they have below the plain layer."""
+        cell = self.cell
+        return {
+            f"{cell.name}/{key}": GateBlocks(own, cell) for key, own in cell.on_blocks().items()
+        }
+
+    def get_build_config(self) -> dict[str, Any]:
+        """Input shape, and what tells whether loaded blocks are as they were drawn."""
+        drawn = {key: own._drawn_digest for key, own in self.cell.on_blocks().items()}
+        return {**super().get_build_config(), "drawn_digests": drawn}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds for that shape."""
+        config = dict(config)
+        drawn = config.pop("drawn_digests", {})
+        super().build_from_config(config)
+        for key, own in self.cell.on_blocks().items():
+            own._drawn_digest = drawn.get(key)
+
+    # --- the plain layer -------------------------------------------------------------------------
+
+    def dense_layer(self) -> Any:
+        """The LSTM or GRU with the same settings, not built."""
+        kind = next(plain for plain, cell in CELLS.items() if isinstance(self.cell, cell))
+        config = kind(1).cell.get_config()
+        known = {key: value for key, value in self.cell.get_config().items() if key in config}
+        plain = kind(**{**known, **_of_layer(self)})
+        plain.cell.name = self.cell.name
+        return plain
+
+    def to_dense_layer(self) -> Any:
+        """A plain Keras layer, built, with equal outputs; kernels are zero outside the blocks."""
+        plain = self.dense_layer()
+        plain.build((None, None, _features(self.cell)))
+        own = {variable.name: variable for variable in self.cell._trainable_variables}
+        for variable in plain.cell.weights:
+            gates = self.cell.on_blocks().get(variable.name)
+            # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
+            value = ops.copy(own[variable.name].value) if gates is None else gates.kernel_value()
+            assign(variable, value)
+        return plain
+
+    def build_like(self, plain: Any) -> None:
+        """Builds the layer for the inputs of a plain one, and copies what is not on blocks."""
+        if not self.built:
+            self.build((None, None, _features(plain.cell)))
+        given = {variable.name: variable for variable in plain.cell.weights}
+        for variable in self.cell.weights:
+            if variable.name in given:
+                assign(variable, ops.copy(given[variable.name].value))
+
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Refused."""
+        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
+        raise NotImplementedError(
+            f"The layer '{self.name}' cannot be quantized: strip the model first "
+            "(keras_sparse_ortho.strip). Received: quantize of BlockSparseRNN"
+        )
+
+
+def recurrent_like(
+    plain: Any, sizes: dict[str, tuple[float, Any]], seed: int | None
+) -> BlockSparseRNN:
+    """The layer on blocks with the settings of an LSTM or GRU, not built.
+
+    Args:
+        plain: The layer.
+        sizes: Density and block of the kernels that are to be on blocks, by name.
+        seed: Of what is drawn.
+    """
+    (density, block), (recurrent, recurrent_block) = (sizes.get(k, (None, 32)) for k in _KERNELS)
+    config = {**plain.cell.get_config(), "density": density, "block": block, "seed": seed}
+    config |= {"recurrent_density": recurrent, "recurrent_block": recurrent_block}
+    return BlockSparseRNN(CELLS[type(plain)](**config), **_of_layer(plain))
+
+
+def why_no_gates(cell: Any) -> str | None:
+    """Why an LSTM or GRU cell cannot compute on live blocks; `None` if it can."""
+    if cell.recurrent_dropout > 0 or cell.implementation == 1:
+        return "with `recurrent_dropout` or implementation=1 each gate reads other inputs"
+    if not getattr(cell, "reset_after", True):
+        return "it has reset_after=False"
+    return None
+
+
+def _of_layer(layer: Any) -> dict[str, Any]:
+    config = keras.layers.RNN.get_config(layer)
+    found = {key: config[key] for key in _OF_LAYER if key in config}
+    return {**found, "activity_regularizer": layer.activity_regularizer}
+
+
+def _features(cell: Any) -> int:
+    kernel = cell.kernel
+    return int(kernel.grid.inputs if isinstance(kernel, BlockSparseGates) else kernel.shape[0])
+
+
+def _product(x: Any, kernel: Any) -> Any:
+    return kernel(x) if isinstance(kernel, BlockSparseGates) else ops.matmul(x, kernel)
