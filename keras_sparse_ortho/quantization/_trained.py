@@ -52,7 +52,7 @@ def has_trained_ranges(model: keras.Model) -> bool:
 
 
 def fix_ranges(model: Any) -> None:
-    """Prepares a model for the converter: `FakeQuantize.fix_range`, `QuantizeWrapper.keep_floats`."""
+    """Prepares a model for the converter: `fix_range` and `keep_floats` of its layers."""
     inside = {
         id(own)
         for layer, _ in walk(model, "")
