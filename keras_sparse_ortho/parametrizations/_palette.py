@@ -101,7 +101,8 @@ class Palette(WeightQuantizer):
                 own = ops.round(own / scale) * scale
             every = ops.concatenate([ops.zeros((1,), "float32"), own])
             order = ops.argsort(every)
-            values = [every[order[k]] for k in range(self.size)]
+            ordered = ops.take(every, order)
+            values = [ordered[k] for k in range(self.size)]
             above = [wide > (a + b) / 2 for a, b in itertools.pairwise(values)]
             result = ops.zeros_like(wide) + values[0]
             for is_above, one in zip(above, values[1:], strict=True):
@@ -113,12 +114,8 @@ class Palette(WeightQuantizer):
                 # Of masked entries the values get nothing, as these are 0.
                 g = ops.cast(upstream, "float32")
                 zero = ops.zeros((), "float32")
-                # Columns first, and then these by a product: XLA adds all entries one by one.
-                axes = tuple(range(len(g.shape) - 1))
-                parts = [g, *(ops.where(one, g, zero) for one in above)]
-                columns = ops.stack([ops.sum(part, axis=axes) for part in parts])
-                sums = ops.matmul(columns, ops.ones((g.shape[-1],), "float32"))
-                of_value = sums - ops.concatenate([sums[1:], zero[None]])
+                sums = [ops.sum(g), *(ops.sum(ops.where(one, g, zero)) for one in above), zero]
+                of_value = ops.stack([a - b for a, b in itertools.pairwise(sums)])
                 back = ops.argsort(order)
                 return upstream, ops.cast(ops.take(of_value, back)[1:], palette.dtype)
 
