@@ -19,6 +19,8 @@ _LITTLE = 1e-30
 # What LiteRT computes in one operation with the product before it.
 FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
 
+MOST_INPUTS = 64  # each has variables: a damaged file must not ask for millions
+
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class QuantizeWrapper(WrapperBuiltByCalls):
@@ -37,7 +39,8 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         **kwargs: As for `keras.layers.Layer`.
 
     Raises:
-        ValueError: When called: other inputs than `inputs` tensors.
+        ValueError: `layer` is no layer; `inputs` is no number of inputs from 0 to 64. When called:
+            other inputs than `inputs` tensors.
 
     Limits: a layer with a single output tensor.
 
@@ -60,6 +63,15 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         momentum: float = 0.99,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(layer, keras.layers.Layer):
+            raise ValueError(
+                f"`layer` of a QuantizeWrapper must be a Keras layer. Received: {layer!r:.200}"
+            )
+        if type(inputs) is not int or not 0 <= inputs <= MOST_INPUTS:
+            raise ValueError(
+                f"`inputs` of the QuantizeWrapper of '{layer.name}' must be an integer from 0 to "
+                f"{MOST_INPUTS}. Received: {inputs!r:.200}"
+            )
         kwargs.setdefault("name", layer.name)
         kwargs.setdefault("dtype", layer.dtype_policy)
         kwargs.setdefault("trainable", layer.trainable)
@@ -167,7 +179,12 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "QuantizeWrapper":
-        """The reverse of `get_config`."""
+        """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
+        if "layer" not in config:
+            raise ValueError(
+                "The configuration of a QuantizeWrapper holds its `layer`: the file was written by "
+                f"something else, or is damaged. Received: { {k: type(v) for k, v in config.items()} }"
+            )
         return cls(**{**config, "layer": restored(config["layer"], custom_objects)})
 
 

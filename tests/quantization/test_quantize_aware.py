@@ -210,3 +210,23 @@ def test_refusals():
         quantize_aware(product)
     with pytest.raises(ValueError, match="`momentum` must be in"):
         FakeQuantize(momentum=1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layer": False},
+        {"layer": "../../outside/x"},
+        {"layer": None},
+        {"inputs": 10**9},
+        {"inputs": -1},
+        {"inputs": True},
+    ],
+)
+def test_configurations_that_are_none_are_refused(change):
+    config = QuantizeWrapper(keras.layers.Dense(2)).get_config()
+    with pytest.raises(ValueError, match=r"Received: "):
+        QuantizeWrapper.from_config(config | change)
+    del config["layer"]
+    with pytest.raises(ValueError, match=r"holds its `layer`.*Received: "):
+        QuantizeWrapper.from_config(config)
