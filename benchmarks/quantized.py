@@ -23,6 +23,8 @@ from record import QUICK, RESULTS, append, finished, markdown, parsed, write
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = pathlib.Path(__file__).resolve().parent
 LINES = RESULTS / "quantized.jsonl"
+VELA_LINES = RESULTS / "quantized_vela.jsonl"
+ACCELERATORS = ("ethos-u55-128", "ethos-u85-256")
 # Epochs and learning rates: sparse from the first step, and those after it.
 NETS = {
     "cnn": {"epochs": 4, "rate": 4e-3, "more": 2, "more_rate": 5e-4},
@@ -156,6 +158,53 @@ def measure(net: str, seed: int, given: argparse.Namespace) -> None:
         print(setting | run, flush=True)
 
 
+def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
+    """Appends what Vela says of the files of a seed; missing ones alone."""
+    from example_data import load
+
+    from keras_sparse_ortho.export import export_litert, vela_report
+    from keras_sparse_ortho.quantization import round_biases
+
+    setting = {"net": net, "seed": seed, "images": given.images, "density": given.density}
+    data = load("fashion_mnist")
+    for method in ("int8 after", "int8", "int4", "palette 16", "ternary"):
+        here = setting | {"method": method}
+        if any(here.items() <= run.items() for run in finished(VELA_LINES)):
+            continue
+        model = trained(net, "float" if method == "int8 after" else method, seed, data, given)
+        if method != "int8 after":
+            round_biases(model)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "model.tflite"
+            rows = data.x_train[:500]
+            export_litert(model, path, quantization="int8", representative_data=rows, tolerance=2.0)
+            found = {name: vela_report(path, name).to_dict() for name in ACCELERATORS}
+        kept = ("ms", "weight_bytes", "encoded_bytes", "vela")
+        found = {name: {key: one[key] for key in kept} for name, one in found.items()}
+        append(VELA_LINES, here | {"vela": found})
+        print(here, found, flush=True)
+
+
+def vela_table(given: argparse.Namespace) -> str:
+    """A table of the estimates, if there are some."""
+    known = {"images": given.images, "density": given.density}
+    runs = [run for run in finished(VELA_LINES) if known.items() <= run.items()]
+    rows = []
+    for name in ACCELERATORS if runs else ():
+        for run in runs:
+            one = run["vela"][name]
+            sizes = [f"{one[key] / 1024:.1f}" for key in ("weight_bytes", "encoded_bytes")]
+            rows.append([name, run["net"], run["method"], f"{one['ms']:.3f}", *sizes])
+    if not rows:
+        return ""
+    header = ["accelerator", "network", "weights", "ms", "KiB", "encoded KiB"]
+    return (
+        f"\n## On Ethos-U, as Vela {runs[0]['vela'][ACCELERATORS[0]]['vela']} estimates\n\n"
+        "The int8 files of seed 0, batch 1; nothing was run on a device. KiB of weights before and "
+        f"after Vela's encoding.\n\n{markdown(header, rows)}"
+    )
+
+
 def rows_of(runs: list[dict]) -> list[list[str]]:
     """The rows of a table: means over the seeds."""
     floats = {run["seed"]: run["accuracy"] for run in runs if run["method"] == "float"}
@@ -202,7 +251,7 @@ def summarize(given: argparse.Namespace) -> None:
                 f"\n## {net}\n\n{how['epochs']} epochs at {how['rate']:g}, {how['more']} more at "
                 f"{how['more_rate']:g}; seeds {own}.\n\n{markdown(header, rows_of(runs))}"
             )
-    write("quantized", text, seeds)
+    write("quantized", text + vela_table(given), seeds)
 
 
 def main() -> None:
@@ -217,6 +266,7 @@ def main() -> None:
         for net in given.nets:
             for seed in range(given.seeds):
                 measure(net, seed, given)
+            estimate(net, 0, given)
     summarize(given)
 
 

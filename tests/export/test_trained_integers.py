@@ -104,11 +104,17 @@ def check_integers(model, path):
         assert not integers[as_in_file(weight, ~weight.mask)].any()
 
 
-WEIGHTS = {"int8": "int8", "int4": "int4", "palette": Palette(16, "int8")}
+WEIGHTS = {
+    "int8": "int8",
+    "int4": "int4",
+    "palette": Palette(16, "int8"),
+    "ternary": "ternary",
+}
+CASES = [(make, weights) for make in (mlp, cnn) for weights in WEIGHTS]
+CASES += [(encoder, "int8"), (encoder, "int4")]
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("make", [mlp, cnn, encoder])
+@pytest.mark.parametrize(("make", "weights"), CASES)
 def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tmp_path):
     model, x = trained(make, WEIGHTS[weights])
     report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:256])
