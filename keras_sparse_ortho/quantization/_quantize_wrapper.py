@@ -183,7 +183,8 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         if "layer" not in config:
             raise ValueError(
                 "The configuration of a QuantizeWrapper holds its `layer`: the file was written by "
-                f"something else, or is damaged. Received: { {k: type(v) for k, v in config.items()} }"
+                f"something else, or is damaged. "
+                f"Received: { {k: type(v) for k, v in config.items()} }"
             )
         return cls(**{**config, "layer": restored(config["layer"], custom_objects)})
 
