@@ -45,12 +45,8 @@ def test_biases_are_whole_steps_of_input_and_kernel():
     assert round_biases(model) is model
     scales = scales_of(model)
     first, head = model.layers
-    # The softmax has the fixed step 1 / 256.
-    for layer, was, step in (
-        (first, before[0], first.of_inputs[0].step()),
-        (head, before[1], 1 / 256),
-    ):
-        step = step * scales[f"{layer.name}/kernel"]
+    for layer, was in ((first, before[0]), (head, before[1])):
+        step = layer.of_inputs[0].step() * scales[f"{layer.name}/kernel"]
         bias = array(layer.bias)
         assert_whole(bias, step)
         assert np.all(np.abs(bias - was) <= 0.501 * step)
