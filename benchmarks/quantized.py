@@ -1,30 +1,47 @@
-"""A sparse CNN quantized after training and in training: accuracy of models and files; step time.
+"""Sparse networks quantized after training and in training: accuracy of models and of files.
 
-    python benchmarks/quantized.py [--seeds 3] [--epochs 4] [--more 2]
+    python benchmarks/quantized.py [--nets cnn mobilenet] [--seeds 3]
     python benchmarks/quantized.py --summary
 
-For each seed the CNN of `one_shot.py` is trained sparse from the first step on Fashion-MNIST; then
-every method goes on from its weights for `--more` epochs, the float network as well. Each run is a
-line of `results/quantized.jsonl`; `results/quantized.md` has the means, and the time of a step
-beside that of the masked network.
+For each seed the CNN of `one_shot.py` and the MobileNet of `contemporary.py` are trained sparse
+from the first step on Fashion-MNIST; then every method goes on from these weights for some epochs
+more, the float network as well, all at the same rates (Adam, cosine decay). Each run is a line of
+`results/quantized.jsonl`; trained models stay in `out/quantized`, and neither is made twice.
+`results/quantized.md` has the means.
 """
 
 import argparse
-import functools
 import os
 import pathlib
 import statistics
 import tempfile
 
+from contemporary_networks import mobilenet
 from one_shot import network, shown
-from timing import RESULTS, append, finished, interleaved, markdown, parsed, write
+from record import QUICK, RESULTS, append, finished, markdown, parsed, write
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+HERE = pathlib.Path(__file__).resolve().parent
 LINES = RESULTS / "quantized.jsonl"
-STEP_LINES = RESULTS / "quantized_step.jsonl"
+VELA_LINES = RESULTS / "quantized_vela.jsonl"
+ACCELERATORS = ("ethos-u55-128", "ethos-u85-256")
+# Epochs and learning rates: sparse from the first step, and those after it.
+NETS = {
+    "cnn": {"epochs": 4, "rate": 4e-3, "more": 2, "more_rate": 5e-4},
+    "mobilenet": {"epochs": 3, "rate": 3.2e-2, "more": 1, "more_rate": 2e-3},
+}
 # What is rounded, and whether in training.
-METHODS = ("float", "int8 after", "int8", "int4 after", "int4", "ternary after", "ternary")
-METHODS += ("palette 16 after", "palette 16")
+METHODS = ("float", "int8 after", "int8", "int4 after", "int4", "palette 16 after", "palette 16")
+METHODS += ("ternary after", "ternary")
+BATCH = 128
+
+
+def made(net: str):
+    """The dense network, and what `sparsify` is to make sparse."""
+    if net == "cnn":
+        return network(), None
+    # As RigL has it: depthwise kernels are few, and stay dense.
+    return mobilenet((28, 28, 1), 10, {"alpha": 0.25}), [".*_pointwise/kernel"]
 
 
 def weights_of(method: str):
@@ -35,22 +52,39 @@ def weights_of(method: str):
     return Palette(16, "int8") if kind.startswith("palette") else kind
 
 
-def compiled(model, rate=1e-3):
-    """The model, ready for `fit`."""
+def fitted(model, data, images: int, epochs: float, rate: float) -> None:
+    """Trains a model on the first images."""
     import keras
 
+    steps = max(1, int(epochs * (images // BATCH)))
+    decay = keras.optimizers.schedules.CosineDecay(rate, steps)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
-    return model
+    # XLA's depthwise convolutions are slow on a CPU.
+    model.compile(keras.optimizers.Adam(decay), loss, jit_compile=False)
+    x, y = data.x_train[:images], data.y_train[:images]
+    model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0)
+
+
+def calibrated(model, data) -> None:
+    """Sets the ranges of activations, and nothing else, on 1000 images."""
+    import keras
+
+    norms = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+    for layer in norms:
+        layer.trainable = False
+    for start in range(0, 1000, 100):
+        model(data.x_train[start : start + 100], training=True)
+    for layer in norms:
+        layer.trainable = True
 
 
 def accuracy(model, data) -> float:
-    """Percent of the test images; the model stays compiled as it is."""
+    """Percent of the test images."""
     answers = model.predict(data.x_test, batch_size=500, verbose=0)
     return 100 * float((answers.argmax(1) == data.y_test).mean())
 
 
-def accuracy_of_file(model, data) -> tuple[float, float, int]:
+def accuracy_of_file(model, data) -> dict:
     """Percent of the test images in an int8 file, its difference from Keras and gzip bytes."""
     from keras_sparse_ortho.export import export_litert, load_litert
 
@@ -65,91 +99,114 @@ def accuracy_of_file(model, data) -> tuple[float, float, int]:
         parts = range(0, len(data.x_test) // rows * rows, rows)
         found = [run.predict(data.x_test[k : k + rows]).argmax(1) for k in parts]
     right = sum((f == data.y_test[k : k + rows]).sum() for f, k in zip(found, parts, strict=True))
-    return 100 * float(right) / (len(found) * rows), report.error, report.gzip_bytes
+    return {
+        "file": 100 * float(right) / (len(found) * rows),
+        "error": report.error,
+        "gzip": report.gzip_bytes,
+    }
 
 
-def measure(seed: int, given: argparse.Namespace) -> None:
-    """Appends the lines of a seed that are missing."""
+def trained(net: str, method: str, seed: int, data, given: argparse.Namespace):
+    """The model of a method; `start` is what all of them go on from."""
     import keras
-    from example_data import load
 
     import keras_sparse_ortho as kso
 
-    setting = {"seed": seed, "epochs": given.epochs, "more": given.more, "images": given.images}
+    how, after = NETS[net], method.endswith(" after")
+    folder = HERE / "out" / ("quick/quantized" if QUICK else "quantized")
+    file = folder / f"{net}-{seed}-{given.images}-{given.density:g}-{method}.keras"
+    if file.exists():
+        return keras.models.load_model(file, compile=False)
+    keras.utils.set_random_seed(seed)
+    if method == "start":
+        dense, include = made(net)
+        model = kso.sparsify(dense, given.density, include=include, seed=seed)
+        fitted(model, data, given.images, how["epochs"], how["rate"])
+    else:
+        model = trained(net, "float" if after else "start", seed, data, given)
+        if method != "float":
+            model = kso.quantize_aware(model, weights_of(method), momentum=0.95)
+        if after:
+            calibrated(model, data)
+        else:
+            fitted(model, data, given.images, how["more"], how["more_rate"])
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save(file)
+    return model
+
+
+def measure(net: str, seed: int, given: argparse.Namespace) -> None:
+    """Appends the lines of a seed that are missing."""
+    from example_data import load
+
+    from keras_sparse_ortho.quantization import round_biases
+
+    setting = {"net": net, "seed": seed, "images": given.images, "density": given.density}
+    setting |= NETS[net]
     done = {run["method"] for run in finished(LINES) if setting.items() <= run.items()}
     missing = [method for method in METHODS if method not in done]
-    if not missing:
-        return
-    data = load("fashion_mnist")
-    x, y = data.x_train[: given.images], data.y_train[: given.images]
-    keras.utils.set_random_seed(seed)
-    start = kso.sparsify(network(), given.density, seed=seed)
-    compiled(start, 2e-3).fit(x, y, batch_size=128, epochs=given.epochs, verbose=0)
-    tuned = start
-    if given.more:
-        tuned = keras.models.clone_model(start)
-        tuned.set_weights(start.get_weights())
-        compiled(tuned, 5e-4).fit(x, y, batch_size=128, epochs=given.more, verbose=0)
+    data = load("fashion_mnist") if missing else None
     for method in missing:
-        after = method.endswith(" after")
-        base = tuned if after or method == "float" else start
-        model = base  # in float, and for int8 after training, which is calibrated
+        # The file of `int8 after` is the converter's own, calibrated.
+        model = trained(net, "float" if method == "int8 after" else method, seed, data, given)
         if method not in ("float", "int8 after"):
-            # After training, weights alone.
-            model = kso.quantize_aware(
-                base, weights_of(method), None if after else "int8", momentum=0.95
-            )
-        if not after and method != "float":
-            compiled(model, 5e-4).fit(x, y, batch_size=128, epochs=given.more, verbose=0)
+            round_biases(model)
         run = {"method": method, "accuracy": accuracy(model, data)}
-        if method not in ("float", "int4 after", "ternary after", "palette 16 after"):
-            run["file"], run["error"], run["gzip"] = accuracy_of_file(model, data)
+        if method != "float":
+            run |= accuracy_of_file(model, data)
         append(LINES, setting | run)
         print(setting | run, flush=True)
 
 
-def five_steps(model, x, y) -> None:
-    """Five steps, each waited for."""
-    for _ in range(5):
-        float(model.train_on_batch(x, y)[0])
+def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
+    """Appends what Vela says of the files of a seed; missing ones alone."""
+    from example_data import load
+
+    from keras_sparse_ortho.export import export_litert, vela_report
+    from keras_sparse_ortho.quantization import round_biases
+
+    setting = {"net": net, "seed": seed, "images": given.images, "density": given.density}
+    data = load("fashion_mnist")
+    for method in ("int8 after", "int8", "int4", "palette 16", "ternary"):
+        here = setting | {"method": method}
+        if any(here.items() <= run.items() for run in finished(VELA_LINES)):
+            continue
+        model = trained(net, "float" if method == "int8 after" else method, seed, data, given)
+        if method != "int8 after":
+            round_biases(model)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "model.tflite"
+            rows = data.x_train[:500]
+            export_litert(model, path, quantization="int8", representative_data=rows, tolerance=2.0)
+            found = {name: vela_report(path, name).to_dict() for name in ACCELERATORS}
+        kept = ("ms", "weight_bytes", "encoded_bytes", "vela")
+        found = {name: {key: one[key] for key in kept} for name, one in found.items()}
+        append(VELA_LINES, here | {"vela": found})
+        print(here, found, flush=True)
 
 
-def measure_steps(given: argparse.Namespace) -> None:
-    """Appends the time of a compiled step of each kind, beside the masked one."""
-    import keras
-    import numpy as np
-
-    import keras_sparse_ortho as kso
-
-    rng = np.random.default_rng(0)
-    wide = [keras.layers.Dense(1024, activation="relu") for _ in range(3)]
-    networks = {
-        "CNN": (network(), (28, 28, 1)),
-        "MLP of 1024": (
-            keras.Sequential([keras.Input((1024,)), *wide, keras.layers.Dense(10)]),
-            (1024,),
-        ),
-    }
-    for name, (dense, shape) in networks.items():
-        x = rng.normal(size=(128, *shape)).astype("float32")
-        y = rng.integers(0, 10, 128)
-        masked = kso.sparsify(dense, given.density, seed=0)
-        models = {"masked": masked}
-        for method in ("int8", "palette 16"):
-            models[method] = kso.quantize_aware(masked, weights_of(method))
-        models["int8, weights alone"] = kso.quantize_aware(masked, "int8", None)
-        for model in models.values():
-            compiled(model)
-        cases = {kind: functools.partial(five_steps, model, x, y) for kind, model in models.items()}
-        times = interleaved(cases, given.rounds, warm_up=2)
-        for kind, seconds in times.items():
-            append(STEP_LINES, {"network": name, "kind": kind, "ms": 1e3 * seconds / 5})
+def vela_table(given: argparse.Namespace) -> str:
+    """A table of the estimates, if there are some."""
+    known = {"images": given.images, "density": given.density}
+    runs = [run for run in finished(VELA_LINES) if known.items() <= run.items()]
+    rows = []
+    for name in ACCELERATORS if runs else ():
+        for run in runs:
+            one = run["vela"][name]
+            sizes = [f"{one[key] / 1024:.1f}" for key in ("weight_bytes", "encoded_bytes")]
+            rows.append([name, run["net"], run["method"], f"{one['ms']:.3f}", *sizes])
+    if not rows:
+        return ""
+    header = ["accelerator", "network", "weights", "ms", "KiB", "encoded KiB"]
+    return (
+        f"\n## On Ethos-U, as Vela {runs[0]['vela'][ACCELERATORS[0]]['vela']} estimates\n\n"
+        "The int8 files of seed 0, batch 1; nothing was run on a device. KiB of weights before and "
+        f"after Vela's encoding.\n\n{markdown(header, rows)}"
+    )
 
 
-def summarize(given: argparse.Namespace) -> None:
-    """Writes the tables of all lines."""
-    runs = [run for run in finished(LINES) if run["images"] == given.images]
-    seeds = sorted({run["seed"] for run in runs})
+def rows_of(runs: list[dict]) -> list[list[str]]:
+    """The rows of a table: means over the seeds."""
     floats = {run["seed"]: run["accuracy"] for run in runs if run["method"] == "float"}
     rows = []
     for method in METHODS:
@@ -162,50 +219,54 @@ def summarize(given: argparse.Namespace) -> None:
         files = [run for run in own if "file" in run]
         row = [method, shown([run["accuracy"] for run in own])]
         row.append(shown([run["file"] for run in files]) if files else "")
-        row.append(f"{statistics.mean(lost):.2f}")
+        row.append(f"{statistics.mean(lost):.2f}" if method != "float" else "")
         row.append(f"{100 * max(run['error'] for run in files):.2f}" if files else "")
         row.append(f"{statistics.mean(run['gzip'] for run in files) / 1e3:.1f}" if files else "")
         rows.append(row)
-    header = ["weights", "Keras [%]", "int8 file [%]", "points lost to float"]
-    header += ["largest rms of file and Keras [%]", "gzip [kB]"]
-    text = "# A sparse CNN, quantized\n\n"
+    return rows
+
+
+def summarize(given: argparse.Namespace) -> None:
+    """Writes the tables of all lines."""
+    text = "# Sparse networks, quantized\n\n"
     text += (
-        f"Fashion-MNIST, {given.images} images, a CNN with batch normalization, density "
-        f"{given.density:g} from the first step, {given.epochs} epochs, then {given.more} more for "
-        "every method, float as well. `after`: the float network after those, rounded without "
-        "training (int8: weights and activations in the file, calibrated; the others: weights "
-        "alone, in Keras). Test accuracy, mean and standard deviation over the seeds; palettes are "
-        "of 16 values that are int8.\n\n"
+        f"Fashion-MNIST, {given.images:,} images, density {given.density:g} from the first step "
+        "(MobileNet: of its pointwise kernels). Every method, float as well, trains from the same "
+        "weights for some epochs more. `after`: the float network after these, rounded without "
+        "training. Its int8 file is the converter's, calibrated on 500 images; in the others "
+        "weights are rounded as `quantize_aware` does it, with ranges of activations from 1000 "
+        "images. Test accuracy, mean and standard deviation over the seeds; palettes are of 16 "
+        "values that are int8. Points are those that the file loses to the float network.\n"
     )
-    text += markdown(header, rows)
-    steps = finished(STEP_LINES)
-    if steps:
-        text += "\nA compiled step, batch 128, relative to the masked network:\n\n"
-        rows = []
-        for name in dict.fromkeys(line["network"] for line in steps):
-            last = {line["kind"]: line["ms"] for line in steps if line["network"] == name}
-            rows += [
-                [name, kind, f"{ms:.1f}", f"{ms / last['masked']:.2f}"] for kind, ms in last.items()
-            ]
-        text += markdown(["network", "weights", "step [ms]", "relative"], rows)
-    write("quantized", text, seeds)
+    header = ["weights", "Keras [%]", "int8 file [%]", "points lost"]
+    header += ["largest rms of file and Keras [%]", "gzip [kB]"]
+    seeds: set[int] = set()
+    for net, how in NETS.items():
+        setting = {"net": net, "images": given.images, "density": given.density} | how
+        runs = [run for run in finished(LINES) if setting.items() <= run.items()]
+        if runs:
+            own = sorted({run["seed"] for run in runs})
+            seeds |= set(own)
+            text += (
+                f"\n## {net}\n\n{how['epochs']} epochs at {how['rate']:g}, {how['more']} more at "
+                f"{how['more_rate']:g}; seeds {own}.\n\n{markdown(header, rows_of(runs))}"
+            )
+    write("quantized", text + vela_table(given), seeds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nets", nargs="+", default=list(NETS), choices=NETS)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--more", type=int, default=2)
-    parser.add_argument("--images", type=int, default=20000)
+    parser.add_argument("--images", type=int, default=10000)
     parser.add_argument("--density", type=float, default=0.1)
-    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--summary", action="store_true", help="only write the tables")
-    quick = {"seeds": 1, "epochs": 1, "more": 1, "images": 1000, "rounds": 2}
-    given = parsed(parser, quick=quick)
+    given = parsed(parser, quick={"seeds": 1, "images": 512, "nets": ["cnn"]})
     if not given.summary:
-        for seed in range(given.seeds):
-            measure(seed, given)
-        measure_steps(given)
+        for net in given.nets:
+            for seed in range(given.seeds):
+                measure(net, seed, given)
+            estimate(net, 0, given)
     summarize(given)
 
 

@@ -66,6 +66,18 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
         """As Keras', if shapes are enough."""
         return None if is_built_in_calls(self.layer) else super().get_build_config()
 
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_output_spec(*args, **kwargs)
+
+    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_output_shape(*args, **kwargs)
+
+    def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_mask(*args, **kwargs)
+
     def _maybe_build(self, call_spec: Any) -> None:
         # Keras says of a layer from a file that it is built, whatever its `build_from_config` did.
         if self._waits_for_call:

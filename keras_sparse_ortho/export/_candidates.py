@@ -23,6 +23,7 @@ from keras_sparse_ortho.export._report import RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError, Route
 from keras_sparse_ortho.export._sparse_encoding import LEAST_ZEROS, Encoded
 from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
+from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization import TrainedIntegers
 
 _NEAR = 1.05  # bytes of a file over those of the smallest
@@ -124,6 +125,14 @@ def _as_trained(route: Route, content: bytes, trained: Sequence[TrainedIntegers]
     return with_trained_integers(content, trained)
 
 
+def _checked(task: Task, route: Route) -> list[str]:
+    """Paths of the variables whose integers, zeros among them, were compared one by one."""
+    if not (route.quantization or "").endswith("int8"):
+        return []
+    paths = {kernel.path for kernel in task.trained}
+    return [own.variable.path for own in prunable_weights(task.model) if own.path in paths]
+
+
 def _by_size(made: Sequence[tuple[Route, Encoded | Exception]]) -> list[Any]:
     """From the smallest on; before them what the converter failed on, last what has no use here.
 
@@ -177,7 +186,8 @@ def _candidate(task: Task, route: Route, encoded: Encoded | Exception, planned: 
         with_xnnpack = True in good
         comparison, load_bytes = good[with_xnnpack]
         # The zeros between blocks are not in the file at all.
-        folded = _check_zeros(task, content, planned.found if route.of_blocks else ())
+        gathered = planned.found if route.of_blocks else ()
+        folded = _check_zeros(task, content, {*gathered, *_checked(task, route)})
         file.write_bytes(seal(content, with_xnnpack))
     except Exception as error:
         failure = error

@@ -119,9 +119,11 @@ def _found(
 
 
 def _holds_floats(stored: np.ndarray, kernel: TrainedIntegers) -> bool:
-    """Whether a tensor of floats holds a kernel, with a factor for each channel."""
+    """Whether a tensor of floats holds a kernel and its zeros, with a factor for each channel."""
     for integers, trained in _arrangements(kernel, stored.shape):
         value = integers * trained
+        if stored[integers == 0].any():
+            continue
         if np.allclose(stored, value, atol=_ROUNDING * np.abs(value).max(initial=0)):
             return True
         for axis in (0, stored.ndim - 1):

@@ -341,18 +341,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         }
         return getattr(ShownLayer(self.layer, effective, self._effective_weights), name)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the layer."""
-        return self.layer.compute_output_spec(*args, **kwargs)
-
-    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the layer."""
-        return self.layer.compute_output_shape(*args, **kwargs)
-
-    def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the layer."""
-        return self.layer.compute_mask(*args, **kwargs)
-
     @property
     def parametrizations(self) -> dict[str, Parametrization]:
         """The parametrizations by weight name below the layer; empty before it is built."""

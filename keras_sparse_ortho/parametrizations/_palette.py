@@ -101,7 +101,8 @@ class Palette(WeightQuantizer):
                 own = ops.round(own / scale) * scale
             every = ops.concatenate([ops.zeros((1,), "float32"), own])
             order = ops.argsort(every)
-            values = [every[order[k]] for k in range(self.size)]
+            ordered = ops.take(every, order)
+            values = [ordered[k] for k in range(self.size)]
             above = [wide > (a + b) / 2 for a, b in itertools.pairwise(values)]
             result = ops.zeros_like(wide) + values[0]
             for is_above, one in zip(above, values[1:], strict=True):

@@ -3,10 +3,11 @@
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
+from keras_sparse_ortho.quantization._round_biases import round_biases
 from keras_sparse_ortho.quantization._trained import TrainedIntegers as TrainedIntegers
 from keras_sparse_ortho.quantization._trained import fix_ranges as fix_ranges
 from keras_sparse_ortho.quantization._trained import has_trained_ranges as has_trained_ranges
 from keras_sparse_ortho.quantization._trained import trained_integers as trained_integers
 
 # Public; the other names above are for `export`.
-__all__ = ["FakeQuantize", "QuantizeWrapper", "quantize_aware"]
+__all__ = ["FakeQuantize", "QuantizeWrapper", "quantize_aware", "round_biases"]

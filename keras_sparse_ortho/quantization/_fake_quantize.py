@@ -5,9 +5,10 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import check_number
-from keras_sparse_ortho._values import assign
+from keras_sparse_ortho._values import assign, to_numpy
 
 ops = keras.ops
+_LEAST = 1e-6  # the width of a range
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -74,7 +75,7 @@ class FakeQuantize(keras.layers.Layer):
         rounded = keras.quantizers.fake_quant_with_min_max_vars(
             ops.cast(inputs, "float32"),
             ops.stop_gradient(low),
-            ops.stop_gradient(ops.maximum(high, low + 1e-6)),
+            ops.stop_gradient(ops.maximum(high, low + _LEAST)),
         )
         rounded = ops.cast(rounded, inputs.dtype)
         return rounded if self._known else ops.where(self.seen > 0, rounded, inputs)
@@ -90,6 +91,11 @@ class FakeQuantize(keras.layers.Layer):
     def fix_range(self) -> None:
         """Leaves out whether the range has been set, which a graph for inference does not ask."""
         self._known = True
+
+    def step(self) -> float:
+        """The difference of two values next to each other, as an integer file has it."""
+        low, high = float(to_numpy(self.low)), float(to_numpy(self.high))
+        return max(high - low, _LEAST) / 255
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""

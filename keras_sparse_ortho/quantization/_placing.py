@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import graph_calls, graph_ends
-from keras_sparse_ortho.kernels import find_kernels
+from keras_sparse_ortho.kernels import find_kernels, walk
 from keras_sparse_ortho.quantization._quantize_wrapper import FUSED, activation_of, innermost
 
 L = keras.layers
@@ -20,8 +20,16 @@ _PASS_ON = (
     *(L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D),
     *(L.Cropping1D, L.Cropping2D, L.Cropping3D),
 )
-# LiteRT gives their outputs fixed ranges.
-_FIXED = (keras.activations.softmax, keras.activations.sigmoid, keras.activations.tanh)
+# The steps of the fixed ranges that LiteRT gives their outputs.
+_FIXED = {
+    keras.activations.softmax: 1 / 256,
+    keras.activations.sigmoid: 1 / 256,
+    keras.activations.tanh: 1 / 128,
+}
+_PRODUCTS = (
+    *(L.Dense, L.EinsumDense, L.Conv1D, L.Conv2D, L.Conv3D),
+    *(L.DepthwiseConv1D, L.DepthwiseConv2D),
+)
 
 
 @dataclasses.dataclass
@@ -65,7 +73,7 @@ def _place(model: Any, left_out: set[int], found: dict[int, Rounding]) -> None:
             _place(inner, left_out, found)
             rounded |= {id(tensor) for tensor in call.outputs}
             continue
-        if isinstance(inner, _PASS_ON) or _is_linear(inner):
+        if passes_on(inner):
             if call.inputs and all(id(tensor) in rounded for tensor in call.inputs):
                 rounded |= {id(tensor) for tensor in call.outputs}
             continue
@@ -74,7 +82,7 @@ def _place(model: Any, left_out: set[int], found: dict[int, Rounding]) -> None:
         (output,) = call.outputs
         after = consumers.get(id(output), [])
         fused = len(after) == 1 and id(output) not in ends and _is_fused(inner, innermost(after[0]))
-        fixed = _function_of(inner) in _FIXED
+        fixed = fixed_step(inner) is not None
         own = found.setdefault(id(layer), Rounding())
         own.activation = activation_of(layer) not in (None, *FUSED)
         if not fused and not fixed and keras.backend.is_float_dtype(output.dtype):
@@ -83,6 +91,43 @@ def _place(model: Any, left_out: set[int], found: dict[int, Rounding]) -> None:
         floats = [t for t in call.inputs if keras.backend.is_float_dtype(t.dtype)]
         if find_kernels(layer, "") and any(id(tensor) not in rounded for tensor in floats):
             own.inputs = len(floats)
+        _place_inside(layer, own, left_out, found)
+
+
+def _place_inside(
+    layer: Any, outer: Rounding, left_out: set[int], found: dict[int, Rounding]
+) -> None:
+    """Products inside of a layer, such as those of an attention, round what they take and give."""
+    inner = innermost(layer)
+    if isinstance(inner, L.Wrapper | L.RNN):
+        return
+    outside, done = projections(inner), []
+    for own, _ in walk(inner, ""):
+        core = innermost(own)
+        if core is inner or core in done or id(own) in left_out:
+            continue
+        done.append(core)
+        if isinstance(core, _PRODUCTS) and activation_of(core) in FUSED:
+            inputs = 0 if any(core is innermost(one) for one in outside) else 1
+            last = outside and core is innermost(inner.output_dense)
+            found.setdefault(id(own), Rounding(inputs, output=not (last and outer.output)))
+
+
+def projections(layer: Any) -> list[Any]:
+    """The layers inside of an attention that are called on its inputs."""
+    if isinstance(layer, L.MultiHeadAttention):
+        return [layer.query_dense, layer.key_dense, layer.value_dense]
+    return []
+
+
+def passes_on(layer: Any) -> bool:
+    """Whether the output of a layer has the range of its input."""
+    return isinstance(layer, _PASS_ON) or _is_linear(layer)
+
+
+def fixed_step(layer: Any) -> float | None:
+    """The step of the output of a layer whose range LiteRT knows without training."""
+    return next((step for own, step in _FIXED.items() if own is _function_of(layer)), None)
 
 
 def _is_linear(layer: Any) -> bool:

@@ -191,10 +191,10 @@ def _chosen(
         and id(weight.owner) not in inside_recurrent
     ]
     left_out = {id(layers[name]) for name in of_layers}
+    owners = [{id(weight.owner) for weight in some} for some in (left, chosen)]
     for layer, _ in walk(model, ""):
-        held = {w.path for w in left if any(w.owner is inner for inner, _ in walk(layer, ""))}
-        own = any(weight.owner is inner for weight in chosen for inner, _ in walk(layer, ""))
-        if held and not own:
+        inside = {id(inner) for inner, _ in walk(layer, "")}
+        if inside & owners[0] and not inside & owners[1]:
             left_out.add(id(layer))
     return chosen, left_out
 

@@ -14,6 +14,8 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 
+_OF_MEANS = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
+_LITTLE = 1e-30
 # What LiteRT computes in one operation with the product before it.
 FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
 
@@ -83,6 +85,7 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
         self.of_inputs = [rounding(f"input_{k}") for k in range(inputs)]
         self.of_output = rounding("output") if output else None
+        self._parts_floats = (False, False)
         apart = activation_of(layer) not in (None, *FUSED)
         self.of_activation = rounding("activation") if apart else None
 
@@ -104,9 +107,22 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         """Calls the layer between roundings."""
         if self.of_inputs:
             args, kwargs = self._rounded(args, kwargs)
+        before, behind = self._parts_floats
+        if before:
+            args = (args[0] + _LITTLE, *args[1:])
         with self._activation_apart():
             result = self.layer(*args, **kwargs)
-        return result if self.of_output is None else self.of_output(result)
+        result = result if self.of_output is None else self.of_output(result)
+        return result + _LITTLE if behind else result
+
+    def keep_floats(self, inside: bool) -> None:
+        """Prepares a graph for the converter, in which what has no trained range stays in floats.
+
+        The converter gives ranges to some operations that take integers, such as the means of a
+        normalization and, `inside` of an attention, the softmax and the product behind it. Sums get
+        none: that of `_LITTLE` changes no number and parts the floats from the integers.
+        """
+        self._parts_floats = (isinstance(innermost(self.layer), _OF_MEANS), inside)
 
     def _rounded(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         own = iter(self.of_inputs)
@@ -150,18 +166,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
     def prunable_weights(self) -> list[Any]:
         """Those of the layer."""
         return getattr(self.layer, "prunable_weights", [])
-
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the layer."""
-        return self.layer.compute_output_spec(*args, **kwargs)
-
-    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the layer."""
-        return self.layer.compute_output_shape(*args, **kwargs)
-
-    def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the layer."""
-        return self.layer.compute_mask(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the arguments."""

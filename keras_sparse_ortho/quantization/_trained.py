@@ -10,6 +10,7 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
+from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,15 @@ def has_trained_ranges(model: keras.Model) -> bool:
 
 
 def fix_ranges(model: Any) -> None:
-    """Prepares a model for a graph of inference, see `FakeQuantize.fix_range`."""
+    """Prepares a model for the converter: `fix_range` and `keep_floats` of its layers."""
+    inside = {
+        id(own)
+        for layer, _ in walk(model, "")
+        if isinstance(layer, QuantizeWrapper) and not isinstance(layer.layer, keras.layers.Wrapper)
+        for own, _ in walk(innermost(layer), "")
+    }
     for layer, _ in walk(model, ""):
         if isinstance(layer, FakeQuantize):
             layer.fix_range()
+        elif isinstance(layer, QuantizeWrapper):
+            layer.keep_floats(inside=id(layer) in inside)

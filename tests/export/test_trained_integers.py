@@ -8,7 +8,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
 from keras_sparse_ortho.parametrizations import Palette
-from keras_sparse_ortho.quantization import quantize_aware, trained_integers
+from keras_sparse_ortho.quantization import quantize_aware, round_biases, trained_integers
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -31,6 +31,17 @@ def cnn():
     return keras.Model(inputs, L.Dense(6, name="head")(L.Flatten()(x))), {"exclude": "depthwise"}
 
 
+def encoder():
+    inputs = keras.Input((6, 16))
+    y = L.LayerNormalization(name="first_norm")(inputs)
+    x = L.Add()([inputs, L.MultiHeadAttention(2, 8, name="attention")(y, y)])
+    y = L.LayerNormalization(name="second_norm")(x)
+    y = L.Dense(32, activation="gelu", name="wide")(y)
+    x = L.Add()([x, L.Dense(16, name="narrow")(y)])
+    x = L.GlobalAveragePooling1D()(L.LayerNormalization(name="last_norm")(x))
+    return keras.Model(inputs, L.Dense(6, name="head")(x)), {}
+
+
 def trained(make, weights, activations="int8"):
     """A sparse network that has learnt something, and rows of its data."""
     keras.utils.set_random_seed(0)
@@ -46,7 +57,7 @@ def trained(make, weights, activations="int8"):
     if make is cnn:  # channels whose sign the folding changes
         norm = model.get_layer("first_norm")
         norm.gamma.assign(norm.gamma * np.where(np.arange(12) % 3, 1.0, -1.0))
-    return model, x
+    return round_biases(model) if activations else model, x
 
 
 def tensors_of(path):
@@ -72,7 +83,9 @@ def as_in_file(weight, integers):
         return integers.reshape(1, *integers.shape[:2], -1)
     if kind is L.Conv2D:
         return integers.transpose(3, 0, 1, 2)
-    return integers.T
+    if weight.path.startswith("attention/attention_output"):  # heads and their units are inputs
+        return integers.reshape(-1, integers.shape[-1]).T
+    return integers.reshape(len(integers), -1).T
 
 
 def check_integers(model, path):
@@ -91,17 +104,25 @@ def check_integers(model, path):
         assert not integers[as_in_file(weight, ~weight.mask)].any()
 
 
-WEIGHTS = {"int8": "int8", "int4": "int4", "palette": Palette(16, "int8")}
+WEIGHTS = {
+    "int8": "int8",
+    "int4": "int4",
+    "palette": Palette(16, "int8"),
+    "ternary": "ternary",
+}
+CASES = [(make, weights) for make in (mlp, cnn) for weights in WEIGHTS]
+CASES += [(encoder, "int8"), (encoder, "int4")]
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("make", [mlp, cnn])
+@pytest.mark.parametrize(("make", "weights"), CASES)
 def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tmp_path):
     model, x = trained(make, WEIGHTS[weights])
     report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:256])
-    # A value that is rounded to the other side is a larger part of a sum of int4 products.
-    assert report.error < (0.02 if (make, weights) == (cnn, "int4") else 0.01)
-    assert {weight.dtype for weight in report.weights} == {"int8"}
+    assert report.error < 0.01
+    sizes = {weight.value().size for weight in kso.prunable_weights(model)}
+    kernels = [weight for weight in report.weights if weight.size in sizes]
+    assert {weight.dtype for weight in kernels} == {"int8"}
+    assert len(kernels) == len(kso.prunable_weights(model))
     check_integers(model, report.path)
     _, scales = tensors_of(report.path)
     for layer in model.layers:
