@@ -131,8 +131,8 @@ def summarize(given: argparse.Namespace) -> None:
         "Characters of the sources of Python's standard library; two decoder blocks, 128 wide, "
         f"trained for {given.steps} batches of 16 windows of 64 characters. All kernels of the "
         "blocks at one density (magnitudes are compared over all; shares by error differ); "
-        f"{given.windows} windows for calibration, nothing is trained afterwards. Perplexity of the "
-        "next character on 256 windows of other modules, mean and standard deviation over the "
+        f"{given.windows} windows for calibration, nothing is trained afterwards. Perplexity of "
+        "the next character on 256 windows of other modules, mean and standard deviation over the "
         "seeds. Times of a call with 64 windows, medians of interleaved calls.\n\n"
     )
     write("one_shot_text", text + markdown(header, rows), seeds)

@@ -29,8 +29,8 @@ TWO_FILES_AT_A_TIME = ("-n", "2", "--dist", "loadfile")
 # Compiled test code runs for milliseconds: optimizing it takes longer than it saves. With --slow
 # XLA compiles as it does for users.
 COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-# JAX compiles thousands of small programs: in half the time with the emitters of before 2025 and one
-# thread each.
+# JAX compiles thousands of small programs: in half the time with the emitters of before 2025 and
+# one thread each.
 COMPILE_QUICKLY_ON_JAX = (
     f"{COMPILE_QUICKLY['XLA_FLAGS']} --xla_cpu_use_fusion_emitters=false "
     "--xla_cpu_parallel_codegen_split_count=1"
