@@ -147,7 +147,7 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
     Example:
 
     >>> import keras
-    >>> cell = BlockSparseLSTMCell(64, density=0.25, recurrent_density=0.25, block=16,
+    >>> cell = BlockSparseLSTMCell(64, density=0.5, recurrent_density=0.25, block=16,
     ...                            recurrent_block=16, seed=0)
     >>> layer = BlockSparseRNN(cell)
     >>> tuple(layer(keras.ops.ones((2, 5, 32))).shape), tuple(cell.recurrent_kernel.blocks.shape)

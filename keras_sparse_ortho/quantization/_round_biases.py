@@ -63,7 +63,7 @@ def round_biases(model: keras.Model) -> keras.Model:
     >>> model = kso.quantization.round_biases(model)
     >>> bias = float(keras.ops.convert_to_numpy(model.layers[0].bias)[0])
     >>> steps = bias / (np.abs(kernel[:, 0]).max() / 7 / 255)
-    >>> abs(steps - round(steps)) < 0.01
+    >>> bool(abs(steps - round(steps)) < 0.01)
     True
     """
     if not is_graph(model):
