@@ -211,6 +211,13 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
     ):
         yield type(learnt).__name__, kso.parametrize(_plain(dense("a")), learnt)
     yield "rounded", kso.quantize_aware(kso.sparsify(_plain(dense("a")), 0.5, seed=0))
+    for name, cell in (
+        ("block lstm", kso.layers.BlockSparseLSTMCell),
+        ("block gru", kso.layers.BlockSparseGRUCell),
+    ):
+        cells = cell(8, density=0.5, recurrent_density=0.5, block=4, recurrent_block=4, seed=0)
+        recurrent = keras.layers.Reshape((1, 8)), kso.layers.BlockSparseRNN(cells, name="rnn")
+        yield name, _plain(dense("a"), *recurrent)
     yield "range", _plain(FakeQuantize(name="range"), dense("a"))
     palette = P.Palette(4)
     yield "palette", kso.quantize_aware(_plain(dense("a")), palette, activations=None)
