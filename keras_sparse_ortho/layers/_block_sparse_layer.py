@@ -51,7 +51,6 @@ class BlockSparseLayer(keras.layers.Layer):
     `J` output blocks. Each output block has `k` live ones, each input block is used `J k / I`
     times. The layer has three variables for it: `blocks` `(J, k, *taps, r, c)`, which are trained,
     and `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand.
-
     Subclasses name the Keras layer that they replace (`namesake`), call `_add_kernel` in
     `build`, and implement `call`.
 
