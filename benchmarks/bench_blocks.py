@@ -6,6 +6,8 @@ r"""Time of a training step on live blocks against the dense model and the maske
     KERAS_BACKEND=torch      python benchmarks/bench_blocks.py --models mlp1024
     python benchmarks/bench_blocks.py --name one_word --one-word --models mlp2048
     python benchmarks/bench_blocks.py --name one_word --models gpt2 llama --batches 8 --steps 1
+    python benchmarks/bench_blocks.py --name one_word --models hub_gpt2 hub_llama --batches 8 \
+        --steps 1  # with keras-hub
     python benchmarks/bench_blocks.py --name one_word --models vit256 vgg --batches 32 --steps 1
     python benchmarks/bench_blocks.py --name one_word --models lstm512 lstm1024 --batches 32
 
@@ -30,7 +32,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from block_networks import NETWORKS
+from block_networks import NETWORKS, TOKENS, VOCABULARY
 from timing import (
     RESULTS,
     append,
@@ -144,10 +146,8 @@ def stepper(model, xla, batch, steps):
     """A function that trains some steps on prepared data."""
     model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=xla)
     rng = np.random.default_rng(0)
-    x, y = (
-        rng.standard_normal((steps * batch, *shape[1:]), dtype="float32")
-        for shape in (model.input_shape, model.output_shape)
-    )
+    x = keras.tree.map_structure(lambda tensor: samples(tensor, steps * batch, rng), model.input)
+    y = samples(model.output, steps * batch, rng)
     if keras.backend.backend() != "tensorflow":
         return lambda: model.fit(x, y, batch_size=batch, epochs=1, shuffle=False, verbose=0)
     import tensorflow as tf
@@ -164,9 +164,24 @@ def stepper(model, xla, batch, steps):
     return run
 
 
+def samples(tensor, count, rng):
+    """Random data for an input or output of a model; integers are tokens, and none is padding."""
+    shape = (count, *(TOKENS if size is None else size for size in tensor.shape[1:]))
+    if "int" in tensor.dtype:
+        return rng.integers(1, VOCABULARY, shape, dtype="int32")
+    return rng.standard_normal(shape, dtype="float32")
+
+
 def live(model):
     """Live entries of all kernels."""
     return sum(weight.live for weight in kso.prunable_weights(model))
+
+
+def counts(model):
+    """The report, with multiplications for one sample."""
+    rng = np.random.default_rng(0)
+    one = keras.tree.map_structure(lambda tensor: samples(tensor, 1, rng), model.input)
+    return kso.report(model, orthogonality=False, sample=one)
 
 
 def state_mib(model):
@@ -193,7 +208,7 @@ def measure(name, batch, density, blocks, args):
             print(f"{name}: no {title}: {error}", flush=True)
     # Before `fit`, which on JAX holds the variables.
     parts = {title: live(model) / live(models["dense"]) for title, model in models.items()}
-    counted = kso.report(models[WORD], orthogonality=False) if WORD in models else None
+    counted = None if WORD not in models else counts(models[WORD])
     steps = {title: stepper(model, args.xla, batch, args.steps) for title, model in models.items()}
     times = wall_and_cpu(steps, args.rounds, warm_up=2)
     wall, cpu = times["dense"]

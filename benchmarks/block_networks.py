@@ -1,6 +1,7 @@
 """Whole networks for bench_blocks.py: Transformers, a VGG for small images, and an LSTM.
 
-The decoders start from embedded tokens: embedding tables have no blocks, and would hide the rest.
+`gpt2` and `llama` start from embedded tokens, as embedding tables have no blocks. `hub_gpt2` and
+`hub_llama` are whole backbones of keras-hub, which must be installed, with a small vocabulary.
 """
 
 import functools
@@ -10,7 +11,7 @@ import keras
 from contemporary_networks import vgg16, vision_transformer
 
 L = keras.layers
-WIDTH, DEPTH, TOKENS, HEADS = 512, 4, 128, 8
+WIDTH, DEPTH, TOKENS, HEADS, VOCABULARY = 512, 4, 128, 8, 1024
 
 
 def gpt2() -> keras.Model:
@@ -43,6 +44,29 @@ def llama() -> keras.Model:
     return keras.Model(inputs, L.RMSNormalization(name="last_norm")(x))
 
 
+def hub_gpt2() -> keras.Model:
+    """keras-hub's GPT-2 of the same size, with its dropout."""
+    import keras_hub
+
+    return keras_hub.models.GPT2Backbone(
+        VOCABULARY, DEPTH, HEADS, WIDTH, 4 * WIDTH, max_sequence_length=TOKENS
+    )
+
+
+def hub_llama() -> keras.Model:
+    """keras-hub's Llama of the same size, with rotations and causal attention."""
+    import keras_hub
+
+    return keras_hub.models.LlamaBackbone(
+        vocabulary_size=VOCABULARY,
+        num_layers=DEPTH,
+        num_query_heads=HEADS,
+        hidden_dim=WIDTH,
+        intermediate_dim=3 * WIDTH,
+        num_key_value_heads=2,
+    )
+
+
 def vit() -> keras.Model:
     """A vision transformer, 256 wide, 6 deep, of 64 patches of 4 x 4 pixels."""
     return vision_transformer((32, 32, 3), 10, {"width": 256, "depth": 6, "heads": 4, "patch": 4})
@@ -65,4 +89,5 @@ def lstm(units: int) -> keras.Model:
 NETWORKS = {
     **{"gpt2": gpt2, "llama": llama, "vit256": vit, "vgg": vgg},
     **{f"lstm{units}": functools.partial(lstm, units) for units in (512, 1024)},
+    **{"hub_gpt2": hub_gpt2, "hub_llama": hub_llama},
 }

@@ -26,6 +26,20 @@ def gather(values: Any, indices: Any, axis: int = 0) -> Any:
     return keras.ops.take(values, indices, axis=axis)
 
 
+def inverse_permutation(order: Any) -> Any:
+    """Where each of `0 .. n - 1` stands in `order`, a vector of all of them in some order.
+
+    Not `keras.ops.argsort` on TensorFlow, which is `top_k`: its result has a dynamic size for XLA,
+    which then expands the random numbers of every dropout in the program where they are used, and
+    draws them ten times as slowly.
+    """
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.math.invert_permutation(order)
+    return keras.ops.cast(keras.ops.argsort(order), "int32")
+
+
 def made_once(value: Any) -> Any:
     """`value`, which a compiled program on JAX computes once, however often its parts are gathered.
 
@@ -36,14 +50,24 @@ def made_once(value: Any) -> Any:
 
 
 def kept(value: Any, places: Any) -> Any:
-    """`value`, written to memory in the order of its axes on JAX, and its gradient, too.
+    """`value`, written to memory in the order of its axes by XLA on CPUs, and its gradient, too.
 
-    XLA on CPUs fuses sums of whole residual streams into each transposition that reads them, and
-    computes them anew there, in the wrong order. Barriers are gone before it fuses; a condition
-    that holds, but that it cannot know, is not: that an index of `places` is not negative.
+    XLA on CPUs fuses sums of whole residual streams, and random numbers of dropout, into each
+    transposition that reads them, and computes them anew there, in the wrong order. Barriers are
+    gone before it fuses; a condition that holds, but that it cannot know, is not: that an index of
+    `places` is not negative. On accelerators a condition would wait for the host.
     """
-    if keras.backend.backend() != "jax":
+    keep = {"jax": _kept_on_jax, "tensorflow": _kept_on_tensorflow}.get(keras.backend.backend())
+    if keep is None:
         return value
+
+    def gradient(_: Any, places: Any, upstream: Any) -> tuple[Any]:
+        return (keep(upstream, places),)
+
+    return with_gradient(keep, gradient, [value], [places])
+
+
+def _kept_on_jax(value: Any, places: Any) -> Any:
     jax = _jax()
 
     def written(value: Any, places: Any) -> Any:
@@ -51,16 +75,16 @@ def kept(value: Any, places: Any) -> Any:
             places[(0,) * places.ndim] >= 0, lambda v: v, jax.numpy.zeros_like, value
         )
 
-    def keep(value: Any, places: Any) -> Any:
-        # On accelerators a condition would wait for the host.
-        return jax.lax.platform_dependent(
-            value, places, cpu=written, default=lambda value, _: value
-        )
+    return jax.lax.platform_dependent(value, places, cpu=written, default=lambda value, _: value)
 
-    def gradient(_: Any, places: Any, upstream: Any) -> tuple[Any]:
-        return (keep(upstream, places),)
 
-    return with_gradient(keep, gradient, [value], [places])
+def _kept_on_tensorflow(value: Any, places: Any) -> Any:
+    import tensorflow as tf
+
+    if tf.executing_eagerly() or tf.config.list_logical_devices("GPU"):
+        return value
+    holds = places[(0,) * len(places.shape)] >= 0
+    return tf.cond(holds, lambda: tf.identity(value), lambda: tf.zeros_like(value))
 
 
 def with_gradient(

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._gathers import gather, kept, with_gradient
+from keras_sparse_ortho._gathers import gather, inverse_permutation, kept, with_gradient
 from keras_sparse_ortho.layers._blocks import (
     BlockGrid,
     BlockOperands,
@@ -70,7 +70,7 @@ def _by_wide_side(kernel: BlockOperands, narrow_inputs: bool) -> tuple[Any, Any,
         lines = ops.reshape(kernel.blocks, (count, fan_in * rows, cols))
         return lines, kernel.inputs_of, kernel.slots_of
     order = ops.reshape(kernel.slots_of, (-1,))
-    slots = ops.cast(ops.reshape(ops.argsort(order), (count, fan_in)), "int32")
+    slots = ops.reshape(inverse_permutation(order), (count, fan_in))
     blocks = ops.reshape(ops.transpose(kernel.blocks, (0, 1, 3, 2)), (count * fan_in, cols, rows))
     blocks = spread_blocks(blocks, kernel.slots_of, ops.reshape(slots, (-1, 1)), 0)
     lines = ops.reshape(blocks, (grid.in_blocks, grid.fan_out * cols, rows))
