@@ -57,9 +57,15 @@ def kept(value: Any, places: Any) -> Any:
     gone before it fuses; a condition that holds, but that it cannot know, is not: that an index of
     `places` is not negative. On accelerators a condition would wait for the host.
     """
-    keep = {"jax": _kept_on_jax, "tensorflow": _kept_on_tensorflow}.get(keras.backend.backend())
-    if keep is None:
+    if keras.backend.backend() not in ("jax", "tensorflow"):
         return value
+
+    def written(value: Any, places: Any) -> Any:
+        holds = places[(0,) * len(places.shape)] >= 0
+        return keras.ops.cond(holds, lambda: value, lambda: keras.ops.zeros_like(value))
+
+    def keep(value: Any, places: Any) -> Any:
+        return if_compiled_for_cpus(written, lambda value, _: value, value, places)
 
     def gradient(_: Any, places: Any, upstream: Any) -> tuple[Any]:
         return (keep(upstream, places),)
@@ -67,24 +73,22 @@ def kept(value: Any, places: Any) -> Any:
     return with_gradient(keep, gradient, [value], [places])
 
 
-def _kept_on_jax(value: Any, places: Any) -> Any:
-    jax = _jax()
+def if_compiled_for_cpus(
+    function: Callable[..., Any], otherwise: Callable[..., Any], *values: Any
+) -> Any:
+    """`function(*values)` in programs compiled for CPUs, else `otherwise(*values)`, which is equal.
 
-    def written(value: Any, places: Any) -> Any:
-        return jax.lax.cond(
-            places[(0,) * places.ndim] >= 0, lambda v: v, jax.numpy.zeros_like, value
-        )
+    On torch and in eager TensorFlow each operation is called alone: loops cost more than they save.
+    """
+    backend = keras.backend.backend()
+    if backend == "jax":
+        return _jax().lax.platform_dependent(*values, cpu=function, default=otherwise)
+    if backend == "tensorflow":
+        import tensorflow as tf
 
-    return jax.lax.platform_dependent(value, places, cpu=written, default=lambda value, _: value)
-
-
-def _kept_on_tensorflow(value: Any, places: Any) -> Any:
-    import tensorflow as tf
-
-    if tf.executing_eagerly() or tf.config.list_logical_devices("GPU"):
-        return value
-    holds = places[(0,) * len(places.shape)] >= 0
-    return tf.cond(holds, lambda: tf.identity(value), lambda: tf.zeros_like(value))
+        if not (tf.executing_eagerly() or tf.config.list_logical_devices("GPU")):
+            return function(*values)
+    return otherwise(*values)
 
 
 def with_gradient(

@@ -1,6 +1,6 @@
 """`Palette`: a kernel of few shared values, learnt by clustering with gradients."""
 
-import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._gathers import if_compiled_for_cpus
 from keras_sparse_ortho._keras_internals import in_stateless_scope
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.parametrizations._weight_quantizer import WeightQuantizer
@@ -15,6 +16,7 @@ from keras_sparse_ortho.parametrizations._weight_quantizer import WeightQuantize
 _ROUNDS = 20  # of k-means
 _LEVELS = 127
 _MOST = 256  # what an index of eight bits can name
+_ROW = 1024  # entries whose sums for all values stay in a core's cache
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -35,7 +37,7 @@ class Palette(WeightQuantizer):
     Raises:
         ValueError: Another `dtype`, a size that is not from 3 to 256.
 
-    Limits: the gradient of the values takes `k` passes over the kernel; with `k` above 32 use
+    Limits: time and, in training, operations grow with `k`; with `k` above 32 use
     `FakeQuantization("int8")`. Files are smaller where what stores them codes entropy: zip, Vela.
 
     Example:
@@ -102,20 +104,19 @@ class Palette(WeightQuantizer):
             every = ops.concatenate([ops.zeros((1,), "float32"), own])
             order = ops.argsort(every)
             ordered = ops.take(every, order)
-            values = [ordered[k] for k in range(self.size)]
-            above = [wide > (a + b) / 2 for a, b in itertools.pairwise(values)]
-            result = ops.zeros_like(wide) + values[0]
-            for is_above, one in zip(above, values[1:], strict=True):
-                result = ops.where(is_above, one, result)
+            middles = (ordered[1:] + ordered[:-1]) / 2
+            result = ops.zeros_like(wide) + ordered[0]
+            for k in range(self.size - 1):
+                result = ops.where(wide > middles[k], ordered[k + 1], result)
 
             def gradient(*args: Any, upstream: Any = None) -> tuple[Any, Any]:
                 if upstream is None:
                     (upstream,) = args
                 # Of masked entries the values get nothing, as these are 0.
                 g = ops.cast(upstream, "float32")
-                zero = ops.zeros((), "float32")
-                sums = [ops.sum(g), *(ops.sum(ops.where(one, g, zero)) for one in above), zero]
-                of_value = ops.stack([a - b for a, b in itertools.pairwise(sums)])
+                above = if_compiled_for_cpus(_sums_above_by_row, _sums_above, wide, g, middles)
+                total = ops.reshape(ops.sum(g), (1,))
+                of_value = ops.concatenate([total, above]) - ops.pad(above, (0, 1))
                 back = ops.argsort(order)
                 return upstream, ops.cast(ops.take(of_value, back)[1:], palette.dtype)
 
@@ -136,6 +137,31 @@ class Palette(WeightQuantizer):
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
         return {"size": self.size, "dtype": self.dtype}
+
+
+def _sums_above(w: Any, g: Any, bounds: Any) -> Any:
+    """The sum of `g` where `w` is above each bound."""
+    ops = keras.ops
+    zero = ops.zeros_like(g)
+    return ops.stack([ops.sum(ops.where(w > bounds[k], g, zero)) for k in range(bounds.shape[0])])
+
+
+def _sums_above_by_row(w: Any, g: Any, bounds: Any) -> Any:
+    """The same in one pass: XLA makes a pass for each sum, and adds its terms one by one."""
+    ops, size = keras.ops, math.prod(w.shape)
+    row = min(_ROW, size)
+    rows = -(-size // row)
+    missing = rows * row - size
+    w, g = (
+        ops.reshape(ops.pad(ops.reshape(one, (-1,)), (0, missing)), (rows, row)) for one in (w, g)
+    )
+    bounds, zero = ops.reshape(bounds, (-1, 1)), ops.zeros((), "float32")
+
+    def add_row(k: Any, sums: Any) -> Any:
+        return sums + ops.where(w[k] > bounds, g[k], zero)
+
+    sums = ops.zeros((bounds.shape[0], row), "float32")
+    return ops.sum(ops.fori_loop(0, rows, add_row, sums), axis=1)
 
 
 def _clustered(value: np.ndarray, count: int) -> np.ndarray:

@@ -123,6 +123,24 @@ def test_a_palette_is_learnt_and_saved(storage, tmp_path):
         np.testing.assert_allclose(integers * scale, value, rtol=1e-5)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_values_of_a_palette_of_many_rows_get_the_same_sums(compiled):
+    """2,550 entries: two rows and a part of one, where XLA adds up by row."""
+    rng = np.random.default_rng(0)
+    dense = keras.layers.Dense(50, use_bias=False)
+    layer = kso.PrunableLayer(dense, FixedMask(0.5), quantizer=Palette(7))
+    model = keras.Sequential([keras.Input((51,)), layer])
+    quantizer = layer.parametrizations["kernel"].quantizer
+    before, value = array(quantizer.palette), layer.prunable_weights[0].value()
+    x, y = rng.normal(size=(4, 51)), rng.normal(size=(4, 50))
+    gradient = 2 * x.T @ (x @ value - y) / y.size
+    want = [gradient[value == one].sum() for one in before]
+    xla = compiled and keras.backend.backend() != "torch"
+    model.compile(keras.optimizers.SGD(1.0), "mse", jit_compile=xla, run_eagerly=not compiled)
+    model.train_on_batch(x, y)
+    np.testing.assert_allclose(before - array(quantizer.palette), want, rtol=1e-4, atol=1e-5)
+
+
 def test_values_of_a_palette_get_the_sum_of_their_gradients():
     dense = keras.layers.Dense(1, use_bias=False)
     mask = np.array([[True], [True], [True], [False], [True]])
