@@ -1,9 +1,9 @@
 """What Arm's compiler Vela estimates for trained networks on Ethos-U: dense, single zeros, 2:4.
 
-    KERAS_BACKEND=jax python benchmarks/ethos_u.py
-    KERAS_BACKEND=jax python benchmarks/ethos_u.py --seeds 1 --epochs 1 --samples 2048
+    python benchmarks/ethos_u.py
+    python benchmarks/ethos_u.py --seeds 1 --epochs 1 --samples 2048
 
-An MLP 784-512-512-256-10 and a CNN of five 3x3 convolutions (32 to 256 channels, 28 x 28 down to
+An MLP 784-512-512-256-10 and a CNN of four 3x3 convolutions (32 to 128 channels, 14 x 14 down to
 4 x 4) are trained on Fashion-MNIST, all in the same way, Adam with cosine decay: dense; with
 single zeros at density 0.1 (`sparsify`, exactly orthogonal, ERK); the CNN also with `NByM(2, 4)`.
 The first convolution and the head are dense. Each is exported as static int8, its file's accuracy
@@ -30,7 +30,7 @@ from keras_sparse_ortho.export import load_litert, vela_report
 L = keras.layers
 ACCELERATORS = ("ethos-u55-128", "ethos-u55-256", "ethos-u65-256", "ethos-u85-256")
 METHODS = {"mlp": ("dense", "density 0.1"), "cnn": ("dense", "density 0.1", "2:4")}
-EPOCHS, SAMPLES = {"mlp": 5, "cnn": 3}, {"mlp": 60_000, "cnn": 10_000}
+EPOCHS, SAMPLES = {"mlp": 5, "cnn": 6}, {"mlp": 60_000, "cnn": 60_000}
 ROWS = 2000  # of the test set, on which the file is run
 
 
@@ -42,9 +42,9 @@ def network(net: str, method: str, seed: int) -> keras.Model:
             *(L.Dense(n, "relu", name=f"h{k}") for k, n in enumerate((512, 512, 256))),
         ]
     else:
-        sizes = ((64, 2), (128, 2), (128, 1), (256, 2))
+        sizes = ((64, 2), (128, 1), (128, 2))
         hidden = [
-            L.Conv2D(32, 3, padding="same", activation="relu", name="stem"),
+            L.Conv2D(32, 3, 2, padding="same", activation="relu", name="stem"),
             *(
                 L.Conv2D(n, 3, step, padding="same", activation="relu", name=f"c{k}")
                 for k, (n, step) in enumerate(sizes)
@@ -67,7 +67,7 @@ def run(net: str, method: str, data: Dataset, epochs: int, samples: int, seed: i
         keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(2e-3, steps)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=keras.backend.backend() != "torch",
+        jit_compile=keras.backend.backend() == "jax",  # TensorFlow trains CNNs faster without
     )
     x, y = data.x_train[:samples], data.y_train[:samples]
     model.fit(x, y, batch_size=128, epochs=epochs, verbose=0)
