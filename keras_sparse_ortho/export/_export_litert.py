@@ -44,6 +44,8 @@ from keras_sparse_ortho.quantization import has_trained_ranges
 
 # The speed that is given up for a smaller file; less than 5% is within the noise of the clock.
 _NEAR = {"fast": 1.05, "auto": 1.1}
+# Files of trained integers whose biases are rounded, too, are nearer to Keras than this.
+_AS_TRAINED = 0.01
 
 
 class ExportFallbackWarning(UserWarning):
@@ -223,6 +225,14 @@ def export_litert(
                 "interpreter crashes on it. Open it with `load_litert`, which reads the setting "
                 "from the file.",
                 ExportFallbackWarning,
+                stacklevel=2,
+            )
+        if trained and (taken.outcome.error or 0.0) > _AS_TRAINED:
+            warnings.warn(
+                f"The file has the trained integers, and yet differs from Keras by "
+                f"{taken.outcome.error:.2%}: biases are rounded in steps that are coarse, most of "
+                "all with int4. Call keras_sparse_ortho.quantization.round_biases(model) when "
+                "training has ended, and measure accuracy after it.",
                 stacklevel=2,
             )
         outcomes = [c.outcome for c in (wanted if taken in wanted else [*wanted, taken])]

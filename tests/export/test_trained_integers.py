@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import export_litert
+from keras_sparse_ortho.export import _export_litert, export_litert
 from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
 from keras_sparse_ortho.parametrizations import Palette
 from keras_sparse_ortho.quantization import quantize_aware, round_biases, trained_integers
@@ -42,7 +42,7 @@ def encoder():
     return keras.Model(inputs, L.Dense(6, name="head")(x)), {}
 
 
-def trained(make, weights, activations="int8"):
+def trained(make, weights, activations="int8", rounded=True):
     """A sparse network that has learnt something, and rows of its data."""
     keras.utils.set_random_seed(0)
     dense, options = make()
@@ -57,7 +57,7 @@ def trained(make, weights, activations="int8"):
     if make is cnn:  # channels whose sign the folding changes
         norm = model.get_layer("first_norm")
         norm.gamma.assign(norm.gamma * np.where(np.arange(12) % 3, 1.0, -1.0))
-    return round_biases(model) if activations else model, x
+    return round_biases(model) if activations and rounded else model, x
 
 
 def tensors_of(path):
@@ -136,9 +136,11 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
                 assert np.min(np.abs(np.array(scales) - want)) < 1e-5 * want
 
 
-def test_a_file_with_other_integers_is_refused(tmp_path):
-    model, x = trained(mlp, "int8")
-    report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
+def test_a_file_with_other_integers_is_refused(tmp_path, monkeypatch):
+    model, x = trained(mlp, "int4", rounded=False)
+    monkeypatch.setattr(_export_litert, "_AS_TRAINED", 1e-5)  # a CNN is above 1%
+    with pytest.warns(UserWarning, match=r"differs from Keras by 0.\d+%.*round_biases\(model\)"):
+        report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
     kernels = trained_integers(model)
     content = (tmp_path / "m.tflite").read_bytes()
     assert report.tolerance == 0.25
