@@ -14,10 +14,11 @@ import numpy as np
 
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.export._zero_blocks import ZeroBlocks, zero_blocks
-from keras_sparse_ortho.kernels import kernel_layouts, walk
+from keras_sparse_ortho.kernels import KernelLayout, kernel_layouts, walk
 from keras_sparse_ortho.layers import axes_of, is_elementwise, why_no_block_form
-from keras_sparse_ortho.models import rewrite
+from keras_sparse_ortho.models import prunable_weights, rewrite
 from keras_sparse_ortho.orthogonal import to_blocks, whole_blocks
+from keras_sparse_ortho.quantization import TrainedIntegers
 
 ops = keras.ops
 L = keras.layers
@@ -71,6 +72,35 @@ def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
     return rewrite(model, replace, in_copy=True)
 
 
+def columns_of(kernel: Any, layout: KernelLayout | None, blocks: ZeroBlocks) -> np.ndarray:
+    """A kernel, or an array of its shape, as that of the grouped convolution `(h, w, k r, J c)`."""
+    grid = blocks.grid
+    assert layout is not None
+    canonical = layout.to_canonical(np.asarray(kernel))[0, 0]
+    columns = grid.blocks(canonical, blocks.inputs_of).transpose(grid.columns_order())
+    return columns.reshape(*(*grid.taps, 1, 1)[:2], *grid.columns_shape[-2:])
+
+
+def trained_in_blocks(
+    model: keras.Model, planned: Plan, trained: Sequence[TrainedIntegers]
+) -> list[TrainedIntegers]:
+    """Trained integers and scales as the kernels of `as_convolutions` have them."""
+    kernels = {weight.path: weight for weight in prunable_weights(model)}
+    found = []
+    for one in trained:
+        weight = kernels.get(one.path)
+        blocks = None if weight is None else planned.found.get(weight.variable.path)
+        if weight is not None and blocks is not None:
+            every = np.broadcast_to(one.scales, one.integers.shape)
+            integers, scales = (
+                columns_of(array, weight.layout, blocks) for array in (one.integers, every)
+            )
+            scales = scales.max(axis=(0, 1, 2), keepdims=True)  # those of padding are 0
+            one = TrainedIntegers(one.path, integers, np.where(scales > 0, scales, 1))
+        found.append(one)
+    return found
+
+
 def _blocks_of(layer: Any) -> ZeroBlocks | str:
     """The blocks of a plain layer, or why it has no form as a grouped convolution."""
     reason = why_no_block_form(layer)
@@ -110,12 +140,8 @@ class _BlockConvolution(keras.layers.Layer):
         self.supports_masking = layer.supports_masking
         self.blocks, self.rows_apart = blocks, rows_apart
         self.activation = layer.activation
-        layout, grid = kernel_layouts(layer)["kernel"], blocks.grid
-        assert layout is not None
-        kernel = layout.to_canonical(np.asarray(to_numpy(layer.kernel)))[0, 0]
-        columns = grid.blocks(kernel, blocks.inputs_of).transpose(grid.columns_order())
-        taps = (*grid.taps, 1, 1)[:2]
-        self.kernel = self._weight("kernel", columns.reshape(*taps, *grid.columns_shape[-2:]))
+        layout = kernel_layouts(layer)["kernel"]
+        self.kernel = self._weight("kernel", columns_of(to_numpy(layer.kernel), layout, blocks))
         self.bias: Any = None
         self.built = True
 

@@ -15,7 +15,12 @@ import numpy as np
 
 from keras_sparse_ortho._files import disk_full, is_full
 from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.export._block_convolutions import Plan, as_convolutions, plan
+from keras_sparse_ortho.export._block_convolutions import (
+    Plan,
+    as_convolutions,
+    plan,
+    trained_in_blocks,
+)
 from keras_sparse_ortho.export._litert_file import attach, find_kernels, seal, stored_weights
 from keras_sparse_ortho.export._model import Task, full_batches, keras_outputs, write_saved_model
 from keras_sparse_ortho.export._process import JobError, Worker
@@ -74,7 +79,11 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
     if not planned.found:
         needed = {name: route for name, route in needed.items() if not route.of_blocks}
     converted = convert(task, list(needed.values()))
-    made = [(route, _encoded(route, converted, planned, task.trained)) for route in routes]
+    in_blocks = trained_in_blocks(task.model, planned, task.trained)
+    made = [
+        (route, _encoded(route, converted, planned, in_blocks if route.of_blocks else task.trained))
+        for route in routes
+    ]
     if smallest:
         made = _by_size(made)
     found: list[Candidate] = []
@@ -117,7 +126,7 @@ def _as_trained(route: Route, content: bytes, trained: Sequence[TrainedIntegers]
     """The file of a route to int8 with trained integers, if there are some."""
     if not trained or not (route.quantization or "").endswith("int8"):
         return content
-    if route.of_blocks or route.converted_as.encoding != "dense":
+    if not route.of_blocks and route.converted_as.encoding != "dense":
         raise ExportRouteError(
             f"Route '{route.name}' does not keep the integers of `quantize_aware`; use "
             f"'{route.quantization}'. Received: a model with {len(trained)} trained kernels"

@@ -125,7 +125,9 @@ class Palette(WeightQuantizer):
         # TensorFlow takes a variable for one that the function captures.
         return nearest(ops.reshape(value, value.shape), ops.reshape(self.palette, (-1,)))
 
-    def integers(self, value: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def integers(
+        self, value: np.ndarray, outputs: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray] | None:
         """Integers, and one scale for the kernel; `None` without `dtype`."""
         if self.dtype is None:
             return None

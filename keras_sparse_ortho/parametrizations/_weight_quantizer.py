@@ -47,10 +47,13 @@ class WeightQuantizer(abc.ABC):
         """The quantized weight, a tensor of the same shape and dtype."""
 
     @abc.abstractmethod
-    def integers(self, value: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Integers and scales for the value `integers * scales` of a quantized weight.
+    def integers(
+        self, value: np.ndarray, outputs: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Integers and scales for the value `integers * scales` of a quantized dense weight.
 
-        `None` where its values are no multiples of a scale.
+        `outputs` is the shape of one number for each of its outputs. `None` where its values are no
+        multiples of a scale.
         """
 
     @abc.abstractmethod
@@ -116,7 +119,7 @@ class FakeQuantization(WeightQuantizer):
 
     def __call__(self, value: Any) -> Any:
         """`s * round(w / s)`."""
-        ops, axes = keras.ops, self._axes()
+        ops, axes = keras.ops, _axes(self._outputs)
 
         @ops.custom_gradient
         def quantized(w: Any) -> tuple[Any, Any]:
@@ -140,10 +143,12 @@ class FakeQuantization(WeightQuantizer):
         # TensorFlow takes a variable for one that the function captures.
         return quantized(ops.reshape(value, value.shape))
 
-    def integers(self, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def integers(
+        self, value: np.ndarray, outputs: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Integers, and one scale for each output."""
         value = np.asarray(value, np.float32)
-        scale = np.abs(value).max(axis=self._axes(), keepdims=True) / _LEVELS[self.dtype]
+        scale = np.abs(value).max(axis=_axes(outputs), keepdims=True) / _LEVELS[self.dtype]
         scale = np.where(scale > 0, scale, 1).astype(np.float32)
         return np.rint(value / scale).astype(np.int8), scale
 
@@ -151,8 +156,10 @@ class FakeQuantization(WeightQuantizer):
         """The argument."""
         return {"dtype": self.dtype}
 
-    def _axes(self) -> tuple[int, ...]:
-        return tuple(k for k, size in enumerate(self._outputs) if size == 1)
+
+def _axes(outputs: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes that are not of outputs."""
+    return tuple(k for k, size in enumerate(outputs) if size == 1)
 
 
 def _mean(value: Any, of: Any, axes: tuple[int, ...]) -> Any:

@@ -12,7 +12,7 @@ from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization._placing import fixed_step, passes_on, projections
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
-from keras_sparse_ortho.quantization._trained import has_trained_ranges
+from keras_sparse_ortho.quantization._trained import has_trained_ranges, integers_of
 
 L = keras.layers
 Scales = dict[int, np.ndarray]  # of kernels, by `id` of the layer that has it
@@ -74,8 +74,7 @@ def round_biases(model: keras.Model) -> keras.Model:
     has_trained_ranges(model)  # raises where one is not set
     scales: Scales = {}
     for weight in prunable_weights(model):
-        quantizer = None if weight.storage is None else weight.storage.quantizer
-        parts = None if quantizer is None else quantizer.integers(weight.value())
+        parts = integers_of(weight)
         if parts is not None and parts[0].any():
             scales[id(weight.owner)] = parts[1].reshape(-1)
     _round(model, scales)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.kernels import PrunableWeight, walk
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
@@ -30,13 +30,18 @@ class TrainedIntegers:
 
 def trained_integers(model: keras.Model) -> list[TrainedIntegers]:
     """Those of every quantized kernel whose values are multiples of a scale."""
-    found = []
-    for weight in prunable_weights(model):
-        quantizer = None if weight.storage is None else weight.storage.quantizer
-        parts = None if quantizer is None else quantizer.integers(weight.value())
-        if parts is not None:
-            found.append(TrainedIntegers(weight.path, *parts))
-    return found
+    pairs = ((weight.path, integers_of(weight)) for weight in prunable_weights(model))
+    return [TrainedIntegers(path, *parts) for path, parts in pairs if parts is not None]
+
+
+def integers_of(weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
+    """Integers and scales of a weight, `None` for one that has none."""
+    quantizer = None if weight.storage is None else weight.storage.quantizer
+    if quantizer is None:
+        return None
+    parts: tuple[np.ndarray, np.ndarray] | None
+    parts = quantizer.integers(weight.value(), weight.outputs_shape)
+    return parts
 
 
 def has_trained_ranges(model: keras.Model) -> bool:

@@ -46,7 +46,7 @@ def trained(make, weights, activations="int8", rounded=True):
     """A sparse network that has learnt something, and rows of its data."""
     keras.utils.set_random_seed(0)
     dense, options = make()
-    model = kso.sparsify(dense, 0.4, seed=0, **options)
+    model = kso.sparsify(dense, **{"density": 0.4, "seed": 0, **options})
     model = quantize_aware(model, weights, activations, momentum=0.8)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(512, *model.input_shape[1:])).astype("float32")
@@ -104,6 +104,7 @@ def check_integers(model, path):
         assert not integers[as_in_file(weight, ~weight.mask)].any()
 
 
+SLOW_TEST = pytest.mark.slow
 WEIGHTS = {
     "int8": "int8",
     "int4": "int4",
@@ -115,7 +116,7 @@ WEIGHTS = {
 QUICK = [(mlp, "palette"), (mlp, "ternary"), (cnn, "int4"), (encoder, "int8")]
 SLOW = [(mlp, "int8"), (mlp, "int4"), (cnn, "int8"), (cnn, "palette"), (cnn, "ternary")]
 SLOW += [(encoder, "int4")]
-CASES = QUICK + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
+CASES = QUICK + [pytest.param(*case, marks=SLOW_TEST) for case in SLOW]
 
 
 @pytest.mark.parametrize(("make", "weights"), CASES)
@@ -134,6 +135,43 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
             if own is not None:
                 want = (float(own.high) - float(own.low)) / 255
                 assert np.min(np.abs(np.array(scales) - want)) < 1e-5 * want
+
+
+def block_mlp():
+    x = inputs = keras.Input((64,))
+    x = L.Dense(64, activation="relu", name="hidden")(x)
+    return keras.Model(inputs, L.Dense(6, name="head")(x))
+
+
+def block_cnn():
+    x = inputs = keras.Input((6, 6, 32))
+    x = L.Conv2D(32, 3, use_bias=False, name="hidden")(x)
+    x = L.GlobalAveragePooling2D()(L.ReLU()(L.BatchNormalization(name="norm")(x)))
+    return keras.Model(inputs, L.Dense(6, name="head")(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "weights"), [(block_mlp, "int4"), pytest.param(block_cnn, "int8", marks=SLOW_TEST)]
+)
+def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
+    options = {"storage": "blocks", "structure": kso.Block(8, 8), "exclude": ["head"]}
+    options["density"] = 0.25
+    model, x = trained(lambda: (make(), options), weights)
+    report = export_litert(model, tmp_path / "m.tflite", mode="int8+blocks", sample=x[:64])
+    assert report.error < 0.01
+    (kernel,) = (one for one in trained_integers(model) if one.path == "hidden/kernel")
+    integers = kernel.integers.reshape(-1, kernel.integers.shape[-1])
+    mask = next(w.mask for w in kso.prunable_weights(model) if w.path == kernel.path)
+    live = int(mask.reshape(integers.shape)[:, 0].sum())
+    constants, _ = tensors_of(report.path)
+    (held,) = (c for c, _ in constants if c.ndim == 4 and c.shape[0] == integers.shape[1])
+    assert held.size == live * integers.shape[1]
+    for channel in range(len(held)):  # the order of blocks is the file's
+        values = np.sort(held[channel].ravel())
+        dead = np.zeros(len(integers) - live, int)
+        column = integers[:, channel]
+        signed = (np.sort(column), np.sort(-column))
+        assert any(np.array_equal(np.sort([*values, *dead]), one) for one in signed)
 
 
 def test_a_file_with_other_integers_is_refused(tmp_path, monkeypatch):

@@ -70,6 +70,10 @@ def check_grid(model, dtype):
         np.testing.assert_allclose(steps, np.rint(steps), atol=2e-5 * levels)
         assert not value[~weight.mask].any()
         assert (weight.raw_value() != value).any()
+        integers, scales = weight.storage.quantizer.integers(value, weight.outputs_shape)
+        assert integers.shape == weight.shape
+        assert np.abs(integers).max() == levels
+        np.testing.assert_allclose(integers * scales, value, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,7 +123,7 @@ def test_a_palette_is_learnt_and_saved(storage, tmp_path):
         assert not np.array_equal(array(quantizer.palette), before[weight.path])
         assert not value[~weight.mask].any()
         assert 3 <= len(np.unique(value)) <= 5
-        integers, scale = quantizer.integers(value)
+        integers, scale = quantizer.integers(value, weight.outputs_shape)
         np.testing.assert_allclose(integers * scale, value, rtol=1e-5)
 
 
@@ -175,7 +179,7 @@ def test_scales_are_those_of_each_output():
     dense.kernel.assign([[0.0, 70.0], [0.9, 14.0], [-1.75, 26.0]])
     want = [[0.0, 70.0], [1.0, 10.0], [-1.75, 30.0]]
     np.testing.assert_array_equal(layer.prunable_weights[0].value(), want)
-    integers, scale = layer.parametrizations["kernel"].quantizer.integers(np.array(want))
+    integers, scale = layer.parametrizations["kernel"].quantizer.integers(np.array(want), (1, 3))
     np.testing.assert_array_equal(integers, [[0, 7], [4, 1], [-7, 3]])
     np.testing.assert_array_equal(scale, [[0.25, 10.0]])
 

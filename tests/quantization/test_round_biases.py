@@ -4,9 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.quantization import quantize_aware, round_biases
+from keras_sparse_ortho.quantization import quantize_aware, round_biases, trained_integers
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
@@ -26,10 +25,7 @@ def seen(model, shape):
 
 
 def scales_of(model):
-    return {
-        weight.path: weight.storage.quantizer.integers(weight.value())[1].reshape(-1)
-        for weight in kso.prunable_weights(model)
-    }
+    return {one.path: one.scales.reshape(-1) for one in trained_integers(model)}
 
 
 def assert_whole(value, step):
