@@ -230,3 +230,34 @@ def test_configurations_that_are_none_are_refused(change):
     del config["layer"]
     with pytest.raises(ValueError, match=r"holds its `layer`.*Received: "):
         QuantizeWrapper.from_config(config)
+
+
+def test_a_network_learns_from_the_one_before_it_was_quantized():
+    teacher = kso.sparsify(mlp(), 0.5, seed=0)
+    student = quantize_aware(teacher, "ternary")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(256, 12)).astype("float32")
+    before = [array(weight) for weight in teacher.weights]
+
+    def difference():
+        student_says, teacher_says = (keras.ops.softmax(model(x)) for model in (student, teacher))
+        return float(np.mean((array(student_says) - array(teacher_says)) ** 2))
+
+    student(x, training=True)  # sets the ranges
+    at_first = difference()
+    distiller = keras.distillation.Distiller(
+        teacher=teacher,
+        student=student,
+        distillation_losses=keras.distillation.LogitsDistillation(
+            temperature=2.0, loss=keras.losses.KLDivergence()
+        ),
+        student_loss_weight=0.0,
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    distiller.compile(keras.optimizers.Adam(5e-3), loss)
+    distiller.fit(x, np.zeros(256), batch_size=32, epochs=8, verbose=0)
+    assert difference() < 0.5 * at_first
+    for weight, value in zip(teacher.weights, before, strict=True):
+        np.testing.assert_array_equal(array(weight), value)
+    for weight in kso.prunable_weights(student):
+        assert not weight.value()[~weight.mask].any()
