@@ -1,14 +1,16 @@
-"""What Arm's compiler Vela estimates for trained networks on Ethos-U: dense, single zeros, 2:4.
+"""What Vela estimates for trained networks on Ethos-U: dense, single zeros, quantized, 2:4.
 
     python benchmarks/ethos_u.py
     python benchmarks/ethos_u.py --seeds 1 --epochs 1 --samples 2048
 
 An MLP 784-512-512-256-10 and a CNN of four 3x3 convolutions (32 to 128 channels, 14 x 14 down to
 4 x 4) are trained on Fashion-MNIST, all in the same way, Adam with cosine decay: dense; with
-single zeros at density 0.1 (`sparsify`, exactly orthogonal, ERK); the CNN also with `NByM(2, 4)`.
-The first convolution and the head are dense. Each is exported as static int8, its file's accuracy
-taken on the test set, and compiled by Vela. Finished runs are lines of `results/ethos_u.jsonl` and
-not repeated; the tables are `results/ethos_u.md`. Needs the extra `ethos-u`.
+single zeros at density 0.1 (`sparsify`, exactly orthogonal, ERK); the same, trained on with int8
+weights or a palette of 16 values, a third of the epochs at a quarter of the rate; the CNN also with
+`NByM(2, 4)`. The first convolution and the head are dense. Each is exported as static int8, its
+file's accuracy taken on the test set, and compiled by Arm's compiler Vela. Finished runs are lines
+of `results/ethos_u.jsonl` and not repeated; the tables are `results/ethos_u.md`. Needs the extra
+`ethos-u`.
 """
 
 import argparse
@@ -26,10 +28,15 @@ from record import RESULTS, append, finished, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import load_litert, vela_report
+from keras_sparse_ortho.parametrizations import Palette
 
 L = keras.layers
 ACCELERATORS = ("ethos-u55-128", "ethos-u55-256", "ethos-u65-256", "ethos-u85-256")
-METHODS = {"mlp": ("dense", "density 0.1"), "cnn": ("dense", "density 0.1", "2:4")}
+# Of the sparse networks, what their weights are in the last epochs.
+QUANTIZED = {"0.1, trained as int8": "int8", "0.1, palette of 16": Palette(16, "int8")}
+SPARSE = ("density 0.1", *QUANTIZED)
+METHODS = {"mlp": ("dense", *SPARSE), "cnn": ("dense", *SPARSE, "2:4")}
+RATE = 2e-3
 EPOCHS, SAMPLES = {"mlp": 5, "cnn": 6}, {"mlp": 60_000, "cnn": 60_000}
 ROWS = 2000  # of the test set, on which the file is run
 
@@ -59,23 +66,32 @@ def network(net: str, method: str, seed: int) -> keras.Model:
     return model if method == "dense" else kso.sparsify(model, 0.1, exclude=dense, seed=seed)
 
 
-def run(net: str, method: str, data: Dataset, epochs: int, samples: int, seed: int) -> dict:
-    """Trains one network, and compiles its file for each accelerator."""
-    model = network(net, method, seed)
+def fit(model: keras.Model, data: Dataset, epochs: int, samples: int, rate: float) -> None:
     steps = epochs * -(-samples // 128)
     model.compile(
-        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(2e-3, steps)),
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=keras.backend.backend() == "jax",  # TensorFlow trains CNNs faster without
     )
     x, y = data.x_train[:samples], data.y_train[:samples]
     model.fit(x, y, batch_size=128, epochs=epochs, verbose=0)
+
+
+def run(net: str, method: str, data: Dataset, epochs: int, samples: int, seed: int) -> dict:
+    """Trains one network, and compiles its file for each accelerator."""
+    model = network(net, method, seed)
+    fit(model, data, epochs, samples, RATE)
+    if method in QUANTIZED:
+        model = kso.quantize_aware(model, QUANTIZED[method])
+        fit(model, data, -(-epochs // 3), samples, RATE / 4)
+        kso.quantization.round_biases(model)
+    calibration = None if method in QUANTIZED else data.x_train[:200]
     _, accuracy = model.evaluate(data.x_test, data.y_test, batch_size=1000, verbose=0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{net}.tflite")
         report = kso.export_litert(
-            model, path, quantization="int8", representative_data=data.x_train[:200]
+            model, path, quantization="int8", representative_data=calibration
         )
         opened = load_litert(path)
         guesses = opened.predict(data.x_test[:ROWS]).argmax(axis=1)
@@ -179,7 +195,7 @@ def main() -> None:
     about = (
         f"{machine()}, Keras {keras.__version__}. Fashion-MNIST; "
         f"{'; '.join(f'{net.upper()}: {how}' for net, how in trained.items())}; batch 128, Adam "
-        "(0.002, cosine decay)."
+        f"({RATE}, cosine decay)."
     )
     write("ethos_u", tables(runs, options.seeds, about), seeds=range(options.seeds))
 
