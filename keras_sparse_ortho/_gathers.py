@@ -83,7 +83,10 @@ def _kept_on_tensorflow(value: Any, places: Any) -> Any:
 
     if tf.executing_eagerly() or tf.config.list_logical_devices("GPU"):
         return value
-    holds = places[(0,) * len(places.shape)] >= 0
+    # The value is read by the condition, too: what is needed in a branch alone, TensorFlow moves
+    # into the branch, and XLA fuses what is computed there.
+    corner = tf.reduce_sum(value[tuple(slice(1) for _ in value.shape)])
+    holds = tf.logical_or(places[(0,) * len(places.shape)] >= 0, corner > 0)
     return tf.cond(holds, lambda: tf.identity(value), lambda: tf.zeros_like(value))
 
 
