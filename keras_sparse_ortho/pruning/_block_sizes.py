@@ -93,7 +93,7 @@ def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
 
 
 def _widened(shape: Sequence[int], block: Block) -> Block:
-    """The blocks longest along the longer side of the kernel that leave the densities as they are."""
+    """Blocks longer along the longer side of the kernel, as long as densities stay as they are."""
     *_, inputs, outputs = shape
     along = "cols" if inputs < outputs else "rows"
     side = getattr(block, along)
