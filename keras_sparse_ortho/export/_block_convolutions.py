@@ -21,6 +21,7 @@ from keras_sparse_ortho.orthogonal import to_blocks, whole_blocks
 
 ops = keras.ops
 L = keras.layers
+_ONE_PRODUCT = L.Dense | L.EinsumDense | L.Conv1D | L.Conv2D | L.Conv3D
 
 
 class Plan(NamedTuple):
@@ -74,6 +75,8 @@ def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
 def _blocks_of(layer: Any) -> ZeroBlocks | str:
     """The blocks of a plain layer, or why it has no form as a grouped convolution."""
     reason = why_no_block_form(layer)
+    if reason is None and not isinstance(layer, _ONE_PRODUCT):
+        reason = f"a {type(layer).__name__} is not one product"
     if reason is None and not layer.built:
         reason = "it was never called"
     if reason is None and isinstance(layer, L.Conv3D):

@@ -122,6 +122,18 @@ def test_structure_is_the_size_and_need_not_say_regular():
         kso.sparsify(mlp(), 0.3, storage="blocks", structure=kso.NByM(2, 4))
 
 
+@pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
+def test_both_verbs_take_the_size_of_all_blocks(verb):
+    sparse = verb(
+        mlp(inputs=128), 0.52, budget="uniform", storage="blocks", structure=kso.Block(64, 64)
+    )
+    hidden = dict.fromkeys([f"hidden_{k}/kernel" for k in range(3)], (64, 64))
+    assert blocks_of(sparse) == {**hidden, "head/kernel": None}
+    for weight in kso.prunable_weights(sparse)[:3]:
+        live = weight.mask.reshape(len(weight.mask) // 64, 64, 4, 64).any(axis=(1, 3))
+        assert len({*live.sum(axis=0)}) == len({*live.sum(axis=1)}) == 1  # regular
+
+
 def test_pruning_keeps_the_blocks_of_largest_magnitude():
     model = keras.Sequential([keras.Input((256,)), L.Dense(256, name="a")])
     before = array(model.layers[0].kernel)
