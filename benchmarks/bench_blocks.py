@@ -146,8 +146,8 @@ def stepper(model, xla, batch, steps):
     """A function that trains some steps on prepared data."""
     model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=xla)
     rng = np.random.default_rng(0)
-    x = keras.tree.map_structure(lambda tensor: samples(tensor, steps * batch, rng), model.input)
-    y = samples(model.output, steps * batch, rng)
+    x = given_to(model, steps * batch, rng)
+    y = samples(model.outputs[0], steps * batch, rng)
     if keras.backend.backend() != "tensorflow":
         return lambda: model.fit(x, y, batch_size=batch, epochs=1, shuffle=False, verbose=0)
     import tensorflow as tf
@@ -162,6 +162,13 @@ def stepper(model, xla, batch, steps):
         float(logs["loss"])  # waits for the device
 
     return run
+
+
+def given_to(model, count, rng):
+    """Random inputs, in a dict where the model takes one."""
+    # A Sequential has no `input` before it is called.
+    inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    return keras.tree.map_structure(lambda tensor: samples(tensor, count, rng), inputs)
 
 
 def samples(tensor, count, rng):
@@ -180,8 +187,7 @@ def live(model):
 def counts(model):
     """The report, with multiplications for one sample."""
     rng = np.random.default_rng(0)
-    one = keras.tree.map_structure(lambda tensor: samples(tensor, 1, rng), model.input)
-    return kso.report(model, orthogonality=False, sample=one)
+    return kso.report(model, orthogonality=False, sample=given_to(model, 1, rng))
 
 
 def state_mib(model):

@@ -1,9 +1,12 @@
-"""Draws step time and memory over density from the results of bench_blocks.py.
+"""Draws step time and memory on live blocks from the results of bench_blocks.py.
 
     python benchmarks/blocks_picture.py                                    # docs/faster.svg
     python benchmarks/blocks_picture.py --setting "tensorflow XLA" --model mlp2048 --out other.svg
+    python benchmarks/blocks_picture.py --growth                           # docs/growth.svg
 
-Uses the results of one backend, model and batch.
+Over density, from the results of one backend, model and batch; or, with `--growth`, the time of
+4-layer networks on blocks of 64 over width, density and batch, beside their live fraction, which is
+the time that they would take if it were that of the products alone.
 """
 
 import argparse
@@ -21,6 +24,10 @@ STYLES = {
     "blocks 32": ("blocks of 32", OURS, "-"),
     "blocks 64": ("blocks of 64", VIOLET, "-"),
 }
+
+
+GROWTH = {"jax": ("JAX", OURS), "tensorflow XLA": ("TensorFlow XLA", OTHER)}
+"""By backend the label and colour."""
 
 
 def last_lines(setting, model, batch):
@@ -55,19 +62,51 @@ def draw(lines, title):
     return figure
 
 
+def growth(rival="blocks 64"):
+    """Three panels: the step over width, density and batch, the other two held, and its floor."""
+    kind = ("setting", "model", "batch", "density", "rival")
+    lines = finished(RESULTS / "blocks.jsonl")
+    found = middle_of_processes(lines, lambda line: tuple(line[k] for k in kind), "wall_ratio")
+    panels = {
+        "width, density 0.1, batch 128": {w: (w, 128, 0.1) for w in (1024, 2048, 4096)},
+        "density, width 4096, batch 128": {d: (4096, 128, d) for d in (0.05, 0.1, 0.2)},
+        "batch, width 4096, density 0.1": {n: (4096, n, 0.1) for n in (32, 128, 512)},
+    }
+    figure = new(7.6)
+    for panel, (title, points) in zip(figure.subplots(3), panels.items(), strict=True):
+        for setting, (label, color) in GROWTH.items():
+            each = {
+                x: found[setting, f"mlp{width}", batch, density, rival]
+                for x, (width, batch, density) in points.items()
+            }
+            ratios = [line["wall_ratio"] for line in each.values()]
+            panel.plot([*each], ratios, color=color, label=label, marker="o", markersize=4)
+        floor = [line["live"] for line in each.values()]
+        panel.plot([*each], floor, "--", color=DENSE, label="floor: live fraction")
+        panel.set(title=f"step over {title}, dense = 1", ylim=(0, None), xscale="log")
+        panel.set_xticks([*points], [f"{x:g}" for x in points])
+        panel.minorticks_off()
+    figure.axes[0].legend()
+    return figure
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setting", default="jax")
     parser.add_argument("--model", default="mlp2048")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--out", type=Path, default=DOCS / "faster.svg")
+    parser.add_argument("--growth", action="store_true", help="over width, density and batch")
+    parser.add_argument("--out", type=Path)
     args = parsed(parser, {"model": "mlp256", "out": RESULTS / "faster.svg"})
+    if args.growth:
+        save(growth(), args.out or DOCS / "growth.svg", ["blocks.jsonl"])
+        return
     lines = last_lines(args.setting, args.model, args.batch)
     if not lines:
         parser.error(f"bench_blocks.py has not measured {args.setting}, {args.model}, {args.batch}")
     places = {line["machine"] for line in lines.values()}
     about = f"{args.setting}, {args.model}, batch {args.batch}, {'; '.join(sorted(places))}"
-    save(draw(lines, about), args.out, ["blocks.jsonl"])
+    save(draw(lines, about), args.out or DOCS / "faster.svg", ["blocks.jsonl"])
 
 
 if __name__ == "__main__":

@@ -62,6 +62,11 @@ def kept(value: Any, places: Any) -> Any:
 
     def written(value: Any, places: Any) -> Any:
         holds = places[(0,) * len(places.shape)] >= 0
+        if keras.backend.backend() == "tensorflow":
+            # The value is read by the condition, too: what is needed in a branch alone, TensorFlow
+            # moves into the branch, and XLA fuses what is computed there.
+            corner = keras.ops.sum(value[tuple(slice(1) for _ in value.shape)])
+            holds = keras.ops.logical_or(holds, corner > 0)
         return keras.ops.cond(holds, lambda: value, lambda: keras.ops.zeros_like(value))
 
     def keep(value: Any, places: Any) -> Any:

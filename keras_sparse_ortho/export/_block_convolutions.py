@@ -22,6 +22,7 @@ from keras_sparse_ortho.quantization import TrainedIntegers
 
 ops = keras.ops
 L = keras.layers
+_ONE_PRODUCT = L.Dense | L.EinsumDense | L.Conv1D | L.Conv2D | L.Conv3D
 
 
 class Plan(NamedTuple):
@@ -104,6 +105,8 @@ def trained_in_blocks(
 def _blocks_of(layer: Any) -> ZeroBlocks | str:
     """The blocks of a plain layer, or why it has no form as a grouped convolution."""
     reason = why_no_block_form(layer)
+    if reason is None and not isinstance(layer, _ONE_PRODUCT):
+        reason = f"a {type(layer).__name__} is not one product"
     if reason is None and not layer.built:
         reason = "it was never called"
     if reason is None and isinstance(layer, L.Conv3D):

@@ -358,9 +358,10 @@ class BlockAxes:
             LayoutError: More devices along the axis than divide the output blocks.
         """
         rank = len(grid.blocks_shape)
-        given = axes_at(f"{path}/blocks")
-        if given is None:
-            kernel = axes_at(f"{path}/kernel")
+        given, whole = axes_at(f"{path}/blocks"), axes_at(path)
+        # The path of gates is that of their kernel, whose entry also matches what is below it.
+        if given is None or given == whole:
+            kernel = whole or axes_at(f"{path}/kernel")
             if kernel is None:
                 return cls()
             used = [axis for axis in reversed(kernel) if axis is not None]

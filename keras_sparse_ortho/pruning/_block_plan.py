@@ -82,6 +82,9 @@ class BlockPlan:
             if fitted is not None:
                 break
         assert fitted is not None  # without lift, each kernel has what it needs
+        if size is None:
+            on_blocks = [w for w in held if w.path in blocks]
+            blocks.update({w.path: _larger(w, fitted, blocks[w.path]) for w in on_blocks})
         return cls(held, fitted, blocks, asked, given, size)
 
     def draws(self, scores: Mapping[str, np.ndarray], seed: int | None) -> dict[str, AnyDraw]:
@@ -174,6 +177,14 @@ def _chosen(
         "No kernel would be sparse: all of them are too small for blocks. "
         f"Received: density={asked.density:.6g}"
     )
+
+
+def _larger(weight: PrunableWeight, fitted: Budget, block: Block) -> Block:
+    """The blocks by the rule for the density that the kernel has got, if they have exactly that."""
+    found = block_for(weight, fitted[weight.path])
+    if found is None or found.rows * found.cols <= block.rows * block.cols:
+        return block
+    return block if fitted.counts[weight.path] % found.unit(canonical_shape(weight)) else found
 
 
 def _fitted(plan: Budget, held: list[PrunableWeight], blocks: dict[str, Block]) -> Budget | None:

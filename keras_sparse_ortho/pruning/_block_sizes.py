@@ -93,16 +93,16 @@ def canonical_shape(weight: PrunableWeight) -> tuple[int, ...]:
 
 
 def _widened(shape: Sequence[int], block: Block) -> Block:
-    """Blocks that are longer along the longer side of the kernel, with the same densities."""
+    """Blocks longer along the longer side of the kernel, as long as densities stay as they are."""
     *_, inputs, outputs = shape
-    while True:
-        rows, cols = (1, 2) if inputs < outputs else (2, 1)
-        longer = dataclasses.replace(block, rows=rows * block.rows, cols=cols * block.cols)
-        if max(longer.rows, longer.cols) > _SIZES[0] or not _fits(longer, shape):
-            return block
-        if longer.unit(shape) != block.unit(shape):
-            return block
-        block = longer
+    along = "cols" if inputs < outputs else "rows"
+    side = getattr(block, along)
+    longer = (
+        dataclasses.replace(block, **{along: times * side})
+        for times in range(_SIZES[0] // side, 1, -1)
+    )
+    same = (b for b in longer if _fits(b, shape) and b.unit(shape) == block.unit(shape))
+    return next(same, block)
 
 
 def _fits(block: Block, shape: Sequence[int]) -> bool:

@@ -1,5 +1,6 @@
 """`prune`: fixed masks on the weights as they are, or refitted to calibration data."""
 
+import dataclasses
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping
@@ -193,12 +194,14 @@ def prune(
     mask_class(storage, masks_are_given=masks is not None)
     density, budget = density_and_budget(density, budget)
     layerwise = score in CALIBRATED if isinstance(score, str) else False
-    _check_layerwise(score, data, refit, structure, resume, needs_data=refit or layerwise)
     on_blocks = storage == "blocks"
+    if on_blocks and isinstance(structure, Block):
+        structure = dataclasses.replace(structure, regular=True)
+    _check_layerwise(score, data, refit, structure, resume, needs_data=refit or layerwise)
     if on_blocks and isinstance(structure, NByM | Channels):
         raise ValueError(
             'storage="blocks" takes the size of blocks as `structure`, such as '
-            f"Block(64, 64, regular=True). Received: {structure=}"
+            f"Block(64, 64). Received: {structure=}"
         )
     run = {"data": data, "resume": resume, "verbose": verbose}
     if masks is not None:

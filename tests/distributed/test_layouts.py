@@ -53,6 +53,7 @@ def parametrized(parametrization):
     return lambda: kso.parametrize(dense(), parametrization)
 
 
+KERNELS = ("kernel", "recurrent_kernel")
 HALVES, WHOLE = (None, "model"), (None, None)
 CASES = {
     "masked": (masked(), {"kernel": HALVES, "kernel_mask": HALVES}),
@@ -117,6 +118,29 @@ def test_blocks_are_cut_by_output_blocks():
         np.testing.assert_allclose(np.asarray(model(x)), np.asarray(expected), atol=1e-6)
     with layouts(**{"net/hidden/kernel": HALVES, "net/hidden/blocks": (None,)}):
         assert specs(make())["net/hidden/blocks"] == (None, None, None, None)
+
+
+def test_gates_are_cut_by_output_blocks():
+    def make():
+        cell = kso.layers.BlockSparseLSTMCell(
+            16, density=0.5, recurrent_density=0.5, block=4, recurrent_block=4, seed=0, name="cell"
+        )
+        rnn = kso.layers.BlockSparseRNN(cell, name="rnn")
+        return keras.Sequential([keras.Input((3, 16)), rnn], name="net")
+
+    whole = make()
+    entries = {whole.layers[0].cell.path + f"/{name}": HALVES for name in KERNELS}
+    for given in (entries, {".*kernel": HALVES}):
+        with layouts(**given):
+            model = make()
+            found = specs(model)
+            for own in model.layers[0].cell.on_blocks().values():
+                assert found[own.blocks.path] == ("model", None, None, None)
+                assert found[own.inputs_of.path] == ("model", None)
+                assert found[own.slots_of.path] == WHOLE
+            model.set_weights(whole.get_weights())
+            x = np.random.default_rng(0).normal(size=(4, 3, 16)).astype("float32")
+            np.testing.assert_allclose(np.asarray(model(x)), np.asarray(whole(x)), atol=1e-6)
 
 
 def test_blocks_that_devices_do_not_divide():

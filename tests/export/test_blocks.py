@@ -146,6 +146,35 @@ def test_a_subclassed_model_is_copied_with_its_inner_layers():
     assert {"query", "key", "value", "attention_output"} < {*found}
 
 
+def test_gates_on_blocks_stay_in_their_loop():
+    keras.utils.set_random_seed(0)
+    layers = [L.LSTM(64, name="rnn"), L.Dense(64, name="wide")]
+    model = keras.Sequential([keras.Input((4, 64)), *layers])
+    model = kso.sparsify(model, 0.3, storage="blocks", structure=kso.Block(16, 16), seed=0)
+    assert {type(layer).__name__ for layer in model.layers} == {
+        "BlockSparseRNN",
+        "BlockSparseDense",
+    }
+    plain = kso.strip(model)
+    assert [*plan(plain).found] == [plain.layers[1].kernel.path]
+    assert plan(plain).kept["rnn/lstm_cell/kernel"] == "a LSTMCell is not one product"
+    other = as_convolutions(plain, False)
+    assert [type(layer) for layer in other.layers] == [L.LSTM, DenseAsConvolution]
+    x = np.random.default_rng(1).normal(size=(3, 4, 64)).astype("float32")
+    np.testing.assert_allclose(values(other(x)), values(model(x)), atol=5e-6)
+
+
+@pytest.mark.slow
+def test_a_file_of_gates_on_blocks(tmp_path):
+    model = keras.Sequential([keras.Input((4, 64), name="x"), L.LSTM(64), L.Dense(64)])
+    model = kso.sparsify(model, 0.3, storage="blocks", structure=kso.Block(16, 16), seed=0)
+    x = np.random.default_rng(1).normal(size=(3, 4, 64)).astype("float32")
+    for route in ("float32", "float32+blocks"):
+        export_litert(model, tmp_path / "gates.tflite", route=route)
+        found = load_litert(tmp_path / "gates.tflite").predict(x)
+        np.testing.assert_allclose(found, values(model(x)), atol=1e-5)
+
+
 def test_blocks_of_a_kernel():
     rng = np.random.default_rng(0)
     kernel = np.kron(np.eye(8)[rng.permutation(8)], rng.normal(size=(32, 32)))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho._backend import compiled, value_and_gradients
+from keras_sparse_ortho._gathers import kept
 from keras_sparse_ortho.layers import _token_products as module
 from keras_sparse_ortho.layers._blocks import BlockGrid, BlockOperands
 from keras_sparse_ortho.orthogonal import clear_padding, slots_of
@@ -58,3 +59,19 @@ def test_outputs_and_gradients_are_those_of_the_dense_kernel(
     np.testing.assert_allclose(array(of_x), weight @ kernel.T, atol=1e-5)
     # The gradient of what pads a block is of no account.
     np.testing.assert_allclose(grid.kernel(array(of_blocks), pattern), of_kernel, atol=1e-5)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="how TensorFlow moves code")
+def test_a_kept_value_is_not_computed_inside_the_condition_that_keeps_it():
+    import tensorflow as tf
+
+    def product(x, gate, places):
+        return kept(tf.multiply(x, gate), places)
+
+    shapes = [tf.TensorSpec((None, 4)), tf.TensorSpec((None, 4)), tf.TensorSpec((2, 2), tf.int32)]
+    graph = tf.function(product).get_concrete_function(*shapes).graph
+    (condition,) = (op for op in graph.get_operations() if op.type in ("If", "StatelessIf"))
+    (multiplied,) = (op.outputs[0] for op in graph.get_operations() if op.type == "Mul")
+    # Grappler sinks what a branch alone needs, and XLA then computes it wherever it is read.
+    assert len(multiplied.consumers()) > 1
+    assert condition in multiplied.consumers()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import BudgetError, LayoutError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import BlockSparseDense
@@ -57,6 +58,7 @@ def kernel(*shape, owner=None):
         ((768, 3072), 0.1, (32, 128)),  # long along the longer side
         ((512, 2048), 0.1, (16, 64)),
         ((2048, 512), 0.1, (64, 16)),
+        ((512, 1536), 0.1, (16, 48)),  # three times as long
         ((512, 512), 0.1, (16, 16)),
         ((256, 256), 0.1, (16, 16)),  # one of 16 in a line
         ((256, 256), 0.05, None),
@@ -64,7 +66,7 @@ def kernel(*shape, owner=None):
         ((3, 3, 256, 256), 0.15, (16, 16)),
         ((784, 1024), 0.1, (25, 32)),  # padded
         ((1024, 1000), 0.1, (32, 32)),
-        ((512, 1365), 0.1, (15, 13)),
+        ((512, 1365), 0.1, (15, 39)),
         ((1024, 10), 0.3, None),
         ((997, 1009), 0.3, None),
     ],
@@ -73,6 +75,17 @@ def test_the_largest_blocks_that_shape_and_density_allow(shape, density, expecte
     block = block_for(kernel(*shape), density)
     assert (block and (block.rows, block.cols)) == expected
     assert block is None or block.regular
+
+
+def test_densities_that_were_rounded_up_get_the_blocks_that_they_allow():
+    dense = L.Dense(1)
+    shapes = {"query": (512, 512), "key": (512, 128), "wide": (512, 1536)}
+    weights = [PrunableWeight(k, types.SimpleNamespace(shape=v), dense) for k, v in shapes.items()]
+    asked = Budget({"query": 0.123, "key": 0.25, "wide": 0.0955}, {w.path: w.size for w in weights})
+    assert block_for(weights[0], asked["query"]) == kso.Block(16, 16, regular=True)
+    plan = BlockPlan.of(weights, asked, None, orthogonal=True, given=False)
+    assert plan.budget["query"] == 0.125
+    assert plan.blocks["query"] == kso.Block(32, 32, regular=True)
 
 
 @slow_on_tensorflow
@@ -107,6 +120,18 @@ def test_structure_is_the_size_and_need_not_say_regular():
     assert blocks_of(sparse)["hidden_1/kernel"] == (32, 32)
     with pytest.raises(ValueError, match="the size of blocks as `structure`"):
         kso.sparsify(mlp(), 0.3, storage="blocks", structure=kso.NByM(2, 4))
+
+
+@pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
+def test_both_verbs_take_the_size_of_all_blocks(verb):
+    sparse = verb(
+        mlp(inputs=128), 0.52, budget="uniform", storage="blocks", structure=kso.Block(64, 64)
+    )
+    hidden = dict.fromkeys([f"hidden_{k}/kernel" for k in range(3)], (64, 64))
+    assert blocks_of(sparse) == {**hidden, "head/kernel": None}
+    for weight in kso.prunable_weights(sparse)[:3]:
+        live = weight.mask.reshape(len(weight.mask) // 64, 64, 4, 64).any(axis=(1, 3))
+        assert len({*live.sum(axis=0)}) == len({*live.sum(axis=1)}) == 1  # regular
 
 
 def test_pruning_keeps_the_blocks_of_largest_magnitude():
