@@ -14,6 +14,9 @@ OLDEST_STAMP := $(OLDEST)/.installed
 FORMATS := .venv-formats
 FORMATS_STAMP := $(FORMATS)/.installed
 
+NO_TF := .venv-no-tensorflow
+NO_TF_STAMP := $(NO_TF)/.installed
+
 COMPAT := .venv-compat
 COMPAT_STAMP := $(COMPAT)/.installed
 
@@ -80,6 +83,15 @@ $(COMPAT_STAMP): $(STAMP)
 	@$(COMPAT)/bin/python $(PIP) --editable ".[compat]"
 	@touch $@
 
+$(NO_TF_STAMP): pyproject.toml Makefile
+	$(if $(PYTHON),,$(error Python 3.11 or newer is needed; name it with make PYTHON=...))
+	@echo "setting up $(NO_TF)"
+	@test -x $(NO_TF)/bin/python || $(PYTHON) -m venv $(NO_TF)
+	@$(NO_TF)/bin/python $(PIP) $(TORCH)
+	@$(NO_TF)/bin/python $(PIP) --editable ".[litert-jax,torch]" "hypothesis>=6.100" "pytest>=8.4" \
+		"sybil>=9.1"
+	@touch $@
+
 # Likewise: these bring newer versions of what TFMOT bounds.
 $(FORMATS_STAMP): $(STAMP)
 	@echo "setting up $(FORMATS)"
@@ -111,6 +123,11 @@ test-formats: $(FORMATS_STAMP)
 	@for backend in tensorflow jax torch; do \
 		KERAS_BACKEND=$$backend $(FORMATS)/bin/python -m pytest -q tests/compat/test_formats.py \
 			|| exit 1; done
+
+# LiteRT files where TensorFlow is not installed at all, from JAX and torch.
+test-no-tensorflow: $(NO_TF_STAMP)
+	@for backend in jax torch; do KERAS_BACKEND=$$backend $(NO_TF)/bin/python -m pytest -q \
+		tests/export/test_without_tensorflow.py || exit 1; done
 
 # Kills, full disks, damaged files, threads and memory: docs/faults.md. For the night.
 test-faults: $(STAMP)

@@ -59,6 +59,8 @@ def _belongs(item: pytest.Item, slow: bool) -> bool:
             return backend == BACKEND
     if item.get_closest_marker("numpy_only"):
         return BACKEND == "tensorflow"
+    if item.get_closest_marker("not_tensorflow"):
+        return BACKEND != "tensorflow"
     return BACKEND != "torch" or item.get_closest_marker("core") is not None
 
 

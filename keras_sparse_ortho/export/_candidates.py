@@ -22,11 +22,12 @@ from keras_sparse_ortho.export._block_convolutions import (
     trained_in_blocks,
 )
 from keras_sparse_ortho.export._litert_file import attach, find_kernels, seal, stored_weights
-from keras_sparse_ortho.export._model import Task, full_batches, keras_outputs, write_saved_model
-from keras_sparse_ortho.export._process import JobError, Worker
+from keras_sparse_ortho.export._model import Task, full_batches, keras_outputs
+from keras_sparse_ortho.export._process import JobError, Worker, converter_backend
 from keras_sparse_ortho.export._report import RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError, Route
 from keras_sparse_ortho.export._sparse_encoding import LEAST_ZEROS, Encoded
+from keras_sparse_ortho.export._tracing import write_traced
 from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization import TrainedIntegers
@@ -278,7 +279,7 @@ def _trace(
     saved_model: str,
     form: dict[str, bool],
 ) -> dict[str, Any] | None:
-    """Have the model, or its block convolutions, written as a SavedModel; or what went wrong."""
+    """Have the model, or its block convolutions, traced and written; or what went wrong."""
     nesting = task.signature.nesting
     how = {"inputs": inputs, "nesting": nesting, "output_names": task.names}
     keras_file = str(task.folder / "plain.keras")
@@ -300,18 +301,19 @@ def _trace(
         )
     if failure is None or failure["stage"] != "load":
         return failure
-    if keras.backend.backend() != "tensorflow":
+    if keras.backend.backend() != converter_backend():
+        title = {"tensorflow": "TensorFlow", "jax": "JAX"}[converter_backend()]
         raise ExportConversionError(
-            f"Model '{task.model.name}' could not be rebuilt on the TensorFlow backend in a new "
+            f"Model '{task.model.name}' could not be rebuilt on the {title} backend in a new "
             "process. Its custom classes must be importable there (not defined in "
-            "`__main__`) and serializable; otherwise export on the TensorFlow backend. "
+            f"`__main__`) and serializable; otherwise export on the {title} backend. "
             f"Received: {failure['message']}"
         )
     # The classes exist in this process only, so it has to trace the model itself.
     model = task.model
     if form["of_blocks"]:
         model = as_convolutions(model, form["rows_apart"])
-    write_saved_model(model, **how, folder=saved_model)
+    write_traced(model, **how, path=saved_model)
     return None
 
 

@@ -23,7 +23,7 @@ from keras_sparse_ortho.export._candidates import (
 from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
 from keras_sparse_ortho.export._litert_file import read_weights, seal
 from keras_sparse_ortho.export._model import Task, make_task
-from keras_sparse_ortho.export._process import require
+from keras_sparse_ortho.export._process import converter_backend, is_missing, require
 from keras_sparse_ortho.export._report import (
     ExportReport,
     RouteOutcome,
@@ -40,6 +40,7 @@ from keras_sparse_ortho.export._routes import (
     route_named,
     routes_of,
 )
+from keras_sparse_ortho.export._tracing import CONVERTER
 from keras_sparse_ortho.quantization import has_trained_ranges
 
 # The speed that is given up for a smaller file; less than 5% is within the noise of the clock.
@@ -465,8 +466,11 @@ def _check_data(route: Route, data: Any, trained: bool = False) -> None:
 
 
 def _require_litert() -> None:
+    without = converter_backend() != "tensorflow"
+    without = without and not any(is_missing(name) for name in CONVERTER)
     require(
-        ("tensorflow", "ai_edge_litert"),
-        "`export_litert` converts with TensorFlow and runs the file with ai-edge-litert",
-        '"keras-sparse-ortho[litert]"',
+        (*(CONVERTER if without else ("tensorflow",)), "ai_edge_litert"),
+        "`export_litert` converts with TensorFlow, or without it with JAX, litert-converter and "
+        "ai-edge-quantizer, and runs the file with ai-edge-litert",
+        '"keras-sparse-ortho[litert]", or "keras-sparse-ortho[litert-jax]"',
     )

@@ -21,7 +21,6 @@ from keras_sparse_ortho.kernels import is_sparse_layer
 from keras_sparse_ortho.models import is_clonable, is_graph_of_class, strip
 from keras_sparse_ortho.quantization import (
     TrainedIntegers,
-    fix_ranges,
     has_trained_ranges,
     trained_integers,
 )
@@ -395,30 +394,3 @@ def full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:
     missing = -len(sample[0]) % rows
     batches[-1] = [np.concatenate([part, *[part[-1:]] * missing]) for part in batches[-1]]
     return batches
-
-
-def write_saved_model(
-    model: keras.Model,
-    inputs: list[dict[str, Any]],
-    nesting: Any,
-    output_names: list[str],
-    folder: str,
-) -> None:
-    """Trace a plain model for inference, with static shapes; needs the TensorFlow backend."""
-    import tensorflow as tf
-
-    def serve(*flat: Any) -> dict[str, Any]:
-        outputs = model(pack(nesting, flat), training=False)
-        return dict(zip(output_names, (tensor for _, tensor in leaves(outputs)), strict=True))
-
-    fix_ranges(model)
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint(
-        "serving_default",
-        serve,
-        input_signature=[
-            tf.TensorSpec(spec["shape"], spec["dtype"], name=spec["name"]) for spec in inputs
-        ],
-    )
-    archive.write_out(folder, verbose=False)

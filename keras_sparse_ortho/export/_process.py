@@ -1,4 +1,4 @@
-"""Worker processes for TensorFlow's converter and the interpreter, both of which can crash."""
+"""Worker processes for the converters and the interpreter, all of which can crash."""
 
 import collections
 import contextlib
@@ -30,7 +30,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._path = ""
+        self._environment: dict[str, str] = {}
         self._stderr: collections.deque[str] = collections.deque(maxlen=5)
         self._reader = threading.Thread()
 
@@ -93,13 +93,14 @@ class Worker:
             self._process = None
 
     def _running(self) -> "subprocess.Popen[str]":
-        """The process if it is alive and has our module path, otherwise a new one."""
+        """The process if it is alive and has our module path and backend, otherwise a new one."""
         environment = _environment()
-        process, path = self._process, environment["PYTHONPATH"]
-        if process is not None and process.poll() is None and self._path == path:
+        process, told = self._process, ("PYTHONPATH", "KERAS_BACKEND")
+        same = all(self._environment.get(name) == environment[name] for name in told)
+        if process is not None and process.poll() is None and same:
             return process
         self.close()
-        self._path = path
+        self._environment = environment
         self._stderr.clear()
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", str(_SCRIPT)],
@@ -129,22 +130,33 @@ class Worker:
 def require(names: Sequence[str], use: str, install: str) -> None:
     """Raise ImportError, with what to install, if a package is missing; imports none."""
     for name in names:
-        # None in `sys.modules` is Python's mark of a blocked import.
-        known = name in sys.modules
-        if (sys.modules[name] is None) if known else (importlib.util.find_spec(name) is None):
+        if is_missing(name):
             raise ImportError(
                 f"{use}. Install with: pip install {install}. Received: no module named '{name}'",
                 name=name,
             )
 
 
+def is_missing(name: str) -> bool:
+    """Whether a package cannot be imported, which is not tried."""
+    # None in `sys.modules` is Python's mark of a blocked import.
+    known = name in sys.modules
+    return (sys.modules[name] is None) if known else (importlib.util.find_spec(name) is None)
+
+
+def converter_backend() -> str:
+    """The backend on which models are converted: TensorFlow, or JAX where there is none."""
+    return "jax" if is_missing("tensorflow") else "tensorflow"
+
+
 def _environment() -> dict[str, str]:
-    """The environment of a worker: on CPU, with the TensorFlow backend and our `sys.path`."""
+    """The environment of a worker: on CPU, with the backend of the converter and our `sys.path`."""
     # The current directory comes last: its modules are found, but hide no package.
     here = [os.getcwd()] if "" in sys.path else []
     return dict(
         os.environ,
-        KERAS_BACKEND="tensorflow",
+        KERAS_BACKEND=converter_backend(),
+        JAX_PLATFORMS="cpu",
         # A visible GPU would make Keras trace its recurrent layers to cuDNN, which LiteRT lacks.
         CUDA_VISIBLE_DEVICES="-1",
         TF_CPP_MIN_LOG_LEVEL="3",

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_sparse_ortho.export._litert_file import WeightZeros
+from keras_sparse_ortho.export._process import converter_backend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,8 @@ class ExportReport:
         tolerance: The largest `error` that was allowed.
         measure: "max": max|d| / max(1, max|y|); "rms": sqrt(mean d^2) / sqrt(mean y^2).
         sample_rows: Rows that were compared.
-        versions: Versions of Keras, TensorFlow and ai-edge-litert.
+        versions: Versions of Keras, of what converted (TensorFlow, or JAX, litert-converter and
+            ai-edge-quantizer) and of ai-edge-litert, which ran the file.
         route: Name of the route that was taken, such as "dynamic_int8+1x16".
         mode: As asked for.
         xnnpack: Whether the file runs with XNNPACK, as a default interpreter would run it.
@@ -290,7 +292,10 @@ def zstd_size(content: bytes) -> int | None:
 def installed_versions() -> dict[str, str]:
     """The versions of the packages that made and ran the file."""
     versions = {}
-    for name in ("keras", "tensorflow", "ai-edge-litert"):
+    makers: tuple[str, ...] = ("jax", "litert-converter", "ai-edge-quantizer")
+    if converter_backend() == "tensorflow":
+        makers = ("tensorflow",)
+    for name in ("keras", *makers, "ai-edge-litert"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:  # e.g. tensorflow-cpu, a build of another name

@@ -1,4 +1,4 @@
-"""The routes from a SavedModel to a LiteRT file, and which of them a mode tries.
+"""The routes from a traced model to a LiteRT file, and which of them a mode tries.
 
 A new route is a small subclass of `Route`, listed in `ROUTES`. Everything else (static shapes, the
 worker processes, the comparison, the check of zeros, the report) is the same for all routes.
@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho.export._model import all_layers
+from keras_sparse_ortho.export._process import converter_backend
 from keras_sparse_ortho.export._sparse_encoding import (
     BLOCK_1X4,
     BLOCK_1X16,
@@ -21,6 +22,8 @@ from keras_sparse_ortho.export._sparse_encoding import (
     Encoding,
     encode,
 )
+from keras_sparse_ortho.export._tracing import quantized
+from keras_sparse_ortho.quantization import has_trained_ranges
 
 Batches = Callable[[], Iterator[dict[str, np.ndarray]]]
 
@@ -32,7 +35,7 @@ class ExportRouteError(ValueError):
 
 
 class Route(abc.ABC):
-    """How a SavedModel becomes the bytes of a LiteRT file, and how exact the file must be."""
+    """How a traced model becomes the bytes of a LiteRT file, and how exact the file must be."""
 
     name: str  # storage and encoding, such as "dynamic_int8+1x16"
     quantization: str | None  # the storage, as the argument of `export_litert`
@@ -43,6 +46,7 @@ class Route(abc.ABC):
     rows_apart: bool = False
     measure: str = "rms"  # of the error, see `compare`
     tolerance: float  # the largest error that passes by default
+    needs_tensorflow: bool = False  # whether only TensorFlow's converter has it
 
     @property
     def converted_as(self) -> "Route":
@@ -53,8 +57,18 @@ class Route(abc.ABC):
         """The rewritten file; ExportRouteError if it has no weight that this route is for."""
         return Encoded(content, (), {})
 
-    def check(self, model: keras.Model) -> None:  # noqa: B027 - most routes take every model
+    def check(self, model: keras.Model) -> None:
         """Raise ValueError for a model that this route is known to fail on."""
+        if not self.is_there():
+            raise ExportRouteError(
+                f"Route '{self.name}' is one of TensorFlow's converter; use another one, or "
+                'install it: pip install "keras-sparse-ortho[litert]". '
+                "Received: an environment without TensorFlow"
+            )
+
+    def is_there(self) -> bool:
+        """Whether what converts by this route is installed."""
+        return not self.needs_tensorflow or converter_backend() == "tensorflow"
 
     def convert(self, saved_model: str, batches: Batches | None) -> bytes:
         """Convert a SavedModel (in the worker); `batches` gives the representative data."""
@@ -68,6 +82,10 @@ class Route(abc.ABC):
     def configure(self, converter: Any, batches: Batches | None) -> None:
         """Set the options of a `tf.lite.TFLiteConverter`."""
 
+    @abc.abstractmethod
+    def convert_floats(self, content: bytes, batches: Batches | None) -> bytes:
+        """The same without TensorFlow, from the float32 file (in the worker)."""
+
 
 class Float32(Route):
     """All weights as float32. Differs from Keras by the order of summation only."""
@@ -80,6 +98,10 @@ class Float32(Route):
     def configure(self, converter: Any, batches: Batches | None) -> None:
         """Leave the converter's defaults, which are float32."""
 
+    def convert_floats(self, content: bytes, batches: Batches | None) -> bytes:
+        """The file as it is."""
+        return content
+
 
 class DynamicInt8(Route):
     """Weights of 1024 and more entries as int8; measured errors up to 0.014."""
@@ -87,12 +109,43 @@ class DynamicInt8(Route):
     name = "dynamic_int8"
     quantization = "dynamic_int8"
     tolerance = 0.1
+    # For ai-edge-quantizer: of weights, of activations, and of all operations.
+    weights: dict[str, Any] = {  # noqa: RUF012 - never changed
+        "num_bits": 8,
+        "symmetric": True,
+        "granularity": "CHANNELWISE",
+        "dtype": "INT",
+    }
+    activations: dict[str, Any] | None = None
+    algorithm = "min_max_uniform_quantize"
+    computes = "INTEGER"
+    least = 1024  # entries of a weight, as TensorFlow's converter has it
 
     def configure(self, converter: Any, batches: Batches | None) -> None:
         """Turn on the converter's default optimization."""
         import tensorflow as tf
 
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
+
+    def convert_floats(self, content: bytes, batches: Batches | None) -> bytes:
+        """The same by ai-edge-quantizer."""
+        config = {
+            "weight_tensor_config": self.weights,
+            "compute_precision": self.computes,
+            "explicit_dequantize": self.computes == "FLOAT",
+            "skip_checks": False,
+            "min_weight_elements": self.least,
+        }
+        if self.activations is not None:
+            config["activation_tensor_config"] = self.activations
+        entries = [("*", self.algorithm, config)]
+        if self.activations is not None:  # inputs and outputs of the file stay floats
+            entries += [(end, "no_quantize", {}) for end in ("INPUT", "OUTPUT")]
+        recipe = [
+            {"regex": ".*", "operation": name, "algorithm_key": algorithm, "op_config": settings}
+            for name, algorithm, settings in entries
+        ]
+        return quantized(content, recipe, batches)
 
 
 class Float16(DynamicInt8):
@@ -101,6 +154,8 @@ class Float16(DynamicInt8):
     name = "float16"
     quantization = "float16"
     tolerance = 5e-3
+    weights = DynamicInt8.weights | {"num_bits": 16, "dtype": "FLOAT"}
+    algorithm, computes, least = "float_casting", "FLOAT", 0
 
     def configure(self, converter: Any, batches: Batches | None) -> None:
         """Store the weights as float16."""
@@ -117,9 +172,19 @@ class Int8(DynamicInt8):
     quantization = "int8"
     needs_representative_data = True
     tolerance = 0.25
+    activations = DynamicInt8.weights | {"symmetric": False, "granularity": "TENSORWISE"}
+    least = 0
 
     def check(self, model: keras.Model) -> None:
         """Refuse recurrent loops: TensorFlow's calibrator dies on them (seen in 2.21)."""
+        if converter_backend() != "tensorflow":
+            if not has_trained_ranges(model):
+                return
+            raise ExportRouteError(
+                "Ranges of activations that were trained reach a file by TensorFlow's converter "
+                'alone. Install it: pip install "keras-sparse-ortho[litert]". '
+                f"Received: model '{model.name}' with trained ranges, without TensorFlow"
+            )
         for layer in all_layers(model):
             if isinstance(layer, keras.layers.RNN) and not layer.unroll:
                 raise ValueError(
@@ -151,10 +216,14 @@ class _SparseRoute(Route):
         self.measure, self.tolerance = base.measure, base.tolerance
 
     def check(self, model: keras.Model) -> None:
+        super().check(model)
         self.base.check(model)
 
     def configure(self, converter: Any, batches: Batches | None) -> None:
         self.base.configure(converter, batches)
+
+    def convert_floats(self, content: bytes, batches: Batches | None) -> bytes:
+        return self.base.convert_floats(content, batches)
 
 
 class ConverterSparsity(_SparseRoute):
@@ -165,6 +234,8 @@ class ConverterSparsity(_SparseRoute):
     running the file finds: float16 with 1x4 blocks in a Dense layer, int8 with XNNPACK, and 1x4
     blocks of inputs that are not divisible by 4.
     """
+
+    needs_tensorflow = True
 
     def __init__(self, base: Route) -> None:
         super().__init__(base, "sp")
@@ -267,7 +338,7 @@ def route_named(name: str) -> Route:
 def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> list[Route]:
     """The routes that a mode tries, see `export_litert`; without data no static int8."""
     if mode is None and quantization is None:
-        return [route for route in ROUTES if route.quantization is None]
+        return [route for route in ROUTES if route.quantization is None and route.is_there()]
     if mode is None:
         return [route_for(quantization)]
     if mode not in MODES:
@@ -283,7 +354,7 @@ def routes_of(mode: str | None, quantization: str | None, has_data: bool) -> lis
                 f"`quantization` out. Received: mode={mode!r}, quantization={quantization!r}"
             )
         return [named]
-    routes = list(ROUTES)
+    routes = [route for route in ROUTES if route.is_there()]
     if quantization is not None or mode == "sparse":
         storage = route_for(quantization).quantization
         routes = [route for route in routes if route.quantization == storage]

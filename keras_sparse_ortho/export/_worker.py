@@ -3,7 +3,7 @@
 Started by the path of this file (`_process.py`), with `python -P`, so that neither the current
 directory nor the modules beside this file hide an installed package. `run`, `inspect` and `bench`
 load only NumPy and ai-edge-litert and start in a fraction of a second; `trace` and `convert` load
-TensorFlow and this package.
+TensorFlow, or JAX where there is none, and this package.
 """
 
 import functools
@@ -32,12 +32,15 @@ def trace(
     of_blocks: bool,
     rows_apart: bool,
 ) -> dict[str, Any] | None:
-    """Write a `.keras` file as a SavedModel; returns None, or the error and its stage."""
-    _load_tensorflow()
+    """Write a `.keras` file as a SavedModel, or without TensorFlow as a float32 LiteRT file.
+
+    Returns None, or the error and its stage.
+    """
+    _load_converter()
     import keras
 
     from keras_sparse_ortho.export._block_convolutions import as_convolutions
-    from keras_sparse_ortho.export._model import write_saved_model
+    from keras_sparse_ortho.export._tracing import write_traced
 
     keras.utils.clear_session()  # of the previous job
     try:
@@ -46,7 +49,7 @@ def trace(
         return {"stage": "load", **_failure(error)}
     try:
         model = as_convolutions(model, rows_apart) if of_blocks else model
-        write_saved_model(model, inputs, nesting, output_names, saved_model)
+        write_traced(model, inputs, nesting, output_names, saved_model)
     except Exception as error:
         return {"stage": "trace", **_failure(error)}
     return None
@@ -59,13 +62,17 @@ def convert(
     representative: str | None,
     result: str,
 ) -> dict[str, Any] | None:
-    """Convert a SavedModel by a route; returns None, or the error."""
-    _load_tensorflow()
+    """Convert what `trace` has written by a route; returns None, or the error."""
+    _load_converter()
     from keras_sparse_ortho.export._routes import route_named
 
     batches = None if representative is None else lambda: _batches(representative, inputs)
     try:
-        content = route_named(route).convert(saved_model, batches)
+        chosen = route_named(route)
+        if Path(saved_model).is_dir():
+            content = chosen.convert(saved_model, batches)
+        else:
+            content = chosen.convert_floats(Path(saved_model).read_bytes(), batches)
     except Exception as error:
         return _failure(error)
     Path(result).write_bytes(content)
@@ -184,9 +191,9 @@ def _read(jobs: "queue.SimpleQueue[str]") -> None:
 
 
 @functools.cache
-def _load_tensorflow() -> None:
+def _load_converter() -> None:
     """Import what conversions need, and exempt it from garbage collection."""
-    import tensorflow  # noqa: F401
+    importlib.import_module(os.environ["KERAS_BACKEND"])
 
     import keras_sparse_ortho.export._routes  # noqa: F401
 

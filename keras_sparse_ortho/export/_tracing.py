@@ -1,0 +1,144 @@
+"""What routes convert: a SavedModel or, without TensorFlow, a float32 LiteRT file.
+
+Without TensorFlow the worker rebuilds the model on JAX, whatever backend it was trained on;
+litert-converter makes a float32 file of its StableHLO, and ai-edge-quantizer makes integers and
+float16 of that.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho.export._model import all_layers, leaves, pack
+from keras_sparse_ortho.quantization import fix_ranges
+
+CONVERTER = ("jax", "litert_converter", "ai_edge_quantizer")
+"""The packages that take TensorFlow's place, as they are imported."""
+
+SIGNATURE = "serving_default"
+
+
+def write_traced(
+    model: keras.Model,
+    inputs: list[dict[str, Any]],
+    nesting: Any,
+    output_names: list[str],
+    path: str,
+) -> None:
+    """Trace a plain model: to a SavedModel on TensorFlow, on JAX to a float32 LiteRT file."""
+    if keras.backend.backend() == "tensorflow":
+        write_saved_model(model, inputs, nesting, output_names, path)
+    else:
+        Path(path).write_bytes(float_file(model, inputs, nesting, output_names))
+
+
+def write_saved_model(
+    model: keras.Model,
+    inputs: list[dict[str, Any]],
+    nesting: Any,
+    output_names: list[str],
+    folder: str,
+) -> None:
+    """Trace a plain model for inference, with static shapes; needs the TensorFlow backend."""
+    import tensorflow as tf
+
+    def serve(*flat: Any) -> dict[str, Any]:
+        outputs = model(pack(nesting, flat), training=False)
+        return dict(zip(output_names, (tensor for _, tensor in leaves(outputs)), strict=True))
+
+    fix_ranges(model)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint(
+        "serving_default",
+        serve,
+        input_signature=[
+            tf.TensorSpec(spec["shape"], spec["dtype"], name=spec["name"]) for spec in inputs
+        ],
+    )
+    archive.write_out(folder, verbose=False)
+
+
+def float_file(
+    model: keras.Model, inputs: list[dict[str, Any]], nesting: Any, output_names: list[str]
+) -> bytes:
+    """A plain model as a float32 file of static shapes; needs the JAX backend.
+
+    Recurrent layers are unrolled: their loops cannot be written (litert-converter 0.5).
+    """
+    import jax
+    from litert_converter.mlir import ir, passmanager
+    from litert_converter.mlir._mlir_libs import converter_api_ext as converter
+
+    def serve(*flat: Any) -> tuple[Any, ...]:
+        outputs = model(pack(nesting, flat), training=False)
+        return tuple(tensor for _, tensor in leaves(outputs))
+
+    for layer in all_layers(model):
+        if isinstance(layer, keras.layers.RNN):
+            layer.unroll = True
+    shapes = [jax.ShapeDtypeStruct(tuple(spec["shape"]), spec["dtype"]) for spec in inputs]
+    # An input that nothing reads would be dropped.
+    with _marked_gelu():
+        lowered = jax.jit(serve, keep_unused=True).lower(*shapes)
+    text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=False)
+    context = ir.Context()
+    converter.prepare_mlir_context(context)
+    with context:
+        module = ir.Module.parse(text)
+        names = [spec["name"] for spec in inputs]
+        converter.set_signature(module.operation, SIGNATURE, names, output_names)
+        config = converter.ConvertToTFLConfig()
+        converter.run_convert_to_tfl_passes(module, passmanager.PassManager(), config)
+        return bytes(converter.export_flatbuffer_to_bytes(module.operation))
+
+
+@contextlib.contextmanager
+def _marked_gelu() -> Iterator[None]:
+    """Inside, JAX's GELU is traced as one operation, which LiteRT has, not as its 60 parts."""
+    import jax
+
+    plain = jax.nn.gelu
+
+    def gelu(x: Any, approximate: bool = True) -> Any:
+        marked = jax.lax.composite(
+            lambda x, **_: plain(x, approximate=approximate), name="aten.gelu.default"
+        )
+        return marked(x, approximate="tanh" if approximate else "none")
+
+    jax.nn.gelu = gelu
+    try:
+        yield
+    finally:
+        jax.nn.gelu = plain
+
+
+def quantized(
+    content: bytes, recipe: Any, batches: Callable[[], Iterator[dict[str, np.ndarray]]] | None
+) -> bytes:
+    """A float32 file with other numbers, as ai-edge-quantizer makes them.
+
+    Args:
+        content: The file.
+        recipe: A recipe of ai-edge-quantizer.
+        batches: Gives the representative data, where activations are to be calibrated.
+    """
+    from ai_edge_quantizer import quantizer
+
+    made = quantizer.Quantizer(bytearray(content))
+    made.load_quantization_recipe(recipe)
+    ranges: dict[str, dict[str, Any]] | None = None
+    for batch in () if batches is None else batches():
+        # One by one: over several the quantizer averages, and most values are out of range.
+        found = made.calibrate({SIGNATURE: [batch]}, num_threads=1)
+        ranges = {} if ranges is None else ranges
+        for name, own in found.items():
+            known = ranges.setdefault(name, own)
+            for key, wider in (("min", np.minimum), ("max", np.maximum)):
+                if key in own:
+                    known[key] = wider(known[key], own[key])
+    return bytes(made.quantize(ranges, enable_progress_report=False).quantized_model)

@@ -1,0 +1,122 @@
+"""LiteRT files made by JAX, litert-converter and ai-edge-quantizer, where TensorFlow is missing."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.export import ExportRouteError, export_litert, load_litert
+from keras_sparse_ortho.export._process import converter_backend
+
+# On TensorFlow it cannot be missing.
+pytestmark = [pytest.mark.core, pytest.mark.not_tensorflow]
+
+L = keras.layers
+
+
+@pytest.fixture(autouse=True)
+def _no_tensorflow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    assert converter_backend() == "jax"
+
+
+def mlp():
+    return keras.Sequential(
+        [keras.Input((32,)), L.Dense(64, activation="gelu", name="wide"), L.Dense(4, name="head")]
+    )
+
+
+def cnn():
+    x = inputs = keras.Input((8, 8, 16))
+    x = L.ReLU()(L.BatchNormalization()(L.Conv2D(16, 3, padding="same", name="first")(x)))
+    x = L.DepthwiseConv2D(3, strides=2, padding="same", name="depthwise")(x)
+    return keras.Model(inputs, L.Dense(4, name="head")(L.GlobalAveragePooling2D()(x)))
+
+
+def encoder():
+    inputs = keras.Input((6, 32))
+    y = L.LayerNormalization()(inputs)
+    x = L.Add()([inputs, L.MultiHeadAttention(2, 16, name="attention")(y, y)])
+    return keras.Model(inputs, {"first": L.Dense(4, name="head")(x), "second": x[:, 0]})
+
+
+def lstm():
+    return keras.Sequential([keras.Input((5, 16)), L.LSTM(16, name="rnn"), L.Dense(4)])
+
+
+def sparse(make, blocks=False):
+    keras.utils.set_random_seed(0)
+    dense = make()
+    x = np.random.default_rng(0).normal(size=(24, *dense.input_shape[1:])).astype("float32")
+    if not blocks:
+        return kso.sparsify(dense, 0.3, seed=0), x
+    options = {"storage": "blocks", "structure": kso.Block(8, 8), "exclude": ["head"]}
+    return kso.sparsify(dense, 0.25, seed=0, **options), x
+
+
+CASES = [(mlp, "float32"), (mlp, "float32+csr"), (mlp, "float16"), (mlp, "dynamic_int8")]
+CASES += [(cnn, "int8"), (encoder, "float32"), (lstm, "int8")]
+
+
+@pytest.mark.parametrize(("make", "mode"), CASES)
+def test_files_agree_with_keras(make, mode, tmp_path):
+    model, x = sparse(make)
+    data = x if mode == "int8" else None
+    report = export_litert(
+        model, tmp_path / "m.tflite", mode=mode, sample=x, representative_data=data
+    )
+    assert report.mode == mode
+    assert report.error < 0.1
+    assert "tensorflow" not in report.versions
+    assert report.versions["litert-converter"] != "unknown"
+    want = keras.tree.flatten(model(x[:2]))
+    got = keras.tree.flatten(load_litert(tmp_path / "m.tflite").predict(x[:2]))
+    for one, other in zip(want, got, strict=True):
+        one = keras.ops.convert_to_numpy(one)
+        assert np.sqrt(np.mean((one - other) ** 2)) <= report.tolerance * max(one.std(), 1.0)
+
+
+@pytest.mark.parametrize("mode", ["float32+blocks", "dynamic_int8+blocks", "int8+blocks"])
+def test_files_of_blocks(mode, tmp_path):
+    model, x = sparse(mlp, blocks=True)
+    data = x if mode.startswith("int8") else None
+    report = export_litert(
+        model, tmp_path / "m.tflite", mode=mode, sample=x, representative_data=data
+    )
+    (encoded,) = next(one.encoded for one in report.routes if one.route == mode)
+    assert encoded.endswith("wide/kernel")
+    dense = export_litert(
+        model, tmp_path / "d.tflite", mode=mode.split("+")[0], sample=x, representative_data=data
+    )
+    assert report.bytes < dense.bytes
+
+
+def test_gelu_is_one_operation(tmp_path):
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    model, x = sparse(mlp)
+    export_litert(model, tmp_path / "m.tflite", mode="float32", sample=x)
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    run = Interpreter(str(tmp_path / "m.tflite"), experimental_op_resolver_type=plain)
+    names = [one["op_name"] for one in run._get_ops_details()]
+    assert names == ["FULLY_CONNECTED", "GELU", "FULLY_CONNECTED"]
+
+
+def test_the_smallest_file_is_taken_and_what_needs_tensorflow_is_left_out(tmp_path):
+    model, x = sparse(mlp)
+    report = export_litert(model, tmp_path / "m.tflite", sample=x)
+    assert report.error <= 1e-5
+    assert not any(one.route.endswith("+sp") for one in report.routes)
+
+
+def test_what_needs_tensorflow_is_refused_by_name(tmp_path):
+    model, x = sparse(mlp)
+    with pytest.raises(ExportRouteError, match=r"'float32\+sp' is one of TensorFlow's converter"):
+        export_litert(model, tmp_path / "m.tflite", mode="float32+sp")
+    trained = kso.quantize_aware(model, "int8")
+    trained(x, training=True)
+    with pytest.raises(ExportRouteError, match="that were trained reach a file by TensorFlow"):
+        export_litert(trained, tmp_path / "m.tflite", quantization="int8")
+    assert not list(tmp_path.iterdir())
