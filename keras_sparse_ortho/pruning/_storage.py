@@ -125,7 +125,10 @@ def warn_of_slow_storage(
     """
     slow = {}
     for weight in weights:
-        structure = getattr(draws[weight.path].initializer, "structure", None)
+        drawn = draws[weight.path]
+        structure = getattr(drawn.initializer, "structure", None)
+        if structure is None and isinstance(drawn, Draw) and drawn.block is not None:
+            structure = Block(*drawn.block, regular=True)  # of `prune`
         wide = weight.size >= _WIDE
         regular = isinstance(structure, Block) and structure.regular
         if storage == "auto" and not regular and (wide or structure is not None):

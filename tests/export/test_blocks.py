@@ -169,9 +169,9 @@ def test_a_file_of_gates_on_blocks(tmp_path):
     model = keras.Sequential([keras.Input((4, 64), name="x"), L.LSTM(64), L.Dense(64)])
     model = kso.sparsify(model, 0.3, storage="blocks", structure=kso.Block(16, 16), seed=0)
     x = np.random.default_rng(1).normal(size=(3, 4, 64)).astype("float32")
-    for route in ("float32", "float32+blocks"):
-        export_litert(model, tmp_path / "gates.tflite", route=route)
-        found = load_litert(tmp_path / "gates.tflite").predict(x)
+    reports = export_routes(model, tmp_path, ["float32", "float32+blocks"], sample=x)
+    for report in reports.values():
+        found = load_litert(report.path).predict(x)
         np.testing.assert_allclose(found, values(model(x)), atol=1e-5)
 
 

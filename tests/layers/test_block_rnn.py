@@ -140,6 +140,23 @@ def test_what_is_not_on_blocks_is_told(reason):
     assert all(w.storage is None or not w.storage.in_blocks for w in kso.prunable_weights(sparse))
 
 
+def test_layers_that_keep_their_states_are_told_and_keep_them():
+    keras.utils.set_random_seed(1)
+    layers = [L.LSTM(32, stateful=True, name="rnn"), L.Dense(3, name="head")]
+    model = keras.Sequential([keras.Input((4, 32), batch_size=2), *layers])
+    with pytest.warns(
+        UserWarning, match=r"'rnn/.*kernel' is not on live blocks \(.*without states"
+    ):
+        sparse = kso.sparsify(model, 0.5, seed=0, **OPTIONS)
+    x = np.random.default_rng(0).normal(size=(2, 4, 32)).astype("float32")
+    first, second = array(sparse(x)), array(sparse(x))
+    assert np.abs(first - second).max() > 1e-3  # it went on from the states of the first batch
+    plain = kso.strip(sparse)
+    plain.layers[0].reset_states()
+    np.testing.assert_allclose(array(plain(x)), first, atol=1e-6)
+    np.testing.assert_allclose(array(plain(x)), second, atol=1e-6)
+
+
 def test_errors():
     with pytest.raises(NotPrunableError, match="keep no state between batches"):
         BlockSparseRNN(BlockSparseGRUCell(8), stateful=True)

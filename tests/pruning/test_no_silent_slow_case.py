@@ -17,7 +17,7 @@ pytestmark = pytest.mark.core
 STRUCTURES = {
     "none": None,
     **{f"blocks {k}": kso.Block(k, k) for k in (16, 32, 64)},
-    "regular": kso.Block(16, 16, regular=True),
+    **{f"regular {k}": kso.Block(k, k, regular=True) for k in (16, 64)},
     "N:M": kso.NByM(2, 4),
     "constant fan": kso.ConstantFan(),
 }
@@ -49,13 +49,14 @@ def told_by(verb, model, *args, **options):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("storage", ["masked", "compact", "auto", "blocks"])
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_a_dense_layer_is_fast_or_that_is_told(structure, storage, shape):
+@pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
+def test_a_dense_layer_is_fast_or_that_is_told(verb, structure, storage, shape):
     inputs, outputs, density = SHAPES[shape]
     model = keras.Sequential([keras.Input((inputs,)), L.Dense(outputs, name="a")])
     given = STRUCTURES[structure]
     options = {"structure": given, "storage": storage, "seed": 0}
     try:
-        sparse, told = told_by(kso.sparsify, model, density, **options)
+        sparse, told = told_by(verb, model, density, **options)
     except (LayoutError, BudgetError, ValueError) as error:
         assert "Received: " in str(error)  # noqa: PT017
         # A structure that this layer, at this density, cannot have in any storage.
@@ -68,7 +69,8 @@ def test_a_dense_layer_is_fast_or_that_is_told(structure, storage, shape):
         return
     # Nothing suggests speed where neither storage nor structure speak of blocks.
     asked = storage in ("auto", "blocks") or isinstance(given, kso.Block)
-    assert len(told) == asked
+    # `prune` tells of its plan, too.
+    assert len(told) == asked or (verb is kso.prune and len(told) == 2 and asked)
     if asked:
         assert "'a/kernel'" in told[0]
         assert "None" not in told[0]  # there is a reason
