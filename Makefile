@@ -30,7 +30,7 @@ PIP := -m pip --disable-pip-version-check install -qq --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-oldest test-compat test-formats test-tensorflow test-jax test-torch \
+.PHONY: help setup demo test test-slow test-oldest test-compat test-formats test-no-tensorflow test-tensorflow test-jax test-torch \
 	test-docs test-faults test-mutants test-wheel lint format clean \
 	bench bench-quick figures docs notebooks release-check
 
@@ -41,6 +41,7 @@ help:
 	@echo "make test-slow     make test, and the slow tests with it"
 	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"
 	@echo "make test-compat   models of keras-hub, keras-rs, keras.applications, keras.io (ARGS=backends)"
+	@echo "make test-no-tensorflow  LiteRT files without TensorFlow, on JAX and torch"
 	@echo "make test-formats  exports to ONNX and OpenVINO, run by their runtimes, on three backends"
 	@echo "make test-faults   kills, full disks, damaged files, counted: an hour (ARGS=\"--parts disks\")"
 	@echo "make test-mutants  small faults put into the package: do the tests notice? (NAMES=...)"

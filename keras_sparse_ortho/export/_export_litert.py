@@ -71,9 +71,10 @@ def export_litert(
     """Export a model as a LiteRT (TFLite) file, verified.
 
     The model is stripped (to a plain Keras model with its effective weights), converted with a
-    static batch, and the file is run by ai-edge-litert's interpreter with and without XNNPACK,
-    its default, and compared with Keras on sample data. The file appears at `path` only if it
-    agrees and no zero of a kernel was lost; otherwise an older file there is left unchanged.
+    static batch (by TensorFlow or, where that is missing, by JAX and litert-converter), and the
+    file is run by ai-edge-litert's interpreter with and without XNNPACK, its default, and compared
+    with Keras on sample data. The file appears at `path` only if it agrees and no zero of a kernel
+    was lost; otherwise an older file there is left unchanged.
     If the converter combines a kernel with other constants (a table of positions to which a bias
     is added), no tensor of the file holds it, and the report names it (`folded`).
 
@@ -131,7 +132,7 @@ def export_litert(
         The `ExportReport`: sizes, zeros of each weight, differences, every route tried.
 
     Raises:
-        ImportError: if TensorFlow or ai-edge-litert is missing.
+        ImportError: if ai-edge-litert is missing, or TensorFlow and what takes its place.
         ExportRouteError: if the named route cannot work, on this model or on any, with the reason.
         ValueError: if an argument does not fit the model, the model is not built or has dynamic
             dimensions, or the route is known to fail on it.
