@@ -80,7 +80,7 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
     if not planned.found:
         needed = {name: route for name, route in needed.items() if not route.of_blocks}
     converted = convert(task, list(needed.values()))
-    in_blocks = trained_in_blocks(task.model, planned, task.trained)
+    in_blocks = trained_in_blocks(task.model, planned, task.trained) if planned.found else []
     made = [
         (route, _encoded(route, converted, planned, in_blocks if route.of_blocks else task.trained))
         for route in routes

@@ -61,7 +61,7 @@ def test_outputs_and_gradients_are_those_of_the_dense_kernel(
     np.testing.assert_allclose(grid.kernel(array(of_blocks), pattern), of_kernel, atol=1e-5)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="how TensorFlow moves code")
+@pytest.mark.tensorflow_only
 def test_a_kept_value_is_not_computed_inside_the_condition_that_keeps_it():
     import tensorflow as tf
 

@@ -46,6 +46,7 @@ def told_by(verb, model, *args, **options):
     return sparse, [text for text in texts if "live blocks" in text]
 
 
+@slow_on_tensorflow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("storage", ["masked", "compact", "auto", "blocks"])
 @pytest.mark.parametrize("structure", STRUCTURES)
