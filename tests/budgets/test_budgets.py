@@ -180,6 +180,7 @@ def test_broken_json_files(tmp_path, text, message):
         Budget.load(path)
 
 
+@pytest.mark.numpy_only
 @pytest.mark.parametrize("suffix", ["csv", "json"])
 def test_a_part_of_a_file_is_refused(tmp_path, suffix):
     names = [f"layer_{k}/kernel" for k in range(12)]

@@ -219,7 +219,10 @@ def test_layers_that_have_no_such_form_are_told():
 # --- files ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["dense", "image", "einsum", "sequence"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("einsum", "sequence")]
+
+
+@pytest.fixture(scope="module", params=["dense", "image", *SLOW])
 def exported(request, tmp_path_factory):
     """A model, its reports by batch size and route, and their folders."""
     model, shape = network(request.param), KINDS[request.param][0]

@@ -114,15 +114,8 @@ WEIGHTS = {
 # One kind of network for each kind of weights, and four bits under folded normalization: the
 # other pairs take as long.
 QUICK = [(mlp, "palette"), (mlp, "ternary"), (cnn, "int4")]
-SLOW = [
-    (encoder, "int8"),
-    (mlp, "int8"),
-    (mlp, "int4"),
-    (cnn, "int8"),
-    (cnn, "palette"),
-    (cnn, "ternary"),
-]
-SLOW += [(encoder, "int4")]
+SLOW = [(mlp, "int8"), (mlp, "int4"), (mlp, "ternary"), (cnn, "int8"), (cnn, "palette")]
+SLOW += [(cnn, "ternary"), (encoder, "int8"), (encoder, "int4")]
 CASES = QUICK + [pytest.param(*case, marks=SLOW_TEST) for case in SLOW]
 
 

@@ -7,7 +7,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.quantization import FakeQuantize, QuantizeWrapper, quantize_aware
-from tests.helpers import array, jit
+from tests.helpers import array, jit, slow_where_traced
 
 pytestmark = pytest.mark.core
 
@@ -110,6 +110,7 @@ def test_the_given_model_is_left_as_it_was_and_paths_stay():
         np.testing.assert_array_equal(one, other)
 
 
+@slow_where_traced
 @pytest.mark.parametrize("make", [mlp, residual])
 def test_resumed_training_equals_training_in_one_go(make, tmp_path):
     def start():
