@@ -127,7 +127,7 @@ test-formats: $(FORMATS_STAMP)
 
 # LiteRT files where TensorFlow is not installed at all, from JAX and torch.
 test-no-tensorflow: $(NO_TF_STAMP)
-	@for backend in jax torch; do KERAS_BACKEND=$$backend $(NO_TF)/bin/python -m pytest -q \
+	@for backend in jax torch; do KERAS_BACKEND=$$backend $(NO_TF)/bin/python -m pytest -q --slow \
 		tests/export/test_without_tensorflow.py || exit 1; done
 
 # Kills, full disks, damaged files, threads and memory: docs/faults.md. For the night.
