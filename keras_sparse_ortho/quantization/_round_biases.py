@@ -121,9 +121,10 @@ def _step_after(layer: Any, inner: Any, step: float | None) -> float | None:
 def _round_inside(layer: Any, given: list[Any], scales: Scales) -> None:
     """Rounds the biases of layers inside another one, such as those of an attention."""
     inner = innermost(layer)
-    if len(set(given)) == 1:
-        for one in projections(inner):
-            _round_one(innermost(one), given[0], scales)
+    # Those of an attention are on query, value (key) and value; with a key apart the order is open.
+    if len(given) == 2 or len(set(given)) == 1:
+        for one, step in zip(projections(inner), (given[0], given[-1], given[-1]), strict=False):
+            _round_one(innermost(one), step, scales)
     for own, _ in walk(inner, ""):
         if own is not layer and isinstance(own, QuantizeWrapper) and own.of_inputs:
             _round_one(innermost(own), own.of_inputs[0].step(), scales)

@@ -1,11 +1,13 @@
 """Files of quantization-aware training: the integers, zeros and ranges are those of training."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import _export_litert, export_litert
+from keras_sparse_ortho.export import _export_litert, export_litert, load_litert
 from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
 from keras_sparse_ortho.parametrizations import Palette
 from keras_sparse_ortho.quantization import quantize_aware, round_biases, trained_integers
@@ -135,6 +137,34 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
             if own is not None:
                 want = (float(own.high) - float(own.low)) / 255
                 assert np.min(np.abs(np.array(scales) - want)) < 1e-5 * want
+
+
+def pooled():
+    x = L.Conv2D(8, 3, padding="same", activation="relu", name="first")(
+        inputs := keras.Input((8, 8, 3))
+    )
+    x = L.Conv2D(8, 3, name="second")(L.AveragePooling2D(2, name="windows")(x))
+    return keras.Model(inputs, L.Dense(6, name="head")(L.Flatten()(x))), {}
+
+
+@pytest.mark.slow
+def test_means_over_windows_are_those_of_the_file(tmp_path):
+    model, x = trained(pooled, "int8")
+    report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:256])
+    assert report.error < 0.01
+
+
+@pytest.mark.slow
+def test_the_file_has_rounded_biases_whether_keras_has_them_or_not(tmp_path):
+    model, x = trained(cnn, "int4", rounded=False)
+    outputs = []
+    for name in ("before", "after"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # before, that Keras differs
+            export_litert(model, tmp_path / name, quantization="int8", sample=x[:64])
+        outputs.append(load_litert(tmp_path / name).predict(x[:64]))
+        round_biases(model)
+    np.testing.assert_array_equal(*outputs)
 
 
 def block_mlp():

@@ -86,6 +86,28 @@ def test_products_inside_of_an_attention_have_ranges_and_whole_biases():
     )
 
 
+def test_biases_of_an_attention_to_another_sequence_are_steps_of_its_own_input():
+    keras.utils.set_random_seed(0)
+    query, value = keras.Input((4, 8)), keras.Input((5, 8))
+    outputs = L.MultiHeadAttention(2, 4, name="attention")(query, value)
+    model = quantize_aware(keras.Model([query, value], outputs), "int4")
+    rng = np.random.default_rng(0)
+    rows = [k * rng.normal(size=(32, n, 8)).astype("float32") for k, n in ((1, 4), (3, 5))]
+    model(rows, training=True)
+    outer = model.get_layer("attention")
+    of_query, of_value = (one.step() for one in outer.of_inputs)
+    assert of_value > 2 * of_query
+    inner, scales = outer.layer, scales_of(model)
+    steps = {"query": of_query, "key": of_value, "value": of_value}
+    layers = {name: getattr(inner, f"{name}_dense") for name in steps}
+    for layer in layers.values():
+        layer.bias.assign(rng.normal(size=layer.bias.shape))
+    round_biases(model)
+    for name, layer in layers.items():
+        step = steps[name] * scales[f"attention/{name}/kernel"]
+        assert_whole(array(layer.bias).reshape(-1), step)
+
+
 def test_refusals():
     dense = keras.Sequential([keras.Input((4,)), L.Dense(2)])
     with pytest.raises(ValueError, match="set in training"):
