@@ -17,8 +17,6 @@ _PASS_ON = (
     *(L.GaussianDropout, L.GaussianNoise, L.AlphaDropout),
     *(L.MaxPooling1D, L.MaxPooling2D, L.MaxPooling3D),
     *(L.GlobalMaxPooling1D, L.GlobalMaxPooling2D, L.GlobalMaxPooling3D),
-    # LiteRT's means over windows have the range of their input; those over all have one of their own.
-    *(L.AveragePooling1D, L.AveragePooling2D, L.AveragePooling3D),
     *(L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D),
     *(L.Cropping1D, L.Cropping2D, L.Cropping3D),
 )

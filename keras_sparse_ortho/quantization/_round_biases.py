@@ -48,7 +48,7 @@ def round_biases(model: keras.Model) -> keras.Model:
 
     Limits: a layer that is called several times has the steps of its first call. Biases stay as
     they are where the step of the input is not known: behind layers that are not quantized, and in
-    an attention whose query and value have different ranges.
+    an attention that is called with a key apart from its value.
 
     Example:
 

@@ -139,21 +139,6 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
                 assert np.min(np.abs(np.array(scales) - want)) < 1e-5 * want
 
 
-def pooled():
-    x = L.Conv2D(8, 3, padding="same", activation="relu", name="first")(
-        inputs := keras.Input((8, 8, 3))
-    )
-    x = L.Conv2D(8, 3, name="second")(L.AveragePooling2D(2, name="windows")(x))
-    return keras.Model(inputs, L.Dense(6, name="head")(L.Flatten()(x))), {}
-
-
-@pytest.mark.slow
-def test_means_over_windows_are_those_of_the_file(tmp_path):
-    model, x = trained(pooled, "int8")
-    report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:256])
-    assert report.error < 0.01
-
-
 @pytest.mark.slow
 def test_the_file_has_rounded_biases_whether_keras_has_them_or_not(tmp_path):
     model, x = trained(cnn, "int4", rounded=False)
