@@ -30,7 +30,7 @@ from keras_sparse_ortho.export._sparse_encoding import LEAST_ZEROS, Encoded
 from keras_sparse_ortho.export._tracing import write_traced
 from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
 from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.quantization import TrainedIntegers
+from keras_sparse_ortho.quantization import TrainedIntegers, has_trained_ranges
 
 _NEAR = 1.05  # bytes of a file over those of the smallest
 
@@ -238,8 +238,10 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
         if set("*?[\\") & set(task.folder.as_posix()):  # TensorFlow takes the path for a glob
             folder = stack.enter_context(tempfile.TemporaryDirectory())
         traced: dict[str, Any] = {}
+        with_marks = converter_backend() != "tensorflow" and has_trained_ranges(task.model)
         for route in routes:
             form = {"of_blocks": route.of_blocks, "rows_apart": route.rows_apart}
+            form["marked"] = with_marks and route.keeps_ranges
             saved_model = os.path.join(
                 folder, "_".join(key for key in form if form[key]) or "plain"
             )
@@ -313,7 +315,7 @@ def _trace(
     model = task.model
     if form["of_blocks"]:
         model = as_convolutions(model, form["rows_apart"])
-    write_traced(model, **how, path=saved_model)
+    write_traced(model, **how, path=saved_model, marked=form["marked"])
     return None
 
 

@@ -23,7 +23,7 @@ from keras_sparse_ortho.export._sparse_encoding import (
     encode,
 )
 from keras_sparse_ortho.export._tracing import quantized
-from keras_sparse_ortho.quantization import has_trained_ranges
+from keras_sparse_ortho.export._trained_ranges import without_marks
 
 Batches = Callable[[], Iterator[dict[str, np.ndarray]]]
 
@@ -46,6 +46,7 @@ class Route(abc.ABC):
     rows_apart: bool = False
     measure: str = "rms"  # of the error, see `compare`
     tolerance: float  # the largest error that passes by default
+    keeps_ranges: bool = False  # whether trained ranges of activations are in the file
     needs_tensorflow: bool = False  # whether only TensorFlow's converter has it
 
     @property
@@ -129,6 +130,10 @@ class DynamicInt8(Route):
 
     def convert_floats(self, content: bytes, batches: Batches | None) -> bytes:
         """The same by ai-edge-quantizer."""
+        return quantized(content, self.recipe(), batches)
+
+    def recipe(self) -> list[dict[str, Any]]:
+        """What ai-edge-quantizer is to do with which operations; later entries go first."""
         config = {
             "weight_tensor_config": self.weights,
             "compute_precision": self.computes,
@@ -141,11 +146,10 @@ class DynamicInt8(Route):
         entries = [("*", self.algorithm, config)]
         if self.activations is not None:  # inputs and outputs of the file stay floats
             entries += [(end, "no_quantize", {}) for end in ("INPUT", "OUTPUT")]
-        recipe = [
+        return [
             {"regex": ".*", "operation": name, "algorithm_key": algorithm, "op_config": settings}
             for name, algorithm, settings in entries
         ]
-        return quantized(content, recipe, batches)
 
 
 class Float16(DynamicInt8):
@@ -170,7 +174,7 @@ class Int8(DynamicInt8):
 
     name = "int8"
     quantization = "int8"
-    needs_representative_data = True
+    needs_representative_data = keeps_ranges = True
     tolerance = 0.25
     activations = DynamicInt8.weights | {"symmetric": False, "granularity": "TENSORWISE"}
     least = 0
@@ -178,13 +182,7 @@ class Int8(DynamicInt8):
     def check(self, model: keras.Model) -> None:
         """Refuse recurrent loops: TensorFlow's calibrator dies on them (seen in 2.21)."""
         if converter_backend() != "tensorflow":
-            if not has_trained_ranges(model):
-                return
-            raise ExportRouteError(
-                "Ranges of activations that were trained reach a file by TensorFlow's converter "
-                'alone. Install it: pip install "keras-sparse-ortho[litert]". '
-                f"Received: model '{model.name}' with trained ranges, without TensorFlow"
-            )
+            return
         for layer in all_layers(model):
             if isinstance(layer, keras.layers.RNN) and not layer.unroll:
                 raise ValueError(
@@ -193,6 +191,17 @@ class Int8(DynamicInt8):
                     f"Received: quantization='int8' with layer '{layer.name}' "
                     f"({type(layer).__name__}, unroll=False)"
                 )
+
+    def convert_floats(self, content: bytes, batches: Batches | None) -> bytes:
+        """The same, where activations have trained ranges in those."""
+        found = without_marks(content)
+        if found is None:
+            return super().convert_floats(content, batches)
+        recipe = self.recipe()
+        if batches is None:
+            floats = {"regex": found.floats, "operation": "*", "algorithm_key": "no_quantize"}
+            recipe.append(floats | {"op_config": {}})
+        return quantized(found.content, recipe, batches, found.ranges)
 
     def configure(self, converter: Any, batches: Batches | None) -> None:
         """Calibrate the activations on the representative data, if there is any."""
@@ -213,6 +222,7 @@ class _SparseRoute(Route):
         self.name = f"{base.name}+{encoding}"
         self.quantization = base.quantization
         self.needs_representative_data = base.needs_representative_data
+        self.keeps_ranges = base.keeps_ranges
         self.measure, self.tolerance = base.measure, base.tolerance
 
     def check(self, model: keras.Model) -> None:

@@ -14,7 +14,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho.export._model import all_layers, leaves, pack
-from keras_sparse_ortho.quantization import fix_ranges
+from keras_sparse_ortho.export._trained_ranges import mark
+from keras_sparse_ortho.quantization import fix_ranges, keep_floats
 
 CONVERTER = ("jax", "litert_converter", "ai_edge_quantizer")
 """The packages that take TensorFlow's place, as they are imported."""
@@ -28,12 +29,16 @@ def write_traced(
     nesting: Any,
     output_names: list[str],
     path: str,
+    marked: bool,
 ) -> None:
-    """Trace a plain model: to a SavedModel on TensorFlow, on JAX to a float32 LiteRT file."""
+    """Trace a plain model: to a SavedModel on TensorFlow, on JAX to a float32 LiteRT file.
+
+    That file is `marked` where tensors have trained ranges (`_trained_ranges.py`).
+    """
     if keras.backend.backend() == "tensorflow":
         write_saved_model(model, inputs, nesting, output_names, path)
     else:
-        Path(path).write_bytes(float_file(model, inputs, nesting, output_names))
+        Path(path).write_bytes(float_file(model, inputs, nesting, output_names, marked))
 
 
 def write_saved_model(
@@ -51,6 +56,7 @@ def write_saved_model(
         return dict(zip(output_names, (tensor for _, tensor in leaves(outputs)), strict=True))
 
     fix_ranges(model)
+    keep_floats(model)
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint(
@@ -64,7 +70,11 @@ def write_saved_model(
 
 
 def float_file(
-    model: keras.Model, inputs: list[dict[str, Any]], nesting: Any, output_names: list[str]
+    model: keras.Model,
+    inputs: list[dict[str, Any]],
+    nesting: Any,
+    output_names: list[str],
+    marked: bool = False,
 ) -> bytes:
     """A plain model as a float32 file of static shapes; needs the JAX backend.
 
@@ -78,6 +88,7 @@ def float_file(
         outputs = model(pack(nesting, flat), training=False)
         return tuple(tensor for _, tensor in leaves(outputs))
 
+    fix_ranges(model, mark if marked else None)
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.RNN):
             layer.unroll = True
@@ -118,7 +129,10 @@ def _marked_gelu() -> Iterator[None]:
 
 
 def quantized(
-    content: bytes, recipe: Any, batches: Callable[[], Iterator[dict[str, np.ndarray]]] | None
+    content: bytes,
+    recipe: Any,
+    batches: Callable[[], Iterator[dict[str, np.ndarray]]] | None,
+    trained: dict[str, tuple[float, float]] | None = None,
 ) -> bytes:
     """A float32 file with other numbers, as ai-edge-quantizer makes them.
 
@@ -126,19 +140,21 @@ def quantized(
         content: The file.
         recipe: A recipe of ai-edge-quantizer.
         batches: Gives the representative data, where activations are to be calibrated.
+        trained: Lowest and highest values of tensors that are not.
     """
     from ai_edge_quantizer import quantizer
 
     made = quantizer.Quantizer(bytearray(content))
     made.load_quantization_recipe(recipe)
-    ranges: dict[str, dict[str, Any]] | None = None
+    ranges: dict[str, dict[str, Any]] = {}
     for batch in () if batches is None else batches():
         # One by one: over several the quantizer averages, and most values are out of range.
         found = made.calibrate({SIGNATURE: [batch]}, num_threads=1)
-        ranges = {} if ranges is None else ranges
         for name, own in found.items():
             known = ranges.setdefault(name, own)
             for key, wider in (("min", np.minimum), ("max", np.maximum)):
                 if key in own:
                     known[key] = wider(known[key], own[key])
-    return bytes(made.quantize(ranges, enable_progress_report=False).quantized_model)
+    for name, (low, high) in (trained or {}).items():
+        ranges[name] = {"min": np.array([low], np.float32), "max": np.array([high], np.float32)}
+    return bytes(made.quantize(ranges or None, enable_progress_report=False).quantized_model)

@@ -31,6 +31,7 @@ def trace(
     output_names: list[str],
     of_blocks: bool,
     rows_apart: bool,
+    marked: bool,
 ) -> dict[str, Any] | None:
     """Write a `.keras` file as a SavedModel, or without TensorFlow as a float32 LiteRT file.
 
@@ -49,7 +50,7 @@ def trace(
         return {"stage": "load", **_failure(error)}
     try:
         model = as_convolutions(model, rows_apart) if of_blocks else model
-        write_traced(model, inputs, nesting, output_names, saved_model)
+        write_traced(model, inputs, nesting, output_names, saved_model, marked)
     except Exception as error:
         return {"stage": "trace", **_failure(error)}
     return None

@@ -7,6 +7,7 @@ from keras_sparse_ortho.quantization._round_biases import round_biases
 from keras_sparse_ortho.quantization._trained import TrainedIntegers as TrainedIntegers
 from keras_sparse_ortho.quantization._trained import fix_ranges as fix_ranges
 from keras_sparse_ortho.quantization._trained import has_trained_ranges as has_trained_ranges
+from keras_sparse_ortho.quantization._trained import keep_floats as keep_floats
 from keras_sparse_ortho.quantization._trained import trained_integers as trained_integers
 
 # Public; the other names above are for `export`.

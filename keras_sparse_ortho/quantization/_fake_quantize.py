@@ -1,5 +1,6 @@
 """`FakeQuantize`: activations rounded to 8 bits in a range that follows them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -56,6 +57,7 @@ class FakeQuantize(keras.layers.Layer):
             raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}")
         self.supports_masking = True
         self._known = False
+        self._mark: Callable[[Any, float, float], Any] | None = None
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the range, and whether it has been set."""
@@ -70,6 +72,9 @@ class FakeQuantize(keras.layers.Layer):
         """The rounded input; in training the range follows it first."""
         if training:
             self._follow(ops.cast(ops.stop_gradient(inputs), "float32"))
+        if self._mark is not None:
+            rounded = self._mark(ops.cast(inputs, "float32"), *self._range())
+            return ops.cast(rounded, inputs.dtype)
         low, high = ops.convert_to_tensor(self.low), ops.convert_to_tensor(self.high)
         # In float32: in half precision the last steps of a range are lost.
         rounded = keras.quantizers.fake_quant_with_min_max_vars(
@@ -88,18 +93,25 @@ class FakeQuantize(keras.layers.Layer):
         """That of the input."""
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
 
-    def fix_range(self) -> None:
-        """Leaves out whether the range has been set, which a graph for inference does not ask."""
-        self._known = True
+    def fix_range(self, mark: Callable[[Any, float, float], Any] | None = None) -> None:
+        """Leaves out whether the range has been set, which a graph for inference does not ask.
+
+        With `mark(x, low, high)` this is called in place of rounding.
+        """
+        self._known, self._mark = True, mark
 
     def step(self) -> float:
         """The difference of two values next to each other, as an integer file has it."""
-        low, high = float(to_numpy(self.low)), float(to_numpy(self.high))
-        return max(high - low, _LEAST) / 255
+        low, high = self._range()
+        return (high - low) / 255
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
         return {**super().get_config(), "momentum": self.momentum}
+
+    def _range(self) -> tuple[float, float]:
+        low, high = float(to_numpy(self.low)), float(to_numpy(self.high))
+        return low, max(high, low + _LEAST)
 
     def _follow(self, x: Any) -> None:
         m = ops.where(self.seen > 0, self.momentum, 0.0)

@@ -1,6 +1,7 @@
 """What training has fixed for an integer file: integers and scales of kernels, and ranges."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -56,8 +57,15 @@ def has_trained_ranges(model: keras.Model) -> bool:
     return bool(layers)
 
 
-def fix_ranges(model: Any) -> None:
-    """Prepares a model for the converter: `fix_range` and `keep_floats` of its layers."""
+def fix_ranges(model: Any, mark: Callable[[Any, float, float], Any] | None = None) -> None:
+    """Prepares the ranges of a model for the converter, see `FakeQuantize.fix_range`."""
+    for layer, _ in walk(model, ""):
+        if isinstance(layer, FakeQuantize):
+            layer.fix_range(mark)
+
+
+def keep_floats(model: Any) -> None:
+    """Keeps TensorFlow's converter from giving ranges to what has none, layer by layer."""
     inside = {
         id(own)
         for layer, _ in walk(model, "")
@@ -65,7 +73,5 @@ def fix_ranges(model: Any) -> None:
         for own, _ in walk(innermost(layer), "")
     }
     for layer, _ in walk(model, ""):
-        if isinstance(layer, FakeQuantize):
-            layer.fix_range()
-        elif isinstance(layer, QuantizeWrapper):
+        if isinstance(layer, QuantizeWrapper):
             layer.keep_floats(inside=id(layer) in inside)
