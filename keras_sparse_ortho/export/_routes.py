@@ -194,10 +194,10 @@ class Int8(DynamicInt8):
 
     def convert_floats(self, content: bytes, batches: Batches | None) -> bytes:
         """The same, where activations have trained ranges in those."""
-        found = without_marks(content)
+        recipe = self.recipe()
+        found = without_marks(content, recipe)
         if found is None:
             return super().convert_floats(content, batches)
-        recipe = self.recipe()
         if batches is None:
             floats = {"regex": found.floats, "operation": "*", "algorithm_key": "no_quantize"}
             recipe.append(floats | {"op_config": {}})

@@ -7,9 +7,13 @@ ai-edge-quantizer gets the ranges in place of calibrated ones, and is told which
 none and stay in floats.
 """
 
+import collections
+import copy
 import dataclasses
+import math
 import re
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,6 +30,7 @@ _PASS_ON = (
     *("SLICE", "STRIDED_SLICE", "SPLIT", "GATHER", "PAD", "TILE", "REVERSE_V2"),
     *("MAX_POOL_2D", "AVERAGE_POOL_2D", "REDUCE_MAX", "SPACE_TO_DEPTH", "DEPTH_TO_SPACE"),
 )
+_MOVES = ("RESHAPE", "TRANSPOSE")
 # What they give has these ranges in LiteRT.
 _FIXED = {"SOFTMAX": (0, 255 / 256), "LOGISTIC": (0, 255 / 256), "TANH": (-1, 127 / 128)}
 
@@ -53,51 +58,83 @@ def mark(x: Any, low: float, high: float) -> Any:
     return jax.lax.composite(lambda x: x, name=name)(x)
 
 
-def without_marks(content: bytes) -> Unmarked | None:
-    """A float32 file without its marks, `None` if it has none."""
-    from ai_edge_litert import schema_py_generated as schema
+def without_marks(content: bytes, recipe: list[dict[str, Any]]) -> Unmarked | None:
+    """A float32 file without its marks, `None` if it has none.
 
+    Args:
+        content: The file.
+        recipe: That of ai-edge-quantizer, which says what is computed in integers.
+    """
     model = read_model(content)
     graph = model.subgraphs[0]
-    names = {value: name for name, value in vars(schema.BuiltinOperator).items()}
-    kinds = [names.get(code.builtinCode) for code in model.operatorCodes]
-    marks = [_range_of(one) for one in graph.operators]
-    if not any(marks):
+    marks = {id(one): own for one in graph.operators if (own := _range_of(one)) is not None}
+    if not marks:
         return None
+    kinds, reshape = _kinds(model), _reshape(model)
+    dead = _with_biases(model, graph, kinds)
+    makers = {int(k): one for one in graph.operators for k in one.outputs}
+    readers = collections.Counter(int(k) for one in graph.operators for k in one.inputs)
     ranges: dict[int, Range] = {}  # of tensors, by their index
     same: dict[int, int] = {}  # what a mark gives: what it takes
     rounded: set[int] = set()  # tensors that are read as integers have them
-    kept: list[tuple[Any, bool]] = []  # operations, and whether they take integers
-    for one, own in zip(graph.operators, marks, strict=True):
-        kind = kinds[one.opcodeIndex]
-        taken = [int(k) for k in one.inputs]
-        one.inputs = [same.get(k, k) for k in taken]
-        varying = [k for k in taken if _is_varying(model, graph, k)]
-        whole = bool(varying) and all(k in rounded for k in varying)
-        given = [int(k) for k in one.outputs]
+    reads = {
+        id(one): [int(k) for k in one.inputs if _is_varying(model, graph, int(k))]
+        for one in graph.operators
+    }
+    for one in graph.operators:
+        varying, given = reads[id(one)], [int(k) for k in one.outputs]
+        kind, own = kinds[one.opcodeIndex], marks.get(id(one))
         if own is not None:
-            rounded.update(given)
-            if ranges.setdefault(one.inputs[0], own) == own:
-                same[given[0]] = one.inputs[0]
-                continue
-            _become_reshape(model, graph, one, schema)  # from one range to another, in floats
-            ranges[given[0]], whole = own, False
-        elif whole and (kind in _PASS_ON or kind in _FIXED):
-            first = varying[0]
-            own = _FIXED.get(kind) or ranges[same.get(first, first)]
+            first = same.get(varying[0], varying[0])
+            if ranges.setdefault(first, own) == own:
+                same[given[0]] = first
+                # What is only moved about before it is rounded can be rounded before.
+                while (maker := makers.get(first)) and kinds[maker.opcodeIndex] in _MOVES:
+                    first = int(maker.inputs[0])
+                    if first in ranges or readers[first] > 1:
+                        break
+                    ranges[first] = own
+                    rounded.add(first)
+        elif varying and all(k in rounded for k in varying) and kind in (*_PASS_ON, *_FIXED):
+            own = _FIXED.get(kind) or ranges[varying[0]]
+        if own is not None:
             ranges.update(dict.fromkeys(given, own))
             rounded.update(given)
-        kept.append((one, whole))
-    graph.operators = [one for one, _ in kept]
-    floats = [
-        "".join(f"{graph.tensors[k].name.decode()};" for k in one.outputs)
-        for one, whole in kept
-        if not (whole and all(int(k) in ranges for k in one.outputs))
-    ]
+    in_integers = _computed_in_integers(kinds, recipe)
+    whole = {  # operations that take and give integers
+        id(one)
+        for one in graph.operators
+        if reads[id(one)]
+        and kinds[one.opcodeIndex] in in_integers
+        and all(k in rounded for k in reads[id(one)])
+        and all(int(k) in ranges for k in one.outputs)
+    }
+    in_floats = {int(k) for k in graph.outputs} | {
+        k for one in graph.operators if id(one) not in {*whole, *marks} for k in reads[id(one)]
+    }
+    kept, floats = [], []
+    for one in graph.operators:
+        if id(one) in marks:
+            given = int(one.outputs[0])
+            taken = same.get(given)
+            # From floats to floats it is an operation in integers that rounds, from one range to
+            # another one in floats.
+            if taken is not None:
+                if given not in in_floats or id(makers.get(taken)) in whole:
+                    continue
+                del same[given]
+                whole.add(id(one))
+            _become_reshape(one, graph, reshape)
+        kept.append(one)
+        if id(one) not in whole:
+            floats.append("".join(f"{graph.tensors[k].name.decode()};" for k in one.outputs))
+    graph.operators = kept
+    for one in kept:
+        one.inputs = [same.get(int(k), int(k)) for k in one.inputs]
     found = {graph.tensors[k].name.decode(): own for k, own in ranges.items()}
     _end_in(model, same)
-    _drop(model, set(same))
-    if not any(_subgraphs_of(one) for one in graph.operators):
+    _drop(model, dead | set(same))
+    if not any(_names_subgraphs(one) for one in graph.operators):
         model.subgraphs = [graph]
     pattern = "^(" + "|".join(map(re.escape, floats)) + ")$"
     return Unmarked(write_model(model), found, pattern)
@@ -112,7 +149,7 @@ def _range_of(operation: Any) -> Range | None:
     return low, high
 
 
-def _subgraphs_of(operation: Any) -> bool:
+def _names_subgraphs(operation: Any) -> bool:
     """Whether an operation names other graphs of the file."""
     options = (operation.builtinOptions, operation.builtinOptions2)
     return any("ubgraph" in key for own in options if own is not None for key in vars(own))
@@ -126,13 +163,90 @@ def _is_varying(model: Any, graph: Any, index: int) -> bool:
     return tensor.type == 0 and model.buffers[tensor.buffer].data is None
 
 
-def _become_reshape(model: Any, graph: Any, mark: Any, schema: Any) -> None:
-    """Makes an operation of a mark that computes nothing, either."""
+def _kinds(model: Any) -> list[str]:
+    """The names of the operations of a file, by their index."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    names = {value: name for name, value in vars(schema.BuiltinOperator).items()}
+    return [names.get(code.builtinCode, "") for code in model.operatorCodes]
+
+
+def _computed_in_integers(kinds: Iterable[str], recipe: list[dict[str, Any]]) -> set[str]:
+    """Those of the kinds of operations that ai-edge-quantizer lets compute in integers."""
+    from ai_edge_quantizer import qtyping, recipe_manager
+
+    manager = recipe_manager.RecipeManager()
+    manager.load_quantization_recipe(recipe)
+    known = {name.value: name for name in qtyping.TFLOperationName}
+    return {
+        kind
+        for kind in kinds
+        if kind in known and manager.get_quantization_configs(known[kind], ";")[0] != "no_quantize"
+    }
+
+
+def _with_biases(model: Any, graph: Any, kinds: list[str]) -> set[int]:
+    """Moves the addition of a bias behind a RESHAPE into the product before it, as TensorFlow does.
+
+    So are those of the heads of an attention. Returns tensors that no operation needs any more.
+    """
+    readers = collections.Counter(int(k) for one in graph.operators for k in one.inputs)
+    makers = {int(k): one for one in graph.operators for k in one.outputs}
+    dead: set[int] = set()
+    for one in list(graph.operators):
+        if kinds[one.opcodeIndex] != "ADD" or one.builtinOptions.fusedActivationFunction:
+            continue
+        for x, bias in (one.inputs, one.inputs[::-1]):
+            moved = makers.get(int(x))
+            if moved is None or kinds[moved.opcodeIndex] != "RESHAPE" or readers[int(x)] > 1:
+                continue
+            product = makers.get(int(moved.inputs[0]))
+            if product is None or kinds[product.opcodeIndex] != "FULLY_CONNECTED":
+                continue
+            inner, held = int(moved.inputs[0]), graph.tensors[int(bias)]
+            shape = [int(k) for k in held.shape]
+            while shape[:1] == [1]:
+                shape = shape[1:]
+            units = int(graph.tensors[inner].shape[-1])
+            after = [int(k) for k in graph.tensors[int(x)].shape]
+            if (
+                readers[inner] > 1
+                or product.builtinOptions.fusedActivationFunction
+                or (len(product.inputs) > 2 and product.inputs[2] >= 0)
+                or model.buffers[held.buffer].data is None
+                or math.prod(shape) != units
+                or after[len(after) - len(shape) :] != shape
+            ):
+                continue
+            flat = copy.copy(held)
+            flat.shape, flat.shapeSignature, flat.name = [units], None, held.name + b"/flat"
+            graph.tensors.append(flat)
+            product.inputs = [*product.inputs[:2], len(graph.tensors) - 1]
+            moved.outputs = one.outputs
+            graph.operators.remove(one)
+            dead.add(int(x))
+            if readers[int(bias)] == 1:
+                dead.add(int(bias))
+            break
+    return dead
+
+
+def _reshape(model: Any) -> int:
+    """The index of RESHAPE among the operations of a file, to which it is added."""
+    from ai_edge_litert import schema_py_generated as schema
+
     code = schema.OperatorCodeT()
     code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.RESHAPE
     code.version = 1
     model.operatorCodes.append(code)
-    mark.opcodeIndex = len(model.operatorCodes) - 1
+    return len(model.operatorCodes) - 1
+
+
+def _become_reshape(mark: Any, graph: Any, index: int) -> None:
+    """Makes an operation of a mark that computes nothing, either."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    mark.opcodeIndex = index
     mark.builtinOptions2, mark.builtinOptions2Type = None, 0
     mark.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
     mark.builtinOptions = schema.ReshapeOptionsT()
