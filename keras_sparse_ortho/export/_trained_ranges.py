@@ -70,7 +70,7 @@ def without_marks(content: bytes, recipe: list[dict[str, Any]]) -> Unmarked | No
     marks = {id(one): own for one in graph.operators if (own := _range_of(one)) is not None}
     if not marks:
         return None
-    kinds, reshape = _kinds(model), _reshape(model)
+    reshape, kinds = _reshape(model), _kinds(model)
     dead = _with_biases(model, graph, kinds)
     makers = {int(k): one for one in graph.operators for k in one.outputs}
     readers = collections.Counter(int(k) for one in graph.operators for k in one.inputs)
@@ -81,30 +81,39 @@ def without_marks(content: bytes, recipe: list[dict[str, Any]]) -> Unmarked | No
         id(one): [int(k) for k in one.inputs if _is_varying(model, graph, int(k))]
         for one in graph.operators
     }
+    operators: list[Any] = []
     for one in graph.operators:
         varying, given = reads[id(one)], [int(k) for k in one.outputs]
         kind, own = kinds[one.opcodeIndex], marks.get(id(one))
         if own is not None:
             first = same.get(varying[0], varying[0])
-            if ranges.setdefault(first, own) == own:
-                same[given[0]] = first
-                # What is only moved about before it is rounded can be rounded before.
-                while (maker := makers.get(first)) and kinds[maker.opcodeIndex] in _MOVES:
-                    first = int(maker.inputs[0])
-                    if first in ranges or readers[first] > 1:
-                        break
-                    ranges[first] = own
-                    rounded.add(first)
+            if ranges.get(first, own) != own:  # from one range to another: in floats
+                between = _copy_of_tensor(graph, first, "between")
+                operators.append(_reshape_of(one, graph, reshape))
+                operators[-1].outputs = one.inputs = [between]
+                reads[id(operators[-1])], reads[id(one)] = varying, [between]
+                makers[between], first = operators[-1], between
+            ranges[first], same[given[0]] = own, first
+            # What is only moved about before it is rounded can be rounded before.
+            while (maker := makers.get(first)) and kinds[maker.opcodeIndex] in _MOVES:
+                first = int(maker.inputs[0])
+                if first in ranges or first in rounded or readers[first] > 1:
+                    break
+                ranges[first] = own
+                rounded.add(first)
         elif varying and all(k in rounded for k in varying) and kind in (*_PASS_ON, *_FIXED):
             own = _FIXED.get(kind) or ranges[varying[0]]
         if own is not None:
             ranges.update(dict.fromkeys(given, own))
             rounded.update(given)
+        operators.append(one)
+    graph.operators = operators
     in_integers = _computed_in_integers(kinds, recipe)
     whole = {  # operations that take and give integers
         id(one)
         for one in graph.operators
-        if reads[id(one)]
+        if id(one) not in marks
+        and reads[id(one)]
         and kinds[one.opcodeIndex] in in_integers
         and all(k in rounded for k in reads[id(one)])
         and all(int(k) in ranges for k in one.outputs)
@@ -112,19 +121,16 @@ def without_marks(content: bytes, recipe: list[dict[str, Any]]) -> Unmarked | No
     in_floats = {int(k) for k in graph.outputs} | {
         k for one in graph.operators if id(one) not in {*whole, *marks} for k in reads[id(one)]
     }
-    kept, floats = [], []
+    kept: list[Any] = []
+    floats: list[str] = []
     for one in graph.operators:
         if id(one) in marks:
-            given = int(one.outputs[0])
-            taken = same.get(given)
-            # From floats to floats it is an operation in integers that rounds, from one range to
-            # another one in floats.
-            if taken is not None:
-                if given not in in_floats or id(makers.get(taken)) in whole:
-                    continue
-                del same[given]
-                whole.add(id(one))
-            _become_reshape(one, graph, reshape)
+            end = int(one.outputs[0])
+            if end not in in_floats or id(makers.get(same[end])) in whole:
+                continue
+            del same[end]  # from floats to floats: an operation in integers rounds
+            kept.append(_reshape_of(one, graph, reshape))
+            continue
         kept.append(one)
         if id(one) not in whole:
             floats.append("".join(f"{graph.tensors[k].name.decode()};" for k in one.outputs))
@@ -218,10 +224,9 @@ def _with_biases(model: Any, graph: Any, kinds: list[str]) -> set[int]:
                 or after[len(after) - len(shape) :] != shape
             ):
                 continue
-            flat = copy.copy(held)
-            flat.shape, flat.shapeSignature, flat.name = [units], None, held.name + b"/flat"
-            graph.tensors.append(flat)
-            product.inputs = [*product.inputs[:2], len(graph.tensors) - 1]
+            flat = _copy_of_tensor(graph, int(bias), "flat")
+            graph.tensors[flat].shape, graph.tensors[flat].shapeSignature = [units], None
+            product.inputs = [*product.inputs[:2], flat]
             moved.outputs = one.outputs
             graph.operators.remove(one)
             dead.add(int(x))
@@ -242,15 +247,24 @@ def _reshape(model: Any) -> int:
     return len(model.operatorCodes) - 1
 
 
-def _become_reshape(mark: Any, graph: Any, index: int) -> None:
-    """Makes an operation of a mark that computes nothing, either."""
+def _reshape_of(mark: Any, graph: Any, index: int) -> Any:
+    """An operation with the inputs and outputs of a mark that computes nothing, either."""
     from ai_edge_litert import schema_py_generated as schema
 
-    mark.opcodeIndex = index
-    mark.builtinOptions2, mark.builtinOptions2Type = None, 0
-    mark.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
-    mark.builtinOptions = schema.ReshapeOptionsT()
-    mark.builtinOptions.newShape = graph.tensors[int(mark.outputs[0])].shape
+    made = schema.OperatorT()
+    made.opcodeIndex, made.inputs, made.outputs = index, mark.inputs, mark.outputs
+    made.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
+    made.builtinOptions = schema.ReshapeOptionsT()
+    made.builtinOptions.newShape = graph.tensors[int(mark.outputs[0])].shape
+    return made
+
+
+def _copy_of_tensor(graph: Any, index: int, name: str) -> int:
+    """The index of a new tensor like another one."""
+    made = copy.copy(graph.tensors[index])
+    made.name += f"/{name}".encode()
+    graph.tensors.append(made)
+    return len(graph.tensors) - 1
 
 
 def _end_in(model: Any, same: dict[int, int]) -> None:
