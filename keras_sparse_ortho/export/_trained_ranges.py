@@ -72,61 +72,20 @@ def without_marks(content: bytes, recipe: list[dict[str, Any]]) -> Unmarked | No
         return None
     reshape, kinds = _reshape(model), _kinds(model)
     dead = _with_biases(model, graph, kinds)
-    makers = {int(k): one for one in graph.operators for k in one.outputs}
-    readers = collections.Counter(int(k) for one in graph.operators for k in one.inputs)
-    ranges: dict[int, Range] = {}  # of tensors, by their index
-    same: dict[int, int] = {}  # what a mark gives: what it takes
-    rounded: set[int] = set()  # tensors that are read as integers have them
-    reads = {
-        id(one): [int(k) for k in one.inputs if _is_varying(model, graph, int(k))]
-        for one in graph.operators
-    }
-    operators: list[Any] = []
-    for one in graph.operators:
-        varying, given = reads[id(one)], [int(k) for k in one.outputs]
-        kind, own = kinds[one.opcodeIndex], marks.get(id(one))
-        if own is not None:
-            first = same.get(varying[0], varying[0])
-            if ranges.get(first, own) != own:  # from one range to another: in floats
-                between = _copy_of_tensor(graph, first, "between")
-                operators.append(_reshape_of(one, graph, reshape))
-                operators[-1].outputs = one.inputs = [between]
-                reads[id(operators[-1])], reads[id(one)] = varying, [between]
-                makers[between], first = operators[-1], between
-            ranges[first], same[given[0]] = own, first
-            # What is only moved about before it is rounded can be rounded before.
-            while (maker := makers.get(first)) and kinds[maker.opcodeIndex] in _MOVES:
-                first = int(maker.inputs[0])
-                if first in ranges or first in rounded or readers[first] > 1:
-                    break
-                ranges[first] = own
-                rounded.add(first)
-        elif varying and all(k in rounded for k in varying) and kind in (*_PASS_ON, *_FIXED):
-            own = _FIXED.get(kind) or ranges[varying[0]]
-        if own is not None:
-            ranges.update(dict.fromkeys(given, own))
-            rounded.update(given)
-        operators.append(one)
-    graph.operators = operators
-    in_integers = _computed_in_integers(kinds, recipe)
-    whole = {  # operations that take and give integers
-        id(one)
-        for one in graph.operators
-        if id(one) not in marks
-        and reads[id(one)]
-        and kinds[one.opcodeIndex] in in_integers
-        and all(k in rounded for k in reads[id(one)])
-        and all(int(k) in ranges for k in one.outputs)
-    }
+    spread = _Spread(model, kinds, marks, reshape)
+    whole = spread.whole(_computed_in_integers(kinds, recipe))
+    same, kept = spread.same, []
     in_floats = {int(k) for k in graph.outputs} | {
-        k for one in graph.operators if id(one) not in {*whole, *marks} for k in reads[id(one)]
+        k
+        for one in graph.operators
+        if id(one) not in {*whole, *marks}
+        for k in spread.reads[id(one)]
     }
-    kept: list[Any] = []
     floats: list[str] = []
     for one in graph.operators:
         if id(one) in marks:
             end = int(one.outputs[0])
-            if end not in in_floats or id(makers.get(same[end])) in whole:
+            if end not in in_floats or id(spread.makers.get(same[end])) in whole:
                 continue
             del same[end]  # from floats to floats: an operation in integers rounds
             kept.append(_reshape_of(one, graph, reshape))
@@ -137,13 +96,86 @@ def without_marks(content: bytes, recipe: list[dict[str, Any]]) -> Unmarked | No
     graph.operators = kept
     for one in kept:
         one.inputs = [same.get(int(k), int(k)) for k in one.inputs]
-    found = {graph.tensors[k].name.decode(): own for k, own in ranges.items()}
+    found = {graph.tensors[k].name.decode(): own for k, own in spread.ranges.items()}
     _end_in(model, same)
     _drop(model, dead | set(same))
     if not any(_names_subgraphs(one) for one in graph.operators):
         model.subgraphs = [graph]
     pattern = "^(" + "|".join(map(re.escape, floats)) + ")$"
     return Unmarked(write_model(model), found, pattern)
+
+
+class _Spread:
+    """The ranges of marks, and of what has them without a mark.
+
+    Attributes:
+        ranges: By the index of a tensor.
+        same: What a mark gives: what it takes.
+        rounded: Tensors that are read as integers have them.
+        reads: By the `id` of an operation: the tensors of floats that it takes, without constants.
+        makers: By the index of a tensor: the operation that gives it.
+    """
+
+    def __init__(self, model: Any, kinds: list[str], marks: dict[int, Range], reshape: int) -> None:
+        self.graph, self.kinds, self.reshape = model.subgraphs[0], kinds, reshape
+        self.ranges: dict[int, Range] = {}
+        self.same: dict[int, int] = {}
+        self.rounded: set[int] = set()
+        self.apart = set(marks)  # operations that do not compute in integers
+        operators = self.graph.operators
+        self.readers = collections.Counter(int(k) for one in operators for k in one.inputs)
+        self.makers = {int(k): one for one in operators for k in one.outputs}
+        self.reads = {
+            id(one): [int(k) for k in one.inputs if _is_varying(model, self.graph, int(k))]
+            for one in operators
+        }
+        self.graph.operators = []
+        for one in operators:
+            self._add(one, marks.get(id(one)))
+
+    def whole(self, in_integers: set[str]) -> set[int]:
+        """Operations, by `id`, that take and give integers."""
+        return {
+            id(one)
+            for one in self.graph.operators
+            if id(one) not in self.apart
+            and self.reads[id(one)]
+            and self.kinds[one.opcodeIndex] in in_integers
+            and all(k in self.rounded for k in self.reads[id(one)])
+            and all(int(k) in self.ranges for k in one.outputs)
+        }
+
+    def _add(self, one: Any, own: Range | None) -> None:
+        """Takes the next operation, a mark if it has a range of its own."""
+        varying, kind = self.reads[id(one)], self.kinds[one.opcodeIndex]
+        if own is not None:
+            self._mark(one, own)
+        elif varying and all(k in self.rounded for k in varying) and kind in (*_PASS_ON, *_FIXED):
+            own = _FIXED.get(kind) or self.ranges[varying[0]]
+        if own is not None:
+            self.ranges.update(dict.fromkeys(map(int, one.outputs), own))
+            self.rounded.update(map(int, one.outputs))
+        self.graph.operators.append(one)
+
+    def _mark(self, one: Any, own: Range) -> None:
+        (taken,) = self.reads[id(one)]
+        first = self.same.get(taken, taken)
+        if self.ranges.get(first, own) != own:  # from one range to another: in floats
+            first = _copy_of_tensor(self.graph, first, "between")
+            between = _reshape_of(one, self.graph, self.reshape)
+            between.outputs = one.inputs = [first]
+            self.makers[first], self.reads[id(between)] = between, [taken]
+            self.reads[id(one)] = [first]
+            self.apart.add(id(between))
+            self.graph.operators.append(between)
+        self.ranges[first], self.same[int(one.outputs[0])] = own, first
+        # What is only moved about before it is rounded can be rounded before.
+        while (maker := self.makers.get(first)) and self.kinds[maker.opcodeIndex] in _MOVES:
+            first = int(maker.inputs[0])
+            if first in self.ranges or first in self.rounded or self.readers[first] > 1:
+                break
+            self.ranges[first] = own
+            self.rounded.add(first)
 
 
 def _range_of(operation: Any) -> Range | None:
