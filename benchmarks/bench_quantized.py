@@ -50,6 +50,8 @@ def measure(name: str, rounds: int) -> None:
     models = {"masked": masked, "int8, weights alone": kso.quantize_aware(masked, "int8", None)}
     for method in ("int8", "int4", "palette 16"):
         models[method] = kso.quantize_aware(masked, weights_of(method))
+    compact = kso.sparsify(make(), 0.1, seed=0, storage="compact")
+    models["palette 16, compact storage"] = kso.quantize_aware(compact, weights_of("palette 16"))
     for model in models.values():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=True)

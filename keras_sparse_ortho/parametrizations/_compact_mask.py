@@ -146,6 +146,8 @@ class CompactMask(FixedMask):
     def current(self, after: Any = None) -> Any:
         """The dense kernel; that of the enclosing scope, if it has one, as for dense gradients."""
         given = value_in_scope(self.kernel)
+        if given is None and self.quantizer is not None and self.quantizer.entry_by_entry:
+            return self.effective(self.quantizer(self.values.value), after)
         return self.quantized(self.effective(self.values.value, after) if given is None else given)
 
     @property

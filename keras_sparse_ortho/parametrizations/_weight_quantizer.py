@@ -20,7 +20,13 @@ class WeightQuantizer(abc.ABC):
     A quantizer comes after the parametrization: masks, thresholds, compact storage and live blocks
     stay what they are. `PrunableLayer(layer, parametrization, quantizer=...)` and
     `quantize_aware` use it; gradients go straight through to `w`.
+
+    Attributes:
+        entry_by_entry: Whether what an entry becomes depends on its value alone, not on its place
+            or on other entries: compact storage then gives it the live values and no zeros.
     """
+
+    entry_by_entry = False
 
     def build(
         self,
