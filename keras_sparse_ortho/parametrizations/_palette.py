@@ -38,8 +38,9 @@ class Palette(WeightQuantizer):
         ValueError: Another `dtype`, a size that is not from 3 to 256.
 
     Limits: time and, in training, operations grow with `k`; with `k` above 32 use
-    `FakeQuantization("int8")`. In wide Dense layers train in compact storage, where live entries
-    alone are compared: a masked step takes 1.5 times as long with a palette of 16. Files are smaller where what stores them codes entropy: zip, Vela.
+    `FakeQuantization("int8")`. In compact storage and on live blocks live entries alone are
+    compared; masked, a step of wide Dense layers takes up to 1.5 times as long. Files are smaller
+    where what stores them codes entropy: zip, Vela.
 
     Example:
 

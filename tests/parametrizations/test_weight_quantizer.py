@@ -163,6 +163,25 @@ def test_values_of_a_palette_get_the_sum_of_their_gradients():
     np.testing.assert_allclose(array(dense.kernel).ravel(), want, rtol=1e-6)
 
 
+def test_in_compact_storage_a_palette_is_given_live_values_alone(monkeypatch):
+    sizes, call = [], Palette.__call__
+
+    def counted(self, value):
+        sizes.append(int(np.prod(value.shape)))
+        return call(self, value)
+
+    masked, compact = (network(storage, Palette(8, "int8")) for storage in ("masked", "compact"))
+    fitted(masked)
+    monkeypatch.setattr(Palette, "__call__", counted)
+    fitted(compact)
+    assert set(sizes) <= {weight.live for weight in kso.prunable_weights(compact)}
+    for one, other in zip(masked.trainable_variables, compact.trainable_variables, strict=True):
+        if one.path.endswith("palette"):
+            np.testing.assert_allclose(array(one), array(other), rtol=1e-4, atol=1e-6)
+    x, _ = data()
+    np.testing.assert_allclose(array(masked(x)), array(compact(x)), atol=1e-3)
+
+
 def test_mixed_precision_trains_quantized_weights():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
