@@ -238,10 +238,10 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
         if set("*?[\\") & set(task.folder.as_posix()):  # TensorFlow takes the path for a glob
             folder = stack.enter_context(tempfile.TemporaryDirectory())
         traced: dict[str, Any] = {}
-        with_marks = converter_backend() != "tensorflow" and has_trained_ranges(task.model)
+        ranges = has_trained_ranges(task.model)
         for route in routes:
             form = {"of_blocks": route.of_blocks, "rows_apart": route.rows_apart}
-            form["marked"] = with_marks and route.keeps_ranges
+            form["in_integers"] = ranges and route.keeps_ranges
             saved_model = os.path.join(
                 folder, "_".join(key for key in form if form[key]) or "plain"
             )
@@ -315,7 +315,7 @@ def _trace(
     model = task.model
     if form["of_blocks"]:
         model = as_convolutions(model, form["rows_apart"])
-    write_traced(model, **how, path=saved_model, marked=form["marked"])
+    write_traced(model, **how, path=saved_model, in_integers=form["in_integers"])
     return None
 
 

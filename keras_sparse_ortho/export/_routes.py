@@ -46,7 +46,7 @@ class Route(abc.ABC):
     rows_apart: bool = False
     measure: str = "rms"  # of the error, see `compare`
     tolerance: float  # the largest error that passes by default
-    keeps_ranges: bool = False  # whether trained ranges of activations are in the file
+    keeps_ranges: bool = False  # whether the file has trained ranges of activations
     needs_tensorflow: bool = False  # whether only TensorFlow's converter has it
 
     @property

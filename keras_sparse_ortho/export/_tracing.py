@@ -29,16 +29,17 @@ def write_traced(
     nesting: Any,
     output_names: list[str],
     path: str,
-    marked: bool,
+    in_integers: bool,
 ) -> None:
     """Trace a plain model: to a SavedModel on TensorFlow, on JAX to a float32 LiteRT file.
 
-    That file is `marked` where tensors have trained ranges (`_trained_ranges.py`).
+    With `in_integers` for a file of integers with trained ranges: on JAX these are marked
+    (`_trained_ranges.py`).
     """
     if keras.backend.backend() == "tensorflow":
-        write_saved_model(model, inputs, nesting, output_names, path)
+        write_saved_model(model, inputs, nesting, output_names, path, in_integers)
     else:
-        Path(path).write_bytes(float_file(model, inputs, nesting, output_names, marked))
+        Path(path).write_bytes(float_file(model, inputs, nesting, output_names, in_integers))
 
 
 def write_saved_model(
@@ -47,6 +48,7 @@ def write_saved_model(
     nesting: Any,
     output_names: list[str],
     folder: str,
+    in_integers: bool = False,
 ) -> None:
     """Trace a plain model for inference, with static shapes; needs the TensorFlow backend."""
     import tensorflow as tf
@@ -55,8 +57,9 @@ def write_saved_model(
         outputs = model(pack(nesting, flat), training=False)
         return dict(zip(output_names, (tensor for _, tensor in leaves(outputs)), strict=True))
 
-    fix_ranges(model)
-    keep_floats(model)
+    fix_ranges(model, in_integers)
+    if in_integers:
+        keep_floats(model)
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint(
@@ -74,7 +77,7 @@ def float_file(
     inputs: list[dict[str, Any]],
     nesting: Any,
     output_names: list[str],
-    marked: bool = False,
+    in_integers: bool = False,
 ) -> bytes:
     """A plain model as a float32 file of static shapes; needs the JAX backend.
 
@@ -88,7 +91,7 @@ def float_file(
         outputs = model(pack(nesting, flat), training=False)
         return tuple(tensor for _, tensor in leaves(outputs))
 
-    fix_ranges(model, mark if marked else None)
+    fix_ranges(model, in_integers, mark if in_integers else None)
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.RNN):
             layer.unroll = True

@@ -31,7 +31,7 @@ def trace(
     output_names: list[str],
     of_blocks: bool,
     rows_apart: bool,
-    marked: bool,
+    in_integers: bool,
 ) -> dict[str, Any] | None:
     """Write a `.keras` file as a SavedModel, or without TensorFlow as a float32 LiteRT file.
 
@@ -50,7 +50,7 @@ def trace(
         return {"stage": "load", **_failure(error)}
     try:
         model = as_convolutions(model, rows_apart) if of_blocks else model
-        write_traced(model, inputs, nesting, output_names, saved_model, marked)
+        write_traced(model, inputs, nesting, output_names, saved_model, in_integers)
     except Exception as error:
         return {"stage": "trace", **_failure(error)}
     return None

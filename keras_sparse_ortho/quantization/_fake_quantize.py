@@ -10,6 +10,7 @@ from keras_sparse_ortho._values import assign, to_numpy
 
 ops = keras.ops
 _LEAST = 1e-6  # the width of a range
+_HALVES = 1e-3  # of a step: decides halves, and is less than a mean differs from other ones
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -56,7 +57,7 @@ class FakeQuantize(keras.layers.Layer):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}")
         self.supports_masking = True
-        self._known = False
+        self._known = self._in_integers = False
         self._mark: Callable[[Any, float, float], Any] | None = None
 
     def build(self, input_shape: Any = None) -> None:
@@ -85,6 +86,18 @@ class FakeQuantize(keras.layers.Layer):
         rounded = ops.cast(rounded, inputs.dtype)
         return rounded if self._known else ops.where(self.seen > 0, rounded, inputs)
 
+    def of_means(self, x: Any) -> Any:
+        """The rounded means over windows of inputs that were rounded to the same range.
+
+        LiteRT rounds sums of integers, whose halves are common: away from the integer zero.
+        """
+        if not self._in_integers:
+            low, high = ops.convert_to_tensor(self.low), ops.convert_to_tensor(self.high)
+            step = ops.maximum(high - low, _LEAST) / 255
+            integer = ops.cast(x, "float32") / step - ops.round(low / step) - 128
+            x += ops.cast(ops.stop_gradient(ops.sign(integer) * step * _HALVES), x.dtype)
+        return self(x, training=False)
+
     def compute_output_shape(self, input_shape: Any) -> Any:
         """That of the input."""
         return input_shape
@@ -93,12 +106,16 @@ class FakeQuantize(keras.layers.Layer):
         """That of the input."""
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
 
-    def fix_range(self, mark: Callable[[Any, float, float], Any] | None = None) -> None:
+    def fix_range(
+        self, in_integers: bool, mark: Callable[[Any, float, float], Any] | None = None
+    ) -> None:
         """Leaves out whether the range has been set, which a graph for inference does not ask.
 
-        With `mark(x, low, high)` this is called in place of rounding.
+        Args:
+            in_integers: Whether what comes of the graph computes in integers itself.
+            mark: `mark(x, low, high)` is called in place of rounding.
         """
-        self._known, self._mark = True, mark
+        self._known, self._in_integers, self._mark = True, in_integers, mark
 
     def step(self) -> float:
         """The difference of two values next to each other, as an integer file has it."""

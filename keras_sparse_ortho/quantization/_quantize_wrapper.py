@@ -14,6 +14,8 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 
+# LiteRT's means over windows have the range of their input.
+WINDOWS = (keras.layers.AveragePooling1D, keras.layers.AveragePooling2D)
 _OF_MEANS = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
 _LITTLE = 1e-30
 # What LiteRT computes in one operation with the product before it.
@@ -29,7 +31,8 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         y = q_out(layer(q_in(x)))
 
     An activation that LiteRT does not fuse with the product before it (all but linear, ReLU and
-    ReLU6) gets rounded inputs, too. `quantize_aware` places these wrappers.
+    ReLU6) gets rounded inputs, too. An average pooling over windows with rounded inputs has one
+    range for both, as in LiteRT. `quantize_aware` places these wrappers.
 
     Args:
         layer: The layer, with or without a `PrunableLayer` around it.
@@ -84,7 +87,9 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             return FakeQuantize(momentum, name=name, dtype=layer.dtype_policy)
 
         self.of_inputs = [rounding(f"input_{k}") for k in range(inputs)]
-        self.of_output = rounding("output") if output else None
+        self._one_range = output and inputs == 1 and isinstance(innermost(layer), WINDOWS)
+        one = self.of_inputs[0] if self._one_range else rounding("output")
+        self.of_output = one if output else None
         self._parts_floats = (False, False)
         apart = activation_of(layer) not in (None, *FUSED)
         self.of_activation = rounding("activation") if apart else None
@@ -112,7 +117,9 @@ class QuantizeWrapper(WrapperBuiltByCalls):
             args = (args[0] + _LITTLE, *args[1:])
         with self._activation_apart():
             result = self.layer(*args, **kwargs)
-        result = result if self.of_output is None else self.of_output(result)
+        if self.of_output is not None:
+            own = self.of_output
+            result = own.of_means(result) if self._one_range else own(result)
         return result + _LITTLE if behind else result
 
     def keep_floats(self, inside: bool) -> None:

@@ -57,11 +57,13 @@ def has_trained_ranges(model: keras.Model) -> bool:
     return bool(layers)
 
 
-def fix_ranges(model: Any, mark: Callable[[Any, float, float], Any] | None = None) -> None:
+def fix_ranges(
+    model: Any, in_integers: bool, mark: Callable[[Any, float, float], Any] | None = None
+) -> None:
     """Prepares the ranges of a model for the converter, see `FakeQuantize.fix_range`."""
     for layer, _ in walk(model, ""):
         if isinstance(layer, FakeQuantize):
-            layer.fix_range(mark)
+            layer.fix_range(in_integers, mark)
 
 
 def keep_floats(model: Any) -> None:

@@ -18,6 +18,7 @@ from tests.export.quantized import (
     cnn,
     encoder,
     mlp,
+    pooled,
     tensors_of,
     trained,
 )
@@ -35,7 +36,7 @@ WEIGHTS = {
 # other pairs take as long.
 QUICK = [(mlp, "palette"), (mlp, "ternary"), (cnn, "int4")]
 SLOW = [(mlp, "int8"), (mlp, "int4"), (mlp, "ternary"), (cnn, "int8"), (cnn, "palette")]
-SLOW += [(cnn, "ternary"), (encoder, "int8"), (encoder, "int4")]
+SLOW += [(pooled, "int8"), (cnn, "ternary"), (encoder, "int8"), (encoder, "int4")]
 CASES = QUICK + [pytest.param(*case, marks=SLOW_TEST) for case in SLOW]
 
 
@@ -50,6 +51,13 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
     assert len(kernels) == len(kso.prunable_weights(model))
     check_integers(model, report.path)
     check_ranges(model, report.path)
+
+
+@pytest.mark.slow
+def test_files_of_floats_round_as_keras_does(tmp_path):
+    model, x = trained(pooled, "int8")
+    report = export_litert(model, tmp_path / "m.tflite", mode="float32", sample=x[:64])
+    assert report.error < 1e-5
 
 
 @pytest.mark.slow

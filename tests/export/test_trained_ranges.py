@@ -18,6 +18,7 @@ from tests.export.quantized import (
     cnn,
     encoder,
     mlp,
+    pooled,
     tensors_of,
     trained,
 )
@@ -47,6 +48,7 @@ def operations(path):
 
 
 CASES = [(cnn, "int4"), slow_case_on_jax(encoder, "int8")]
+CASES += [slow_case_on_jax(pooled, "int8")]
 SLOW = [(mlp, "int8"), (mlp, "int4"), (mlp, Palette(16, "int8")), (mlp, "ternary"), (cnn, "int8")]
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in [*SLOW, (encoder, "int4")]]
 
@@ -75,6 +77,13 @@ def test_files_of_blocks_have_the_trained_ranges(mode, tmp_path):
     report = export_litert(model, tmp_path / "m.tflite", mode=mode, sample=x[:64])
     assert report.error < 0.003
     check_ranges(model, report.path)
+
+
+@pytest.mark.slow
+def test_other_files_round_as_keras_does(tmp_path):
+    model, x = trained(pooled, "int8")
+    report = export_litert(model, tmp_path / "m.tflite", mode="float32", sample=x[:64])
+    assert report.error < 1e-5
 
 
 def ranged(low, high, name):
