@@ -32,7 +32,7 @@ NETS = {
 }
 # What is rounded, and whether in training.
 METHODS = ("float", "int8 after", "int8", "int4 after", "int4", "palette 16 after", "palette 16")
-METHODS += ("ternary after", "ternary")
+METHODS += ("ternary after", "ternary", "int4, learnt scales", "ternary, learnt scales")
 BATCH = 128
 
 
@@ -46,9 +46,11 @@ def made(net: str):
 
 def weights_of(method: str):
     """The argument `weights` of `quantize_aware`."""
-    from keras_sparse_ortho.parametrizations import Palette
+    from keras_sparse_ortho.parametrizations import LearntScale, Palette
 
     kind = method.removesuffix(" after")
+    if kind.endswith(", learnt scales"):
+        return LearntScale(kind.removesuffix(", learnt scales"))
     return Palette(16, "int8") if kind.startswith("palette") else kind
 
 

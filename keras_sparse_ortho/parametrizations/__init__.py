@@ -4,6 +4,7 @@ from keras_sparse_ortho.parametrizations._compact_mask import CompactMask
 from keras_sparse_ortho.parametrizations._compact_mask import refuse_compact as refuse_compact
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask
 from keras_sparse_ortho.parametrizations._fixed_mask import digest as digest
+from keras_sparse_ortho.parametrizations._learnt_scale import LearntScale
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
     LearntThreshold,
     ThresholdFunction,
@@ -36,6 +37,7 @@ __all__ = [
     "CompactMask",
     "FakeQuantization",
     "FixedMask",
+    "LearntScale",
     "LearntThreshold",
     "LowRankAdaptation",
     "LowRankSoftThreshold",

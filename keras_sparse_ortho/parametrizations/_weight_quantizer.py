@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_sparse_ortho._values import to_numpy
 
-_LEVELS = {"int8": 127, "int4": 7, "ternary": 1}
+LEVELS = {"int8": 127, "int4": 7, "ternary": 1}
 # Ternary weight networks (Li et al. 2016): smaller entries become 0.
 _TERNARY_THRESHOLD = 0.7
 
@@ -119,13 +119,13 @@ class FakeQuantization(WeightQuantizer):
     """
 
     def __init__(self, dtype: str = "int8") -> None:
-        if dtype not in _LEVELS:
-            raise ValueError(f"`dtype` must be one of {sorted(_LEVELS)}. Received: {dtype=}")
+        if dtype not in LEVELS:
+            raise ValueError(f"`dtype` must be one of {sorted(LEVELS)}. Received: {dtype=}")
         self.dtype = dtype
 
     def __call__(self, value: Any) -> Any:
         """`s * round(w / s)`."""
-        ops, axes = keras.ops, _axes(self._outputs)
+        ops, axes = keras.ops, axes_of(self._outputs)
 
         @ops.custom_gradient
         def quantized(w: Any) -> tuple[Any, Any]:
@@ -137,7 +137,7 @@ class FakeQuantization(WeightQuantizer):
                 kept = ops.cast(magnitude > _TERNARY_THRESHOLD * mean, "float32")
                 result = ops.sign(wide) * kept * _mean(magnitude, kept, axes)
             else:
-                scale = ops.max(magnitude, axis=axes, keepdims=True) / _LEVELS[self.dtype]
+                scale = ops.max(magnitude, axis=axes, keepdims=True) / LEVELS[self.dtype]
                 scale = ops.where(scale > 0, scale, ops.ones_like(scale))
                 result = ops.round(wide / scale) * scale
 
@@ -154,7 +154,7 @@ class FakeQuantization(WeightQuantizer):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Integers, and one scale for each output."""
         value = np.asarray(value, np.float32)
-        scale = np.abs(value).max(axis=_axes(outputs), keepdims=True) / _LEVELS[self.dtype]
+        scale = np.abs(value).max(axis=axes_of(outputs), keepdims=True) / LEVELS[self.dtype]
         scale = np.where(scale > 0, scale, 1).astype(np.float32)
         return np.rint(value / scale).astype(np.int8), scale
 
@@ -163,7 +163,7 @@ class FakeQuantization(WeightQuantizer):
         return {"dtype": self.dtype}
 
 
-def _axes(outputs: tuple[int, ...]) -> tuple[int, ...]:
+def axes_of(outputs: tuple[int, ...]) -> tuple[int, ...]:
     """The axes that are not of outputs."""
     return tuple(k for k, size in enumerate(outputs) if size == 1)
 

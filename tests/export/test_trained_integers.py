@@ -8,7 +8,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import _export_litert, export_litert, load_litert
 from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
-from keras_sparse_ortho.parametrizations import Palette
+from keras_sparse_ortho.parametrizations import LearntScale, Palette
 from keras_sparse_ortho.quantization import quantize_aware, round_biases, trained_integers
 from tests.export.quantized import (
     block_cnn,
@@ -31,12 +31,20 @@ WEIGHTS = {
     "int4": "int4",
     "palette": Palette(16, "int8"),
     "ternary": "ternary",
+    "learnt int4": LearntScale("int4"),
 }
 # One kind of network for each kind of weights, and four bits under folded normalization: the
 # other pairs take as long.
 QUICK = [(mlp, "palette"), (mlp, "ternary"), (cnn, "int4")]
 SLOW = [(mlp, "int8"), (mlp, "int4"), (mlp, "ternary"), (cnn, "int8"), (cnn, "palette")]
-SLOW += [(pooled, "int8"), (cnn, "ternary"), (encoder, "int8"), (encoder, "int4")]
+SLOW += [
+    (pooled, "int8"),
+    (mlp, "learnt int4"),
+    (cnn, "learnt int4"),
+    (cnn, "ternary"),
+    (encoder, "int8"),
+    (encoder, "int4"),
+]
 CASES = QUICK + [pytest.param(*case, marks=SLOW_TEST) for case in SLOW]
 
 

@@ -9,7 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.export._process import converter_backend
-from keras_sparse_ortho.parametrizations import Palette
+from keras_sparse_ortho.parametrizations import LearntScale, Palette
 from keras_sparse_ortho.quantization import FakeQuantize
 from tests.export.quantized import (
     block_mlp,
@@ -49,7 +49,15 @@ def operations(path):
 
 CASES = [(cnn, "int4"), slow_case_on_jax(encoder, "int8")]
 CASES += [slow_case_on_jax(pooled, "int8")]
-SLOW = [(mlp, "int8"), (mlp, "int4"), (mlp, Palette(16, "int8")), (mlp, "ternary"), (cnn, "int8")]
+SLOW = [
+    (mlp, "int8"),
+    (mlp, "int4"),
+    (mlp, Palette(16, "int8")),
+    (mlp, LearntScale("ternary")),
+    (cnn, LearntScale("int4")),
+    (mlp, "ternary"),
+    (cnn, "int8"),
+]
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in [*SLOW, (encoder, "int4")]]
 
 

@@ -221,6 +221,8 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
     yield "range", _plain(FakeQuantize(name="range"), dense("a"))
     palette = P.Palette(4)
     yield "palette", kso.quantize_aware(_plain(dense("a")), palette, activations=None)
+    scales = P.LearntScale("int4")
+    yield "learnt scales", kso.quantize_aware(_plain(dense("a")), scales, activations=None)
     yield "rebuilt", kso.sparsify(Graph(), 0.5, seed=0)
     yield "rewrapped", kso.sparsify(_plain(Pair(name="pair")), 0.5, seed=0)
 

@@ -9,6 +9,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
     FixedMask,
+    LearntScale,
     Palette,
     SoftThreshold,
 )
@@ -161,6 +162,67 @@ def test_values_of_a_palette_get_the_sum_of_their_gradients():
     np.testing.assert_allclose(palette, [1 + 6 * 3, -1.5 + 6 * 4])
     want = [0.9 + 6, 1.2 + 12, -2 + 24, 0, 0.2 + 6]
     np.testing.assert_allclose(array(dense.kernel).ravel(), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_scales_are_learnt_and_saved(storage, tmp_path):
+    model = network(storage, LearntScale("int4"))
+    x, _ = data()
+    held = {w.path: w.storage.quantizer for w in kso.prunable_weights(model) if w.storage}
+    before = {path: array(own.log_scale) for path, own in held.items()}
+    fitted(model, epochs=1).save(tmp_path / "scales.keras")
+    copy = keras.models.load_model(tmp_path / "scales.keras")
+    np.testing.assert_array_equal(array(copy(x)), array(model(x)))
+    plain = kso.strip(copy)
+    np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-5)
+    for weight in kso.prunable_weights(copy):
+        if weight.storage is None:
+            continue
+        value, quantizer = weight.value(), weight.storage.quantizer
+        changed = array(quantizer.log_scale) != before[weight.path]
+        assert changed.mean() > 0.7
+        assert not value[~weight.mask].any()
+        integers, scale = quantizer.integers(value, weight.outputs_shape)
+        assert np.abs(integers).max() == 7
+        np.testing.assert_allclose(integers * scale, value, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "ternary"])
+def test_learnt_scales_start_where_rounding_changes_least(dtype):
+    layer = kso.PrunableLayer(
+        keras.layers.Dense(8, kernel_initializer=keras.initializers.RandomNormal(seed=0)),
+        FixedMask(0.5),
+        quantizer=LearntScale(dtype),
+    )
+    layer.build((None, 200))
+    (weight,) = layer.prunable_weights
+    raw, most = weight.raw_value(), DTYPES[dtype]
+    found = np.square(weight.value() - raw).sum(0)
+    errors = []
+    for scale in np.linspace(0.02, 1, 400)[:, None] * np.abs(raw).max(0) / most:
+        rounded = np.clip(np.rint(raw / scale), -most, most) * scale
+        errors.append(np.square(rounded - raw).sum(0))
+    assert (found <= 1.1 * np.min(errors, 0)).all()
+
+
+def test_gradients_of_a_learnt_scale():
+    dense = keras.layers.Dense(1, use_bias=False)
+    mask = np.array([[True], [True], [True], [False], [True]])
+    layer = kso.PrunableLayer(dense, FixedMask(mask=mask), quantizer=LearntScale("int4"))
+    model = keras.Sequential([keras.Input((5,)), layer])
+    quantizer = layer.parametrizations["kernel"].quantizer
+    dense.kernel.assign([[0.9], [1.2], [-4.0], [0.0], [0.2]])
+    quantizer.log_scale.assign([[np.log(0.5)]])
+    value = layer.prunable_weights[0].value().ravel()
+    np.testing.assert_allclose(value, [1.0, 1.0, -3.5, 0.0, 0.0], rtol=1e-6)
+    model.compile(keras.optimizers.SGD(1e-2), "mse")
+    model.train_on_batch(np.array([[1.0, 2.0, 4.0, 8.0, 1.0]]), np.array([[0.0]]))
+    # y = -11, dL/dq = 2 y x; w / s = 1.8, 2.4, -8, 0, 0.4
+    of_scale = -22 * (1 * (2 - 1.8) + 2 * (2 - 2.4) + 4 * -7 + 1 * (0 - 0.4)) * 0.5 / np.sqrt(28)
+    found = array(quantizer.log_scale)[0, 0] - np.log(0.5)
+    np.testing.assert_allclose(found, -1e-2 * of_scale, rtol=1e-4)
+    want = [0.9 + 0.22, 1.2 + 0.44, -4.0, 0, 0.2 + 0.22]  # the clipped one stays
+    np.testing.assert_allclose(array(dense.kernel).ravel(), want, rtol=1e-5)
 
 
 def test_in_compact_storage_a_palette_is_given_live_values_alone(monkeypatch):
