@@ -38,7 +38,8 @@ class LearntScale(WeightQuantizer):
     Raises:
         ValueError: Another `dtype`.
 
-    Limits: with int8 hardly anything is clipped, and `FakeQuantization` is as good.
+    Limits: with int8 hardly anything is clipped, and `FakeQuantization` is as good. In a few epochs
+    from a trained network neither is always the better one (`benchmarks/results/quantized.md`).
 
     Example:
 
