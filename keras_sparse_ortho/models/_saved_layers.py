@@ -82,8 +82,12 @@ def _mark(layer: Any) -> None:
 
 
 def _is_ours(layer: Any) -> bool:
-    """Whether a layer holds sparse kernels: wrapped, on live blocks, or a stack of such layers."""
-    return is_sparse_layer(layer) or bool(storages_of(layer))
+    """Whether a layer is a wrapper, or has live blocks, or is a stack of such layers."""
+    return _is_wrapper(layer) or is_sparse_layer(layer) or bool(storages_of(layer))
+
+
+def _is_wrapper(layer: Any) -> bool:
+    return bool(getattr(type(layer), "transparent_path", False))
 
 
 def _holds_ours(layer: Any) -> bool:
@@ -112,14 +116,7 @@ class SavedWithLayers:
             },
             "build_config": self.get_build_config(),
             "names": [layer.name for layer, _ in layers],
-            # A wrapper without the layer inside, which the constructor makes.
-            "layers": {
-                path: layer.wrapper_config()
-                if isinstance(layer, PrunableLayer)
-                else keras.saving.serialize_keras_object(layer)
-                for layer, path in layers
-                if _is_ours(layer)
-            },
+            "layers": {path: _described(layer) for layer, path in layers if _is_ours(layer)},
         }
 
     @classmethod
@@ -206,16 +203,45 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
         described = config["layers"].get(path)
         if described is None or _is_ours(layer):
             continue
-        if "class_name" in described:
-            new = restored(described, custom_objects)
-        else:
-            given = {**described, "layer": body_of(layer)}
-            new = PrunableLayer.from_config(given, custom_objects)
+        new = _made(described, layer, custom_objects)
         if layer.built and not new.built:
             new.build()
         become(layer, new)
     save_with_layers(top)
     return top
+
+
+def _described(layer: Any) -> dict[str, Any]:
+    """The configuration of a layer; of a wrapper without the layer inside, which a class makes."""
+    if isinstance(layer, PrunableLayer):
+        return layer.wrapper_config()
+    if not _is_wrapper(layer):
+        described: dict[str, Any] = keras.saving.serialize_keras_object(layer)
+        return described
+    return {
+        "wrapper": keras.saving.get_registered_name(type(layer)),
+        "config": layer.wrapper_config(),
+        "inside": _described(layer.layer) if _is_ours(layer.layer) else None,
+    }
+
+
+def _made(described: dict[str, Any], layer: Any, custom_objects: Any) -> Any:
+    """What is described, around the layer that a class has made, if it is a wrapper."""
+    if "class_name" in described:
+        return restored(described, custom_objects)
+    if "wrapper" not in described:
+        return PrunableLayer.from_config({**described, "layer": body_of(layer)}, custom_objects)
+    check_config("wrapper inside a layer", described, "wrapper", "config", "inside")
+    kind = keras.saving.get_registered_object(str(described["wrapper"]))
+    inside, config = described["inside"], described["config"]
+    named = isinstance(kind, type) and getattr(kind, "transparent_path", False)
+    if not (named and isinstance(config, dict) and isinstance(inside, dict | None)):
+        raise ValueError(
+            "The configuration of a wrapper inside a layer must name its class, and hold its "
+            f"`config` and what is `inside`. Received: {told(described)}"
+        )
+    inner = body_of(layer) if inside is None else _made(inside, layer, custom_objects)
+    return kind.from_config({**config, "layer": inner}, custom_objects)
 
 
 @functools.cache
@@ -227,9 +253,9 @@ def _derived_class(kind: type) -> type:
 
 
 def _named(top: Any) -> list[tuple[Any, str]]:
-    """The layers inside a layer or model with their paths, a wrapper for the one that it wraps."""
+    """The layers inside a layer or model with their paths, a wrapper for all that it holds."""
     found = [pair for pair in walk(top, "") if pair[0] is not top]
-    wrapped = {id(layer.layer) for layer, _ in found if isinstance(layer, PrunableLayer)}
+    wrapped = {id(inner) for layer, _ in found if _is_wrapper(layer) for inner in sublayers(layer)}
     return [
         (layer, path)
         for layer, path in found

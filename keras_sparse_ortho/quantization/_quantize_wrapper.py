@@ -176,9 +176,12 @@ class QuantizeWrapper(WrapperBuiltByCalls):
 
     def get_config(self) -> dict[str, Any]:
         """The layer and the arguments."""
+        return {**self.wrapper_config(), "layer": self.layer_config()}
+
+    def wrapper_config(self) -> dict[str, Any]:
+        """The arguments alone."""
         return {
             **keras.layers.Layer.get_config(self),
-            "layer": self.layer_config(),
             "inputs": len(self.of_inputs),
             "output": self.of_output is not None,
             "momentum": self.momentum,
@@ -192,7 +195,10 @@ class QuantizeWrapper(WrapperBuiltByCalls):
                 "The configuration of a QuantizeWrapper holds its `layer`: the file was written by "
                 f"something else, or is damaged. Received: {list(config)}"
             )
-        return cls(**{**config, "layer": restored(config["layer"], custom_objects)})
+        layer = config["layer"]
+        if not isinstance(layer, keras.layers.Layer):
+            layer = restored(layer, custom_objects)
+        return cls(**{**config, "layer": layer})
 
 
 def innermost(layer: Any) -> Any:

@@ -120,6 +120,24 @@ def test_means_over_windows_have_the_range_of_their_input(tmp_path):
     np.testing.assert_array_equal(array(again(x)), array(model(x)))
 
 
+@pytest.mark.parametrize("storage", ["masked", "compact"])
+def test_attentions_with_roundings_inside_are_saved_and_stripped(storage, tmp_path):
+    inputs = keras.Input((4, 8))
+    x = L.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
+    dense = keras.Model(inputs, L.Dense(3, name="head")(x))
+    model = quantize_aware(kso.sparsify(dense, 0.5, seed=0, storage=storage), "int4")
+    x = np.random.default_rng(0).normal(size=(16, 4, 8)).astype("float32")
+    model(x, training=True)
+    for one in (model, kso.strip(model)):
+        one.save(tmp_path / "m.keras")
+        again = keras.models.load_model(tmp_path / "m.keras")
+        assert [weight.path for weight in again.weights] == [weight.path for weight in one.weights]
+        np.testing.assert_array_equal(array(again(x)), array(one(x)))
+        again.save(tmp_path / "n.keras")
+        third = keras.models.load_model(tmp_path / "n.keras")
+        np.testing.assert_array_equal(array(third(x)), array(one(x)))
+
+
 def test_recurrent_layers_stay_in_floats_between_roundings():
     x = L.LSTM(8, name="lstm", return_sequences=True)(inputs := keras.Input((6, 5)))
     model = keras.Model(inputs, L.Dense(4, name="head")(L.GRU(8, name="gru")(x)))
