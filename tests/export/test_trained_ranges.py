@@ -47,11 +47,10 @@ def operations(path):
     return [(one["op_name"], types[one["outputs"][0]]) for one in run._get_ops_details()]
 
 
-CASES = [(cnn, "int4"), slow_case_on_jax(encoder, "int8")]
+CASES = [slow_case_on_jax(cnn, "int4"), slow_case_on_jax(encoder, "int8"), (mlp, "int4")]
 CASES += [slow_case_on_jax(pooled, "int8")]
 SLOW = [
     (mlp, "int8"),
-    (mlp, "int4"),
     (mlp, Palette(16, "int8")),
     (mlp, LearntScale("ternary")),
     (cnn, LearntScale("int4")),
@@ -78,7 +77,7 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
         assert {kind for _, kind in operations(report.path)[:-1]} == {np.int8}
 
 
-@pytest.mark.parametrize("mode", slow_case_on_jax("int8+blocks").values)
+@pytest.mark.parametrize("mode", [slow_case_on_jax("int8+blocks")])
 def test_files_of_blocks_have_the_trained_ranges(mode, tmp_path):
     options = {"storage": "blocks", "structure": kso.Block(8, 8), "exclude": ["head"]}
     model, x = trained(lambda: (block_mlp(), {**options, "density": 0.25}), "int8")

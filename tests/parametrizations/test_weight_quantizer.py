@@ -13,7 +13,7 @@ from keras_sparse_ortho.parametrizations import (
     Palette,
     SoftThreshold,
 )
-from tests.helpers import array, jit
+from tests.helpers import array, jit, slow_case_on_jax
 
 pytestmark = pytest.mark.core
 
@@ -164,7 +164,9 @@ def test_values_of_a_palette_get_the_sum_of_their_gradients():
     np.testing.assert_allclose(array(dense.kernel).ravel(), want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    "storage", ["compact", "blocks", *map(slow_case_on_jax, ["masked", "soft"])]
+)
 def test_scales_are_learnt_and_saved(storage, tmp_path):
     model = network(storage, LearntScale("int4"))
     x, _ = data()

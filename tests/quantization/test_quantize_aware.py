@@ -7,7 +7,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.quantization import FakeQuantize, QuantizeWrapper, quantize_aware
-from tests.helpers import array, jit, slow_where_traced
+from tests.helpers import array, jit, slow_case_on_jax, slow_where_traced
 
 pytestmark = pytest.mark.core
 
@@ -120,7 +120,7 @@ def test_means_over_windows_have_the_range_of_their_input(tmp_path):
     np.testing.assert_array_equal(array(again(x)), array(model(x)))
 
 
-@pytest.mark.parametrize("storage", ["masked", "compact"])
+@pytest.mark.parametrize("storage", [slow_case_on_jax("masked"), "compact"])
 def test_attentions_with_roundings_inside_are_saved_and_stripped(storage, tmp_path):
     inputs = keras.Input((4, 8))
     x = L.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
