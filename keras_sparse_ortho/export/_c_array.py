@@ -107,7 +107,7 @@ def c_array(
     calls = "".join(f"//   resolver.Add{one}();\n" for one in operators)
     told = "not known: tflite-micro was missing" if arena is None else f"{arena} bytes"
     rows = (content[k : k + 16] for k in range(0, len(content), 16))
-    with atomic_write(path) as stream:
+    with atomic_write(Path(path)) as stream:
         stream.write(
             f"// {Path(given).name}, route {route or 'unknown'}, by keras_sparse_ortho.\n"
             f"// tflite::MicroMutableOpResolver<{len(operators)}> resolver;\n{calls}"
