@@ -36,8 +36,9 @@ EPOCHS = {
     ("digits", "mlp"): 40,
     ("digits", "cnn"): 40,
     ("fashion_mnist", "mlp"): 5,
-    ("fashion_mnist", "cnn"): 4,
+    ("fashion_mnist", "cnn"): 5,
 }
+SAMPLES = {("fashion_mnist", "cnn"): 20_000}  # else all
 RATE = 2e-3
 WIDTHS = {"digits": 256, "fashion_mnist": 1024}
 
@@ -147,7 +148,8 @@ def main() -> None:
                 continue
             for method in METHODS:
                 settings = {"data": data, "net": net, "method": method, "seed": seed}
-                settings |= {"epochs": options.epochs or epochs, "samples": options.samples}
+                settings |= {"epochs": options.epochs or epochs}
+                settings["samples"] = options.samples or SAMPLES.get((data, net))
                 done = (one for one in finished(file) if settings.items() <= one.items())
                 row = next(done, None)
                 if row is None:
@@ -156,15 +158,18 @@ def main() -> None:
                     if data not in loaded:
                         loaded[data] = load(data)
                     row = settings | run(
-                        loaded[data], net, method, settings["epochs"], options.samples, seed
+                        loaded[data], net, method, settings["epochs"], settings["samples"], seed
                     )
                     append(file, row)
                     print(row, flush=True)
                 runs.append(row)
     if not runs:
         parser.error("nothing is trained yet")
-    trained = {(one["data"], one["net"]): one["epochs"] for one in runs}
-    how = "; ".join(f"{net.upper()} on {data}: {n}" for (data, net), n in trained.items())
+    trained = {(one["data"], one["net"]): (one["epochs"], one["samples"]) for one in runs}
+    how = "; ".join(
+        f"{net.upper()} on {data}: {epochs}" + (f" on {samples:,} pictures" if samples else "")
+        for (data, net), (epochs, samples) in trained.items()
+    )
     places = "; ".join(dict.fromkeys(one["made"]["machine"] for one in finished(file)))
     text = (
         f"# Trained networks on blocks, as files\n\n{places or machine()}, Keras "

@@ -70,7 +70,9 @@ def mlp(shape: tuple[int, ...], classes: int) -> keras.Model:
         for k, width in enumerate((1024, 1024, 512))
     ]
     head = layers.Dense(classes, name="head")
-    return keras.Sequential([keras.Input(shape, name="x"), layers.Flatten(), *hidden, head], "mlp")
+    return keras.Sequential(
+        [keras.Input(shape, name="x"), layers.Flatten(), *hidden, head], name="mlp"
+    )
 
 
 def speech(shape: tuple[int, ...], classes: int) -> keras.Model:
@@ -166,7 +168,12 @@ def run(name: str, data: Dataset, options: argparse.Namespace) -> dict[str, dict
         model = NETWORKS[name][0](data.x_train.shape[1:], data.classes)
         if kind == "blocks":
             model = kso.sparsify(
-                model, options.density, storage="blocks", exclude=["head"], seed=options.seed
+                model,
+                options.density,
+                "uniform",
+                storage="blocks",
+                exclude=["head"],
+                seed=options.seed,
             )
             console.print(kso.report(model))
         lines[kind] = train(model, data, options.epochs)
