@@ -42,7 +42,7 @@ help:
 	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"
 	@echo "make test-compat   models of keras-hub, keras-rs, keras.applications, keras.io (ARGS=backends)"
 	@echo "make test-no-tensorflow  LiteRT files without TensorFlow, on JAX and torch"
-	@echo "make test-formats  exports to ONNX and OpenVINO, run by their runtimes, on three backends"
+	@echo "make test-formats  exports to ONNX, OpenVINO and C arrays, run by their runtimes, on three backends"
 	@echo "make test-faults   kills, full disks, damaged files, counted: an hour (ARGS=\"--parts disks\")"
 	@echo "make test-mutants  small faults put into the package: do the tests notice? (NAMES=...)"
 	@echo "make bench         all tables and pictures anew, into benchmarks/results: days (ARGS=\"--parts deep\")"
@@ -123,7 +123,7 @@ test-compat: $(COMPAT_STAMP)
 test-formats: $(FORMATS_STAMP)
 	@for backend in tensorflow jax torch; do \
 		KERAS_BACKEND=$$backend $(FORMATS)/bin/python -m pytest -q tests/compat/test_formats.py \
-			|| exit 1; done
+			tests/compat/test_formats_of_layers.py tests/compat/test_micro.py || exit 1; done
 
 # LiteRT files where TensorFlow is not installed at all, from JAX and torch.
 test-no-tensorflow: $(NO_TF_STAMP)

@@ -3,16 +3,20 @@
     KERAS_BACKEND=tensorflow python benchmarks/bench_litert_blocks.py            # all: half an hour
     KERAS_BACKEND=tensorflow python benchmarks/bench_litert_blocks.py --network mlp --batch 1
     KERAS_BACKEND=tensorflow python benchmarks/bench_litert_blocks.py --table    # only the table
+    KERAS_BACKEND=tensorflow python benchmarks/bench_litert_blocks.py --without-amx --batch 1
 
 The networks are an MLP 4 x 1024, four 3x3 convolutions of 256 channels at 14 x 14, a MobileNetV1-
 like CNN at 96 x 96 and an encoder of two blocks (64 tokens, 256 wide, MultiHeadAttention). Their
-kernels have one in eight blocks, those of fewer than 256 channels in the CNN one in four, and
-those of fewer than four blocks a side stay dense. They are not trained: latency depends on where
+kernels have one in eight blocks, those of fewer than 256 channels in the CNN one in four, so have
+those with four blocks a side, where one in eight is not regular, and smaller ones stay dense. They
+are not trained: latency depends on where
 the zeros are, not on the values.
 
 All files of one part, a network, block and batch, on one and two threads, are timed in interleaved
 rounds of short calls, each in a process of its own, after each was run and compared with Keras
-(`export_routes`). Dense int8 files are timed with and without XNNPACK, and the fastest counts.
+(`export_routes`). Dense int8 files are timed with and without XNNPACK, and the fastest counts. With
+`--without-amx` XNNPACK does without AMX on processors that have it (`without_amx.py`), and takes
+the kernels of others with AVX-512.
 Finished parts are not repeated, except with `--again`.
 """
 
@@ -29,6 +33,7 @@ import keras
 import numpy as np
 from bench_litert import cnn
 from timing import RESULTS, machine, markdown, parsed, write
+from without_amx import deny
 
 from keras_sparse_ortho.export import BenchmarkCase, ExportReport, export_routes, latencies
 from keras_sparse_ortho.kernels import kernel_layouts, walk
@@ -65,9 +70,10 @@ NETWORKS = {"mlp": mlp, "convolutions": convolutions, "cnn": cnn, "encoder": enc
 # Network, side of a block, batch.
 PARTS = [
     *(("mlp", block, batch) for block in (32, 64) for batch in (1, 8)),
-    ("convolutions", 32, 1),
+    *(("convolutions", block, 1) for block in (32, 64)),
     *(("cnn", 32, batch) for batch in (1, 8)),
-    ("encoder", 32, 1),
+    ("cnn", 64, 1),
+    *(("encoder", block, 1) for block in (32, 64)),
 ]
 
 
@@ -126,6 +132,11 @@ def part(name: str, block: int, batch: int, seconds: float, routes: list[str]) -
     return rows
 
 
+def _key(row: dict) -> tuple:
+    """Network, block, batch and whether AMX was used."""
+    return row["network"], row["block"], row["batch"], row["amx"]
+
+
 def table(rows: list[dict]) -> str:
     """A line for each network, block, batch and number of threads."""
     good = [row for row in rows if "ms" in row]
@@ -134,19 +145,16 @@ def table(rows: list[dict]) -> str:
     text += f"{machines}, Keras {keras.__version__}. Medians of interleaved short calls in ms; "
     text += "every file agreed with Keras before. `x int8`: how many times as fast as the best "
     text += "dense int8 file, dynamic or static, is the faster of the two int8 files of blocks; "
-    text += "`x f32`: float32 blocks against dense float32. Density 1/8 (CNN: 1/8 to 1/4). On a "
+    text += "`x f32`: float32 blocks against dense float32. Density 1/8 (CNN, and 256 channels in "
+    text += "blocks of 64: 1/8 to 1/4). AMX: whether XNNPACK used the processor's tiles. On a "
     text += "busy machine calls of more than a millisecond are interrupted, and their ratios high "
     text += "or low by chance.\n\n"
-    header = ["network", "block", "batch", "threads", "f32", "int8", "int8 1x16"]
+    header = ["network", "block", "batch", "AMX", "threads", "f32", "int8", "int8 1x16"]
     header += ["f32+blocks", "dynamic+blocks", "int8+blocks", "x int8", "x f32", "int8 kB", "kB"]
     lines = []
-    keys = dict.fromkeys((r["network"], r["block"], r["batch"], r["threads"]) for r in good)
+    keys = dict.fromkeys((*_key(r), r["threads"]) for r in good)
     for key in keys:
-        of = {
-            r["route"]: r
-            for r in good
-            if (r["network"], r["block"], r["batch"], r["threads"]) == key
-        }
+        of = {r["route"]: r for r in good if (*_key(r), r["threads"]) == key}
         ms = {route: row["ms"] for route, row in of.items()}
         dense = min((route for route in DENSE_INT8 if route in ms), key=ms.__getitem__)
         best = min((route for route in BLOCKS if route in ms), key=ms.__getitem__)
@@ -157,7 +165,7 @@ def table(rows: list[dict]) -> str:
             ratios.append(ms["float32"] / ms["float32+blocks"])
         lines.append(
             [
-                *map(str, key),
+                *map(str, (*key[:3], "yes" if key[3] else "no", key[4])),
                 *("" if cell is None else f"{cell:.3f}" for cell in cells),
                 *(f"{ratio:.2f}" for ratio in ratios),
                 *[""] * (2 - len(ratios)),
@@ -180,6 +188,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--block", type=int, action="append")
     parser.add_argument("--seconds", type=float, default=60.0, help="of timing in one part")
+    parser.add_argument("--without-amx", action="store_true", help="kernels of other processors")
     parser.add_argument("--again", action="store_true", help="measure parts that stand already")
     parser.add_argument("--table", action="store_true", help="write the table only")
     parser.add_argument("--routes", nargs="+", default=ROUTES)
@@ -187,17 +196,19 @@ def main() -> None:
     quick |= {"routes": ["float32", "dynamic_int8", "float32+blocks", "dynamic_int8+blocks"]}
     options = parsed(parser, quick)
     RESULTS.mkdir(parents=True, exist_ok=True)
+    amx = not options.without_amx and "amx_int8" in Path("/proc/cpuinfo").read_text()
+    if options.without_amx:
+        deny()
     rows = json.loads(FILE.read_text()) if FILE.exists() else []
     for one in [] if options.table else PARTS:
         chosen = (options.network, options.block, options.batch)
         if any(wanted and value not in wanted for wanted, value in zip(chosen, one, strict=True)):
             continue
-        there = {(r["network"], r["block"], r["batch"]) for r in rows}
-        if one in there and not options.again:
+        if (*one, amx) in map(_key, rows) and not options.again:
             continue
         print("{}, blocks of {}, batch {}".format(*one), flush=True)
-        found = part(*one, options.seconds, options.routes)
-        rows = [r for r in rows if (r["network"], r["block"], r["batch"]) != one] + found
+        found = [r | {"amx": amx} for r in part(*one, options.seconds, options.routes)]
+        rows = [r for r in rows if _key(r) != (*one, amx)] + found
         FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     if not rows:
         parser.error("nothing is measured yet")

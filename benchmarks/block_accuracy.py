@@ -5,7 +5,7 @@
 
 Fashion-MNIST, an MLP 784-1024-1024-512-10, Adam with cosine decay; the three hidden kernels are
 dense orthogonal, unstructured EOI at density 0.1, or exactly orthogonal in blocks of 16 inputs at
-density 0.1 (`examples/blocks.py`), with fixed masks; the head is dense. Finished runs are lines of
+density 0.1, with fixed masks; the head is dense. Finished runs are lines of
 `results/block_accuracy.jsonl` and not repeated; the table, mean and deviation over the seeds, is
 `results/block_accuracy.md`.
 """
@@ -14,23 +14,18 @@ import argparse
 import dataclasses
 import os
 import statistics
-import sys
 import time
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+from example_data import Dataset, load
 from timing import RESULTS, append, finished, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.orthogonal import exact_orthogonal
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-
-from blocks import block_dense
-from data import Dataset, load_fashion_mnist
 
 L = keras.layers
 SIZES = ((784, 1024), (1024, 1024), (1024, 512))
@@ -42,7 +37,9 @@ KEYS = ("kind", "seed", "epochs", "density", "rate")
 def hidden(kind: str, k: int, density: float, seed: int) -> keras.Layer:
     inputs, outputs = SIZES[k]
     if kind == "blocks 16x1":
-        return block_dense(outputs, density, seed, GAIN, activation="relu", name=f"h{k}")
+        start = ExactOrthogonal(density, gain=GAIN, seed=seed, structure=kso.Block(16, 1))
+        layer = L.Dense(outputs, activation="relu", kernel_initializer=start, name=f"h{k}")
+        return kso.PrunableLayer(layer)
     if kind == "dense":
         start = keras.initializers.Orthogonal(GAIN, seed=seed)
         return L.Dense(outputs, activation="relu", kernel_initializer=start, name=f"h{k}")
@@ -116,7 +113,7 @@ def main() -> None:
     file = RESULTS / "block_accuracy.jsonl"
     RESULTS.mkdir(exist_ok=True)
     there = finished(file)
-    data = load_fashion_mnist()
+    data = load("fashion_mnist")
     if options.samples:
         few = slice(options.samples)
         data = dataclasses.replace(data, x_train=data.x_train[few], y_train=data.y_train[few])

@@ -3,7 +3,7 @@
     python benchmarks/pictures.py                    # all, into docs/
     python benchmarks/pictures.py --only thresholds
 
-`gain` and `very_deep` are drawn from `results/` and marked with a digest of them, so that
+`gain`, `very_deep` and `routes` are drawn from `results/` and marked with a digest of them, so that
 `tools/figures.py --check` can tell when they are old. The others show masks, densities and
 thresholds computed by the package.
 """
@@ -30,6 +30,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 SOURCES = {
     "gain": ["blocks.md", "deep.md", "litert.md", "methods.md"],
     "very_deep": ["deep.jsonl"],
+    "routes": ["litert_blocks.md"],
 }
 
 
@@ -229,7 +230,25 @@ def budgets() -> Figure:
     return figure
 
 
-DRAWN = (gain, very_deep, density_law, thresholds, structures, budgets)
+def routes() -> Figure:
+    """How many times as fast files of blocks are as the best dense int8 file, as measured."""
+    networks = {"mlp": "MLP", "convolutions": "3x3", "cnn": "CNN", "encoder": "encoder"}
+    where = "litert_blocks | network={}; block={}; batch=1; AMX={}; threads=1 | x int8"
+    figure = new(6.0)
+    titles = {"yes": "with AMX", "no": "the same processor without AMX"}
+    for panel, (amx, title) in zip(figure.subplots(2), titles.items(), strict=True):
+        rows = []
+        for network, label in networks.items():
+            for block in (32, 64):
+                times = value(where.format(network, block, amx))
+                color = OURS if times >= 1 else PLAIN
+                rows.append((f"{label}, blocks of {block}", color, times))
+        bars(panel, rows, f"Times as fast as dense int8, {title}", ".1f")
+        panel.axvline(1, color=DENSE, linestyle="--", linewidth=1)
+    return figure
+
+
+DRAWN = (gain, routes, very_deep, density_law, thresholds, structures, budgets)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 

@@ -4,6 +4,7 @@ TensorFlow and ai-edge-litert are loaded in subprocesses and only when an export
 importing this module loads neither.
 """
 
+from keras_sparse_ortho.export._c_array import CArray, c_array
 from keras_sparse_ortho.export._candidates import ExportConversionError, ExportVerificationError
 from keras_sparse_ortho.export._density_for import DensityTrial, FittedDensity, density_for
 from keras_sparse_ortho.export._export_litert import (
@@ -20,6 +21,7 @@ from keras_sparse_ortho.export._vela import VelaReport, vela_report
 
 __all__ = [
     "BenchmarkCase",
+    "CArray",
     "DensityTrial",
     "ExportConversionError",
     "ExportFallbackWarning",
@@ -32,6 +34,7 @@ __all__ = [
     "RouteOutcome",
     "VelaReport",
     "WeightZeros",
+    "c_array",
     "density_for",
     "export_litert",
     "export_routes",

@@ -19,6 +19,7 @@ MODULES |= {"block_networks", "contemporary_networks", "curves", "network_parts"
 MODULES |= {"alternatives_used", "methods_runs", "methods_summary", "shuffled"}
 MODULES |= {"small_language_model"}
 MODULES |= {"planning"}  # measures nothing
+MODULES |= {"without_amx"}
 
 
 def test_every_script_is_a_part_with_a_small_setting(suite):
