@@ -1,11 +1,13 @@
-"""A trained CNN pruned at once, without training: accuracy by score, refit and statistics.
+"""Trained CNNs pruned at once, without training: accuracy by score, refit and statistics.
 
     python benchmarks/one_shot.py [--seeds 3] [--epochs 4]
+    python benchmarks/one_shot.py --networks resnet8 resnet20 --densities 0.2
     python benchmarks/one_shot.py --summary
 
-For each seed a CNN with batch normalization is trained on Fashion-MNIST (kept in `out/one_shot`),
-then all kernels but the first and the last are pruned to each density, with 256 training images for
-calibration. Each run is a line of `results/one_shot.jsonl`; `results/one_shot.md` has the means.
+For each seed a network with batch normalization is trained on Fashion-MNIST (kept in
+`out/one_shot`), then all kernels but the first and the last are pruned to each density, with 256
+training images for calibration. Each run is a line of `results/one_shot.jsonl`;
+`results/one_shot.md` has the means.
 """
 
 import argparse
@@ -22,6 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = pathlib.Path(__file__).resolve().parent
 LINES = RESULTS / "one_shot.jsonl"
 CALIBRATION = 256
+RESNETS = {"resnet8": 1, "resnet20": 3}  # residual blocks of a stage
 METHODS = {
     "magnitude": {"score": "magnitude"},
     "magnitude, refit": {"score": "magnitude", "refit": True},
@@ -47,14 +50,37 @@ def network():
     return keras.Model(inputs, layers.Dense(10, name="head")(x))
 
 
-def trained(seed: int, epochs: int, data):
+def made(name: str):
+    """A network by name."""
+    from networks import resnet
+
+    options = {"filters": [16, 32, 64], "blocks": RESNETS.get(name)}
+    return network() if name == "cnn" else resnet((14, 14, 1), 10, options)
+
+
+def given_data(name: str, images: int):
+    """Fashion-MNIST, `images` to train on; for residual networks of half the size."""
+    sys.path.insert(0, str(HERE.parent / "examples"))
+    from data import load
+
+    data = load("fashion_mnist")
+
+    def halved(x):
+        pooled = x.reshape(-1, 14, 2, 14, 2, 1).mean((2, 4))
+        return pooled if name in RESNETS else x
+
+    x, y = halved(data.x_train[:images]), data.y_train[:images]
+    return dataclasses.replace(data, x_train=x, y_train=y, x_test=halved(data.x_test))
+
+
+def trained(name: str, seed: int, epochs: int, data):
     """The trained network of a seed, from its file if there is one."""
     import keras
 
     folder = HERE / "out" / ("quick/one_shot" if QUICK else "one_shot")
-    file = folder / f"cnn-{seed}-{epochs}-{len(data.x_train)}.weights.h5"
+    file = folder / f"{name}-{seed}-{epochs}-{len(data.x_train)}.weights.h5"
     keras.utils.set_random_seed(seed)
-    model = network()
+    model = made(name)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     steps = epochs * len(data.x_train) // 128
     rate = keras.optimizers.schedules.CosineDecay(
@@ -79,24 +105,22 @@ def accuracy(model, data) -> float:
     return 100 * model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
 
 
-def measure(seed: int, given: argparse.Namespace) -> None:
-    """Appends the lines of a seed that are missing."""
+def lines() -> list[dict]:
+    """The finished runs; the first ones were all of the CNN."""
+    return [{"network": "cnn"} | run for run in finished(LINES)]
+
+
+def measure(name: str, seed: int, given: argparse.Namespace) -> None:
+    """Appends the lines of a network and seed that are missing."""
     import keras_sparse_ortho as kso
 
-    sys.path.insert(0, str(HERE.parent / "examples"))
-    from data import load
-
-    data = load("fashion_mnist")
-    some = slice(given.images)
-    data = dataclasses.replace(data, x_train=data.x_train[some], y_train=data.y_train[some])
-    setting = {"seed": seed, "epochs": given.epochs, "images": given.images}
-    done = {
-        (run["method"], run["density"]) for run in finished(LINES) if setting.items() <= run.items()
-    }
+    setting = {"network": name, "seed": seed, "epochs": given.epochs, "images": given.images}
+    done = {(run["method"], run["density"]) for run in lines() if setting.items() <= run.items()}
     missing = [(m, d) for d in given.densities for m in METHODS if (m, d) not in done]
     if not missing:
         return
-    model = trained(seed, given.epochs, data)
+    data = given_data(name, given.images)
+    model = trained(name, seed, given.epochs, data)
     if ("dense", 1.0) not in done:
         append(LINES, setting | {"method": "dense", "density": 1.0, "plain": accuracy(model, data)})
     x = data.x_train[:CALIBRATION]
@@ -105,7 +129,7 @@ def measure(seed: int, given: argparse.Namespace) -> None:
         if options["score"] != "magnitude" or "refit" in options:
             options["data"] = x
         start = time.perf_counter()
-        exclude = ["conv_0", "head"]
+        exclude = ["stem" if name in RESNETS else "conv_0", "head"]
         pruned = kso.prune(model, density, exclude=exclude, **{"budget": "uniform"} | options)
         seconds = time.perf_counter() - start
         plain = accuracy(pruned, data)
@@ -153,6 +177,7 @@ def shown(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", nargs="+", default=["cnn"], choices=["cnn", *RESNETS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--images", type=int, default=60000)
@@ -160,9 +185,9 @@ def main() -> None:
     parser.add_argument("--summary", action="store_true", help="only write the table")
     quick = {"seeds": 1, "epochs": 1, "images": 2000, "densities": [0.2]}
     given = parsed(parser, quick=quick)
-    if not given.summary:
-        for seed in range(given.seeds):
-            measure(seed, given)
+    for seed in range(0 if given.summary else given.seeds):
+        for name in given.networks:
+            measure(name, seed, given)
     summarize(given)
 
 
