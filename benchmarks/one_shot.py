@@ -160,9 +160,7 @@ def fitted(model, data, epochs: int, rate: float, callbacks=()) -> None:
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(rates), loss)
-    model.fit(
-        data.x_train, data.y_train, 128, epochs=epochs, verbose=0, callbacks=[*callbacks]
-    )
+    model.fit(data.x_train, data.y_train, 128, epochs=epochs, verbose=0, callbacks=[*callbacks])
 
 
 def trained_on(method: str, seed: int, data, given: argparse.Namespace):

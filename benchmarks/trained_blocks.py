@@ -30,11 +30,11 @@ METHODS = {
 }
 # Method, side of a block, whether channels are reordered.
 CASES = {
-    "mlp": [("OBS", 32, True), ("OBS", 32, False), ("magnitude, refit", 32, True)]
-    + [("OBS", 64, True), ("OBS", 128, True)],
-    "text": [("OBS", 32, True), ("OBS", 32, False), ("magnitude, refit", 32, True)]
-    + [("OBS", 16, True)],
+    "mlp": [("OBS", 32, True), ("OBS", 32, False), ("magnitude, refit", 32, True)],
+    "text": [("OBS", 32, True), ("OBS", 32, False), ("magnitude, refit", 32, True)],
 }
+CASES["mlp"] += [("OBS", 64, True), ("OBS", 128, True)]
+CASES["text"] += [("OBS", 16, True)]
 OTHERS = ["embedding", "head"]
 
 
@@ -225,12 +225,11 @@ def summarize(given: argparse.Namespace) -> None:
         if "timed" in r
     }
     if timed:
-        rows = [
-            [*map(str, key[:4]), str(key[4]) if key[4] else "dense"]
-            + [f"{1000 * run['wall']:.1f}", f"{1000 * run['cpu']:.1f}"]
-            + [f"{run['wall_ratio']:.2f}", f"{run['cpu_ratio']:.2f}"]
-            for key, run in timed.items()
-        ]
+        rows = []
+        for key, run in timed.items():
+            times = [f"{1000 * run[clock]:.1f}" for clock in ("wall", "cpu")]
+            ratios = [f"{run[f'{clock}_ratio']:.2f}" for clock in ("wall", "cpu")]
+            rows.append([*map(str, key[:4]), str(key[4] or "dense"), *times, *ratios])
         header = ["backend", "network", "width", "batch", "block", "step [ms]", "cores [ms]"]
         text += (
             "## Time of a training step\n\nAdam, medians of interleaved runs of `fit`; `cores` is "

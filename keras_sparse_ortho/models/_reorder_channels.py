@@ -13,9 +13,7 @@ from keras_sparse_ortho._keras_internals import computes_its_graph
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models._channel_rules import (
-    Barrier,
     Depthwise,
-    Kernel,
     Linear,
     Normalization,
     Tied,
@@ -27,6 +25,7 @@ from keras_sparse_ortho.orthogonal import Block, best_regular, live_count
 
 _SWEEPS = 3  # over all groups of channels
 _ROUNDS = 6  # between the order of one and the blocks
+_LEAST_GAIN = 1e-6
 
 
 def reorder_channels(
@@ -124,22 +123,24 @@ def _free_uses(model: Any) -> Iterator[_Use]:
     found: list[tuple[int, Any, int, bool]] = []
     for call in calls:
         rule, tensors = call.rule, (*call.inputs, *call.outputs)
-        one_by_one = isinstance(rule, Depthwise) and rule.kernel.shape[-1] == 1
-        if isinstance(rule, Linear):
+        one_by_one = False
+        if isinstance(rule, Linear | Depthwise):
+            one_by_one = isinstance(rule, Depthwise) and rule.kernel.shape[-1] == 1
             fixed |= {call.outputs[0]} if rule.mixes else set()
-            found += [(call.inputs[0], rule.layer.kernel, -2, True)]
-            found += [(call.outputs[0], rule.layer.kernel, -1, True)]
-        elif isinstance(rule, Tied) or (one_by_one and not rule.mixes):
+            if rule.layer.use_bias:
+                found.append((call.outputs[0], rule.layer.bias, -1, False))
+        if isinstance(rule, Linear):
+            found.append((call.inputs[0], rule.layer.kernel, -2, True))
+            found.append((call.outputs[0], rule.layer.kernel, -1, True))
+        elif isinstance(rule, Tied) or one_by_one:
             for key in tensors[1:]:
                 group[root(key)] = root(tensors[0])
             if isinstance(rule, Normalization):
                 found += [(tensors[0], variable, -1, False) for variable in rule.layer.weights]
             elif one_by_one:
-                found += [(tensors[0], rule.layer.kernel, -2, False)]
+                found.append((tensors[0], rule.layer.kernel, -2, False))
         else:
             fixed |= set(tensors)
-        if isinstance(rule, Kernel) and not isinstance(rule, Barrier) and rule.layer.use_bias:
-            found += [(call.outputs[0], rule.layer.bias, -1, False)]
     roots = {root(key) for key in fixed}
     for key, variable, axis, kernel in found:
         if root(key) not in roots and sizes[key] > 1:
@@ -171,28 +172,31 @@ class _Kernels:
         parts = [part for use in members if (part := self._energies(use)) is not None]
         if not parts:
             return False
-        slots = self._slots(len(self.orders[group]))
+        given, before = self.orders[group], self._caught(members)
+        slots = self._slots(len(given))
+        firsts = np.searchsorted(slots, np.arange(slots[-1] + 1))
         lines = np.concatenate([line for line, _, _ in parts])
-        order = np.arange(len(slots))
-        best, caught = order, -1.0
-        for number in range(_ROUNDS):
-            chosen, now = [], 0.0
-            for line, shape, axis in parts:
-                mask = self._blocks(line[:, order], shape, axis)
-                now += float(line[:, order][mask].sum())
-                # Blocks of the group by lines of the other axis.
-                chosen.append(mask[:, np.searchsorted(slots, np.arange(slots[-1] + 1))])
-            if number == 0:
-                start = now
-            if now <= caught + 1e-6:
+        order, best, most = np.arange(len(slots)), np.arange(len(slots)), -1.0
+        for _ in range(_ROUNDS):
+            masks = [self._blocks(line[:, order], shape, axis) for line, shape, axis in parts]
+            live = np.concatenate(masks)
+            now = float(lines[:, order][live].sum())
+            if now <= most + _LEAST_GAIN:
                 break
-            best, caught = order, now
-            gain = lines.T @ np.concatenate(chosen)  # what a channel keeps in each block
+            best, most = order, now
+            gain = lines.T @ live[:, firsts]  # what a channel keeps in each block
             order = np.argsort(linear_sum_assignment(-gain[:, slots])[1])
-        if caught <= start + 1e-6:
-            return False
-        self.orders[group] = self.orders[group][best]
-        return True
+        self.orders[group] = given[best]
+        # Both axes of a kernel may belong to one group: only the new kernels tell.
+        if self._caught(members) > before + _LEAST_GAIN:
+            return True
+        self.orders[group] = given
+        return False
+
+    def _caught(self, members: list[_Use]) -> float:
+        """The energy in the best blocks of kernels in the present orders, each relative to all."""
+        parts = [part for use in members if (part := self._energies(use)) is not None]
+        return sum(float(line[self._blocks(line, *rest)].sum()) for line, *rest in parts)
 
     def _energies(self, use: _Use) -> tuple[np.ndarray, tuple[int, int], int] | None:
         """Energy by blocks of the other axis and channels of the group, of a kernel with a say."""
