@@ -196,7 +196,7 @@ class _Kernels:
     def _caught(self, members: list[_Use]) -> float:
         """The energy in the best blocks of kernels in the present orders, each relative to all."""
         parts = [part for use in members if (part := self._energies(use)) is not None]
-        return sum(float(line[self._blocks(line, *rest)].sum()) for line, *rest in parts)
+        return sum(float(line[self._blocks(line, at, axis)].sum()) for line, at, axis in parts)
 
     def _energies(self, use: _Use) -> tuple[np.ndarray, tuple[int, int], int] | None:
         """Energy by blocks of the other axis and channels of the group, of a kernel with a say."""
