@@ -157,7 +157,7 @@ def measure_time(given: argparse.Namespace) -> None:
     """Appends the times of training steps of dense models and on blocks, measured in turns."""
     import keras
     import numpy as np
-    from slice_transformer import decoder
+    from small_language_model import decoder
     from timing import wall_and_cpu
 
     import keras_sparse_ortho as kso

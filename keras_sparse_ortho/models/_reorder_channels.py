@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho._keras_internals import computes_its_graph
-from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models._channel_rules import (
     Depthwise,
@@ -95,7 +95,7 @@ def reorder_channels(
         improved = [kernels.improve(group) for group in kernels.groups]
         if not any(improved):
             break
-    kernels.assign()
+    kernels.write()
     return plain
 
 
@@ -240,10 +240,10 @@ class _Kernels:
         found: np.ndarray = mask[np.searchsorted(other, np.arange(other[-1] + 1))]
         return found
 
-    def assign(self) -> None:
+    def write(self) -> None:
         """Gives the variables their values in the new orders."""
         done: set[int] = set()
         for use in self._uses:
             if id(use.variable) not in done:
                 done.add(id(use.variable))
-                use.variable.assign(self._ordered(use.variable))
+                assign(use.variable, self._ordered(use.variable))
