@@ -1,11 +1,14 @@
-"""A trained CNN pruned at once, without training: accuracy by score, refit and statistics.
+"""Trained CNNs pruned at once, without training: accuracy by score, refit and statistics.
 
     python benchmarks/one_shot.py [--seeds 3] [--epochs 4]
+    python benchmarks/one_shot.py --networks resnet8 resnet20 --densities 0.2
+    python benchmarks/one_shot.py --train  # one epoch more, against GMP
     python benchmarks/one_shot.py --summary
 
-For each seed a CNN with batch normalization is trained on Fashion-MNIST (kept in `out/one_shot`),
-then all kernels but the first and the last are pruned to each density, with 256 training images for
-calibration. Each run is a line of `results/one_shot.jsonl`; `results/one_shot.md` has the means.
+For each seed a network with batch normalization is trained on Fashion-MNIST (kept in
+`out/one_shot`), then all kernels but the first and the last are pruned to each density, with 256
+training images for calibration. Each run is a line of `results/one_shot.jsonl`;
+`results/one_shot.md` has the means.
 """
 
 import argparse
@@ -22,6 +25,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = pathlib.Path(__file__).resolve().parent
 LINES = RESULTS / "one_shot.jsonl"
 CALIBRATION = 256
+RESNETS = {"resnet8": 1, "resnet20": 3}  # residual blocks of a stage
+OTHERS = ["conv_0", "head"]
 METHODS = {
     "magnitude": {"score": "magnitude"},
     "magnitude, refit": {"score": "magnitude", "refit": True},
@@ -29,6 +34,15 @@ METHODS = {
     "Wanda, refit": {"score": "wanda", "refit": True},
     "OBS": {"score": "obs"},
     "OBS, shares by error": {"score": "obs", "budget": "error"},
+}
+TRAINED_DENSITY = 0.1
+TRAINED = {
+    "dense": None,
+    "OBS, shares by error": {"score": "obs", "budget": "error"},
+    "OBS": {"score": "obs", "budget": "uniform"},
+    "magnitude": {"score": "magnitude", "budget": "uniform"},
+    "GMP, one density": {"budget": "uniform"},
+    "GMP, ERK": {"budget": "erk"},
 }
 
 
@@ -47,14 +61,37 @@ def network():
     return keras.Model(inputs, layers.Dense(10, name="head")(x))
 
 
-def trained(seed: int, epochs: int, data):
+def made(name: str):
+    """A network by name."""
+    from networks import resnet
+
+    options = {"filters": [16, 32, 64], "blocks": RESNETS.get(name)}
+    return network() if name == "cnn" else resnet((14, 14, 1), 10, options)
+
+
+def given_data(name: str, images: int):
+    """Fashion-MNIST, `images` to train on; for residual networks of half the size."""
+    sys.path.insert(0, str(HERE.parent / "examples"))
+    from data import load
+
+    data = load("fashion_mnist")
+
+    def halved(x):
+        pooled = x.reshape(-1, 14, 2, 14, 2, 1).mean((2, 4))
+        return pooled if name in RESNETS else x
+
+    x, y = halved(data.x_train[:images]), data.y_train[:images]
+    return dataclasses.replace(data, x_train=x, y_train=y, x_test=halved(data.x_test))
+
+
+def trained(name: str, seed: int, epochs: int, data):
     """The trained network of a seed, from its file if there is one."""
     import keras
 
     folder = HERE / "out" / ("quick/one_shot" if QUICK else "one_shot")
-    file = folder / f"cnn-{seed}-{epochs}-{len(data.x_train)}.weights.h5"
+    file = folder / f"{name}-{seed}-{epochs}-{len(data.x_train)}.weights.h5"
     keras.utils.set_random_seed(seed)
-    model = network()
+    model = made(name)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     steps = epochs * len(data.x_train) // 128
     rate = keras.optimizers.schedules.CosineDecay(
@@ -79,24 +116,22 @@ def accuracy(model, data) -> float:
     return 100 * model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
 
 
-def measure(seed: int, given: argparse.Namespace) -> None:
-    """Appends the lines of a seed that are missing."""
+def lines() -> list[dict]:
+    """The finished runs; the first ones were all of the CNN."""
+    return [{"network": "cnn"} | run for run in finished(LINES)]
+
+
+def measure(name: str, seed: int, given: argparse.Namespace) -> None:
+    """Appends the lines of a network and seed that are missing."""
     import keras_sparse_ortho as kso
 
-    sys.path.insert(0, str(HERE.parent / "examples"))
-    from data import load
-
-    data = load("fashion_mnist")
-    some = slice(given.images)
-    data = dataclasses.replace(data, x_train=data.x_train[some], y_train=data.y_train[some])
-    setting = {"seed": seed, "epochs": given.epochs, "images": given.images}
-    done = {
-        (run["method"], run["density"]) for run in finished(LINES) if setting.items() <= run.items()
-    }
+    setting = {"network": name, "seed": seed, "epochs": given.epochs, "images": given.images}
+    done = {(run["method"], run["density"]) for run in lines() if setting.items() <= run.items()}
     missing = [(m, d) for d in given.densities for m in METHODS if (m, d) not in done]
     if not missing:
         return
-    model = trained(seed, given.epochs, data)
+    data = given_data(name, given.images)
+    model = trained(name, seed, given.epochs, data)
     if ("dense", 1.0) not in done:
         append(LINES, setting | {"method": "dense", "density": 1.0, "plain": accuracy(model, data)})
     x = data.x_train[:CALIBRATION]
@@ -105,7 +140,7 @@ def measure(seed: int, given: argparse.Namespace) -> None:
         if options["score"] != "magnitude" or "refit" in options:
             options["data"] = x
         start = time.perf_counter()
-        exclude = ["conv_0", "head"]
+        exclude = ["stem", "head"] if name in RESNETS else OTHERS
         pruned = kso.prune(model, density, exclude=exclude, **{"budget": "uniform"} | options)
         seconds = time.perf_counter() - start
         plain = accuracy(pruned, data)
@@ -115,11 +150,97 @@ def measure(seed: int, given: argparse.Namespace) -> None:
         print(setting | run, flush=True)
 
 
+def fitted(model, data, epochs: int, rate: float, callbacks=()) -> None:
+    """Trains with Adam, whose rate rises shortly and falls along a cosine."""
+    import keras
+
+    steps = epochs * len(data.x_train) // 128
+    rates = keras.optimizers.schedules.CosineDecay(
+        rate / 20, steps, alpha=0.02, warmup_target=rate, warmup_steps=max(1, steps // 20)
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(rates), loss)
+    model.fit(data.x_train, data.y_train, 128, epochs=epochs, verbose=0, callbacks=[*callbacks])
+
+
+def trained_on(method: str, seed: int, data, given: argparse.Namespace):
+    """The CNN at density 0.1 after as many epochs in all: pruned before the last one, or GMP."""
+    import keras
+
+    import keras_sparse_ortho as kso
+
+    how = TRAINED[method]
+    if how is None:
+        model = trained("cnn", seed, given.epochs, data)
+    elif "budget" in how and "score" not in how:
+        keras.utils.set_random_seed(seed)
+        steps = (given.epochs + 1) * len(data.x_train) // 128
+        template = kso.parametrizations.MagnitudeMask(
+            kso.schedules.Cubic(1.0, steps // 10, 7 * steps // 10)
+        )
+        model = kso.parametrize(network(), template, TRAINED_DENSITY, exclude=OTHERS, **how)
+        fitted(model, data, given.epochs + 1, 4e-3, [kso.callbacks.UpdateMasks()])
+        return model
+    else:
+        x = data.x_train[:CALIBRATION]
+        options = {"data": x} if how["score"] == "obs" else {}
+        dense = trained("cnn", seed, given.epochs, data)
+        model = kso.prune(dense, TRAINED_DENSITY, exclude=OTHERS, **options | how)
+        kso.restore_statistics(model, x)
+    fitted(model, data, 1, given.rate)
+    return model
+
+
+def measure_training(seed: int, given: argparse.Namespace) -> None:
+    """Appends the lines of networks that are trained to the end."""
+    setting = {"network": "cnn", "seed": seed, "epochs": given.epochs, "images": given.images}
+    setting |= {"density": TRAINED_DENSITY, "rate": given.rate}
+    done = {run["method"] for run in lines() if setting.items() <= run.items()}
+    data = given_data("cnn", given.images)
+    for method in TRAINED:
+        if method not in done:
+            found = accuracy(trained_on(method, seed, data, given), data)
+            append(LINES, setting | {"method": method, "plain": found})
+            print(setting | {"method": method, "plain": found}, flush=True)
+
+
 def summarize(given: argparse.Namespace) -> None:
-    """Writes the table of all lines."""
+    """Writes the tables of all lines."""
     setting = {"epochs": given.epochs, "images": given.images}
-    runs = [run for run in finished(LINES) if setting.items() <= run.items()]
-    seeds = sorted({run["seed"] for run in runs})
+    runs = [run for run in lines() if setting.items() <= run.items()]
+    text = "# Trained CNNs, pruned at once\n\n"
+    text += (
+        f"Fashion-MNIST; networks with batch normalization, trained on {given.images} images for "
+        f"{given.epochs} epochs; all kernels but the first and the last are pruned, to one density "
+        f"but for shares by error; {CALIBRATION} images for calibration, no training afterwards. "
+        "Test accuracy, mean and standard deviation over the seeds, as pruned and after "
+        "`restore_statistics`; points lost to the dense network after that; time of `prune`. "
+        "ResNets have 16 to 64 channels, and see images of half the size.\n\n"
+    )
+    titles = {"cnn": "CNN", "resnet8": "ResNet-8", "resnet20": "ResNet-20"}
+    for name, title in titles.items():
+        own = [run for run in runs if run["network"] == name and "rate" not in run]
+        if own:
+            text += f"## {title}\n\n{one_shot_table(own)}\n"
+    rows = []
+    for method in TRAINED:
+        own = [r for r in runs if r["method"] == method and r.get("rate") == given.rate]
+        if own:
+            rows.append([method, shown([run["plain"] for run in own])])
+    if rows:
+        text += (
+            f"## One epoch more\n\nThe CNN at density {TRAINED_DENSITY:g} after "
+            f"{given.epochs + 1} epochs in all. Pruned ones are pruned after {given.epochs} of "
+            "them, with statistics restored, and trained for the last with Adam, whose rate falls "
+            f"from {given.rate:g}; GMP is trained from scratch, with the rates of the dense "
+            "network over all epochs, and its density falls along a cubic from 10% to 70% of the "
+            f"run.\n\n{markdown(['method', 'accuracy [%]'], rows)}"
+        )
+    write("one_shot", text, sorted({run["seed"] for run in runs}))
+
+
+def one_shot_table(runs: list[dict]) -> str:
+    """The table of a network."""
     dense = {run["seed"]: run["plain"] for run in runs if run["method"] == "dense"}
     rows = [["dense", "1", shown(list(dense.values())), "", "", ""]]
     for density in sorted({run["density"] for run in runs if run["density"] < 1}, reverse=True):
@@ -133,16 +254,7 @@ def summarize(given: argparse.Namespace) -> None:
             row = [method, f"{density:g}", shown(plain), shown(restored)]
             rows.append([*row, f"{statistics.mean(lost):.1f}", f"{seconds:.1f}"])
     header = ["method", "density", "accuracy [%]", "statistics restored [%]"]
-    header += ["lost to dense", "time [s]"]
-    text = "# A trained CNN, pruned at once\n\n"
-    text += (
-        f"Fashion-MNIST, a CNN with batch normalization, trained on {given.images} images for "
-        f"{given.epochs} epochs; all kernels but the first and the last are pruned, to one density "
-        f"but for shares by error; {CALIBRATION} images for calibration, no training afterwards. "
-        "Test accuracy, mean and standard deviation over the seeds, as pruned and after "
-        "`restore_statistics`; points lost to the dense network after that; time of `prune`.\n\n"
-    )
-    write("one_shot", text + markdown(header, rows), seeds)
+    return markdown([*header, "lost to dense", "time [s]"], rows)
 
 
 def shown(values: list[float]) -> str:
@@ -153,16 +265,21 @@ def shown(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", nargs="+", default=["cnn"], choices=["cnn", *RESNETS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--images", type=int, default=60000)
     parser.add_argument("--densities", type=float, nargs="+", default=[0.2, 0.1])
+    parser.add_argument("--train", action="store_true", help="train networks to the end, too")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of the epoch after pruning")
     parser.add_argument("--summary", action="store_true", help="only write the table")
     quick = {"seeds": 1, "epochs": 1, "images": 2000, "densities": [0.2]}
     given = parsed(parser, quick=quick)
-    if not given.summary:
-        for seed in range(given.seeds):
-            measure(seed, given)
+    for seed in range(0 if given.summary else given.seeds):
+        for name in given.networks:
+            measure(name, seed, given)
+        if given.train:
+            measure_training(seed, given)
     summarize(given)
 
 

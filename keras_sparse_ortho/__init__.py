@@ -46,6 +46,7 @@ from keras_sparse_ortho.models import enable_lora as enable_lora
 from keras_sparse_ortho.models import load_dense_weights as load_dense_weights
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import remove_channels as remove_channels
+from keras_sparse_ortho.models import reorder_channels as reorder_channels
 from keras_sparse_ortho.models import strip as strip
 from keras_sparse_ortho.models import to_blocks as to_blocks
 from keras_sparse_ortho.models import to_compact as to_compact
@@ -113,6 +114,7 @@ __all__ = [
     "quantization",
     "quantize_aware",
     "remove_channels",
+    "reorder_channels",
     "report",
     "restore_statistics",
     "saliency",

@@ -19,6 +19,7 @@ from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.models._prunable_weights import refuse_unfit as refuse_unfit
 from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
 from keras_sparse_ortho.models._remove_channels import remove_channels
+from keras_sparse_ortho.models._reorder_channels import reorder_channels
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._same_function import probe_of_copy as probe_of_copy
 from keras_sparse_ortho.models._saved_layers import is_clonable as is_clonable
@@ -38,6 +39,7 @@ __all__ = [
     "load_dense_weights",
     "prunable_weights",
     "remove_channels",
+    "reorder_channels",
     "strip",
     "to_blocks",
     "to_compact",

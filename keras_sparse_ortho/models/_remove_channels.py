@@ -171,7 +171,7 @@ def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
     the reader can put into its bias. What is not needed goes. At least one channel of every
     tensor stays, as Keras has no layers of size 0.
     """
-    calls, sizes = _calls(model)
+    calls, sizes = graph_channels(model)
     constants = _constants(calls, sizes)
     ends = {id(tensor) for tensor in (*model.inputs, *model.outputs)}
     kept = {key: np.full(size, key in ends) for key, size in sizes.items()}
@@ -213,7 +213,7 @@ def _barrier_behind(tensor: int, calls: list[_Call]) -> Any:
 def _inside_barriers(model: Any) -> list[str]:
     """Dead outputs of kernels that belong to layers without a rule, or lie inside such."""
     left = []
-    for call in _calls(model)[0]:
+    for call in graph_channels(model)[0]:
         if isinstance(call.rule, Barrier) and getattr(call.layer, "weights", None):
             for weight in prunable_weights(call.layer):
                 layout = weight.layout or KernelLayout.convolution()
@@ -228,7 +228,7 @@ def _named(layer: Any) -> str:
     return f"{layer.name!r} of class {type(layer).__name__}"
 
 
-def _calls(model: Any) -> tuple[list[_Call], dict[int, int]]:
+def graph_channels(model: Any) -> tuple[list[_Call], dict[int, int]]:
     """The calls in order, and the number of channels of every tensor."""
     found = graph_calls(model)
     times = collections.Counter(id(call.operation) for call in found)

@@ -1,0 +1,249 @@
+"""`reorder_channels`: channels in an order in which blocks catch the large weights."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._keras_internals import computes_its_graph
+from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.models._channel_rules import (
+    Depthwise,
+    Linear,
+    Normalization,
+    Tied,
+)
+from keras_sparse_ortho.models._prunable_weights import check_built
+from keras_sparse_ortho.models._remove_channels import graph_channels
+from keras_sparse_ortho.models._strip import strip
+from keras_sparse_ortho.orthogonal import Block, best_regular, live_count
+
+_SWEEPS = 3  # over all groups of channels
+_ROUNDS = 6  # between the order of one and the blocks
+_LEAST_GAIN = 1e-6
+
+
+def reorder_channels(
+    model: keras.Model, density: float, structure: Block | None = None
+) -> keras.Model:
+    """The same function with its channels in another order: blocks catch more of large weights.
+
+    The channels `p` of a tensor inside the network may stand in any order, if the kernel that
+    writes them, the vectors of normalization between, and all kernels that read them follow:
+
+        W_1' = W_1[:, p],  b_1' = b_1[p],  W_2' = W_2[p, :].
+
+    For these kernels the order and the regular blocks `M` of the density are chosen in turn, so
+    that `sum_k |M_k * W_k'|^2 / |W_k|^2` rises: the best blocks for an order, and the best order
+    for these blocks, which is a linear assignment. `prune` with the same blocks comes next; it
+    drops less.
+
+    Channels that are added (residual connections) get one order. Those of the inputs and outputs
+    of the model stay as they are, and so do those that a layer reads or writes whose channels are
+    not known to be interchangeable: attention, embeddings, LayerNormalization, Concatenate,
+    Flatten, nested models, layers that are called twice.
+
+    Args:
+        model: A built functional or Sequential model; sparse layers become plain ones.
+        density: The live fraction of blocks to come.
+        structure: Their size, `Block(32, 32)` by default.
+
+    Returns:
+        A new, uncompiled, plain Keras model with the layers and shapes of `model`.
+
+    Raises:
+        DensityError: A density outside (0, 1].
+        NotPrunableError: A subclassed model, one with its own `call`, or one that is not built.
+
+    Limits: an assignment of `n` channels takes time in `n^3`, half a minute for 4096. Kernels that
+    the blocks do not fit at this density follow, but have no say.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> model = keras.Sequential([
+    ...     keras.Input((16,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(16)])
+    >>> same = reorder_channels(model, 0.25, kso.Block(8, 8))
+    >>> x = np.random.default_rng(0).normal(size=(5, 16))
+    >>> bool(np.allclose(same.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6))
+    True
+
+    Reference:
+
+    - Pool and Yu, "Channel Permutations for N:M Sparsity" (NeurIPS 2021), for orders of channels
+      in front of pruning to a pattern
+    """
+    check_built(model)
+    share = check_density(density)
+    if not (isinstance(model, keras.Model) and computes_its_graph(model)):
+        raise NotPrunableError(
+            "Channels can be reordered where Keras knows which layer reads which: in functional "
+            "models, and Sequential ones with an Input, without a `call` of their own. "
+            f"Received: model={model.name!r} of type {type(model).__name__}"
+        )
+    block = dataclasses.replace(structure or Block(32, 32), regular=True)
+    plain = strip(model)
+    uses = list(_free_uses(plain))
+    kernels = _Kernels(uses, block, share)
+    for _ in range(_SWEEPS):
+        improved = [kernels.improve(group) for group in kernels.groups]
+        if not any(improved):
+            break
+    kernels.write()
+    return plain
+
+
+@dataclasses.dataclass(frozen=True)
+class _Use:
+    """A variable along whose axis the channels of a group stand; whether it is a kernel of them."""
+
+    group: int
+    variable: Any
+    axis: int
+    kernel: bool
+
+
+def _free_uses(model: Any) -> Iterator[_Use]:
+    """The variables of all groups of channels whose order is free."""
+    calls, sizes = graph_channels(model)
+    group = {key: key for key in sizes}
+
+    def root(key: int) -> int:
+        while group[key] != key:
+            key = group[key]
+        return key
+
+    fixed = {id(tensor) for tensor in (*model.inputs, *model.outputs)}
+    found: list[tuple[int, Any, int, bool]] = []
+    for call in calls:
+        rule, tensors = call.rule, (*call.inputs, *call.outputs)
+        one_by_one = False
+        if isinstance(rule, Linear | Depthwise):
+            one_by_one = isinstance(rule, Depthwise) and rule.kernel.shape[-1] == 1
+            fixed |= {call.outputs[0]} if rule.mixes else set()
+            if rule.layer.use_bias:
+                found.append((call.outputs[0], rule.layer.bias, -1, False))
+        if isinstance(rule, Linear):
+            found.append((call.inputs[0], rule.layer.kernel, -2, True))
+            found.append((call.outputs[0], rule.layer.kernel, -1, True))
+        elif isinstance(rule, Tied) or one_by_one:
+            for key in tensors[1:]:
+                group[root(key)] = root(tensors[0])
+            if isinstance(rule, Normalization):
+                found += [(tensors[0], variable, -1, False) for variable in rule.layer.weights]
+            elif one_by_one:
+                found.append((tensors[0], rule.layer.kernel, -2, False))
+        else:
+            fixed |= set(tensors)
+    roots = {root(key) for key in fixed}
+    for key, variable, axis, kernel in found:
+        if root(key) not in roots and sizes[key] > 1:
+            yield _Use(root(key), variable, axis, kernel)
+
+
+class _Kernels:
+    """The kernels of a model, and the orders of their channels so far."""
+
+    def __init__(self, uses: list[_Use], block: Block, density: float) -> None:
+        self._uses, self._block, self._density = uses, block, density
+        self.groups = list(dict.fromkeys(use.group for use in uses))
+        self.orders = {
+            use.group: np.arange(use.variable.shape[use.axis], dtype=np.intp) for use in uses
+        }
+        self._values = {id(use.variable): to_numpy(use.variable) for use in uses}
+
+    def _ordered(self, variable: Any) -> np.ndarray:
+        """A variable in the present orders."""
+        value = self._values[id(variable)]
+        for use in self._uses:
+            if use.variable is variable:
+                value = np.take(value, self.orders[use.group], axis=use.axis)
+        return value
+
+    def improve(self, group: int) -> bool:
+        """Another order of a group, if one is found in which the blocks catch more."""
+        members = [use for use in self._uses if use.group == group and use.kernel]
+        parts = [part for use in members if (part := self._energies(use)) is not None]
+        if not parts:
+            return False
+        given, before = self.orders[group], self._caught(members)
+        slots = self._slots(len(given))
+        firsts = np.searchsorted(slots, np.arange(slots[-1] + 1))
+        lines = np.concatenate([line for line, _, _ in parts])
+        order, best, most = np.arange(len(slots)), np.arange(len(slots)), -1.0
+        for _ in range(_ROUNDS):
+            masks = [self._blocks(line[:, order], shape, axis) for line, shape, axis in parts]
+            live = np.concatenate(masks)
+            now = float(lines[:, order][live].sum())
+            if now <= most + _LEAST_GAIN:
+                break
+            best, most = order, now
+            gain = lines.T @ live[:, firsts]  # what a channel keeps in each block
+            order = np.argsort(linear_sum_assignment(-gain[:, slots])[1])
+        self.orders[group] = given[best]
+        # Both axes of a kernel may belong to one group: only the new kernels tell.
+        if self._caught(members) > before + _LEAST_GAIN:
+            return True
+        self.orders[group] = given
+        return False
+
+    def _caught(self, members: list[_Use]) -> float:
+        """The energy in the best blocks of kernels in the present orders, each relative to all."""
+        parts = [part for use in members if (part := self._energies(use)) is not None]
+        return sum(float(line[self._blocks(line, at, axis)].sum()) for line, at, axis in parts)
+
+    def _energies(self, use: _Use) -> tuple[np.ndarray, tuple[int, int], int] | None:
+        """Energy by blocks of the other axis and channels of the group, of a kernel with a say."""
+        value = self._ordered(use.variable).astype(np.float64)
+        energy = np.square(value).reshape(-1, *value.shape[-2:]).sum(axis=0)
+        shape = energy.shape
+        if not energy.any() or self._count(shape) is None:
+            return None
+        by_channel = energy if use.axis == -1 else energy.T
+        other = self._slots(len(by_channel))
+        lines = np.zeros((other[-1] + 1, by_channel.shape[1]))
+        np.add.at(lines, other, by_channel)
+        return lines / energy.sum(), shape, use.axis
+
+    def _slots(self, side: int) -> np.ndarray:
+        """The block in which each entry of a side stands; what is over makes the last shorter."""
+        width = self._block.rows
+        count = -(-side // width)
+        whole = side - count * (width - 1)
+        return np.repeat(np.arange(count), np.where(np.arange(count) < whole, width, width - 1))
+
+    def _count(self, shape: tuple[int, ...]) -> int | None:
+        """Live entries in regular blocks, or `None` where these do not fit."""
+        if not self._block.divides((1, 1, *shape)):
+            return None
+        unit, size = self._block.unit((1, 1, *shape)), int(np.prod(shape))
+        count = max(round(live_count(self._density, size) / unit), 1) * unit
+        return count if count < size else None
+
+    def _blocks(self, lines: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
+        """Which blocks are live: a mask like `lines`."""
+        count = self._count(shape)
+        assert count is not None
+        other = self._slots(shape[-2] if axis == -1 else shape[-1])
+        spread = lines[other] / np.bincount(other)[other][:, None]
+        spread = spread if axis == -1 else spread.T
+        rng = np.random.default_rng(0)
+        mask = best_regular(self._block, spread.reshape(1, 1, *shape), count, rng)
+        mask = mask.reshape(shape)
+        mask = mask if axis == -1 else mask.T
+        found: np.ndarray = mask[np.searchsorted(other, np.arange(other[-1] + 1))]
+        return found
+
+    def write(self) -> None:
+        """Gives the variables their values in the new orders."""
+        done: set[int] = set()
+        for use in self._uses:
+            if id(use.variable) not in done:
+                done.add(id(use.variable))
+                assign(use.variable, self._ordered(use.variable))
