@@ -9,10 +9,11 @@ Settings are in `methods.toml`. Every run is a line of `results/methods.jsonl`; 
 not repeated, so the script can be killed, restarted, and run in parts. The table goes to
 `results/methods.md`, with the time ratios of `methods_time.py`.
 
-Each method first trains at each density with all `learning_rates`, with the first seed and without
-the last tenth of the training set, the validation split; where the best is at an edge of the grid,
-with more rates beyond it. The best rate there is used for its runs, which train on the whole set.
-Only these use the test set.
+Each method first trains at each density with all `learning_rates`, with the first two seeds and
+without the last tenth of the training set, the validation split; where the best is at an edge of
+the grid, with more rates beyond it. The rate of the best mean there is used for its runs, which
+train on the whole set (those with a curve without the split, on which that is read). Only these use
+the test set. `shorter` trains the dense network with fewer epochs, too, tuned in the same way.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import functools
 import itertools
 import os
 import pathlib
+import statistics
 import tomllib
 from collections.abc import Callable
 
@@ -32,7 +34,7 @@ import keras
 import numpy as np
 from curves import Curve, Progress
 from example_data import Dataset, load
-from methods_runs import HERE, Run, identity, keep, tried
+from methods_runs import HERE, Run, identity, keep, latest, tried
 from methods_summary import summarize
 from methods_table import METHODS
 from networks import NETWORKS
@@ -51,6 +53,8 @@ OVERRIDES = ("dataset", "samples", "depth")
 QUICK = {"samples": 2048, "epochs": 1, "densities": [0.1], "seeds": [0], "tune": False}
 WIDENED = 4
 """How often a grid of learning rates goes on."""
+CHOOSING = 2
+"""How many seeds choose a learning rate."""
 SMALL = {"methods": ["dense", "base_erk", "eoi_auto", "str"]}
 
 
@@ -69,8 +73,9 @@ def build(
     network = NETWORKS[options.get("network", net)]
     dense = network(data.x_train.shape[1:], data.classes, options)
     tenth = max(steps // 10, 1)
-    frequency, renewals = min(options["frequency"], tenth), options.get("renewals")
-    plan = {"density": density, "seed": seed, "steps": steps, "frequency": frequency}
+    frequency, renewals = options.get("frequency"), options.get("renewals")
+    plan = {"density": density, "seed": seed, "steps": steps}
+    plan["frequency"] = frequency and min(frequency, tenth)
     plan["renewals"] = renewals and min(renewals, tenth)
     plan["include"] = options.get("include")
     plan |= {"data": (data.x_train, data.y_train), "batch_size": options["batch_size"]}
@@ -130,11 +135,12 @@ def train(
 ) -> Run:
     """One run: a fresh network, the method, training, the test set."""
     keras.utils.clear_session()
-    model, callbacks, plan = build(net, method, density, seed, data, options, learning_rate)
+    learnt = without_tenth(data) if options.get("curve") else data
+    model, callbacks, plan = build(net, method, density, seed, learnt, options, learning_rate)
     curve, progress = Curve(), Progress(options.get("progress", 1))
     callbacks += [curve] if options.get("curve") else []
     callbacks += [progress] if options.get("progress") else []
-    fit(model, callbacks, data, options, seed)
+    fit(model, callbacks, learnt, options, seed)
     accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
     if method == "str":
         plan["budget_file"].parent.mkdir(parents=True, exist_ok=True)
@@ -175,25 +181,33 @@ def without_tenth(data: Dataset) -> Dataset:
 def chosen_rate(
     lines: pathlib.Path, net: str, method: str, density: float, data: Dataset, options: dict
 ) -> float:
-    """The learning rate of the highest validation accuracy; trains what is missing.
+    """The learning rate of the highest mean validation accuracy; trains what is missing.
 
     While that is the lowest or the highest rate the grid goes on there, by its own ratio, so many
     times as `WIDENED`. A rate at which a layer loses all of its live entries counts as tried.
     """
     wanted = {"net": net, "method": method, "density": density, "epochs": options["epochs"]}
-    wanted |= {"settings": options.get("settings", {}), "seed": options["seeds"][0]}
-    there = {run["learning_rate"]: run for run in tried(finished(lines), wanted)}
+    wanted |= {"settings": options.get("settings", {})}
+    seeds, options = options["seeds"][:CHOOSING], options | {"curve": False}
+    there = tried(finished(lines), wanted | {"seed": seeds[0]})
+    lost = ""
 
     def validation(rate: float) -> float:
-        if rate not in there:
+        nonlocal lost
+        found = there.setdefault(rate, {})
+        for seed in seeds:
+            if seed in found:
+                continue
             try:
-                run = train(*_names(wanted), without_tenth(data), options, rate)
+                run = train(net, method, density, seed, without_tenth(data), options, rate)
                 run["validation"] = run.pop("accuracy")
             except BudgetError as error:
-                run = {**wanted, "learning_rate": rate, "validation": 0.0, "lost": str(error)}
+                lost = str(error)
+                run = {**wanted, "seed": seed, "learning_rate": rate}
+                run |= {"validation": 0.0, "lost": lost}
             keep(lines, run)
-            there[rate] = run
-        return float(there[rate]["validation"])
+            found[seed] = run["validation"]
+        return statistics.mean(found[seed] for seed in seeds)
 
     rates = sorted(options["learning_rates"])
     ratio = rates[-1] / rates[-2] if len(rates) > 1 else 2.0
@@ -205,32 +219,27 @@ def chosen_rate(
         rate = float(f"{best * ratio if best == max(found) else best / ratio:.4g}")
         found[rate] = validation(rate)
     if not any(found.values()):
-        raise BudgetError(next(iter(there.values()))["lost"])
+        raise BudgetError(lost or f"{method} lost a layer at every rate. Received: {rates}")
     return max(found, key=found.__getitem__)
-
-
-def _names(run: Run) -> tuple:
-    return run["net"], run["method"], run["density"], run["seed"]
 
 
 def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, options: dict) -> None:
     """Trains what is missing, `str` before the methods that use its budget."""
-    there = {identity(run) for run in finished(lines) if "accuracy" in run}
     order = sorted(grid["methods"], key=list(METHODS).index)
-    for seed, density, method in itertools.product(grid["seeds"], grid["densities"], order):
+    for density, method, seed in itertools.product(grid["densities"], order, grid["seeds"]):
         wanted = {"net": net, "method": method, "density": density, "seed": seed}
         wanted |= {"epochs": options["epochs"], "settings": options.get("settings")}
-        if identity(wanted) in there:
-            continue
         try:
             rate = None
             if options["tune"]:
                 rate = chosen_rate(lines, net, method, density, data, options)
+            there = latest(finished(lines)).get(identity(wanted))
+            if there is not None and there["learning_rate"] == rate:
+                continue
             run = train(net, method, density, seed, data, options, rate)
         except BudgetError as error:  # a mask that empties a layer: no run, and no line
             print(f"{net} {method} density {density} seed {seed}: {error}", flush=True)
             continue
-        there.add(identity(run))
         keep(lines, run)
 
 
@@ -287,6 +296,10 @@ def command_line(
             "seeds": given.seeds or options["seeds"],
         }
         run_missing(out, net, grid, data, options)
+        if "dense" in grid["methods"] and not given.epochs:
+            for epochs in options.get("shorter", []):
+                shorter = options | {"epochs": epochs}
+                run_missing(out, net, grid | {"methods": ["dense"]}, data, shorter)
     text = summarize(out, settings, title) if summary is None else summary(out)
     seeds = {run["seed"] for run in finished(out)}
     write_page(out.with_suffix(".md"), text, seeds)

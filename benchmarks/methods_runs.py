@@ -20,11 +20,19 @@ def changed(run: Run) -> str:
     return "".join(f", {name}: {value}" for name, value in (run.get("settings") or {}).items())
 
 
-def tried(runs: list[Run], like: Run) -> list[Run]:
-    """The validation runs at all learning rates, for a run like this one."""
+def latest(runs: list[Run]) -> dict[tuple, Run]:
+    """The runs with a test accuracy; of those with equal keys, the last one."""
+    return {identity(run): run for run in runs if "accuracy" in run}
+
+
+def tried(runs: list[Run], like: Run) -> dict[float, dict[int, float]]:
+    """Validation accuracies of runs like this one: for each learning rate, by seed."""
     key = identity(like)[:4], changed(like)
-    validations = (run for run in runs if "validation" in run)
-    return [run for run in validations if (identity(run)[:4], changed(run)) == key]
+    found: dict[float, dict[int, float]] = {}
+    for run in runs:
+        if "validation" in run and (identity(run)[:4], changed(run)) == key:
+            found.setdefault(run["learning_rate"], {})[run["seed"]] = run["validation"]
+    return found
 
 
 def keep(lines: pathlib.Path, run: Run) -> None:

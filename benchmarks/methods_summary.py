@@ -8,7 +8,7 @@ import tomllib
 
 import keras
 import numpy as np
-from methods_runs import HERE, Run, changed, identity, tried
+from methods_runs import HERE, Run, changed, identity, latest, tried
 from methods_table import DENSE, METHODS
 from record import finished, machine, markdown
 from scipy import stats
@@ -39,13 +39,19 @@ def beside(mine: list[float], others: list[float]) -> list[str]:
 
 
 def tries_and_edge(runs: list[Run], mine: list[Run]) -> list[str]:
-    """How many learning rates were tried, and whether the chosen one is the least or largest."""
-    rates = {run["learning_rate"] for run in tried(runs, mine[0])}
+    """How many learning rates were tried, with how many seeds; whether the chosen is an end.
+
+    Rates tried with fewer seeds than others do not count.
+    """
+    by_rate = tried(runs, mine[0])
+    seeds = max(map(len, by_rate.values()), default=0)
+    rates = [rate for rate, found in by_rate.items() if len(found) == seeds]
     chosen = {run.get("learning_rate") for run in mine}
     if not rates:
         return ["1", "-"]
     edges = {"low": min(rates), "high": max(rates)}
-    return [f"{len(rates)}", ", ".join(k for k, rate in edges.items() if rate in chosen) or "-"]
+    edge = ", ".join(k for k, rate in edges.items() if rate in chosen) or "-"
+    return [f"{len(rates)} x {seeds}", edge]
 
 
 def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run]) -> str:
@@ -104,7 +110,7 @@ def _channels(runs: list[list[list[int]]]) -> str:
 def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     """The text of `results/methods.md`."""
     all_runs = finished(lines)
-    runs = [run for run in all_runs if "accuracy" in run]
+    runs = list(latest(all_runs).values())
     text = f"# {title}\n\n{machine()}, Keras {keras.__version__} on "
     text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam where nothing else is "
     text += "said, cosine decay. "
@@ -122,7 +128,8 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     text += "epoch, timed apart and interleaved by `methods_time.py` at one density. A method "
     text += "without a row has not been run, or left a layer without any live entry (collapse). Of "
     text += "one that ends with `_rare` masks or thresholds change every `frequency` steps only. "
-    text += "Tries are the learning rates that were compared on the validation split; at an edge "
+    text += "Tries are the learning rates that were compared on the validation split, each with so "
+    text += "many seeds; at an edge "
     text += "the chosen one is the least or the largest of them: a better one may lie beyond.\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}

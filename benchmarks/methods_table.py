@@ -1,9 +1,10 @@
 """The methods of methods.py: from a dense network to a model and its callbacks.
 
 `plan` holds density, seed, steps of the whole run, data, batch_size, budget_file;
-`frequency` of SET's and RigL's updates; `renewals`, the same for GMP, STR and DNW (`None`: their
-defaults); `gain`: the critical gain of the activation in networks without normalization, else
-`None`: then orthogonal kernels have gain 1, and the others their usual scale.
+`frequency` of SET's and RigL's updates; `renewals`, the same for GMP, STR and DNW (both `None` for
+the defaults, which follow the length of the run); `gain`: the critical gain of the activation in
+networks without normalization, else `None`: then orthogonal kernels have gain 1, and the others
+their usual scale.
 """
 
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from candidates import CANDIDATES
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._gathers import divisor_near
@@ -232,6 +234,7 @@ METHODS: dict[str, Method] = {
     "synflow": synflow,
     "gmp": magnitude,
     "dnw": straight_through,
+    **CANDIDATES,
     "set": evolutionary,
     "rigl": rigl_from("eoi_erk"),
     "rigl_auto": rigl_from("eoi_auto"),

@@ -31,6 +31,9 @@ from record import RESULTS, parsed
 
 from keras_sparse_ortho.errors import BudgetError, DensityWarning
 
+TURN = (
+    14  # steps, unless the settings have a frequency: the default for four epochs of the small CNN
+)
 WARM_UP = 2  # turns: the second compiles what only comes once masks have moved
 
 
@@ -58,7 +61,8 @@ class Case:
     def __init__(self, net: str, method: str, density: float, data: Dataset, options: dict) -> None:
         seed = options["seeds"][0]
         self.model, self.callbacks, self.plan = build(net, method, density, seed, data, options)
-        count = self.plan["frequency"] * options["batch_size"]
+        self.steps = self.plan["frequency"] or TURN
+        count = self.steps * options["batch_size"]
         self.data = data.x_train[:count], data.y_train[:count]
         self.turn = Turn()
 
@@ -70,7 +74,7 @@ class Case:
                 *self.data,
                 batch_size=self.plan["batch_size"],
                 initial_epoch=len(self.turn.seconds),
-                epochs=self.plan["steps"] // self.plan["frequency"],
+                epochs=self.plan["steps"] // self.steps,
                 verbose=0,
                 callbacks=[*self.callbacks, self.turn],
             )

@@ -14,6 +14,25 @@ def test_epochs_and_seconds(faster):
     assert faster.epochs_to_goal({"curve": [[1.0, 0.8]]}) is None
 
 
+def test_shorter_schedules_have_rows(faster, tmp_path):
+    lines = tmp_path / "faster.jsonl"
+    with lines.open("w") as stream:
+        for epochs, method, seed in ((6, "dense", 0), (6, "dense", 1), (3, "dense", 0)):
+            run = {"net": "wide_mlp", "method": method, "density": 0.1, "seed": seed}
+            run |= {"epochs": epochs, "accuracy": 0.9, "learning_rate": 0.001, "backend": "jax"}
+            run |= {"curve": [[3.0, 0.8]] + [[2.0, 0.89]] * (epochs - 1)}
+            stream.write(json.dumps(run) + "\n")
+            for rate in (0.0005, 0.001):
+                tried = {key: run[key] for key in ("net", "method", "density", "seed", "epochs")}
+                tried |= {"learning_rate": rate, "validation": rate}
+                stream.write(json.dumps(tried) + "\n")
+    rows = [row for row in faster.summarize(lines).splitlines() if "| dense" in row]
+    assert rows == [
+        "| 1 | dense | 90.00 +- 0.00 | 2 | 2 of 2 | 2.0 | 2.00 | 4.0 | 0.001 | 2 x 2 | high |",
+        "| 1 | dense, 3 epochs | 90.00 | 1 | 1 of 1 | 2.0 | 2.00 | 4.0 | 0.001 | 2 x 1 | high |",
+    ]
+
+
 @pytest.mark.slow
 def test_a_small_comparison(faster, tmp_path, capsys):
     out = tmp_path / "faster.jsonl"
@@ -24,7 +43,7 @@ def test_a_small_comparison(faster, tmp_path, capsys):
     assert [run["method"] for run in runs] == ["dense", "blocks_64", "rigl_blocks_32"]
     for run in runs:
         assert len(run["curve"]) == 2
-        assert run["curve"][-1][1] == pytest.approx(run["accuracy"], abs=1e-6)
+        assert 0 < run["curve"][-1][1] <= 1  # on the validation split
         assert all(second > 0 for second, _ in run["curve"])
     dense, blocks, moved = runs
     # Of 16 blocks a side one in the one kernel and two in the other, of 32 three in both.

@@ -16,7 +16,7 @@ MODULES = {
     "spectrum_report",
 }
 MODULES |= {"block_networks", "contemporary_networks", "curves", "network_parts", "suite", "timing"}
-MODULES |= {"alternatives_used", "methods_runs", "methods_summary", "shuffled"}
+MODULES |= {"alternatives_used", "candidates", "methods_runs", "methods_summary", "shuffled"}
 MODULES |= {"small_language_model"}
 MODULES |= {"planning"}  # measures nothing
 MODULES |= {"without_amx"}

@@ -15,12 +15,13 @@ pytestmark = pytest.mark.tensorflow_only
 def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     lines = tmp_path / "runs.jsonl"
     settings = tomllib.loads((methods.HERE / "methods.toml").read_text())
-    rates = low, best, high = settings["cnn"]["learning_rates"]
+    low, best, high = settings["cnn"]["learning_rates"]
     seen = []
 
     def train(net, method, density, seed, data, options, rate=None):
         seen.append((data.name, len(data.x_train), len(data.x_test), rate))
-        accuracy = {low: 0.2, best: 0.9, high: 0.3}[rate]
+        accuracy = {low: 0.2, best: 0.9, high: 1.0}[rate]
+        accuracy *= 1 - (rate == high) * seed  # the best one with one seed, of no use with another
         return {
             **{"net": net, "method": method, "density": density, "seed": seed},
             **{"accuracy": accuracy, "epochs": 1, "learning_rate": rate, "jit": False},
@@ -32,21 +33,29 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     small = ["--dataset", "digits", "--densities", "0.1", "--epochs", "1", "--tune"]
     small += ["--out", str(lines), "--methods", "base_erk"]
     methods.main([*small, "--seeds", "0"])
-    assert [rate for *_, rate in seen] == [*rates, best]
+    twice = [low, low, best, best, high, high]
+    assert [rate for *_, rate in seen] == [*twice, best]
     samples = len(methods.load("digits").x_train)
     kept = samples * 9 // 10
-    assert [(train, test) for _, train, test, _ in seen[:3]] == [(kept, samples - kept)] * 3
-    assert seen[3][1] == samples
+    assert [(train, test) for _, train, test, _ in seen[:6]] == [(kept, samples - kept)] * 6
+    assert seen[6][1] == samples
     methods.main([*small, "--seeds", "0", "1"])  # what is there is not repeated
-    assert [rate for *_, rate in seen[4:]] == [best]
+    assert [rate for *_, rate in seen[7:]] == [best]
     table = lines.with_suffix(".md").read_text()
     assert "| 0.1 | base_erk | 90.00 +- 0.00 | 2 |" in table
-    assert table.count(f"| {best} |") == 1
+    assert f"| {best} | 3 x 2 | - |" in table
+    # A rate that further validation makes the best: runs at another one are repeated, and replaced.
+    old = lines.read_text()
+    lines.write_text(old.replace('"validation": 0.9', '"validation": 0.1'))
+    monkeypatch.setattr(methods, "WIDENED", 0)
+    methods.main([*small, "--seeds", "0", "1"])
+    assert [rate for *_, rate in seen[8:]] == [high, high]
+    assert "| 0.1 | base_erk | 50.00 +- 70.71 | 2 |" in lines.with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize(
     ("peak", "expected"),
-    [(0.128, "0.128 | 6 | -"), (0.002, "0.002 | 6 | -"), (64.0, "0.512 | 7 | high")],
+    [(0.128, "0.128 | 5 x 2 | -"), (0.002, "0.002 | 7 x 2 | -"), (64.0, "1.024 | 7 x 2 | high")],
 )
 def test_a_grid_goes_on_where_the_best_is_at_its_edge(
     methods, monkeypatch, tmp_path, peak, expected

@@ -1,0 +1,131 @@
+"""Methods that are tried against GMP, and join the package only if they are ahead of it.
+
+Each starts dense, keeps ERK densities of the largest magnitudes, and follows GMP's cubic schedule
+from 10% to 70% of the run where its paper says nothing else:
+
+- Feather (Glandorf et al., 2023, arXiv 2310.02448);
+- Top-KAST (Jayakumar et al., NeurIPS 2020);
+- cyclical pruning (Srinivas et al., 2022, arXiv 2202.01290).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.kernels import PrunableWeight
+
+ops = keras.ops
+P = kso.parametrizations
+
+
+class Feather(P.StraightThroughTopK):
+    """`w (1 - |T / w|^p)^(1/p)` on the mask, T the largest magnitude outside it; straight-through.
+
+    The gradient of dead entries is scaled by `theta`.
+    """
+
+    p, theta = 3.0, 0.3
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        """Creates the threshold, too."""
+        super().build(weight, add_weight)
+        self.threshold = add_weight(
+            name="threshold", shape=(), initializer="zeros", trainable=False
+        )
+
+    def update(self, step: int, density: float | None = None) -> tuple[Any, int]:
+        """Sets the threshold, too."""
+        done = super().update(step, density)
+        dead = np.abs(ops.convert_to_numpy(self.weight.variable.value))
+        dead = dead[~ops.convert_to_numpy(self.mask.value)]
+        self.threshold.assign(dead.max(initial=0))
+        return done
+
+    def effective(self, value: Any) -> Any:
+        """The soft values, exactly 0 outside the mask."""
+        ratio = self.threshold.value / ops.maximum(ops.abs(value), keras.config.epsilon())
+        # Between two updates live entries may fall below the threshold.
+        soft = value * ops.maximum(1 - ratio**self.p, 1e-6) ** (1 / self.p)
+        hard = ops.where(self.mask.value, soft, ops.zeros((), value.dtype))
+        passed = value * ops.where(self.mask.value, 1.0, self.theta)
+        return passed + ops.stop_gradient(hard - passed)
+
+
+class TopKast(P.StraightThroughTopK):
+    """Gradients of the `wider` times as many largest magnitudes, values of the largest ones."""
+
+    wider = 4.0
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        """Creates the wider mask, too."""
+        super().build(weight, add_weight)
+        shape = tuple(weight.shape)
+        self.reached = add_weight(name="reached", shape=shape, initializer="ones", trainable=False)
+        self.share = add_weight(name="share", shape=(), initializer="ones", trainable=False)
+
+    def update(self, step: int, density: float | None = None) -> tuple[Any, int]:
+        """Sets the wider mask, too."""
+        done = super().update(step, density)
+        share = self.schedule.density(step) if density is None else density
+        ranked = self._ranked(min(self.wider * share, 1.0))
+        self.reached.assign(ops.cast(ops.convert_to_tensor(ranked), self.reached.dtype))
+        self.share.assign(share)
+        return done
+
+    def effective(self, value: Any) -> Any:
+        """Exactly the live values, and 0."""
+        hard = ops.where(self.mask.value, value, ops.zeros((), value.dtype))
+        passed = value * self.reached.value
+        return passed + ops.stop_gradient(hard - passed)
+
+    def penalty(self, value: Any) -> Any:
+        """The exploration loss: decay of live entries, and 1 / density times that of the others."""
+        scale = ops.where(self.mask.value, 1.0, self.reached.value / self.share.value)
+        return 1e-4 * ops.sum(ops.square(ops.convert_to_tensor(value)) * scale)
+
+
+class Cycles(kso.schedules.Cubic):
+    """Three falls from dense to the density, one after the other."""
+
+    cycles = 3
+
+    def density(self, step: int) -> float:
+        """That of the cycle."""
+        begin, end = self.begin_step, self.end_step
+        if not begin <= step < end:
+            return super().density(step)
+        share = self.cycles * (step - begin) / (end - begin) % 1
+        return super().density(begin + int(share * (end - begin)))
+
+
+def scheduled(template: type, schedule: type = kso.schedules.Cubic, end: float = 0.7) -> Callable:
+    """A method for `METHODS`: masks of the template on the schedule, as GMP has them."""
+
+    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+        begin, last = plan["steps"] // 10, int(end * plan["steps"])
+        made = template(schedule(1.0, begin, last, frequency=plan["renewals"]))
+        model = kso.parametrize(model, made, plan["density"], "erk", include=plan.get("include"))
+        return model, [kso.callbacks.UpdateMasks()]
+
+    return method
+
+
+def top_kast(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """Sparse from the first step on, as published."""
+    made = TopKast(1.0, plan["renewals"] or max(plan["steps"] // 100, 1))
+    model = kso.parametrize(model, made, plan["density"], "erk", include=plan.get("include"))
+    for weight in kso.prunable_weights(model):
+        if isinstance(weight.parametrization, TopKast):
+            weight.variable.regularizer = weight.parametrization.penalty
+    return model, [kso.callbacks.UpdateMasks()]
+
+
+CANDIDATES = {
+    "feather": scheduled(Feather),
+    "top_kast": top_kast,
+    "cyclical": scheduled(P.MagnitudeMask, Cycles, end=0.8),
+}
+"""By name, as `METHODS`."""
