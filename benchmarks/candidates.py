@@ -3,7 +3,7 @@
 Each starts dense, keeps ERK densities of the largest magnitudes, and follows GMP's cubic schedule
 from 10% to 70% of the run where its paper says nothing else:
 
-- Feather (Glandorf et al., 2023, arXiv 2310.02448);
+- Feather (Glentis Georgoulakis et al., 2023, arXiv 2310.02448);
 - Top-KAST (Jayakumar et al., NeurIPS 2020);
 - cyclical pruning (Srinivas et al., 2022, arXiv 2202.01290).
 """

@@ -2,6 +2,7 @@
 
 from keras_sparse_ortho.parametrizations._compact_mask import CompactMask
 from keras_sparse_ortho.parametrizations._compact_mask import refuse_compact as refuse_compact
+from keras_sparse_ortho.parametrizations._feather import Feather
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask
 from keras_sparse_ortho.parametrizations._fixed_mask import digest as digest
 from keras_sparse_ortho.parametrizations._learnt_scale import LearntScale
@@ -36,6 +37,7 @@ __all__ = [
     "ChannelSoftThreshold",
     "CompactMask",
     "FakeQuantization",
+    "Feather",
     "FixedMask",
     "LearntScale",
     "LearntThreshold",

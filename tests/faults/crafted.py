@@ -202,6 +202,7 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         name = type(schedule).__name__
         yield name, kso.parametrize(_plain(dense("a")), P.MagnitudeMask(schedule, 2))
     yield "top k", kso.parametrize(_plain(dense("a")), P.StraightThroughTopK(0.5))
+    yield "feather", kso.parametrize(_plain(dense("a")), P.Feather(0.5))
     g = P.ThresholdFunction(_forward, _inverse)
     for learnt in (
         P.SoftThreshold(g=g),
