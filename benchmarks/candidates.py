@@ -1,11 +1,18 @@
-"""Methods that are tried against GMP, and join the package only if they are ahead of it.
+"""Methods that are tried against GMP or EOI, and join the package only if they are ahead.
 
-Each starts dense, keeps ERK densities of the largest magnitudes, and follows GMP's cubic schedule
-from 10% to 70% of the run where its paper says nothing else:
+Against GMP; each starts dense, keeps ERK densities of the largest magnitudes, and follows GMP's
+cubic schedule from 10% to 70% of the run where its paper says nothing else:
 
 - Feather (Glentis Georgoulakis et al., 2023, arXiv 2310.02448);
 - Top-KAST (Jayakumar et al., NeurIPS 2020);
 - cyclical pruning (Srinivas et al., 2022, arXiv 2202.01290).
+
+Against EOI, with its fixed masks (ERK) and exactly orthogonal kernels:
+
+- Sign-In (Gadhikar et al., NeurIPS 2025, arXiv 2504.12801): kernels are products, whose signs
+  change more easily;
+- outputs turned to a positive sum: what a start for ReLU on the Stiefel manifold (Lee et al., 2025,
+  arXiv 2509.00362) can do without another mask.
 """
 
 from collections.abc import Callable
@@ -121,6 +128,65 @@ def top_kast(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
         if isinstance(weight.parametrization, TopKast):
             weight.variable.regularizer = weight.parametrization.penalty
     return model, [kso.callbacks.UpdateMasks()]
+
+
+class SignIn(P.FixedMask):
+    """`m * w` on the mask. Every epoch begins with `m^2 - w^2 = 1`, at the same product."""
+
+    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
+        """Creates the factor, too."""
+        super().build(weight, add_weight)
+        self.factor = add_weight(name="factor", shape=tuple(weight.shape), initializer="ones")
+
+    def effective(self, value: Any) -> Any:
+        """The product."""
+        return super().effective(value) * self.factor.value
+
+    def balance(self) -> None:
+        """Restores the difference of squares."""
+        product = self.weight.variable.value * self.factor.value
+        factor = ops.sqrt((1 + ops.sqrt(1 + 4 * product**2)) / 2)
+        self.weight.variable.assign(product / factor)
+        self.factor.assign(factor)
+
+
+class Balance(keras.callbacks.Callback):
+    """Calls `SignIn.balance` for every kernel."""
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Between two epochs the variables hold the state."""
+        for weight in kso.prunable_weights(self.model):
+            if isinstance(weight.parametrization, SignIn):
+                weight.parametrization.balance()
+
+
+def sign_in(start: Callable) -> Callable:
+    """Sign-In from the kernels and masks of another method."""
+
+    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+        drawn, _ = start(model, plan)
+        masked = [w for w in kso.prunable_weights(drawn) if w.parametrization is not None]
+        budget = kso.Budget({w.path: w.density for w in masked}, {w.path: w.size for w in masked})
+        names = [weight.path for weight in masked]
+        # The largest magnitudes, as many as there are, are those that are live.
+        made = kso.parametrize(kso.strip(drawn), SignIn(), budget=budget, include=names)
+        return made, [Balance()]
+
+    return method
+
+
+def positive(start: Callable) -> Callable:
+    """The kernels of another method, each output turned so that its entries have a sum above 0."""
+
+    def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
+        drawn, callbacks = start(model, plan)
+        for weight in kso.prunable_weights(drawn):
+            raw = ops.convert_to_numpy(weight.variable.value)
+            sums = raw.sum(tuple(range(raw.ndim - 1)))
+            weight.variable.assign(raw * np.where(sums < 0, -1, 1))
+        return drawn, callbacks
+
+    return method
 
 
 CANDIDATES = {

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from candidates import CANDIDATES
+from candidates import CANDIDATES, positive, sign_in
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._gathers import divisor_near
@@ -226,6 +226,9 @@ METHODS: dict[str, Method] = {
     "dense_orthogonal": dense_orthogonal,
     "str": learnt_thresholds,
     **{name: fixed(name) for name in INITIALIZERS},
+    "base_sign_in": sign_in(fixed("base_erk")),
+    "eoi_sign_in": sign_in(fixed("eoi_auto")),
+    "eoi_positive": positive(fixed("eoi_auto")),
     "base_synflow": under_synflow("base_erk"),
     "eoi_synflow": under_synflow("eoi_auto"),
     "sao": sao,
