@@ -11,7 +11,7 @@ from keras_sparse_ortho.schedules import Schedule
 
 
 class UpdateMasks(DensityRun):
-    """Updates masks of `MagnitudeMask` and `StraightThroughTopK` at the steps of their schedule.
+    """Updates masks of `MagnitudeMask`, `Feather` and `StraightThroughTopK` on their schedule.
 
     Before step `t` every weight whose schedule is due gets the mask of its
     `round(d(t) * size)` largest magnitudes. Raw weights that a `MagnitudeMask` drops are set to
@@ -51,7 +51,7 @@ class UpdateMasks(DensityRun):
     """
 
     _kind = ScheduledMask
-    _names = "MagnitudeMask or StraightThroughTopK"
+    _names = "MagnitudeMask, Feather or StraightThroughTopK"
 
     def __init__(self) -> None:
         super().__init__()
