@@ -3,6 +3,7 @@
 import importlib.util
 
 MODELS = ("flax", "grain", "keras_hub", "keras_rs", "keras_tuner")
+MICRO = ("tflite_micro",)
 FORMATS = ("jax2onnx", "onnxruntime", "onnxscript", "openvino", "tf2onnx")
 
 
@@ -10,7 +11,8 @@ def lack(names):
     return not all(map(importlib.util.find_spec, names))
 
 
-collect_ignore = ["test_formats.py"] if lack(FORMATS) else []
+collect_ignore = ["test_formats.py", "test_formats_of_layers.py"] if lack(FORMATS) else []
+collect_ignore += ["test_micro.py"] if lack(MICRO) else []
 if lack(MODELS):
     collect_ignore += ["test_feeding.py", "test_flax.py", "test_keras_hub.py"]
     collect_ignore += ["test_keras_tuner.py", "test_live_blocks.py", "test_models.py"]
