@@ -19,6 +19,7 @@ from keras_sparse_ortho.orthogonal import live_count
 DAMPING = 0.01
 AIM = 0.5
 ROUNDS = 8
+EXCHANGES = 12
 TOLERANCE = 1e-9
 _BETWEEN_ROUNDS = 1e-3  # where the next round only ranks the weights
 _CHECK_EVERY = 8
@@ -108,11 +109,13 @@ def obs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Values and mask by optimal brain surgeon, in eight rounds from dense to `count` entries.
 
-    Live fractions fall geometrically.
+    Live fractions fall geometrically. Then entries are exchanged while that lowers the error.
     """
     density = count / kernel.size
     counts = [live_count(density ** (k / ROUNDS), kernel.size) for k in range(1, ROUNDS)]
-    *_, (found, mask) = obs_rounds(kernel, [*counts, count], gram, pattern)
+    full, normal, precision = _prepared(kernel, gram, pattern)
+    *_, (found, mask) = _rounds(full, normal, precision, [*counts, count], pattern)
+    found, mask = _exchanged(full, normal, precision, found, mask, pattern)
     return _numpy(found), mask
 
 
@@ -124,19 +127,63 @@ def obs_rounds(
     Each round drops what costs least if the other entries of its columns make up for it, single
     entries `w^2 / (H^-1)_ii`, and refits the rest.
     """
+    return _rounds(*_prepared(kernel, gram, pattern), counts, pattern)
+
+
+def _prepared(kernel: np.ndarray, gram: Any, pattern: Pattern) -> tuple[Any, Any, np.ndarray]:
+    """Kernel and damped Gram matrix where that lies, and what costs need of its inverse."""
     with float64_operations():
         full, normal = _like(gram, kernel), damped(gram)
-        precision = pattern.precision(_numpy(namespace(gram).linalg.inv(normal)))
-    found, mask = full, np.ones(kernel.shape, bool)
+        return full, normal, pattern.precision(_numpy(namespace(gram).linalg.inv(normal)))
+
+
+def _rounds(
+    full: Any, normal: Any, precision: np.ndarray, counts: Sequence[int], pattern: Pattern
+) -> Iterator[tuple[Any, np.ndarray]]:
+    found, mask = full, np.ones(full.shape, bool)
     for round_, count in enumerate(counts, 1):
         last = round_ == len(counts)
         costs = pattern.costs(_numpy(found), precision)
         before, mask = mask, pattern.largest(costs, count, mask, last=last)
         if mask is not before or last:
             with float64_operations():
-                live, tolerance = _like(gram, mask), TOLERANCE if last else _BETWEEN_ROUNDS
+                live, tolerance = _like(normal, mask), TOLERANCE if last else _BETWEEN_ROUNDS
                 found = _refit(full, live, normal, found, tolerance)
         yield found, mask
+
+
+def _exchanged(
+    full: Any, normal: Any, precision: np.ndarray, found: Any, mask: np.ndarray, pattern: Pattern
+) -> tuple[Any, np.ndarray]:
+    """Exchanges live entries for dead ones, as many, while the error falls.
+
+    A dead entry gains `(H (W - V))_i^2 / H_ii` alone. Exchanged together they can gain less than
+    the live ones cost; then these count twice as much in the next round.
+    """
+    count, weight = int(np.count_nonzero(mask)), 2.0
+    whole = np.ones(mask.shape, bool)
+    with float64_operations():
+        xp = namespace(normal)
+        ahead = pattern.precision(_numpy(normal))
+        lowered = xp.matmul(normal, full - found)
+        error = float(xp.sum((full - found) * lowered))
+        best = found, mask
+        for _ in range(EXCHANGES):
+            costs = weight * pattern.costs(_numpy(found), precision)
+            gains = pattern.costs(_numpy(lowered), ahead)
+            moved = pattern.largest(np.where(mask, costs, gains), count, whole)
+            if np.array_equal(moved, mask):
+                break
+            tried = _refit(full, _like(normal, moved), normal, found, _BETWEEN_ROUNDS)
+            left = xp.matmul(normal, full - tried)
+            reached = float(xp.sum((full - tried) * left))
+            if reached < error:
+                found, mask, lowered, error = tried, moved, left, reached
+            else:
+                weight *= 2
+        if mask is best[1]:
+            return best
+        return _refit(full, _like(normal, mask), normal, found, TOLERANCE), mask
 
 
 def wanda(kernel: np.ndarray, gram: Any) -> np.ndarray:

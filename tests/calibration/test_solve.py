@@ -108,3 +108,22 @@ def test_tensors_of_an_accelerator_give_what_numpy_gives():
         errors = [_solve.relative_error(kernel * mask, kernel, g) for g in (one, two)]
         assert errors[0] == pytest.approx(errors[1], rel=1e-9)
     assert array(tensor).dtype == np.float64
+
+
+@pytest.mark.parametrize("structure", [None, NByM(2, 4)])
+def test_exchanges_lower_the_error_at_the_same_count(structure, monkeypatch):
+    pattern, ratios = Entries(structure), []
+    for seed in range(4):
+        kernel, _, gram = problem(seed)
+        count = kernel.size // (2 if structure else 4)
+        found, mask = _solve.obs(kernel, count, gram, pattern)
+        assert mask.sum() == count
+        if structure is not None:
+            assert (mask.reshape(*mask.shape[:1], -1, 4, mask.shape[-1]).sum(axis=2) == 2).all()
+        np.testing.assert_allclose(found, _solve.refit(kernel, mask, gram), atol=1e-6)
+        monkeypatch.setattr(_solve, "EXCHANGES", 0)
+        without, _ = _solve.obs(kernel, count, gram, pattern)
+        monkeypatch.undo()
+        ratios.append(loss(found, kernel, gram) / loss(without, kernel, gram))
+    assert max(ratios) <= 1 + 1e-9  # never above
+    assert np.mean(ratios) < 0.97
