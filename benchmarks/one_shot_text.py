@@ -111,7 +111,11 @@ def measure_time(given: argparse.Namespace) -> None:
 def summarize(given: argparse.Namespace) -> None:
     """Writes the table of all lines."""
     runs = [run for run in finished(LINES) if run["steps"] == given.steps]
-    times = {run["method"]: run["seconds"] for run in runs if run["pattern"] == "time"}
+    rounds = [run for run in runs if run["pattern"] == "time"]
+    times = {
+        name: statistics.median(run["seconds"] for run in rounds if run["method"] == name)
+        for name in {run["method"] for run in rounds}
+    }
     runs = [run for run in runs if run.get("windows") == given.windows]
     seeds = sorted({run["seed"] for run in runs})
     dense = {run["seed"]: run["perplexity"] for run in runs if run["method"] == "dense"}
@@ -133,7 +137,8 @@ def summarize(given: argparse.Namespace) -> None:
         "blocks at one density (magnitudes are compared over all; shares by error differ); "
         f"{given.windows} windows for calibration, nothing is trained afterwards. Perplexity of "
         "the next character on 256 windows of other modules, mean and standard deviation over the "
-        "seeds. Times of a call with 64 windows, medians of interleaved calls.\n\n"
+        "seeds. Times of a call with 64 windows: medians over "
+        f"{len(rounds) // max(len(times), 1)} rounds of interleaved calls.\n\n"
     )
     write("one_shot_text", text + markdown(header, rows), seeds)
 

@@ -35,7 +35,7 @@ CASES = {
 }
 CASES["mlp"] += [("OBS", 64, True), ("OBS", 128, True)]
 CASES["text"] += [("OBS", 16, True)]
-OTHERS = ["embedding", "head"]
+OTHERS = {"mlp": ["head"], "text": ["embedding", "head"]}  # dense
 
 
 def mlp(width: int = WIDTH):
@@ -115,14 +115,16 @@ class Text:
 TASKS = {"mlp": Mlp, "text": Text}
 
 
-def on_blocks(model, method: str, side: int, reordered: bool, density: float, inputs):
-    """The trained model on live blocks."""
+def on_blocks(model, name: str, case: tuple[str, int, bool], density: float, inputs):
+    """The trained model of a network on live blocks."""
     import keras_sparse_ortho as kso
 
+    method, side, reordered = case
     block = kso.Block(side, side)
     if reordered:
         model = kso.reorder_channels(model, density, block)
-    options = {"structure": block, "storage": "blocks", "exclude": OTHERS, "unregistered": "dense"}
+    options = {"structure": block, "storage": "blocks", "unregistered": "dense"}
+    options["exclude"] = OTHERS[name]
     return kso.prune(model, density, data=inputs, **options | METHODS[method])
 
 
@@ -136,11 +138,12 @@ def measure(name: str, seed: int, given: argparse.Namespace) -> None:
     done = [tuple(r.get(k) for k in keys) for r in finished(LINES) if setting.items() <= r.items()]
     missing = [case for case in [("dense", 0, False), *CASES[name]] if case not in done]
     task = TASKS[name](given) if missing else None
-    for method, block, reordered in missing:
+    for case in missing:
+        method, block, reordered = case
         model = task.trained(seed)
         start = time.perf_counter()
         if method != "dense":
-            model = on_blocks(model, method, block, reordered, given.density, task.inputs)
+            model = on_blocks(model, name, case, given.density, task.inputs)
         run = {"method": method, "block": block, "reordered": reordered}
         run |= {"seconds": time.perf_counter() - start, "at_once": task.score(model)}
         kernels = [w for w in kso.prunable_weights(model) if w.live < w.size]
@@ -182,7 +185,7 @@ def measure_time(given: argparse.Namespace) -> None:
         models = {0: model}
         for side in given.blocks:
             options = {"structure": kso.Block(side, side), "storage": "blocks"}
-            options |= {"exclude": OTHERS, "unregistered": "dense"}
+            options |= {"exclude": OTHERS[name], "unregistered": "dense"}
             if side < int(width) // 2:
                 models[side] = kso.prune(model, given.density, **options)
         runs = {side: stepper(one, x, y, int(batch)) for side, one in models.items()}
