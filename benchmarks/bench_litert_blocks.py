@@ -3,7 +3,7 @@
     KERAS_BACKEND=tensorflow python benchmarks/bench_litert_blocks.py            # all: half an hour
     KERAS_BACKEND=tensorflow python benchmarks/bench_litert_blocks.py --network mlp --batch 1
     KERAS_BACKEND=tensorflow python benchmarks/bench_litert_blocks.py --table    # only the table
-    KERAS_BACKEND=tensorflow python benchmarks/bench_litert_blocks.py --without-amx --batch 1
+    KERAS_BACKEND=tensorflow python benchmarks/bench_litert_blocks.py --without-amx
 
 The networks are an MLP 4 x 1024, four 3x3 convolutions of 256 channels at 14 x 14, a MobileNetV1-
 like CNN at 96 x 96 and an encoder of two blocks (64 tokens, 256 wide, MultiHeadAttention). Their
@@ -71,9 +71,8 @@ NETWORKS = {"mlp": mlp, "convolutions": convolutions, "cnn": cnn, "encoder": enc
 PARTS = [
     *(("mlp", block, batch) for block in (32, 64) for batch in (1, 8)),
     *(("convolutions", block, 1) for block in (32, 64)),
-    *(("cnn", 32, batch) for batch in (1, 8)),
-    ("cnn", 64, 1),
-    *(("encoder", block, 1) for block in (32, 64)),
+    *(("cnn", block, batch) for block in (32, 64) for batch in (1, 8)),
+    *(("encoder", block, batch) for block in (32, 64) for batch in (1, 8)),
 ]
 
 

@@ -3,7 +3,7 @@
 Against GMP; each starts dense, keeps ERK densities of the largest magnitudes, and follows GMP's
 cubic schedule from 10% to 70% of the run where its paper says nothing else:
 
-- Feather (Glentis Georgoulakis et al., 2023, arXiv 2310.02448);
+- Feather (Glentis Georgoulakis et al., 2023, arXiv 2310.02448): it is ahead, and in the package;
 - Top-KAST (Jayakumar et al., NeurIPS 2020);
 - cyclical pruning (Srinivas et al., 2022, arXiv 2202.01290).
 
@@ -26,39 +26,6 @@ from keras_sparse_ortho.kernels import PrunableWeight
 
 ops = keras.ops
 P = kso.parametrizations
-
-
-class Feather(P.StraightThroughTopK):
-    """`w (1 - |T / w|^p)^(1/p)` on the mask, T the largest magnitude outside it; straight-through.
-
-    The gradient of dead entries is scaled by `theta`.
-    """
-
-    p, theta = 3.0, 0.3
-
-    def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates the threshold, too."""
-        super().build(weight, add_weight)
-        self.threshold = add_weight(
-            name="threshold", shape=(), initializer="zeros", trainable=False
-        )
-
-    def update(self, step: int, density: float | None = None) -> tuple[Any, int]:
-        """Sets the threshold, too."""
-        done = super().update(step, density)
-        dead = np.abs(ops.convert_to_numpy(self.weight.variable.value))
-        dead = dead[~ops.convert_to_numpy(self.mask.value)]
-        self.threshold.assign(dead.max(initial=0))
-        return done
-
-    def effective(self, value: Any) -> Any:
-        """The soft values, exactly 0 outside the mask."""
-        ratio = self.threshold.value / ops.maximum(ops.abs(value), keras.config.epsilon())
-        # Between two updates live entries may fall below the threshold.
-        soft = value * ops.maximum(1 - ratio**self.p, 1e-6) ** (1 / self.p)
-        hard = ops.where(self.mask.value, soft, ops.zeros((), value.dtype))
-        passed = value * ops.where(self.mask.value, 1.0, self.theta)
-        return passed + ops.stop_gradient(hard - passed)
 
 
 class TopKast(P.StraightThroughTopK):
@@ -190,7 +157,7 @@ def positive(start: Callable) -> Callable:
 
 
 CANDIDATES = {
-    "feather": scheduled(Feather),
+    "feather": scheduled(P.Feather),
     "top_kast": top_kast,
     "cyclical": scheduled(P.MagnitudeMask, Cycles, end=0.8),
 }

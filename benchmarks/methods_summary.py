@@ -97,6 +97,23 @@ def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run]) -> str
     return markdown(header, rows)
 
 
+def against_gmp(runs: list[Run]) -> str:
+    """For each density at which both have runs how Feather compares, which decides on its place."""
+    text = ""
+    for density in sorted({run["density"] for run in runs}, reverse=True):
+        found = [
+            [run["accuracy"] for run in runs if identity(run)[2:4] == (method, density)]
+            for method in ("feather", "gmp")
+        ]
+        if all(found):
+            ahead, verdict = beside(*found)
+            seeds = " and ".join(f"{len(each)}" for each in found)
+            text += (
+                f"\nFeather against GMP at {density}: {ahead} points, {verdict} ({seeds} seeds).\n"
+            )
+    return text
+
+
 def _channels(runs: list[list[list[int]]]) -> str:
     """Mean numbers of live channels: of each layer if there are few, else the total."""
     if not all(runs):
@@ -148,6 +165,7 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
             about += ", one order of batches for all epochs"
         timed = ratios.get(net, {}) if settings[net] == of_times.get(net) else {}
         text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed, all_runs)}"
+        text += against_gmp(mine)
         if timed:
             text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
     return text

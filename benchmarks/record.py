@@ -30,6 +30,7 @@ RESULTS = pathlib.Path(
 _PACKAGES = (
     *("keras-sparse-ortho", "keras", "numpy", "scipy", "tensorflow", "jax", "torch", "tf_keras"),
     *("tensorflow-model-optimization", "ai-edge-litert", "ethos-u-vela"),
+    *("onnxruntime", "openvino"),
 )
 _SETTINGS = ("KERAS_BACKEND", "XLA_FLAGS", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES")
 

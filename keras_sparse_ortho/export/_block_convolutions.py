@@ -23,6 +23,9 @@ from keras_sparse_ortho.quantization import TrainedIntegers
 ops = keras.ops
 L = keras.layers
 _ONE_PRODUCT = L.Dense | L.EinsumDense | L.Conv1D | L.Conv2D | L.Conv3D
+# Axes of size 1 around a gather. With seven axes XNNPACK leaves the reshapes before and after it to
+# LiteRT, whose own take no time: XNNPACK's, of up to six, copy, which takes a sixth of an encoder.
+_SINGLE = (1, 1, 1, 1)
 
 
 class Plan(NamedTuple):
@@ -162,15 +165,14 @@ class _BlockConvolution(keras.layers.Layer):
         """`(*images, J k r)` of `x`, whose entries in order are rows of all inputs."""
         grid = self.blocks.grid
         whole = whole_blocks(grid.inputs, grid.rows)
-        if whole == grid.in_blocks:
-            x = ops.reshape(x, (-1, grid.in_blocks, grid.rows))
-        else:  # the last blocks have one entry less, and get a zero
+        if whole < grid.in_blocks:  # the last blocks have one entry less, and get a zero
             x = ops.reshape(x, (-1, grid.inputs))
             first, rest = x[:, : whole * grid.rows], x[:, whole * grid.rows :]
             rest = ops.reshape(rest, (-1, grid.in_blocks - whole, grid.rows - 1))
             rest = ops.pad(rest, [[0, 0], [0, 0], [0, 1]])
             x = ops.concatenate([ops.reshape(first, (-1, whole, grid.rows)), rest], axis=1)
-        x = ops.take(x, self.blocks.inputs_of.ravel(), axis=1)
+        x = ops.reshape(x, (-1, *_SINGLE, grid.in_blocks, grid.rows))
+        x = ops.take(x, self.blocks.inputs_of.ravel(), axis=1 + len(_SINGLE))
         return ops.reshape(x, (*images, self.blocks.inputs_of.size * grid.rows))
 
     def _columns(self, x: Any) -> Any:

@@ -75,10 +75,10 @@ def prune(
     the least squared error of the layer's outputs, and the mask `M` is found in eight rounds,
     each of which drops the entries of least `v^2 / (H^-1)_ii` and refits the others (OBS, the
     optimal brain surgeon). Then dead entries of large `(H (W - V))_i^2 / H_ii` are exchanged for
-    live ones while the error falls, in at most twelve rounds. With OBS the outputs to come near to are those halfway between the
-    two models: `W + H^-1 X^T (Y - X) W / 2` in place of `W`, where `Y` are the inputs in the
-    model as given. So a layer makes up for part of what the ones before it lost. `"wanda"`
-    keeps the largest `|w_i| norm(X_i)`; `refit=True` refits its live entries, those of
+    live ones while the error falls, in at most twelve rounds. With OBS the outputs to come near
+    to are those halfway between the two models: `W + H^-1 X^T (Y - X) W / 2` in place of `W`,
+    where `Y` are the inputs in the model as given. So a layer makes up for part of what the ones
+    before it lost. `"wanda"` keeps the largest `|w_i| norm(X_i)`; `refit=True` refits its live entries, those of
     magnitudes, or of any other masks:
 
     - `prune(trained, 0.2, score="obs", data=x)`, best with `budget="error"`;

@@ -273,6 +273,24 @@ def test_files_agree_with_keras_at_any_batch(exported, route, batch):
 
 
 @pytest.mark.tensorflow_only
+def test_reshapes_beside_a_gather_are_left_to_litert(exported):
+    """XNNPACK takes up to six axes, and copies."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    model, _, _, found = exported
+    for route in ROUTES:
+        content = (found[4][0] / f"{route}.tflite").read_bytes()
+        file = schema.Model.GetRootAs(content, 0)
+        codes, graph = file.OperatorCodes, file.Subgraphs(0)
+        axes = []
+        for k in range(graph.OperatorsLength()):
+            one = graph.Operators(k)
+            if codes(one.OpcodeIndex()).BuiltinCode() == schema.BuiltinOperator.GATHER:
+                axes += [graph.Tensors(t).ShapeLength() for t in (one.Inputs(0), one.Outputs(0))]
+        assert axes == [7, 7] * len(model.layers)
+
+
+@pytest.mark.tensorflow_only
 def test_a_row_does_not_depend_on_the_others(exported):
     _, data, _, found = exported
     for route in ROUTES:
