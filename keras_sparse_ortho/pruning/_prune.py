@@ -78,8 +78,8 @@ def prune(
     live ones while the error falls, in at most twelve rounds. With OBS the outputs to come near
     to are those halfway between the two models: `W + H^-1 X^T (Y - X) W / 2` in place of `W`,
     where `Y` are the inputs in the model as given. So a layer makes up for part of what the ones
-    before it lost. `"wanda"` keeps the largest `|w_i| norm(X_i)`; `refit=True` refits its live entries, those of
-    magnitudes, or of any other masks:
+    before it lost. `"wanda"` keeps the largest `|w_i| norm(X_i)`; `refit=True` refits its live
+    entries, those of magnitudes, or of any other masks:
 
     - `prune(trained, 0.2, score="obs", data=x)`, best with `budget="error"`;
     - `prune(trained, 0.5, score="wanda", data=x, refit=True, structure=kso.NByM(2, 4))`;
