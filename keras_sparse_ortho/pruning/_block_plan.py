@@ -103,7 +103,7 @@ class BlockPlan:
                 found[weight.path] = Draw(mask, block=(block.rows, block.cols))
         return found
 
-    def warn(self, model: Any, storage: str = "blocks") -> None:
+    def warn(self, model: Any, storage: str) -> None:
         """One warning of all that was asked for and is not so in the new model."""
         found = {w.path: w for w in prunable_weights(model, unregistered=True)}
         reasons = {
@@ -125,10 +125,11 @@ class BlockPlan:
         ]
         if told:
             warnings.warn(
-                'With storage="blocks" not all that was asked for was possible; report(model) has '
-                "the blocks of each kernel. Kernels that are not on blocks are stored compactly, "
-                f"and are not faster than dense ones. Received: {'; '.join(told)}",
-                stacklevel=4,
+                f'With storage="{storage}" not all that was asked for was possible; report(model) '
+                "has the blocks of each kernel. Kernels that are not on blocks are stored "
+                f"{'with masks' if storage == 'masked' else 'compactly'}, and are not faster than "
+                f"dense ones. Received: {'; '.join(told)}",
+                stacklevel=5,
             )
 
     def _only_masked(self, weight: PrunableWeight, storage: str) -> bool:

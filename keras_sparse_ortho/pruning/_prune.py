@@ -242,11 +242,8 @@ def prune(
             size = structure if isinstance(structure, Block) else None
             blocks = BlockPlan.of(weights, plan, size, orthogonal=False, given=fixed)
             recipe = Recipe(str(score), blocks.budget.counts, blocks=blocks.blocks, refit=refit)
-            sparse = hold(
-                model, blocks.weights, prune_layers(model, blocks.weights, recipe, **run), storage
-            )
-            blocks.warn(sparse, storage)
-            return sparse
+            draws = prune_layers(model, blocks.weights, recipe, **run)
+            return hold(model, blocks.weights, draws, storage, blocks)
         recipe = Recipe(str(score), plan.counts, structure=structure, refit=refit)
         return hold(model, weights, prune_layers(model, weights, recipe, **run), storage)
     if refit and score not in OF_DATA:
@@ -276,9 +273,7 @@ def prune(
             chosen = {path: draw.mask for path, draw in draws.items()}
             recipe = Recipe(masks=chosen, blocks=blocks.blocks, refit=True)
             draws = prune_layers(model, blocks.weights, recipe, **run)
-        sparse = hold(model, blocks.weights, draws, storage)
-        blocks.warn(sparse)
-        return sparse
+        return hold(model, blocks.weights, draws, storage, blocks)
     if refit:
         given = prune_layers(model, weights, Recipe(masks=chosen, refit=True), **run)
         return hold(model, weights, given, storage)

@@ -160,7 +160,4 @@ def sparsify(
         model, weights, density, budget, initializer, structures, seed, dense=not kind.compact
     )
     warn_of_training_lost(model, weights)
-    sparse = hold(model, weights, draws, storage)
-    if blocks is not None:
-        blocks.warn(sparse)
-    return sparse
+    return hold(model, weights, draws, storage, blocks)

@@ -18,6 +18,7 @@ from keras_sparse_ortho.models import (
     rewrite,
 )
 from keras_sparse_ortho.parametrizations import Parametrization, refuse_compact
+from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._storage import (
     mask_class,
     on_live_blocks,
@@ -30,23 +31,28 @@ def hold(
     weights: list[PrunableWeight],
     draws: MutableMapping[str, AnyDraw],
     storage: str = "masked",
+    plan: BlockPlan | None = None,
 ) -> Any:
     """Gives weights fixed masks, and the values that were drawn with them.
 
     `draws` has the mask of each by path, with values to set where it has a kernel; the other
     weights keep theirs. Each is taken out once its weight has it, so that a model and all its draws
-    are not there at once. With `storage="blocks"` `BlockPlan` has made the masks.
+    are not there at once. A `plan` has made the masks, and tells what it did not reach.
     """
     kind = mask_class(storage)
     if kind.compact:
         for weight in weights:
             refuse_compact(weight)
-    warn_of_slow_storage(weights, draws, storage)
+    if plan is None or storage != "auto":  # the plan names all that are not on blocks
+        warn_of_slow_storage(weights, draws, storage)
 
     def mask(path: str) -> Parametrization:
         return kind(mask=draws[path].mask, initializer=draws[path].initializer)
 
-    return wrap(model, weights, mask, draws, on_blocks=storage in ("auto", "blocks"))
+    sparse = wrap(model, weights, mask, draws, on_blocks=storage in ("auto", "blocks"))
+    if plan is not None:
+        plan.warn(sparse, storage)
+    return sparse
 
 
 def wrap(

@@ -70,8 +70,7 @@ def test_a_dense_layer_is_fast_or_that_is_told(verb, structure, storage, shape):
         return
     # Nothing suggests speed where neither storage nor structure speak of blocks.
     asked = storage in ("auto", "blocks") or isinstance(given, kso.Block)
-    # `prune` tells of its plan, too.
-    assert len(told) == asked or (verb is kso.prune and len(told) == 2 and asked)
+    assert len(told) == asked
     if asked:
         assert "'a/kernel'" in told[0]
         assert "None" not in told[0]  # there is a reason
