@@ -95,6 +95,7 @@ def measure(seed: int, given: argparse.Namespace) -> None:
 
 def measure_time(given: argparse.Namespace) -> None:
     """Appends the times of a call of the full and the sliced model, measured in turns."""
+    import keras
     import small_language_model as lm
     from timing import interleaved
 
@@ -104,43 +105,51 @@ def measure_time(given: argparse.Namespace) -> None:
     models |= {name: smaller(model, name, x) for name in SMALLER if "half" in name}
     calls = {name: (lambda one=one: one.predict_on_batch(x)) for name, one in models.items()}
     for name, seconds in interleaved(calls, given.rounds, warm_up=3).items():
-        append(LINES, {"steps": given.steps, "method": name, "pattern": "time", "seconds": seconds})
+        run = {"steps": given.steps, "method": name, "pattern": "time", "seconds": seconds}
+        append(LINES, run | {"backend": keras.backend.backend()})
         print(name, seconds, flush=True)
 
 
 def summarize(given: argparse.Namespace) -> None:
-    """Writes the table of all lines."""
-    runs = [run for run in finished(LINES) if run["steps"] == given.steps]
-    rounds = [run for run in runs if run["pattern"] == "time"]
-    times = {
-        name: statistics.median(run["seconds"] for run in rounds if run["method"] == name)
-        for name in {run["method"] for run in rounds}
-    }
-    runs = [run for run in runs if run.get("windows") == given.windows]
-    seeds = sorted({run["seed"] for run in runs})
+    """Writes the tables of all lines: of the model that was trained longest first."""
+    runs = finished(LINES)
+    text = "# A trained language model, pruned at once\n\n"
+    text += (
+        "Characters of the sources of Python's standard library; two decoder blocks, 128 wide, "
+        "trained on batches of 16 windows of 64 characters. All kernels of the "
+        "blocks at one density (magnitudes are compared over all; shares by error differ); "
+        f"{given.windows} windows for calibration, nothing is trained afterwards. Perplexity of "
+        "the next character on 256 windows of other modules, mean and standard deviation over the "
+        "seeds. Times of a call with 64 windows: medians of interleaved calls.\n\n"
+    )
+    for steps in sorted({run["steps"] for run in runs}, reverse=True):
+        text += f"## Trained for {steps} batches\n\n"
+        text += _table([run for run in runs if run["steps"] == steps], given.windows) + "\n"
+    seeds = sorted({run["seed"] for run in runs if "seed" in run})
+    write("one_shot_text", text, seeds)
+
+
+def _table(runs: list[dict], windows: int) -> str:
+    rounds: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        if run["pattern"] == "time":
+            key = run.get("backend", "jax"), run["method"]
+            rounds.setdefault(key, []).append(run["seconds"])
+    runs = [run for run in runs if run.get("windows") == windows]
     dense = {run["seed"]: run["perplexity"] for run in runs if run["method"] == "dense"}
+    backends = {"jax": "time of a call [ms]", "tensorflow": "TensorFlow [ms]"}
+    backends = {key: name for key, name in backends.items() if (key, "dense") in rounds}
     rows = []
     for method, pattern in dict.fromkeys((run["method"], run["pattern"]) for run in runs):
         own = [r for r in runs if (r["method"], r["pattern"]) == (method, pattern)]
         more = [100 * (run["perplexity"] / dense[run["seed"]] - 1) for run in own]
         row = [method, pattern, shown([run["perplexity"] for run in own]), shown(more)]
-        call = f"{1000 * times[method]:.1f}" if method in times else ""
-        weights = f"{own[0]['weights']}" if pattern in ("1", "smaller") else ""
-        seconds = statistics.mean(run["seconds"] for run in own)
-        rows.append([*row, weights, f"{seconds:.0f}", call])
+        row.append(f"{own[0]['weights']}" if pattern in ("1", "smaller") else "")
+        row.append(f"{statistics.mean(run['seconds'] for run in own):.0f}")
+        times = [rounds.get((backend, method)) for backend in backends]
+        rows.append([*row, *(f"{1000 * statistics.median(t):.1f}" if t else "" for t in times)])
     header = ["method", "pattern", "perplexity", "more than dense [%]", "weights"]
-    header += ["time to prune [s]", "time of a call [ms]"]
-    text = "# A trained language model, pruned at once\n\n"
-    text += (
-        "Characters of the sources of Python's standard library; two decoder blocks, 128 wide, "
-        f"trained for {given.steps} batches of 16 windows of 64 characters. All kernels of the "
-        "blocks at one density (magnitudes are compared over all; shares by error differ); "
-        f"{given.windows} windows for calibration, nothing is trained afterwards. Perplexity of "
-        "the next character on 256 windows of other modules, mean and standard deviation over the "
-        "seeds. Times of a call with 64 windows: medians over "
-        f"{len(rounds) // max(len(times), 1)} rounds of interleaved calls.\n\n"
-    )
-    write("one_shot_text", text + markdown(header, rows), seeds)
+    return markdown([*header, "time to prune [s]", *backends.values()], rows)
 
 
 def shown(values: list[float]) -> str:
