@@ -228,7 +228,8 @@ def summarize(given: argparse.Namespace) -> None:
         "calibration. Perplexity; differences in percent.",
     }
     about["text_epoch"] = (
-        "An epoch of the text\n\nThe language model, trained on for as many steps as have all text once."
+        "An epoch of the text\n\nThe language model, trained on for as many steps as have all "
+        "text once."
     )
     for name, title in about.items():
         own = [run for run in runs if run.get("network") == name]
