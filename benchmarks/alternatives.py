@@ -37,7 +37,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 from alternatives_used import USED, lines_of
 from example_data import Dataset, load
-from record import RESULTS, append, finished, markdown, parsed, write
+from record import RESULTS, append, finished, markdown, parsed, told, write
 from shuffled import shuffled
 
 WIDTHS = (512, 256, 10)
@@ -278,20 +278,22 @@ def main() -> None:
         return
     lines = RESULTS / "alternatives.jsonl"
     there = finished(lines)
-    for seed in given.seeds:
-        for method in [] if given.summary else given.methods:
-            key = key_of(method, seed, given)
-            if any(run | key == run for run in there):
-                continue
-            command = [sys.executable, *sys.argv, "--one", "--methods", method]
-            done = subprocess.run(
-                [*command, "--seeds", str(seed)], capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise SystemExit(f"{method} has failed:\n{done.stderr[-3000:]}")
-            run = json.loads(done.stdout.splitlines()[-1])
-            print(run, flush=True)
-            append(lines, run)
+    missing = [
+        (method, seed)
+        for seed in given.seeds
+        for method in ([] if given.summary else given.methods)
+        if not any(run | key_of(method, seed, given) == run for run in there)
+    ]
+    for method, seed in told("alternatives", missing):
+        command = [sys.executable, *sys.argv, "--one", "--methods", method]
+        done = subprocess.run(
+            [*command, "--seeds", str(seed)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{method} has failed:\n{done.stderr[-3000:]}")
+        run = json.loads(done.stdout.splitlines()[-1])
+        print(run, flush=True)
+        append(lines, run)
     if not (there := finished(lines)):
         parser.error("nothing is measured yet")
     write("alternatives", summarize(there), {run["seed"] for run in there})

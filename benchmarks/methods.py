@@ -23,6 +23,7 @@ import itertools
 import os
 import pathlib
 import statistics
+import time
 import tomllib
 from collections.abc import Callable
 
@@ -34,11 +35,11 @@ import keras
 import numpy as np
 from curves import Curve, Progress
 from example_data import Dataset, load
-from methods_runs import HERE, Run, identity, keep, latest, tried
+from methods_runs import CHANCE, CHOOSING, HERE, Run, identity, keep, latest, missing, tried
 from methods_summary import summarize
 from methods_table import METHODS
 from networks import NETWORKS
-from record import RESULTS, finished, parsed, write_page
+from record import RESULTS, finished, parsed, say_left, write_page
 from shuffled import shuffled, whole_batches
 
 import keras_sparse_ortho as kso
@@ -53,8 +54,6 @@ OVERRIDES = ("dataset", "samples", "depth")
 QUICK = {"samples": 2048, "epochs": 1, "densities": [0.1], "seeds": [0], "tune": False}
 WIDENED = 4
 """How often a grid of learning rates goes on."""
-CHOOSING = 2
-"""How many seeds choose a learning rate."""
 SMALL = {"methods": ["dense", "base_erk", "eoi_auto", "str"]}
 
 
@@ -134,6 +133,7 @@ def train(
     learning_rate: float | None = None,
 ) -> Run:
     """One run: a fresh network, the method, training, the test set."""
+    start = time.perf_counter()
     keras.utils.clear_session()
     learnt = without_tenth(data) if options.get("curve") else data
     model, callbacks, plan = build(net, method, density, seed, learnt, options, learning_rate)
@@ -160,6 +160,7 @@ def train(
         "learning_rate": learning_rate,
         "jit": options["jit"],
         "backend": keras.backend.backend(),
+        "seconds": round(time.perf_counter() - start, 1),
         "settings": options.get("settings", {}),
         **({"curve": curve.points} if curve.points else {}),
         **({"progress": progress.points} if progress.points else {}),
@@ -184,7 +185,8 @@ def chosen_rate(
     """The learning rate of the highest mean validation accuracy; trains what is missing.
 
     While that is the lowest or the highest rate the grid goes on there, by its own ratio, so many
-    times as `WIDENED`. A rate at which a layer loses all of its live entries counts as tried.
+    times as `WIDENED`, unless all are at chance. A rate at which a layer loses all of its live
+    entries counts as tried.
     """
     wanted = {"net": net, "method": method, "density": density, "epochs": options["epochs"]}
     wanted |= {"settings": options.get("settings", {})}
@@ -214,7 +216,7 @@ def chosen_rate(
     found = {rate: validation(rate) for rate in rates}
     for _ in range(WIDENED):
         best = max(found, key=found.__getitem__)
-        if min(found) < best < max(found) or not found[best]:
+        if min(found) < best < max(found) or found[best] <= CHANCE:
             break
         rate = float(f"{best * ratio if best == max(found) else best / ratio:.4g}")
         found[rate] = validation(rate)
@@ -226,9 +228,19 @@ def chosen_rate(
 def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, options: dict) -> None:
     """Trains what is missing, `str` before the methods that use its budget."""
     order = sorted(grid["methods"], key=list(METHODS).index)
-    for density, method, seed in itertools.product(grid["densities"], order, grid["seeds"]):
-        wanted = {"net": net, "method": method, "density": density, "seed": seed}
-        wanted |= {"epochs": options["epochs"], "settings": options.get("settings")}
+    like = {"net": net, "epochs": options["epochs"], "settings": options.get("settings")}
+    rows = [
+        like | {"method": method, "density": density}
+        for density, method in itertools.product(grid["densities"], order)
+    ]
+    rates = options["learning_rates"] if options["tune"] else []
+    for row, seed in itertools.product(rows, grid["seeds"]):
+        wanted = row | {"seed": seed}
+        density, method = row["density"], row["method"]
+        runs = finished(lines)
+        took = [run["seconds"] for run in runs if run["net"] == net and "seconds" in run]
+        choosing = options["seeds"][:CHOOSING]
+        say_left(net, missing(runs, rows, grid["seeds"], rates, choosing), took)
         try:
             rate = None
             if options["tune"]:

@@ -1,12 +1,17 @@
-"""The finished runs of methods.py, each a line of JSON."""
+"""The finished runs of methods.py, each a line of JSON, and how many are missing."""
 
 import pathlib
+from collections.abc import Iterable
 
 from methods_table import DENSE
 from record import append
 
 HERE = pathlib.Path(__file__).parent
 Run = dict
+CHOOSING = 2
+"""How many seeds choose a learning rate."""
+CHANCE = 0.12
+"""Up to this validation accuracy a network of ten classes has learnt nothing, at any rate."""
 
 
 def identity(run: Run) -> tuple:
@@ -33,6 +38,32 @@ def tried(runs: list[Run], like: Run) -> dict[float, dict[int, float]]:
         if "validation" in run and (identity(run)[:4], changed(run)) == key:
             found.setdefault(run["learning_rate"], {})[run["seed"]] = run["validation"]
     return found
+
+
+def missing(
+    runs: list[Run],
+    rows: Iterable[Run],
+    seeds: list[int],
+    rates: list[float],
+    choosing: list[int],
+) -> int:
+    """How many runs these rows of a table need at least: a grid may go on, and its best move.
+
+    Args:
+        runs: The finished ones.
+        rows: Runs without a seed.
+        seeds: Of the runs on the whole training set.
+        rates: The grid of learning rates.
+        choosing: Seeds of the runs that choose among them.
+    """
+    there, count = latest(runs), 0
+    for row in {identity(row | {"seed": None}): row | {"seed": None} for row in rows}.values():
+        found = tried(runs, row)
+        if found and not any(any(by_seed.values()) for by_seed in found.values()):
+            continue  # lost a layer at every rate
+        count += sum(len(set(choosing) - found.get(rate, {}).keys()) for rate in rates)
+        count += sum(identity(row | {"seed": seed}) not in there for seed in seeds)
+    return count
 
 
 def keep(lines: pathlib.Path, run: Run) -> None:

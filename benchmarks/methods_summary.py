@@ -8,7 +8,7 @@ import tomllib
 
 import keras
 import numpy as np
-from methods_runs import HERE, Run, changed, identity, latest, tried
+from methods_runs import CHANCE, HERE, Run, changed, identity, latest, tried
 from methods_table import DENSE, METHODS
 from record import finished, machine, markdown
 from scipy import stats
@@ -41,7 +41,8 @@ def beside(mine: list[float], others: list[float]) -> list[str]:
 def tries_and_edge(runs: list[Run], mine: list[Run]) -> list[str]:
     """How many learning rates were tried, with how many seeds; whether the chosen is an end.
 
-    Rates tried with fewer seeds than others do not count.
+    "chance" where no rate is above it: none is the best. Rates tried with fewer seeds than others
+    do not count.
     """
     by_rate = tried(runs, mine[0])
     seeds = max(map(len, by_rate.values()), default=0)
@@ -49,6 +50,8 @@ def tries_and_edge(runs: list[Run], mine: list[Run]) -> list[str]:
     chosen = {run.get("learning_rate") for run in mine}
     if not rates:
         return ["1", "-"]
+    if all(statistics.mean(by_rate[rate].values()) <= CHANCE for rate in rates):
+        return [f"{len(rates)} x {seeds}", "chance"]
     edges = {"low": min(rates), "high": max(rates)}
     edge = ", ".join(k for k, rate in edges.items() if rate in chosen) or "-"
     return [f"{len(rates)} x {seeds}", edge]

@@ -19,7 +19,7 @@ import methods
 import numpy as np
 from example_data import Dataset
 from methods_summary import beside, mean_and_deviation
-from record import RESULTS, append, finished, markdown, parsed, write
+from record import RESULTS, append, finished, markdown, parsed, told, write
 
 L = keras.layers
 LINES = RESULTS / "moving_masks.jsonl"
@@ -143,9 +143,9 @@ def main() -> None:
     data = digits(options.copies)
     there = [tuple(run[name] for name in KEY) for run in finished(LINES)]
     steps = len(data.x_train) // OPTIONS["batch_size"]
-    for run in wanted(options.nets, options.epochs, options.seeds, steps):
-        if tuple(run.values()) not in there:
-            append(LINES, train(run, data))
+    runs = wanted(options.nets, options.epochs, options.seeds, steps)
+    for run in told("moving masks", [run for run in runs if tuple(run.values()) not in there]):
+        append(LINES, train(run, data))
     summarize()
 
 

@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 
-from record import QUICK, RESULTS, append, finished, markdown, parsed, write
+from record import QUICK, RESULTS, append, finished, markdown, parsed, told, write
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = pathlib.Path(__file__).resolve().parent
@@ -135,7 +135,7 @@ def measure(name: str, seed: int, given: argparse.Namespace) -> None:
     if ("dense", 1.0) not in done:
         append(LINES, setting | {"method": "dense", "density": 1.0, "plain": accuracy(model, data)})
     x = data.x_train[:CALIBRATION]
-    for method, density in missing:
+    for method, density in told(f"{name}, seed {seed}", missing):
         options = dict(METHODS[method])
         if options["score"] != "magnitude" or "refit" in options:
             options["data"] = x
@@ -197,11 +197,11 @@ def measure_training(seed: int, given: argparse.Namespace) -> None:
     setting |= {"density": TRAINED_DENSITY, "rate": given.rate}
     done = {run["method"] for run in lines() if setting.items() <= run.items()}
     data = given_data("cnn", given.images)
-    for method in TRAINED:
-        if method not in done:
-            found = accuracy(trained_on(method, seed, data, given), data)
-            append(LINES, setting | {"method": method, "plain": found})
-            print(setting | {"method": method, "plain": found}, flush=True)
+    missing = [method for method in TRAINED if method not in done]
+    for method in told(f"trained, seed {seed}", missing):
+        found = accuracy(trained_on(method, seed, data, given), data)
+        append(LINES, setting | {"method": method, "plain": found})
+        print(setting | {"method": method, "plain": found}, flush=True)
 
 
 def summarize(given: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ import os
 import statistics
 import time
 
-from record import RESULTS, append, finished, markdown, parsed, write
+from record import RESULTS, append, finished, markdown, parsed, told, write
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 LINES = RESULTS / "one_shot_text.jsonl"
@@ -80,7 +80,7 @@ def measure(seed: int, given: argparse.Namespace) -> None:
         return
     model = lm.trained(seed, given.steps)
     x, _ = lm.windows(lm.text()[0], given.windows, 7)
-    for method, pattern in missing:
+    for method, pattern in told(f"seed {seed}", missing):
         start = time.perf_counter()
         if pattern in PATTERNS:
             found = pruned(model, method, pattern, x)

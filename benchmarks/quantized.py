@@ -18,7 +18,7 @@ import tempfile
 
 from contemporary_networks import mobilenet
 from one_shot import network, shown
-from record import QUICK, RESULTS, append, finished, markdown, parsed, write
+from record import QUICK, RESULTS, append, finished, markdown, parsed, told, write
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = pathlib.Path(__file__).resolve().parent
@@ -148,7 +148,7 @@ def measure(net: str, seed: int, given: argparse.Namespace) -> None:
     done = {run["method"] for run in finished(LINES) if setting.items() <= run.items()}
     missing = [method for method in METHODS if method not in done]
     data = load("fashion_mnist") if missing else None
-    for method in missing:
+    for method in told(f"{net}, seed {seed}", missing):
         # The file of `int8 after` is the converter's own, calibrated.
         model = trained(net, "float" if method == "int8 after" else method, seed, data, given)
         if method not in ("float", "int8 after"):

@@ -13,9 +13,11 @@ import json
 import os
 import pathlib
 import platform
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cells import tables
@@ -26,6 +28,9 @@ RESULTS = pathlib.Path(
     os.environ.setdefault("KSO_RESULTS", str(HERE / ("out/quick" if QUICK else "results")))
 )
 """The folder of this run; processes that it starts inherit it."""
+
+LEFT = "left at least:"
+"""How a line begins that says how much a long part still has to do; `suite.py` passes it on."""
 
 _PACKAGES = (
     *("keras-sparse-ortho", "keras", "numpy", "scipy", "tensorflow", "jax", "torch", "tf_keras"),
@@ -123,6 +128,23 @@ def finished(lines: pathlib.Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return runs
+
+
+def say_left(part: str, count: int, took: list[float]) -> None:
+    """Prints how many runs are left at least, and for how long, as earlier ones took so many s."""
+    if count:
+        about = f", about {count * statistics.median(took) / 60:.0f} min" if took else ""
+        print(f"{LEFT} {part}, {count} runs{about}", flush=True)
+
+
+def told(part: str, runs: Sequence[Any]) -> Iterator[Any]:
+    """The runs one after the other, with how many are left before each."""
+    took: list[float] = []
+    for done, run in enumerate(runs):
+        say_left(part, len(runs) - done, took)
+        start = time.monotonic()
+        yield run
+        took.append(time.monotonic() - start)
 
 
 def write(name: str, text: str, seeds: Iterable[int] = (0,)) -> None:

@@ -8,10 +8,11 @@
 
 `suite.toml` lists the parts. Results go to `benchmarks/results`, those of `--quick` to
 `benchmarks/out/quick`, with the output of every part in `logs/` there. Long parts are resumed:
-finished runs are not repeated.
+finished runs are not repeated. They say how many runs are left, and how long these will take.
 """
 
 import argparse
+import math
 import os
 import pathlib
 import resource
@@ -22,8 +23,11 @@ import sys
 import time
 import tomllib
 
+from record import LEFT
+
 HERE = pathlib.Path(__file__).resolve().parent
 PATIENCE = 300  # seconds for a part of the quick suite
+EVERY = 60  # seconds between two looks at what a part has left
 
 
 def parts() -> dict[str, dict]:
@@ -58,6 +62,27 @@ def cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def followed(script: subprocess.Popen, log: pathlib.Path, patience: float) -> int:
+    """The exit code of a script; meanwhile prints what its log says of the time left.
+
+    Raises:
+        subprocess.TimeoutExpired: After so many seconds.
+    """
+    start, said = time.monotonic(), ""
+    while True:
+        left = patience - (time.monotonic() - start)
+        try:
+            return script.wait(min(left, EVERY))
+        except subprocess.TimeoutExpired:
+            if left <= EVERY:
+                raise
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        last = next((line for line in reversed(lines) if line.startswith(LEFT)), "")
+        if last != said:
+            said = last
+            print(f"      {said}", flush=True)
+
+
 def run(part: dict, backend: str, arguments: list[str], results: pathlib.Path, quick: bool) -> bool:
     """One run of a script; its output goes to a file."""
     log = results / "logs" / f"{part['name']}_{backend}.txt"
@@ -75,7 +100,7 @@ def run(part: dict, backend: str, arguments: list[str], results: pathlib.Path, q
             start_new_session=True,
         )
         try:
-            good = script.wait(PATIENCE if quick else None) == 0
+            good = followed(script, log, PATIENCE if quick else math.inf) == 0
         except subprocess.TimeoutExpired:
             good, note = False, f"stopped after {PATIENCE} s"
         finally:  # an interruption, too, ends the processes that the script has started

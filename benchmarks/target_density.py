@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 
-from record import RESULTS, append, finished, markdown, parsed, write
+from record import RESULTS, append, finished, markdown, parsed, told, write
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 LINES = RESULTS / "target_density.jsonl"
@@ -85,9 +85,12 @@ def run_missing(backend: str, options: argparse.Namespace) -> None:
     """All missing runs of this process' backend."""
     there = {key(run) for run in finished(LINES)}
     grid = options.nets, options.optimizers, options.densities, options.seeds
-    for settings in itertools.product(*grid):
-        if (backend, *settings, options.epochs) in there:
-            continue
+    missing = [
+        settings
+        for settings in itertools.product(*grid)
+        if (backend, *settings, options.epochs) not in there
+    ]
+    for settings in told(backend, missing):
         run = train(*settings, options.epochs)
         append(LINES, run)
         print(run, flush=True)

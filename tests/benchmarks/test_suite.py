@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -67,3 +69,25 @@ def test_a_result_says_where_it_was_made(record, tmp_path, capsys):
     row = json.loads((tmp_path / "new" / "runs.jsonl").read_text())
     assert row["seed"] == 3
     assert {"commit", "date", "machine", "keras"} <= set(row["made"])
+
+
+def test_what_is_left_is_told_and_passed_on(record, suite, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(record.time, "monotonic", iter([0, 120, 120, 240, 300, 360]).__next__)
+    assert list(record.told("part", "abc")) == ["a", "b", "c"]
+    assert capsys.readouterr().out.splitlines() == [
+        "left at least: part, 3 runs",
+        "left at least: part, 2 runs, about 4 min",
+        "left at least: part, 1 runs, about 2 min",
+    ]
+    monkeypatch.undo()
+    script = tmp_path / "long.py"
+    line = f"{record.LEFT} part, 2 runs"
+    script.write_text(f"import time\nprint({line!r}, flush=True)\ntime.sleep(30)\n")
+    monkeypatch.setattr(suite, "EVERY", 0.5)
+    with open(tmp_path / "log", "w") as stream:
+        process = subprocess.Popen([sys.executable, str(script)], stdout=stream)
+        with pytest.raises(subprocess.TimeoutExpired):
+            suite.followed(process, tmp_path / "log", 3.0)
+        process.kill()
+    assert process.wait() < 0
+    assert capsys.readouterr().out.splitlines() == [f"      {line}"]

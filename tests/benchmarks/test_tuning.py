@@ -68,7 +68,7 @@ def test_a_grid_goes_on_where_the_best_is_at_its_edge(
             raise methods.BudgetError("The layer 'a' has no live entry. Received: 0 entries")
         return {
             **{"net": net, "method": method, "density": density, "seed": seed},
-            **{"accuracy": 1 / (1 + abs(np.log2(rate / peak))), "epochs": 1, "jit": False},
+            **{"accuracy": 1 / (1 + 0.1 * abs(np.log2(rate / peak))), "epochs": 1, "jit": False},
             **{"learning_rate": rate, "live": 1, "size": 2, "flops": 3, "backend": "none"},
             "settings": options["settings"],
         }
@@ -81,6 +81,36 @@ def test_a_grid_goes_on_where_the_best_is_at_its_edge(
     methods.main(small)  # what is there is not repeated
     assert len(seen) == count
     assert f"| {expected} |" in lines.with_suffix(".md").read_text()
+
+
+def test_a_grid_at_chance_does_not_go_on(methods, monkeypatch, tmp_path, capsys):
+    lines = tmp_path / "runs.jsonl"
+    settings = tomllib.loads((methods.HERE / "methods.toml").read_text())
+    rates = settings["cnn"]["learning_rates"]
+
+    def train(net, method, density, seed, data, options, rate=None):
+        return {
+            **{"net": net, "method": method, "density": density, "seed": seed},
+            **{"accuracy": 0.1, "epochs": 1, "jit": False, "seconds": 90.0},
+            **{"learning_rate": rate, "live": 1, "size": 2, "flops": 3, "backend": "none"},
+            "settings": options["settings"],
+        }
+
+    monkeypatch.setattr(methods, "train", train)
+    small = ["--dataset", "digits", "--densities", "0.1", "0.2", "--epochs", "1", "--seeds", "0"]
+    methods.main([*small, "--out", str(lines), "--methods", "base_erk", "dense"])
+    found = [run["learning_rate"] for run in methods.finished(lines) if "validation" in run]
+    assert sorted(found) == sorted(6 * rates)  # three rows, two seeds
+    table = lines.with_suffix(".md").read_text()
+    assert table.count(f"| {len(rates)} x 2 | chance |") == 3
+    # Before each row: what is left, and from the second row on how long that takes.
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left")]
+    # The dense row is that of both densities.
+    counts = [k * (2 * len(rates) + 1) for k in (3, 2, 1, 1)]
+    assert said[0] == f"left at least: cnn, {counts[0]} runs"
+    assert said[1:] == [
+        f"left at least: cnn, {n} runs, about {round(n * 1.5)} min" for n in counts[1:]
+    ]
 
 
 def test_where_a_method_wins_ties_or_loses(methods_summary):
