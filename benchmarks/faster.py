@@ -1,15 +1,15 @@
 """Accuracy of networks on live blocks, and epochs and seconds to 88% on Fashion-MNIST.
 
-    KERAS_BACKEND=jax python benchmarks/faster.py                  # about two hours of two cores
-    KERAS_BACKEND=jax python benchmarks/faster.py --net wide_mlp --densities 0.1
+    KERAS_BACKEND=jax python benchmarks/faster.py --net wide_mlp   # half an hour
+    python benchmarks/faster.py --net wide_cnn                     # an hour; on TensorFlow
     python benchmarks/faster.py --summary                          # the table of finished runs
 
 A wide MLP and a wide CNN (`faster.toml`): dense; with single live entries in masks (`eoi_auto`); on
 live blocks of 16, 32 and 64; RigL on blocks of 32; dense with shorter schedules, too. Each row has
 its own learning rate, the best on a validation split, and 88% are read on that split, not on the
 test set. Every run is a line of `results/faster.jsonl`; finished runs are not repeated. The
-tables go to `results/faster.md`. Seconds are those of training alone: the median over the epochs
-after the first, which compiles. They need an idle machine.
+tables go to `results/faster.md`. Seconds are those of the steps alone, measured apart and
+interleaved, on an idle machine, by `methods_time.py --settings faster`.
 """
 
 import itertools
@@ -34,13 +34,21 @@ def epochs_to_goal(run: dict[str, Any]) -> int | None:
     return next((k + 1 for k, accuracy in enumerate(accuracies) if accuracy >= GOAL), None)
 
 
-def seconds(run: dict[str, Any]) -> float:
-    """Of an epoch."""
-    return statistics.median(second for second, _ in run["curve"][1:])
+def steps_of(used: dict[str, Any]) -> int:
+    """Of an epoch, without the validation split."""
+    return used["samples"] * 9 // 10 // used["batch_size"]
 
 
-def table(runs: list[dict[str, Any]], all_runs: list[dict[str, Any]]) -> str:
-    """A row for each density, method and number of epochs."""
+def table(
+    runs: list[dict[str, Any]], all_runs: list[dict[str, Any]], seconds: dict[tuple, float]
+) -> str:
+    """A row for each density, method and number of epochs.
+
+    Args:
+        runs: Of the network, to be shown.
+        all_runs: With those that chose their learning rates.
+        seconds: Of an epoch, for a method and a density.
+    """
     rows = []
     densities = sorted({run["density"] for run in runs if run["method"] not in DENSE})
     lengths = sorted({run["epochs"] for run in runs}, reverse=True)
@@ -52,13 +60,8 @@ def table(runs: list[dict[str, Any]], all_runs: list[dict[str, Any]]) -> str:
             continue
         reached = [epochs_to_goal(run) for run in mine]
         there = [epochs for epochs in reached if epochs is not None]
-        needed = (
-            statistics.mean(
-                e * seconds(run) for e, run in zip(reached, mine, strict=True) if e is not None
-            )
-            if there
-            else None
-        )
+        epoch = seconds.get((method, density))
+        needed = epoch * statistics.mean(there) if epoch and there else None
         rows.append(
             [
                 "1" if density is None else f"{density}",
@@ -67,7 +70,7 @@ def table(runs: list[dict[str, Any]], all_runs: list[dict[str, Any]]) -> str:
                 f"{len(mine)}",
                 f"{len(there)} of {len(mine)}",
                 f"{statistics.mean(there):.1f}" if there else "-",
-                f"{statistics.mean(map(seconds, mine)):.2f}",
+                "-" if epoch is None else f"{epoch:.2f}",
                 "-" if needed is None else f"{needed:.1f}",
                 ", ".join(sorted({f"{run['learning_rate']}" for run in mine})),
                 *tries_and_edge(all_runs, mine),
@@ -89,14 +92,22 @@ def summarize(lines: pathlib.Path) -> str:
     text += "last tenth of the training set, without which all are trained; the learning rate is "
     text += "the best one there of those tried, each with so many seeds. At an edge the chosen one "
     text += "is the least or the largest. Density is that of the hidden kernels; stem and head are "
-    text += "dense.\n"
+    text += "dense. Seconds are those of a step of training times the steps of an epoch, medians "
+    text += "of interleaved turns of one process (`methods_time.py --settings faster`).\n"
+    file = lines.with_name("faster_time.json")
+    times = json.loads(file.read_text()) if file.exists() else {}
     for kind in sorted({(run["net"], changed(run)) for run in runs}):
         mine = [run for run in runs if (run["net"], changed(run)) == kind]
         used = settings[kind[0]] | (mine[0].get("settings") or {})
         about = json.dumps({k: used[k] for k in ("width", "depth", "samples")})
         epochs = max(run["epochs"] for run in mine)
         text += f"\n## {kind[0]}, epochs: {epochs}{kind[1]}\n\n{about}\n\n"
-        text += table(mine, all_runs)
+        seconds = {
+            (method, None if method in DENSE else float(density)): step * steps_of(used)
+            for density, steps in times.get(kind[0], {}).items()
+            for method, step in steps.items()
+        }
+        text += table(mine, all_runs, seconds)
     return text
 
 

@@ -2,11 +2,13 @@
 
     python benchmarks/methods_time.py --net cnn
     python benchmarks/methods_time.py --net resnet20 --rounds 3
+    python benchmarks/methods_time.py --settings faster --net wide_cnn --methods dense blocks_32
 
 The methods train in turn, for as many steps as between two mask updates, so that other load on the
 machine affects all of them. Updates of masks, thresholds and extra gradients are as frequent as in
 a run; compilation and the setup of an epoch are excluded. The ratios of the medians go to
-`results/methods_time.json`, for the table of `methods.py --summary`.
+`results/methods_time.json`, for the table of `methods.py --summary`; seconds of a step of the
+networks of `faster.toml` to `results/faster_time.json`, for that of `faster.py`.
 `eoi_str` needs the budget of a finished run of `str`.
 """
 
@@ -103,24 +105,29 @@ def measure(
 
 def main() -> None:
     """The command line."""
-    settings = tomllib.loads((HERE / "methods.toml").read_text())
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--net", choices=settings, default="cnn")
+    parser.add_argument("--settings", choices=["methods", "faster"], default="methods")
+    parser.add_argument("--net", default="cnn")
     parser.add_argument("--density", type=float, default=0.05)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--no-jit", action="store_true", help="without XLA")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     given = parsed(parser, {"rounds": 2, "methods": ["dense", "base_erk", "gmp"]})
-    options = settings[given.net]
+    options = tomllib.loads((HERE / f"{given.settings}.toml").read_text())[given.net]
     options |= {"jit": not given.no_jit, "budgets": RESULTS / "budgets"}
     data = load(options["dataset"])
     seconds = measure(given.net, given.density, data, options, given.rounds, given.methods)
     ratios = {name: value / seconds["dense"] for name, value in seconds.items()}
     for name, value in seconds.items():
         print(f"{name:12} {value:8.3f} s  {ratios[name]:.3f}")
-    file = RESULTS / TIMES
+    file = RESULTS / TIMES.replace("methods", given.settings)
     measured = json.loads(file.read_text()) if file.exists() else {}
-    measured[given.net] = ratios
+    if given.settings == "methods":
+        measured[given.net] = ratios
+    else:
+        turn = options.get("frequency", TURN)
+        steps = {name: value / turn for name, value in seconds.items()}
+        measured.setdefault(given.net, {})[f"{given.density:g}"] = steps
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(measured, indent=1) + "\n")
 
