@@ -8,6 +8,7 @@ import tomllib
 
 import keras
 import numpy as np
+from candidates import CANDIDATES
 from methods_runs import CHANCE, HERE, Run, changed, identity, latest, tried
 from methods_table import DENSE, METHODS
 from record import finished, machine, markdown
@@ -15,6 +16,12 @@ from scipy import stats
 
 TIMES = "methods_time.json"
 RIVAL = "base_erk"
+RIVALS = dict.fromkeys(CANDIDATES, "gmp") | {
+    "eoi_sign_in": "eoi_auto",
+    "base_sign_in": "base_erk",
+    "eoi_positive": "eoi_auto",
+}
+"""What the methods of `candidates.py` must be ahead of."""
 
 
 def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
@@ -100,21 +107,22 @@ def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run]) -> str
     return markdown(header, rows)
 
 
-def against_gmp(runs: list[Run]) -> str:
-    """For each density at which both have runs how Feather compares, which decides on its place."""
+def candidates(runs: list[Run]) -> str:
+    """What was tried against GMP or EOI, and joins the package only if it wins, at each density."""
     text = ""
     for density in sorted({run["density"] for run in runs}, reverse=True):
-        found = [
-            [run["accuracy"] for run in runs if identity(run)[2:4] == (method, density)]
-            for method in ("feather", "gmp")
-        ]
-        if all(found):
-            ahead, verdict = beside(*found)
-            seeds = " and ".join(f"{len(each)}" for each in found)
-            text += (
-                f"\nFeather against GMP at {density}: {ahead} points, {verdict} ({seeds} seeds).\n"
-            )
-    return text
+        accuracies: dict[str, list[float]] = {}
+        for run in runs:
+            if identity(run)[3] == density:
+                accuracies.setdefault(run["method"], []).append(run["accuracy"])
+        for method, rival in RIVALS.items():
+            found = accuracies.get(method, []), accuracies.get(rival, [])
+            if all(found):
+                ahead, verdict = beside(*found)
+                text += f"| {density} | {method} | {rival} | {ahead} | {verdict} | "
+                text += " and ".join(f"{len(each)}" for each in found) + " |\n"
+    header = ["density", "tried", "against", "points ahead", "verdict", "seeds of both"]
+    return f"\nTried, and built only where it wins:\n\n{markdown(header, [])}{text}" if text else ""
 
 
 def _channels(runs: list[list[list[int]]]) -> str:
@@ -134,14 +142,10 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     text = f"# {title}\n\n{machine()}, Keras {keras.__version__} on "
     text += f"{', '.join(sorted({run['backend'] for run in runs}))}. Adam where nothing else is "
     text += "said, cosine decay. "
-    text += (
-        f"Mean and standard deviation over seeds. `to {RIVAL}`: points ahead of a random mask of "
-    )
-    text += "the same density; it wins or loses where Student's test over the seeds says so at 5%, "
-    text += (
-        "and ties elsewhere. `reached` is the live fraction of all kernels in the end, with those "
-    )
-    text += "that `include` leaves dense. "
+    text += f"Mean and standard deviation over seeds. `to {RIVAL}`: points ahead of a random mask "
+    text += "of the same density; it wins or loses where Student's test over the seeds says so at "
+    text += "5%, and ties elsewhere. `reached` is the live fraction of all kernels in the end, "
+    text += "with those that `include` leaves dense. "
     text += "MFLOPs are multiply-adds of the live entries for one sample. Live channels are those "
     text += "after ReLU that are not constant over 1000 test images, in the end. A time ratio is "
     text += "that of training against the dense network, without compilation and what sets up an "
@@ -149,8 +153,8 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     text += "without a row has not been run, or left a layer without any live entry (collapse). Of "
     text += "one that ends with `_rare` masks or thresholds change every `frequency` steps only. "
     text += "Tries are the learning rates that were compared on the validation split, each with so "
-    text += "many seeds; at an edge "
-    text += "the chosen one is the least or the largest of them: a better one may lie beyond.\n"
+    text += "many seeds; at an edge the chosen one is the least or the largest of them: a better "
+    text += "one may lie beyond. At chance no rate is above it.\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
     of_times = tomllib.loads((HERE / "methods.toml").read_text())
@@ -168,7 +172,7 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
             about += ", one order of batches for all epochs"
         timed = ratios.get(net, {}) if settings[net] == of_times.get(net) else {}
         text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed, all_runs)}"
-        text += against_gmp(mine)
+        text += candidates(mine)
         if timed:
             text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
     return text

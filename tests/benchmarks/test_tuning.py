@@ -183,3 +183,15 @@ def test_the_command_line_of_the_deep_networks(methods, tmp_path):
     text = out.with_suffix(".md").read_text()
     assert "## deep_cnn, epochs: 1" in text
     assert "## deep_mlp, epochs: 1" in text
+
+
+def test_what_is_tried_stands_beside_its_rival(methods_summary):
+    runs = [
+        {"net": "cnn", "method": method, "density": 0.1, "seed": seed, "epochs": 1, "accuracy": one}
+        for method, found in {"gmp": [0.8, 0.81], "feather": [0.9, 0.91], "dnw": [0.5]}.items()
+        for seed, one in enumerate(found)
+    ]
+    text = methods_summary.candidates(runs)
+    assert "| 0.1 | feather | gmp | +10.00 | wins | 2 and 2 |" in text
+    assert "dnw" not in text
+    assert methods_summary.candidates(runs[:2]) == ""
