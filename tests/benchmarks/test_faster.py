@@ -46,7 +46,7 @@ def test_shorter_schedules_have_rows(faster, tmp_path):
 @pytest.mark.slow
 def test_a_small_comparison(faster, tmp_path, capsys):
     out = tmp_path / "faster.jsonl"
-    arguments = ["--net", "wide_mlp", "--dataset", "digits", "--samples", "256", "--epochs", "2"]
+    arguments = ["--net", "wide_mlp", "--dataset", "digits", "--samples", "1024", "--epochs", "2"]
     methods = ["--methods", "dense", "blocks_64", "rigl_blocks_32", "--densities", "0.1"]
     faster.main([*arguments, *methods, "--seeds", "0", "--no-tune", "--no-jit", "--out", str(out)])
     runs = [json.loads(line) for line in out.read_text().splitlines()]
