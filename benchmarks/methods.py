@@ -245,7 +245,7 @@ def run_missing(lines: pathlib.Path, net: str, grid: dict, data: Dataset, option
             rate = None
             if options["tune"]:
                 rate = chosen_rate(lines, net, method, density, data, options)
-            there = latest(finished(lines)).get(identity(wanted))
+            there = latest(runs).get(identity(wanted))
             if there is not None and there["learning_rate"] == rate:
                 continue
             run = train(net, method, density, seed, data, options, rate)
