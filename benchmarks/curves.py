@@ -1,32 +1,6 @@
-"""Accuracy over a run: after each epoch, or over windows of steps."""
-
-import time
+"""Accuracy over windows of steps."""
 
 import keras
-
-
-class Curve(keras.callbacks.Callback):
-    """Seconds of training in each epoch, and the test accuracy after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.points: list[tuple[float, float]] = []
-        self._began = self._trained = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Starts the clock."""
-        self._began = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Waits for the device."""
-        assert logs is not None
-        float(logs["loss"])
-        self._trained = time.perf_counter() - self._began
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Notes both."""
-        assert logs is not None
-        self.points.append((self._trained, float(logs["val_accuracy"])))
 
 
 class Progress(keras.callbacks.Callback):

@@ -30,8 +30,7 @@ GOAL = 0.88
 
 def epochs_to_goal(run: dict[str, Any]) -> int | None:
     """The epoch after which the validation accuracy reaches `GOAL`; `None` for never."""
-    accuracies = [accuracy for _, accuracy in run["curve"]]
-    return next((k + 1 for k, accuracy in enumerate(accuracies) if accuracy >= GOAL), None)
+    return next((k + 1 for k, accuracy in enumerate(run["curve"]) if accuracy >= GOAL), None)
 
 
 def steps_of(used: dict[str, Any]) -> int:

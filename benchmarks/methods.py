@@ -33,7 +33,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
-from curves import Curve, Progress
+from curves import Progress
 from example_data import Dataset, load
 from methods_runs import CHANCE, CHOOSING, HERE, Run, identity, keep, latest, missing, tried
 from methods_summary import summarize
@@ -91,21 +91,24 @@ def build(
     return model, callbacks, plan
 
 
-def fit(model: keras.Model, callbacks: list, data: Dataset, options: dict, seed: int) -> None:
-    """Trains on whole batches: one compilation."""
-    size, tested = options["batch_size"], any(isinstance(one, Curve) for one in callbacks)
+def fit(
+    model: keras.Model, callbacks: list, data: Dataset, options: dict, seed: int
+) -> list[float]:
+    """Trains on whole batches: one compilation; the accuracy after each epoch, with `curve`."""
+    size = options["batch_size"]
     if options.get("reshuffle", True):
         rows = shuffled(data.x_train, data.y_train, size, seed)
     else:
         rows = whole_batches(data.x_train, data.y_train, size)
-    model.fit(
+    history = model.fit(
         **rows,
         epochs=options["epochs"],
         verbose=0,
         callbacks=callbacks,
-        validation_data=(data.x_test, data.y_test) if tested else None,
+        validation_data=(data.x_test, data.y_test) if options.get("curve") else None,
         validation_batch_size=500,
     )
+    return history.history.get("val_accuracy", [])
 
 
 def live_channels(model: keras.Model, images: np.ndarray) -> list[list[int]]:
@@ -137,12 +140,11 @@ def train(
     keras.utils.clear_session()
     learnt = without_tenth(data) if options.get("curve") else data
     model, callbacks, plan = build(net, method, density, seed, learnt, options, learning_rate)
-    curve, progress = Curve(), Progress(options.get("progress", 1))
-    callbacks += [curve] if options.get("curve") else []
+    progress = Progress(options.get("progress", 1))
     callbacks += [progress] if options.get("progress") else []
-    fit(model, callbacks, learnt, options, seed)
+    curve = fit(model, callbacks, learnt, options, seed)
     accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
-    if method == "str":
+    if method == "str" and options.get("final", True):
         plan["budget_file"].parent.mkdir(parents=True, exist_ok=True)
         kso.Budget.from_model(model).save(plan["budget_file"])
     weights = kso.prunable_weights(model, flops=True)
@@ -162,7 +164,7 @@ def train(
         "backend": keras.backend.backend(),
         "seconds": round(time.perf_counter() - start, 1),
         "settings": options.get("settings", {}),
-        **({"curve": curve.points} if curve.points else {}),
+        **({"curve": curve} if curve else {}),
         **({"progress": progress.points} if progress.points else {}),
     }
 
@@ -190,7 +192,7 @@ def chosen_rate(
     """
     wanted = {"net": net, "method": method, "density": density, "epochs": options["epochs"]}
     wanted |= {"settings": options.get("settings", {})}
-    seeds, options = options["seeds"][:CHOOSING], options | {"curve": False}
+    seeds, options = options["seeds"][:CHOOSING], options | {"curve": False, "final": False}
     there = tried(finished(lines), wanted | {"seed": seeds[0]})
     lost = ""
 

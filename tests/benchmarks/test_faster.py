@@ -12,11 +12,11 @@ SETTINGS = tomllib.loads((FOLDER / "faster.toml").read_text())
 
 
 def test_epochs_and_seconds(faster):
-    run = {"curve": [[9.0, 0.85], [2.0, 0.881], [4.0, 0.87], [3.0, 0.89]]}
+    run = {"curve": [0.85, 0.881, 0.87, 0.89]}
     assert faster.epochs_to_goal(run) == 2
     # The last tenth is not trained on, and the last part of a batch is dropped.
     assert faster.steps_of({"samples": 20000, "batch_size": 128}) == 140
-    assert faster.epochs_to_goal({"curve": [[1.0, 0.8]]}) is None
+    assert faster.epochs_to_goal({"curve": [0.8]}) is None
 
 
 def test_shorter_schedules_have_rows(faster, tmp_path):
@@ -25,7 +25,7 @@ def test_shorter_schedules_have_rows(faster, tmp_path):
         for epochs, method, seed in ((6, "dense", 0), (6, "dense", 1), (3, "dense", 0)):
             run = {"net": "wide_mlp", "method": method, "density": 0.1, "seed": seed}
             run |= {"epochs": epochs, "accuracy": 0.9, "learning_rate": 0.001, "backend": "jax"}
-            run |= {"curve": [[3.0, 0.8]] + [[2.0, 0.89]] * (epochs - 1)}
+            run |= {"curve": [0.8] + [0.89] * (epochs - 1)}
             stream.write(json.dumps(run) + "\n")
             for rate in (0.0005, 0.001):
                 tried = {key: run[key] for key in ("net", "method", "density", "seed", "epochs")}
@@ -53,8 +53,7 @@ def test_a_small_comparison(faster, tmp_path, capsys):
     assert [run["method"] for run in runs] == ["dense", "blocks_64", "rigl_blocks_32"]
     for run in runs:
         assert len(run["curve"]) == 2
-        assert 0 < run["curve"][-1][1] <= 1  # on the validation split
-        assert all(second > 0 for second, _ in run["curve"])
+        assert 0 < run["curve"][-1] <= 1  # on the validation split
     dense, blocks, moved = runs
     # Of 16 blocks a side one in the one kernel and two in the other, of 32 three in both.
     assert dense["live"] - blocks["live"] == 2 * 1024**2 * 29 // 32

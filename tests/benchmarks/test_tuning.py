@@ -16,9 +16,10 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     lines = tmp_path / "runs.jsonl"
     settings = tomllib.loads((methods.HERE / "methods.toml").read_text())
     low, best, high = settings["cnn"]["learning_rates"]
-    seen = []
+    seen, final = [], []
 
     def train(net, method, density, seed, data, options, rate=None):
+        final.append(options.get("final", True))  # only these keep the budget of STR
         seen.append((data.name, len(data.x_train), len(data.x_test), rate))
         accuracy = {low: 0.2, best: 0.9, high: 1.0}[rate]
         accuracy *= 1 - (rate == high) * seed  # the best one with one seed, of no use with another
@@ -35,6 +36,7 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     methods.main([*small, "--seeds", "0"])
     twice = [low, low, best, best, high, high]
     assert [rate for *_, rate in seen] == [*twice, best]
+    assert final == [False] * 6 + [True]
     samples = len(methods.load("digits").x_train)
     kept = samples * 9 // 10
     assert [(train, test) for _, train, test, _ in seen[:6]] == [(kept, samples - kept)] * 6
