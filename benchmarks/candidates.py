@@ -80,7 +80,7 @@ def scheduled(template: type, schedule: type = kso.schedules.Cubic, end: float =
 
     def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
         begin, last = plan["steps"] // 10, int(end * plan["steps"])
-        made = template(schedule(1.0, begin, last, frequency=plan["renewals"]))
+        made = template(schedule(1.0, begin, last))
         model = kso.parametrize(model, made, plan["density"], "erk", include=plan.get("include"))
         return model, [kso.callbacks.UpdateMasks()]
 
@@ -89,7 +89,7 @@ def scheduled(template: type, schedule: type = kso.schedules.Cubic, end: float =
 
 def top_kast(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Sparse from the first step on, as published."""
-    made = TopKast(1.0, plan["renewals"] or max(plan["steps"] // 100, 1))
+    made = TopKast(1.0, max(plan["steps"] // 100, 1))
     model = kso.parametrize(model, made, plan["density"], "erk", include=plan.get("include"))
     for weight in kso.prunable_weights(model):
         if isinstance(weight.parametrization, TopKast):

@@ -72,10 +72,9 @@ def build(
     network = NETWORKS[options.get("network", net)]
     dense = network(data.x_train.shape[1:], data.classes, options)
     tenth = max(steps // 10, 1)
-    frequency, renewals = options.get("frequency"), options.get("renewals")
+    frequency = options.get("frequency")
     plan = {"density": density, "seed": seed, "steps": steps}
     plan["frequency"] = frequency and min(frequency, tenth)
-    plan["renewals"] = renewals and min(renewals, tenth)
     plan["include"] = options.get("include")
     plan |= {"data": (data.x_train, data.y_train), "batch_size": options["batch_size"]}
     if "activation" in options:

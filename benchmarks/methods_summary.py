@@ -69,9 +69,7 @@ def table(runs: list[Run], ratios: dict[str, float], all_runs: list[Run]) -> str
     densities = {run["density"] for run in runs if run["method"] not in DENSE}
     densities = sorted(densities, reverse=True)
     rows = []
-    # No longer run: from EOI as published, which leaves outputs dead, or with rare updates.
-    former = sorted({run["method"] for run in runs}.difference(METHODS))
-    for density, method in itertools.product([None, *densities], [*METHODS, *former]):
+    for density, method in itertools.product([None, *densities], METHODS):
         mine = [run for run in runs if identity(run)[2:4] == (method, density)]
         if not mine:
             continue
@@ -150,8 +148,7 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     text += "after ReLU that are not constant over 1000 test images, in the end. A time ratio is "
     text += "that of training against the dense network, without compilation and what sets up an "
     text += "epoch, timed apart and interleaved by `methods_time.py` at one density. A method "
-    text += "without a row has not been run, or left a layer without any live entry (collapse). Of "
-    text += "one that ends with `_rare` masks or thresholds change every `frequency` steps only. "
+    text += "without a row has not been run, or left a layer without any live entry (collapse). "
     text += "Tries are the learning rates that were compared on the validation split, each with so "
     text += "many seeds; at an edge the chosen one is the least or the largest of them: a better "
     text += "one may lie beyond. At chance no rate is above it.\n"
@@ -163,7 +160,7 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
         net, epochs, other = kind
         used = settings[net] | (mine[0].get("settings") or {})
         keys = ("filters", "width", "depth", "activation", "optimizer", "batch_size")
-        keys += ("frequency", "renewals", "learning_rates", "samples", "include")
+        keys += ("frequency", "learning_rates", "samples", "include")
         about = ", ".join(f"{key} {used[key]}" for key in keys if key in used)
         compiled = sorted({run["jit"] for run in mine})
         about += ", " + " and ".join("XLA" if jit else "no XLA" for jit in compiled)

@@ -1,10 +1,9 @@
 """The methods of methods.py: from a dense network to a model and its callbacks.
 
 `plan` holds density, seed, steps of the whole run, data, batch_size, budget_file;
-`frequency` of SET's and RigL's updates; `renewals`, the same for GMP, STR and DNW (both `None` for
-the defaults, which follow the length of the run); `gain`: the critical gain of the activation in
-networks without normalization, else `None`: then orthogonal kernels have gain 1, and the others
-their usual scale.
+`frequency` of SET's and RigL's updates (`None` for the default, which follows the length of the
+run); `gain`: the critical gain of the activation in networks without normalization, else `None`:
+then orthogonal kernels have gain 1, and the others their usual scale.
 """
 
 import warnings
@@ -174,7 +173,7 @@ def learnt_thresholds(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]
     """STR with a target density."""
     template = kso.parametrizations.SoftThreshold()
     model = kso.parametrize(model, template, include=plan.get("include"))
-    return model, [kso.callbacks.TargetDensity(plan["density"], frequency=plan["renewals"])]
+    return model, [kso.callbacks.TargetDensity(plan["density"])]
 
 
 def snip(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -202,7 +201,7 @@ def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 def magnitude(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """GMP: the cubic schedule from 10% to 70% of the run, ERK."""
     begin, end = plan["steps"] // 10, 7 * plan["steps"] // 10
-    schedule = kso.schedules.Cubic(1.0, begin, end, frequency=plan["renewals"])
+    schedule = kso.schedules.Cubic(1.0, begin, end)
     template = kso.parametrizations.MagnitudeMask(schedule)
     model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
     return model, [kso.callbacks.UpdateMasks()]
@@ -210,7 +209,7 @@ def magnitude(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 def straight_through(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """DNW, ERK."""
-    template = kso.parametrizations.StraightThroughTopK(1.0, plan["renewals"] or 1)
+    template = kso.parametrizations.StraightThroughTopK(1.0)
     model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
     return model, [kso.callbacks.UpdateMasks()]
 
