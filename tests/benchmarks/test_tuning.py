@@ -159,7 +159,7 @@ def test_deep_networks_under_every_initializer(methods, net):
     for name in options["methods"]:
         model, callbacks, _ = methods.build(net, name, 0.2, 0, data, options)
         assert not callbacks
-        rows = kso.report(model).rows
+        rows = kso.report(model, orthogonality="all").rows  # some are changed after the draw
         squared = [(w.value() ** 2).sum() / 32 for w in kso.prunable_weights(model)][1:-1]
         if "eoi" in name:
             assert all(row.orthogonality_error < 1e-5 for row in rows)
