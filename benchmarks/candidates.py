@@ -75,11 +75,11 @@ class Cycles(kso.schedules.Cubic):
         return super().density(begin + int(share * (end - begin)))
 
 
-def scheduled(template: type, schedule: type = kso.schedules.Cubic, end: float = 0.7) -> Callable:
-    """A method for `METHODS`: masks of the template on the schedule, as GMP has them."""
+def scheduled(template: type, schedule: type = kso.schedules.Cubic, tenths: int = 7) -> Callable:
+    """A method for `METHODS`: masks of the template, ERK, on a schedule from 10% of the run on."""
 
     def method(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-        begin, last = plan["steps"] // 10, int(end * plan["steps"])
+        begin, last = plan["steps"] // 10, tenths * plan["steps"] // 10
         made = template(schedule(1.0, begin, last))
         model = kso.parametrize(model, made, plan["density"], "erk", include=plan.get("include"))
         return model, [kso.callbacks.UpdateMasks()]
@@ -159,6 +159,6 @@ def positive(start: Callable) -> Callable:
 CANDIDATES = {
     "feather": scheduled(P.Feather),
     "top_kast": top_kast,
-    "cyclical": scheduled(P.MagnitudeMask, Cycles, end=0.8),
+    "cyclical": scheduled(P.MagnitudeMask, Cycles, tenths=8),
 }
 """By name, as `METHODS`."""

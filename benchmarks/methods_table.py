@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from candidates import CANDIDATES, positive, sign_in
+from candidates import CANDIDATES, positive, scheduled, sign_in
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._gathers import divisor_near
@@ -198,15 +198,6 @@ def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     return kso.sparsify(model, budget=budget, seed=plan["seed"]), []
 
 
-def magnitude(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """GMP: the cubic schedule from 10% to 70% of the run, ERK."""
-    begin, end = plan["steps"] // 10, 7 * plan["steps"] // 10
-    schedule = kso.schedules.Cubic(1.0, begin, end)
-    template = kso.parametrizations.MagnitudeMask(schedule)
-    model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
-    return model, [kso.callbacks.UpdateMasks()]
-
-
 def straight_through(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """DNW, ERK."""
     template = kso.parametrizations.StraightThroughTopK(1.0)
@@ -234,7 +225,7 @@ METHODS: dict[str, Method] = {
     "eoi_str": eoi_str,
     "snip": snip,
     "synflow": synflow,
-    "gmp": magnitude,
+    "gmp": scheduled(kso.parametrizations.MagnitudeMask),
     "dnw": straight_through,
     **CANDIDATES,
     "set": evolutionary,
