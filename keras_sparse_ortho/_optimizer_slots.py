@@ -1,13 +1,24 @@
 """Optimizer slots (moments, averages) of entries that were dropped, grown or moved."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import optimizer_slots, slot_pairs
+from keras_sparse_ortho._keras_internals import Slot, optimizer_slots, slot_pairs
 from keras_sparse_ortho._values import assign, placed, to_numpy
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """An optimizer whose means of squared gradients do not start from 0 for grown entries.
+
+    They start from the mean of the live entries of the weight.
+    """
+
+    optimizer: Any
 
 
 def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
@@ -16,13 +27,28 @@ def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
     After a mask change stale momentum would go on moving dropped raw weights, and push grown ones
     along an old gradient. `entries` is a bool array or tensor, or `None` for none.
     """
+    optimizer, _ = _unpacked(optimizer)
     if optimizer is None or entries is None:
         return
     slots = optimizer_slots(optimizer, variable)
     chosen = placed(entries, variable) if slots else None
-    for slot, start in slots:
-        start = keras.ops.cast(start, slot.dtype)
-        assign(slot, keras.ops.where(chosen, start, slot.value))
+    for slot in slots:
+        value = keras.ops.convert_to_tensor(slot.tensor)
+        _write(slot, keras.ops.where(chosen, keras.ops.cast(slot.start, value.dtype), value))
+
+
+def warm_slots(optimizer: Any, variable: Any, grown: Any, live: Any) -> None:
+    """Starts grown entries as a `WarmStart` says; `live` are those from before that still live."""
+    optimizer, warm = _unpacked(optimizer)
+    if not warm or optimizer is None:
+        return
+    ops = keras.ops
+    for slot in optimizer_slots(optimizer, variable):
+        if slot.is_square:
+            value = ops.convert_to_tensor(slot.tensor)
+            kept = ops.cast(live, value.dtype)
+            mean = ops.sum(value * kept) / ops.maximum(ops.sum(kept), 1)
+            _write(slot, ops.where(grown, mean, value))
 
 
 def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
@@ -30,10 +56,26 @@ def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
 
     `source` has the flat index of each value or `(J, k)` block before, -1 if it is new.
     """
+    optimizer, warm = _unpacked(optimizer)
     if optimizer is None:
         return
-    for slot, start in optimizer_slots(optimizer, variable):
-        assign(slot, moved(to_numpy(slot), source, start))
+    for slot in optimizer_slots(optimizer, variable):
+        value = to_numpy(slot.tensor)
+        start = float(value.mean()) if warm and slot.is_square else slot.start
+        _write(slot, moved(value, source, start))
+
+
+def _unpacked(optimizer: Any) -> tuple[Any, bool]:
+    """The optimizer, and whether grown entries have a `WarmStart`."""
+    warm = isinstance(optimizer, WarmStart)
+    return (optimizer.optimizer, True) if warm else (optimizer, False)
+
+
+def _write(slot: Slot, value: Any) -> None:
+    if isinstance(slot.tensor, keras.Variable):
+        assign(slot.tensor, value)
+    else:
+        slot.tensor.copy_(keras.ops.convert_to_tensor(value))
 
 
 def copy_slots(

@@ -22,6 +22,7 @@ from keras_sparse_ortho._keras_internals._checked_assignments import (
 from keras_sparse_ortho._keras_internals._compiling import (
     compile_like,
     compiled_loss_waits,
+    needs_targets,
 )
 from keras_sparse_ortho._keras_internals._fit import (
     after_epochs,
@@ -31,6 +32,7 @@ from keras_sparse_ortho._keras_internals._fit import (
     initial_epoch_is,
     length_of_data,
     level_of_user,
+    log_first,
     model_in_fit,
 )
 from keras_sparse_ortho._keras_internals._graph_calls import (
@@ -63,11 +65,14 @@ from keras_sparse_ortho._keras_internals._object_copy import (
     copy_objects,
 )
 from keras_sparse_ortho._keras_internals._optimizers import (
+    Slot,
     applied_batches,
     counter_of_batches,
+    is_torch_optimizer,
     optimizer_slots,
     refuse_other_slots,
     slot_pairs,
+    trains,
 )
 from keras_sparse_ortho._keras_internals._restoring import (
     restored,

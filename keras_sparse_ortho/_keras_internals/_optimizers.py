@@ -1,29 +1,79 @@
 """What optimizers keep: slots of a variable, and how many batches they have applied."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 
 
-def optimizer_slots(optimizer: Any, variable: Any) -> list[tuple[Any, float]]:
-    """The variables in which an optimizer keeps moments and averages of a trainable variable.
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """What an optimizer keeps for each entry of a variable."""
 
-    With each goes the value that it starts from. Slots of another shape, such as Adafactor's
+    tensor: Any
+    """A `keras.Variable`, or a tensor of `torch.optim`."""
+    start: float
+    """The value that it starts from."""
+    is_square: bool
+    """Whether it is a mean of squared gradients."""
+
+
+def optimizer_slots(optimizer: Any, variable: Any) -> list[Slot]:
+    """The tensors in which an optimizer keeps moments and averages of a trainable variable.
+
+    The optimizer is one of Keras or of `torch.optim`. Slots of another shape, such as Adafactor's
     factors, are left out.
     """
-    # LossScaleOptimizer keeps none itself.
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(optimizer, "built", False):
-        return []
-    if (index := _place(optimizer, variable)) is None:
-        return []
-    slots = [slots[index] for _, slots in _lists_of_slots(optimizer)]
+    if is_torch_optimizer(optimizer):
+        return _torch_slots(optimizer, variable)
     return [
-        (slot, _start(optimizer, slot))
-        for slot in slots
-        if isinstance(slot, keras.Variable) and slot.shape == variable.shape
+        Slot(slot, _start(part, slot), "velocit" in name)
+        for part in _parts(optimizer)
+        if getattr(part, "built", False) and (index := _place(part, variable)) is not None
+        for name, slots in _lists_of_slots(part)
+        if isinstance(slot := slots[index], keras.Variable) and slot.shape == variable.shape
     ]
+
+
+def is_torch_optimizer(optimizer: Any) -> bool:
+    """Whether this is an optimizer of `torch.optim`."""
+    if keras.backend.backend() != "torch":
+        return False
+    import torch
+
+    return isinstance(optimizer, torch.optim.Optimizer)
+
+
+def trains(optimizer: Any, variable: Any) -> bool:
+    """Whether an optimizer updates a variable; one of Keras that is not built yet may."""
+    if is_torch_optimizer(optimizer):
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        return any(parameter is variable.value for parameter in parameters)
+    if not getattr(optimizer, "built", False):
+        return True
+    return any(_place(part, variable) is not None for part in _parts(optimizer) if part.built)
+
+
+def _torch_slots(optimizer: Any, variable: Any) -> list[Slot]:
+    parameter = variable.value
+    group: dict[str, Any] = next(
+        (g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), {}
+    )
+    starts = {"sum": "initial_accumulator_value", "step_size": "lr"}  # Adagrad's, Rprop's
+    return [
+        Slot(slot, float(group.get(starts.get(name, ""), 0.0)), "_sq" in name or "square" in name)
+        for name, slot in optimizer.state.get(parameter, {}).items()
+        if getattr(slot, "shape", None) == parameter.shape
+    ]
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    """The optimizers that keep slots: those inside a LossScaleOptimizer and a MultiOptimizer."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        return _parts(inner)
+    return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
 def _place(optimizer: Any, variable: Any) -> int | None:
@@ -88,18 +138,17 @@ def slot_pairs(
     variable of the old one that they are for (`None` for scalars, such as the step count), and the
     value that they start from.
     """
+    owners = {id(ours): theirs for ours, theirs in zip(_all(old), _all(new), strict=True)}
     for ours, name, variable, slot in _kept(old):
-        owner = new if ours is old else new.inner_optimizer
-        target = vars(owner)[name]
+        target = vars(owners[id(ours)])[name]
         if variable is not None:
-            target = target[_place(owner, partners[id(variable)])]
+            target = target[_place(owners[id(ours)], partners[id(variable)])]
         yield slot, target, variable, _start(ours, slot)
 
 
 def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
     """What an optimizer keeps: whose attribute, its name, for which variable (or `None`), slot."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    for ours in [optimizer] if inner is None else [optimizer, inner]:
+    for ours in _all(optimizer):
         known = ours._trainable_variables
         for name, value in vars(ours).items():
             if isinstance(value, keras.Variable):
@@ -108,6 +157,13 @@ def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
             for variable, slot in zip(known, slots, strict=True):
                 if isinstance(slot, keras.Variable):
                     yield ours, name, variable, slot
+
+
+def _all(optimizer: Any) -> list[Any]:
+    """An optimizer and those inside it that are built."""
+    parts = _parts(optimizer)
+    outer = [] if parts[0] is optimizer else [optimizer]
+    return [one for one in (*outer, *parts) if one.built]
 
 
 def applied_batches(optimizer: Any) -> tuple[int, int]:

@@ -1,13 +1,14 @@
 """`DensityLogger`, and `DensityRun`, the base of callbacks that bring a model to a density."""
 
 import abc
+import warnings
 from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import after_fit
+from keras_sparse_ortho._keras_internals import after_fit, level_of_user, log_first
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
-from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.models import (
     DensityGap,
     density_gap,
@@ -22,9 +23,9 @@ class DensityLogger(keras.callbacks.Callback):
     """Adds density and thresholds of the kernels to the logs of every epoch.
 
     `density = sum(live) / sum(size)` over all kernels, and, where there are learnt thresholds,
-    `threshold`, their mean over the kernels. They are in `History` and the progress bar; put this
-    callback before others that read the logs, such as `CSVLogger` and `TensorBoard`.
-    `TargetDensity` and `UpdateMasks` add the same by themselves.
+    `threshold`, their mean over the kernels. `History`, the progress bar, and callbacks such as
+    `CSVLogger` and `TensorBoard` have them, wherever this one stands in the list. `TargetDensity`
+    and `UpdateMasks` add the same by themselves.
 
     Args:
         per_layer: Whether to add `density/<path>` and `threshold/<path>` (the mean over channels)
@@ -47,9 +48,18 @@ class DensityLogger(keras.callbacks.Callback):
         super().__init__()
         self.per_layer = per_layer
         self.prefix = prefix
+        self._logs_first = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Asks to be the first that has the logs."""
+        self._logs_first = log_first(self, self._add_to)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds density and thresholds to the logs."""
+        if not self._logs_first:
+            self._add_to(logs)
+
+    def _add_to(self, logs: dict[str, Any] | None) -> None:
         if logs is not None:
             logs.update(density_and_threshold(self.model, self.per_layer, self.prefix))
 
@@ -94,6 +104,8 @@ class DensityRun(StepCallback):
         self._own: list[Any] = []
         self._at_epoch_end: list[Any] | None = None
         self._last_step = 0
+        # Why the last step could not do what was due.
+        self._not_finite: NotPrunableError | None = None
 
     def logged(self) -> dict[str, float]:
         """What to add to the logs of an epoch."""
@@ -121,22 +133,24 @@ class DensityRun(StepCallback):
                 "keras_sparse_ortho.parametrize. "
                 f"Received: model={self._watched.name!r} without any"
             )
-        self._at_epoch_end = None
+        self._at_epoch_end = self._not_finite = None
         watch_saving(self._watched, False)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes the state of the model as training has left it, and adds to the logs."""
+        super().on_epoch_end(epoch, logs)
         self.sync()
         self._at_epoch_end = self.state()
-        if logs is not None:
-            logs.update(self.logged())
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Does what is due at the last step, unless weights were restored; checks the density."""
         super().on_train_end(logs)
         self._last_step = self.synced_step()
-        if not self._were_restored():
-            self.finish_run(self._last_step)
+        if not self.in_loop and not self._were_restored():
+            try:
+                self.finish_run(self._last_step)
+            except NotPrunableError as error:  # an error here would cost `fit` its History
+                self._not_finite = error
             self._at_epoch_end = self.state()
         after_fit(self._watched, self._check_density)
 
@@ -144,6 +158,15 @@ class DensityRun(StepCallback):
         return self._at_epoch_end is not None and self._at_epoch_end != self.state()
 
     def _check_density(self) -> None:
+        if self._not_finite is not None:
+            warnings.warn(
+                f"{type(self).__name__} could not bring the weights to their density after the "
+                "last step, as the run has left infinite or NaN ones. Train again, with a lower "
+                f"learning rate or other data. Received: {self._not_finite}",
+                DensityWarning,
+                stacklevel=level_of_user(),
+            )
+            return
         gap = density_gap(self._own)
         watch_saving(self._watched, gap is not None)
         if gap is not None:
@@ -161,7 +184,7 @@ class DensityRun(StepCallback):
             if gap.live < gap.asked:
                 return "more entries than that are already 0"
             return "the live entries were fixed before, by another run"
-        if self._watched.stop_training:
+        if getattr(self._watched, "stop_training", False):
             return f"training was stopped at step {step}, before the schedule ends at step {end}"
         return (
             f"the schedule ends at step {end}, and the run at step {step}. Fractions of a run, as "

@@ -10,7 +10,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, is_integer
-from keras_sparse_ortho._keras_internals import applied_batches
+from keras_sparse_ortho._keras_internals import applied_batches, level_of_user
+from keras_sparse_ortho._optimizer_slots import WarmStart
 from keras_sparse_ortho._ranking import (
     drop_and_grow_on_device,
     number_of,
@@ -46,8 +47,10 @@ class DynamicSparseTraining(StepCallback):
         include: Selection = None,
         exclude: Selection = None,
         seed: int = 0,
+        warm_moments: bool = False,
     ) -> None:
         super().__init__()
+        self.warm_moments = bool(warm_moments)
         if isinstance(fraction, bool | str) or not 0 < fraction <= 1:
             raise ValueError(f"`fraction` must be in (0, 1]. Received: fraction={fraction!r}")
         if not is_integer(seed):
@@ -90,7 +93,7 @@ class DynamicSparseTraining(StepCallback):
                     "`end_step` must be given if the number of steps is not known before training. "
                     f"Received: end_step=None, {epochs=}, {steps=}"
                 )
-            _, accumulated = applied_batches(self._watched.optimizer)
+            accumulated = 1 if self.in_loop else applied_batches(self._watched.optimizer)[1]
             self._until = math.floor(_DEFAULT_END * epochs * steps / accumulated)
         self._every = self.frequency or default_frequency(self._until)
         if self._until <= self._every:
@@ -100,38 +103,49 @@ class DynamicSparseTraining(StepCallback):
                 stacklevel=2,
             )
 
-    def on_run_begin(self, start: int, steps: int | None) -> None:
+    def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         """Refuses to continue a run with an optimizer that counts from the start."""
-        if start < 0 and not self.synced_step():
+        self.sync()
+        if start < 0 and not step:
             found = f"in a run that had made {-start} steps before"
             raise self.restart_error(0, found, can_begin=True)
+        if start > 0 and self.end_step is None and step >= self._until:
+            warnings.warn(
+                f"{type(self).__name__} will make no update: its default `end_step` is three "
+                f"quarters of this `fit`, step {self._until}, and earlier ones have passed it. "
+                "For several calls of `fit` give the last step of all: `end_step=...`. "
+                f"Received: end_step=None, the optimizer at step {step}",
+                stacklevel=level_of_user(),
+            )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts moved entries from zero."""
         super().on_epoch_begin(epoch, logs)
         self._moved = 0
 
-    def on_step(self, step: int, executed: int) -> None:
-        """Updates the masks at every multiple of the frequency."""
+    def is_due(self, step: int, executed: int) -> bool:
+        """Whether a multiple of the frequency was reached, before `T_end`."""
         reached = step // self._every
-        if reached and reached > (step - executed) // self._every and step < self._until:
-            self._moved += self.update(step)
+        return 0 < reached > (step - executed) // self._every and step < self._until
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds `moved` to the logs: entries that moved in this epoch, per live entry."""
-        if logs is not None:
-            logs["moved"] = self._moved / sum(weight.live for weight in self._weights)
+    def on_step(self, step: int, executed: int) -> None:
+        """Updates the masks."""
+        self._moved += self.move(step)
 
-    def update(self, step: int) -> int:
-        """Drops and grows now, for the cosine at `step`; returns how many entries have moved."""
-        return self.change_masks(step, lambda: self._update(step))
+    def logged(self) -> dict[str, float]:
+        """`moved`: entries that moved in this epoch, per live entry."""
+        return {"moved": self._moved / sum(weight.live for weight in self._weights)}
+
+    def move(self, step: int) -> int:
+        """Drops and grows now, due or not, for the cosine at `step`; how many have moved."""
+        return self.change_masks(step, lambda: self._move_all(step))
 
     def settings(self) -> dict[str, Any]:
         """Frequency, fraction, end and seed."""
-        names = ("_every", "fraction", "_until", "seed")
+        names = ("_every", "fraction", "_until", "seed", "warm_moments")
         return {name: getattr(self, name) for name in names}
 
-    def _update(self, step: int) -> int:
+    def _move_all(self, step: int) -> int:
         scores = self.growth_scores(self._weights, step)
         pairs = list(zip(self._weights, scores, strict=True))
         wrong = [weight.path for weight, score in pairs if not _all_finite(score)]
@@ -167,15 +181,19 @@ class DynamicSparseTraining(StepCallback):
             weight.finite_raw_value()  # raises
         grown = number_of(keras.ops.logical_and(mask, keras.ops.logical_not(before)))
         if grown:
-            own.move(mask, self._watched.optimizer)
+            own.move(mask, self._slots_of())
         return grown
 
     def _move(self, weight: PrunableWeight, live: np.ndarray) -> int:
         """Makes these places of a weight live; how many entries have grown."""
         assert weight.storage is not None
         grown = int(np.count_nonzero(live & ~weight.storage.live_places()))
-        weight.storage.move(live, self._watched.optimizer)
+        weight.storage.move(live, self._slots_of())
         return grown * weight.storage.place_size
+
+    def _slots_of(self) -> Any:
+        """The optimizer, with `WarmStart` if that is asked for."""
+        return WarmStart(self.optimizer) if self.warm_moments else self.optimizer
 
     def _find(self, model: Any) -> list[PrunableWeight]:
         known = prunable_weights(model)
@@ -229,6 +247,9 @@ class SET(DynamicSparseTraining):
             trainable ones with a `FixedMask` or live blocks.
         exclude: Which of these to leave out.
         seed: An integer.
+        warm_moments: bool. Whether second moments (Adam's `v`) of grown entries start at the mean
+            of the layer's live ones. With 0, the default and the paper's way, their first update
+            under Adam is 1 to 3 learning rates, which is 40 times that of the others.
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than

@@ -1,11 +1,14 @@
 """`RigL`: grow where the gradient is largest."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import keras
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._data import Batch, BatchSource, samples
+from keras_sparse_ortho._keras_internals import needs_targets
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import Workers
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
@@ -43,11 +46,15 @@ class RigL(DynamicSparseTraining):
         seed: An integer, for drawing samples, and among equal entries.
         batches: Over how many extra batches the gradient is averaged. Each costs a gradient of the
             dense kernels in every update.
+        loss: The loss of a custom training loop: a Keras loss or its name, a function
+            `loss(y_true, y_pred)`, or a loss of `torch.nn`. What `add_loss` and regularizers add is
+            part of it. Default: the loss of `compile`.
 
     Raises:
         NotPrunableError, WorkerError: As `SET`.
-        ValueError: Other data, such as a generator, which cannot start again; an argument out of
-            range; no `end_step` where an epoch's length is not known.
+        ValueError: Other data, such as a generator, which cannot start again, or data without
+            targets; an argument out of range; no `end_step` where an epoch's length is not known;
+            no loss.
 
     Limits: those of `SET`, but an update that is repeated after a skipped step may move entries
     once more, as its gradients are those of other masks. A data set that shuffles itself gives
@@ -85,9 +92,12 @@ class RigL(DynamicSparseTraining):
         exclude: Selection = None,
         seed: int = 0,
         batches: int = 1,
+        loss: Any = None,
+        warm_moments: bool = False,
     ) -> None:
-        super().__init__(frequency, fraction, end_step, include, exclude, seed)
+        super().__init__(frequency, fraction, end_step, include, exclude, seed, warm_moments)
         self.batches = check_integer("batches", batches)
+        self._objective = None if loss is None else _objective(loss)
         self._source = BatchSource(data, batch_size, self.seed)
         self._gradients: DenseGradients | None = None
         self._made_for: list[Any] = []
@@ -95,6 +105,7 @@ class RigL(DynamicSparseTraining):
     def prepare(self) -> None:
         """Finds the weights, and makes the function of their gradients."""
         super().prepare()
+        self._check_targets()
         held_by = [weight.parametrization or weight.owner for weight in self._weights]
         variables = [weight.variable for weight in self._weights]
         # Kept for the next `fit` until the model is compiled again, as Keras keeps its own step.
@@ -103,8 +114,19 @@ class RigL(DynamicSparseTraining):
         pairs = itertools.zip_longest(belongs_to, self._made_for)
         if step is not None and all(one is other for one, other in pairs):
             return
-        self._gradients = DenseGradients(self._watched, self._weights)
+        self._gradients = DenseGradients(self._watched, self._weights, self._objective)
         self._made_for = belongs_to
+
+    def _check_targets(self) -> None:
+        model = self._watched
+        own_loss = type(model).compute_loss is not keras.Model.compute_loss
+        if self._objective is None and (own_loss or not needs_targets(model)):
+            return
+        if self._source.batch(0)[1] is None:
+            raise ValueError(
+                "RigL grows by the gradient of the loss, which needs targets: pass data=(x, y), or "
+                "a data set of (x, y). Received: data without targets"
+            )
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
         """Magnitudes of the dense gradient, summed over each block where blocks are stored."""
@@ -134,7 +156,12 @@ class RigL(DynamicSparseTraining):
 class DenseGradients:
     """The dense gradient `dL/dw_e` of weights, by `dense_gradient` of their storages."""
 
-    def __init__(self, model: Any, weights: Sequence[PrunableWeight]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        weights: Sequence[PrunableWeight],
+        objective: Callable[..., Any] | None = None,
+    ) -> None:
         self._kernels = [w.storage.dense_gradient() for w in weights if w.storage is not None]
         self._stay = [
             moves_on_device(weight)
@@ -145,6 +172,7 @@ class DenseGradients:
             model,
             [variable for kernel in self._kernels for variable in kernel.variables],
             held=[pair for kernel in self._kernels for pair in kernel.held],
+            objective=objective,
         )
 
     def __call__(self, batch: Batch, workers: Workers) -> list[Any]:
@@ -166,3 +194,29 @@ class DenseGradients:
         return [
             kernel.collect(*(next(found) for _ in kernel.variables)) for kernel in self._kernels
         ]
+
+
+def _objective(loss: Any) -> Callable[..., Any]:
+    """A loss on outputs as an objective of `StatelessLoss`."""
+    function = keras.losses.get(loss) if isinstance(loss, str | dict) else loss
+    if not callable(function):
+        raise ValueError(
+            "`loss` must be a Keras loss or its name, a function of (y_true, y_pred), or a loss of "
+            f"torch.nn. Received: loss={loss!r}"
+        )
+    inputs_first = type(function).__module__.startswith("torch.nn.")
+
+    def objective(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
+        y_pred = model(x, training=training)
+        if isinstance(function, keras.losses.Loss):
+            values = function(y, y_pred, sample_weight)
+        elif sample_weight is not None:
+            raise ValueError(
+                "Sample weights need a loss that takes them: an object of keras.losses. "
+                f"Received: sample weights, loss={loss!r}"
+            )
+        else:
+            values = function(y_pred, y) if inputs_first else function(y, y_pred)
+        return keras.ops.mean(values) + sum(model.losses)
+
+    return objective

@@ -1,15 +1,23 @@
 """`StepCallback`, the base of callbacks that act at certain steps, and `CheckWorkers`."""
 
-from collections.abc import Callable
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import keras
 
+from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._keras_internals import (
     applied_batches,
     counter_of_batches,
+    is_torch_optimizer,
     length_of_data,
+    level_of_user,
+    log_first,
+    trains,
 )
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho._workers import Workers, workers_of
 from keras_sparse_ortho.models import mask_facts, structure_facts, value_facts
 
@@ -26,12 +34,15 @@ _RESTART = "To start a new run call `fit` without `initial_epoch`. "
 
 
 class StepCallback(keras.callbacks.Callback):
-    """Calls `on_step` before every step of training, with the number of steps before it.
+    """Calls `on_step` before the steps of training that `is_due` chooses.
 
     A step is an update of the optimizer: with gradient accumulation, several batches. The number is
     the optimizer's own, so that a resumed run equals one that was not interrupted, counted on from
     the start of the epoch: on JAX the optimizer's variables are not up to date while `fit` runs.
     Read variables in `on_run_begin`: in `prepare` a later callback may have yet to restore them.
+
+    A custom training loop has no `fit` to call the hooks of Keras. It calls `update`, which begins
+    the run at its first call, and then does the same as the hooks.
 
     Processes that train one model compare model, callbacks and masks before the first step, and
     after every change that goes through `change_masks`.
@@ -42,12 +53,20 @@ class StepCallback(keras.callbacks.Callback):
         # `self.model` itself: on JAX reading it brings all variables up to date.
         self._watched: Any = None
         self._workers: Workers | None = None
+        self._prepared = False
         self._run_begun = False
         self._epoch_start = 0
         self._accumulated = 1
         self._must_read = False
         # Batches of the run before its first epoch that the optimizer has not counted.
         self._lost_batches = 0
+        # Whether `fit` runs one epoch only.
+        self._one_epoch = False
+        self._logs_first = False
+        # In a custom training loop: its last step, its optimizer, and what trained weights were.
+        self._loop_step: int | None = None
+        self._loop_optimizer: Any = None
+        self._weights_before: Callable[[], Any] = lambda: None
 
     @property
     def workers(self) -> Workers:
@@ -55,6 +74,80 @@ class StepCallback(keras.callbacks.Callback):
         if self._workers is None:
             self._workers = workers_of(self._watched)
         return self._workers
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer given to `update`, or that of the compiled model; `None` without one."""
+        if self._loop_optimizer is not None:
+            return self._loop_optimizer
+        return getattr(self._watched, "optimizer", None)
+
+    def update(self, step: int, optimizer: Any = None) -> bool:
+        """Does what is due before a step of a custom training loop.
+
+        Call `set_model(model)` first, then this before every step, and once more after the last.
+        The model need not be compiled. `docs/custom_loops.md` has a loop for each backend.
+
+        Args:
+            step: int. The steps made so far in all epochs: 0 before the first.
+            optimizer: A Keras optimizer or one of `torch.optim`. Its moments of entries that are
+                dropped or grown are reset. Default: that of the last call, or `model.optimizer`;
+                without either, moments stay as they are.
+
+        Returns:
+            Whether anything was due.
+
+        Raises:
+            ValueError: A step before that of the last call; an optimizer of another model.
+            TypeError: An optimizer of another kind.
+
+        Limits: in a stateless loop on JAX the model does not hold the values that are trained: call
+        `update_stateless` there.
+        """
+        return self._update(step, optimizer, lambda: None)
+
+    def update_stateless(
+        self, step: int, state: Sequence[Any], optimizer: Any = None
+    ) -> Sequence[Any]:
+        """As `update`, for a stateless loop on JAX.
+
+        Where something is due, it writes the values of `state` to the model and the optimizer,
+        updates them, and returns the new values. It returns `state` itself elsewhere.
+
+        Args:
+            step: int. As for `update`.
+            state: The values of `model.trainable_variables`, of `model.non_trainable_variables`,
+                and of `optimizer.variables`, if the optimizer is one of Keras; lists in this order.
+                More elements, such as those of metrics, are returned as they are.
+            optimizer: The Keras optimizer of the third list. Default: as for `update`.
+
+        Returns:
+            The state for the next step.
+
+        Raises:
+            ValueError: As `update`; a state that does not fit the model.
+        """
+        self._take(optimizer)
+        kept = [self._watched.trainable_variables, self._watched.non_trainable_variables]
+        if self.optimizer is not None:
+            kept.append(self.optimizer.variables)
+        if [len(part) for part in state[: len(kept)]] != [len(part) for part in kept]:
+            raise ValueError(
+                "`state` must hold the values of the trainable variables of the model, of its "
+                "other variables and, if there is an optimizer, of its variables. Received: "
+                f"{[len(part) for part in state]} values, for {[len(part) for part in kept]}"
+            )
+
+        def write() -> None:
+            for variables, values in zip(kept, state, strict=False):
+                for variable, value in zip(variables, values, strict=True):
+                    if value is not variable:
+                        assign(variable, value)
+
+        if not self._update(step, optimizer, write):
+            return state
+        values = ([variable.value for variable in variables] for variables in kept)
+        return type(state)((*values, *state[len(kept) :]))  # type: ignore[call-arg]
 
     def prepare(self) -> None:
         """To be overridden: called when training begins; an error is raised on all workers."""
@@ -69,6 +162,8 @@ class StepCallback(keras.callbacks.Callback):
             facts = {"callback": type(self).__name__, **structure_facts(self._watched)}
             self.workers.compare("when training begins", facts)
         self.workers.together(self.prepare)
+        self._prepared = True
+        self._logs_first = log_first(self, self._add_to)
 
     def change_masks(self, step: int, change: Callable[[], T]) -> T:
         """Changes masks on all workers; WorkerError if that fails on one, or results differ."""
@@ -78,22 +173,60 @@ class StepCallback(keras.callbacks.Callback):
             self.workers.compare(f"after the update at step {step}", mask_facts(self._watched))
         return result
 
-    def on_run_begin(self, start: int, steps: int | None) -> None:
+    def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         """To be overridden: called before the first epoch, when all state has been restored.
 
-        `start` counts the optimizer's updates before epoch 0 of the run; it is negative if the
-        optimizer has lost updates of the run. `steps` are those of the run; `None` if not known.
+        `step` is that of the optimizer. `start` counts its updates before epoch 0 of the run; it
+        is negative if the optimizer has lost updates of the run. `steps` are those of the run;
+        `None` if not known.
         """
 
+    def is_due(self, step: int, executed: int) -> bool:
+        """To be overridden: whether `on_step` acts, `executed` updates after the last call."""
+        return False
+
     def on_step(self, step: int, executed: int) -> None:
-        """To be overridden: called before a step, `executed` updates after the last call."""
+        """To be overridden: called before a step that is due."""
+
+    def logged(self) -> dict[str, float]:
+        """To be overridden: what to add to the logs of an epoch."""
+        return {}
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds to the logs, where no list of callbacks has done so for all of them."""
+        if not self._logs_first:
+            self._add_to(logs)
+
+    def _add_to(self, logs: dict[str, Any] | None) -> None:
+        self.sync()
+        if logs is not None:
+            logs.update(self.logged())
 
     def set_model(self, model: Any) -> None:
         """Takes the model."""
         super().set_model(model)
         self._watched = model
         self._workers = None
-        self._run_begun = False
+        self._prepared = self._run_begun = False
+        self._loop_step = self._loop_optimizer = None
+        self._one_epoch = False
+        self._weights_before = lambda: None
+
+    def warn_of_single_epochs(self, found: str) -> None:
+        """Warns of a `fit` of one epoch that finds the schedule of the one before at its end."""
+        if self._one_epoch:
+            warnings.warn(
+                f"{type(self).__name__} has nothing left to do: its schedule is in fractions of a "
+                "run, and an earlier call of `fit` has ended it. With one `fit` for each epoch, "
+                "give the schedule in steps of all of them: `begin_step=0, end_step=...`. "
+                f"Received: {found}",
+                stacklevel=level_of_user(),
+            )
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether a custom training loop calls `update`."""
+        return self._loop_step is not None
 
     def length(self) -> tuple[int | None, int | None]:
         """Epochs of the run, and batches of an epoch; `None` for what is not known."""
@@ -102,17 +235,25 @@ class StepCallback(keras.callbacks.Callback):
 
     def sync(self) -> None:
         """Brings the model's variables up to date, which JAX keeps elsewhere during `fit`."""
-        if keras.backend.backend() == "jax":
+        if keras.backend.backend() == "jax" and isinstance(self._watched, keras.Model):
             self._watched.jax_state_sync()
 
     def synced_step(self) -> int:
-        """Brings the model's variables up to date; returns the updates of the optimizer so far."""
+        """Brings the model's variables up to date; returns the steps so far."""
         self.sync()
+        if self._loop_step is not None:
+            return self._loop_step
         seen, accumulated = applied_batches(self._watched.optimizer)
         return seen // accumulated
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Reads how many batches the optimizer has seen before the epoch."""
+        if self.optimizer is None:
+            raise ValueError(
+                f"{type(self).__name__} follows the steps of `model.optimizer`: compile the model, "
+                "or call `update(step)` in a custom training loop, which needs no other method. "
+                f"Received: model={self._watched.name!r}, not compiled"
+            )
         self.sync()
         model = self._watched
         self._epoch_start, self._accumulated = applied_batches(model.optimizer)
@@ -130,16 +271,23 @@ class StepCallback(keras.callbacks.Callback):
             seen, _ = applied_batches(self._watched.optimizer)
         executed = self._watched.steps_per_execution
         step, before = seen // self._accumulated, (seen - executed) // self._accumulated
-        if step > before:
+        if step > before and self.is_due(step, step - before):
             self.on_step(step, step - before)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Begins a run that had no epoch left, such as one killed after its last."""
         self.sync()
-        self._begin_run((self.params or {}).get("epochs") or 0)
+        if not self.in_loop:
+            self._begin_run((self.params or {}).get("epochs") or 0)
 
     def restart_error(self, step: int, found: str, *, can_begin: bool = False) -> ValueError:
         """The error for a run that goes on with an optimizer that counts from the start."""
+        if self.in_loop:
+            return ValueError(
+                f"{type(self).__name__} follows the steps given to `update`, and its schedule "
+                "would start again: count on from the steps made before, over all epochs and "
+                f"after a restart. Received: step={step}, {found}"
+            )
         optimizer, lost = self._watched.optimizer, self._lost_batches
         seen, accumulated = applied_batches(optimizer)
         value = lost + seen if lost else ("step" if accumulated == 1 else "batches")
@@ -153,20 +301,97 @@ class StepCallback(keras.callbacks.Callback):
     def _begin_run(self, epoch: int) -> None:
         if self._run_begun:
             return
-        self._run_begun = True
         epochs, batches = self.length()
+        self._one_epoch = epochs == epoch + 1
         seen, accumulated = applied_batches(self._watched.optimizer)
-        steps = epochs * batches // accumulated if epochs and batches else None
+        step = seen // accumulated
         if batches:
             # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
             seen = (seen // batches - epoch) * batches
         self._lost_batches = max(0, -seen)
-        start = seen // accumulated
-        self.workers.together(lambda: self.on_run_begin(start, steps))
+        self._begin(step, seen // accumulated, accumulated)
+
+    def _begin(self, step: int, start: int, accumulated: int = 1) -> None:
+        epochs, batches = self.length()
+        steps = epochs * batches // accumulated if epochs and batches else None
+        self._run_begun = True
+        self.workers.together(lambda: self.on_run_begin(step, start, steps))
         if self.workers.count > 1:
             begin = {"callback": type(self).__name__, "start": start, "steps": steps}
             facts = {name: repr(value) for name, value in {**begin, **self.settings()}.items()}
             self.workers.compare("before training", {**facts, **value_facts(self._watched)})
+
+    def _update(self, step: int, optimizer: Any, write: Callable[[], None]) -> bool:
+        """`update`; `write` brings the model up to date."""
+        step, last = check_integer("step", step, least=0), self._loop_step
+        self._take(optimizer)
+        if last is not None and step < last:
+            raise ValueError(
+                "`step` must count all steps of the run, also over epochs; call `set_model` before "
+                f"another run. Received: step={step}, after step={last}"
+            )
+        executed = 1 if last is None else step - last
+        if last is None:
+            self._loop_step = step  # `on_run_begin` may ask
+            try:
+                write()
+                if not self._prepared:
+                    self.on_train_begin()
+                self._begin(step, 0)
+            except Exception:
+                self._loop_step, self._run_begun = None, False
+                raise
+        if not executed or not self.is_due(step, executed):
+            self._loop_step = step
+            return False
+        if last is not None:
+            write()
+            self._warn_if_untrained()
+        self.on_step(step, executed)
+        self._loop_step = step
+        self._weights_before = self._first_weight()
+        return True
+
+    def _take(self, optimizer: Any) -> None:
+        """Takes the optimizer of a custom training loop."""
+        if self._watched is None:
+            raise ValueError(
+                f"{type(self).__name__} needs a model: call `set_model(model)` before `update`. "
+                "Received: no model"
+            )
+        if optimizer is None or optimizer is self._loop_optimizer:
+            return
+        if not isinstance(optimizer, keras.Optimizer) and not is_torch_optimizer(optimizer):
+            raise TypeError(
+                "`optimizer` must be a Keras optimizer or, on the torch backend, one of "
+                f"torch.optim; leave others out. Received: optimizer={optimizer!r}"
+            )
+        if not any(trains(optimizer, one) for one in self._watched.trainable_variables):
+            raise ValueError(
+                "`optimizer` must train this model: make it after `sparsify` or `parametrize`, "
+                f"from the model that these return. Received: a {type(optimizer).__name__} that "
+                f"trains no variable of model={self._watched.name!r}"
+            )
+        self._loop_optimizer = optimizer
+
+    def _warn_if_untrained(self) -> None:
+        """Warns of a stateless loop that leaves the model as it is; only JAX can tell."""
+        before = self._weights_before()
+        if before is not None and self._first_weight()() is before:
+            self._weights_before = lambda: None
+            warnings.warn(
+                f"{type(self).__name__} finds the weights of the model as they were at the last "
+                "update, so masks follow weights that are not trained. In a stateless loop call "
+                "`state = callback.update_stateless(step, state, optimizer)`. "
+                f"Received: model={self._watched.name!r}, after step={self._loop_step}",
+                stacklevel=level_of_user(),
+            )
+
+    def _first_weight(self) -> Callable[[], Any]:
+        """A weak reference to the array of the first trainable variable, on JAX."""
+        if keras.backend.backend() != "jax" or not self._watched.trainable_variables:
+            return lambda: None
+        return weakref.ref(self._watched.trainable_variables[0].value)
 
 
 def run_position(step: int, start: int, in_steps: bool) -> int:

@@ -12,6 +12,7 @@ from keras_sparse_ortho._checks import (
     check_number,
     explains_density,
 )
+from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks._density_run import DensityRun
@@ -22,7 +23,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import density_gap
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold
-from keras_sparse_ortho.schedules import Cubic, Schedule
+from keras_sparse_ortho.schedules import Constant, Cubic, Schedule
 
 DEFAULT_FLOOR = 0.3
 """The least count of each layer, as a share of its ERK count."""
@@ -281,22 +282,40 @@ class TargetDensity(DensityRun):
         super().prepare()
         self._steering.take(self._own)
 
-    def on_run_begin(self, start: int, steps: int | None) -> None:
+    def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         """Resolves the schedule."""
-        step = self.synced_step()
+        self.sync()
         in_steps = self.schedule is not None and self.schedule.is_resolved
         gap = density_gap(self._own)
         steered = any(to_numpy(threshold.offset).item() for threshold in self._own)
         if gap is not None and steered and not run_position(step, start, in_steps):
             raise self.restart_error(step, f"and thresholds that were steered to {gap}")
+        if steps is None and self.schedule is None and self.in_loop:
+            self._fall_at_once()
         self._steering.resolve(steps, start)
+        end = self._steering.end_step
+        if not in_steps and end is not None and step < end and not self._steering.thresholds:
+            self.warn_of_single_epochs("thresholds that were fixed by another run")
         for threshold in self._own:
-            threshold.aim(self.final_density, self.freeze and self._steering.end_step is not None)
+            threshold.aim(self.final_density, self.freeze and end is not None)
+
+    def _fall_at_once(self) -> None:
+        warnings.warn(
+            "TargetDensity does not know how long this loop will train, so the density falls at "
+            "once, and live entries are never fixed. Give a schedule in steps, as "
+            f"TargetDensity({self.final_density:g}, schedules.Cubic({self.final_density:g}, "
+            "begin_step=0, end_step=...)). Received: schedule=None",
+            stacklevel=level_of_user(),
+        )
+        self._steering.schedule = Constant(self.final_density, frequency=self.frequency)
+
+    def is_due(self, step: int, executed: int) -> bool:
+        """Whether the schedule says so, or live entries remain to be fixed after its end."""
+        return self._steering.is_due(step, executed)
 
     def on_step(self, step: int, executed: int) -> None:
-        """Updates the offset if that is due, and fixes the live entries at the schedule's end."""
-        if self._steering.is_due(step, executed):
-            self._steer(step)
+        """Updates the offset, and fixes the live entries at the schedule's end."""
+        self._steer(step)
 
     def finish_run(self, step: int) -> None:
         """Does what is due at the last step."""
@@ -316,7 +335,7 @@ class TargetDensity(DensityRun):
         def steer() -> None:
             for threshold, live in self._steering.steer(step):
                 dead = keras.ops.logical_not(live)
-                zero_slots(self._watched.optimizer, threshold.steered, dead)
+                zero_slots(self.optimizer, threshold.steered, dead)
 
         self.change_masks(step, steer)
 

@@ -64,36 +64,44 @@ class UpdateMasks(DensityRun):
         for mask in self._own:
             mask.watched = True
 
-    def on_run_begin(self, start: int, steps: int | None) -> None:
+    def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         """Resolves the schedules, except for masks that another run left at their final density."""
-        step = self.synced_step()
+        self.sync()
         plans = [(mask, mask.schedule.resolved(steps, start)) for mask in self._own]
         self._plans = [(mask, plan) for mask, plan in plans if not _is_over(mask, plan, step)]
         for mask, _ in self._plans:
             if mask.last_updated > run_position(step, start, mask.schedule.is_resolved):
                 found = f"and the mask of '{mask.weight.path}' updated at step {mask.last_updated}"
                 raise self.restart_error(step, found)
+        over = [mask for mask, plan in plans if _is_over(mask, plan, step)]
+        if over and not all(mask.schedule.is_resolved for mask in over):
+            self.warn_of_single_epochs(f"{len(over)} masks at their final density")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts grown entries from zero."""
         super().on_epoch_begin(epoch, logs)
         self._grown = 0
 
+    def is_due(self, step: int, executed: int) -> bool:
+        """Whether one of the schedules says so."""
+        return any(plan.due(step, executed) for _, plan in self._plans)
+
     def on_step(self, step: int, executed: int) -> None:
         """Updates the masks that are due."""
         due = [(mask, plan) for mask, plan in self._plans if plan.due(step, executed)]
-        if due:
-            self.change_masks(step, lambda: self._update(due, step))
+        self.change_masks(step, lambda: self._set_masks(due, step))
 
-    def _update(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
+    def _set_masks(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
         for mask, plan in due:
             reset, grown = mask.update(step, plan.density(step))
             self._grown += grown
-            zero_slots(self._watched.optimizer, mask.weight.variable, reset)
+            zero_slots(self.optimizer, mask.weight.variable, reset)
 
     def finish_run(self, step: int) -> None:
         """Updates the masks that are due at the last step."""
-        self.on_step(step, self._watched.steps_per_execution)
+        executed = self._watched.steps_per_execution
+        if self.is_due(step, executed):
+            self.on_step(step, executed)
 
     def state(self) -> list[Any]:
         """When the masks were last updated."""

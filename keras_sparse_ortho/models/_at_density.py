@@ -28,6 +28,8 @@ _POSSIBLE = (
 
 # The fraction of the count asked for by which thresholds that still learn may drift.
 _DRIFT = 0.02
+# The density above which learnt thresholds have done nothing worth it.
+_DENSE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +98,30 @@ def warn_unless_at_density(model: Any) -> None:
     if in_fit(model):
         return
     warn_unless_updated(model)
+    _warn_of_dense_thresholds(model)
     gap = model_gap(model, begun=True)
     if gap is not None:
         warn_of_gap(gap, _POSSIBLE)
+
+
+def _warn_of_dense_thresholds(model: Any) -> None:
+    """Warns of trained thresholds without `TargetDensity` that have left nearly all entries."""
+    found = [w.parametrization for w in prunable_weights(model)]
+    alone = [p for p in found if isinstance(p, LearntThreshold) and p.target_density is None]
+    moving = [p for p in alone if not p.frozen]
+    if not any(threshold.is_trained for threshold in moving):
+        return
+    live, size = (sum(part) for part in zip(*(p.counts() for p in moving), strict=True))
+    if live > _DENSE * size:
+        warnings.warn(
+            "Training has left nearly all entries above their learnt thresholds. Without "
+            "keras_sparse_ortho.callbacks.TargetDensity(density) the density depends on "
+            "`weight_decay` and `s_init`: train with that callback, or call "
+            "keras_sparse_ortho.finish(model, density). "
+            f"Received: density={live / size:.4g} ({live} of {size} live)",
+            DensityWarning,
+            stacklevel=level_of_user(),
+        )
 
 
 def watch_saving(model: Any, watch: bool) -> None:

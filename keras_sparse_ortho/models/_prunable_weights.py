@@ -76,14 +76,14 @@ def check_built(model: Any) -> None:
             f"`model` must be a Keras 3 model or layer.{hint} "
             f"Received: model={model!r} of type {type(model).__name__}"
         )
-    if not (model.built or _has_no_call(model)) or not (
-        model.weights or all(layer.built for layer, _ in walk(model, ""))
-    ):
+    if not ((model.built or _has_no_call(model)) and model.weights):
         unbuilt = [path or layer.name for layer, path in walk(model, "") if not layer.built]
-        raise NotPrunableError(
-            "The model must be built, so that its weights have shapes: give it an Input, or call "
-            f"it once on data. Received: a model whose layers {unbuilt[:5]} are not built"
-        )
+        if unbuilt and not (unbuilt == [model.name] and _only_joins_layers(model)):
+            raise NotPrunableError(
+                "The model must be built, so that its weights have shapes: give it an Input, or "
+                "call it once on data. "
+                f"Received: a model whose layers {unbuilt[:5]} are not built"
+            )
     check_layouts()
 
 
@@ -99,6 +99,14 @@ def never_called(model: Any) -> list[str]:
 def _has_no_call(model: Any) -> bool:
     """Whether a model's class only trains other models, so that it is never built itself."""
     return getattr(type(model), "call", None) is keras.Model.call
+
+
+def _only_joins_layers(model: Any) -> bool:
+    """Whether a subclassed model has all its weights, once its layers are built.
+
+    Keras' Distiller, around a student and a teacher, is such a model.
+    """
+    return getattr(type(model), "build", None) is keras.Model.build and bool(model.weights)
 
 
 def weights_of(model: Any) -> list[PrunableWeight]:

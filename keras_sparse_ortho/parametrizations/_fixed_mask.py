@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, explains_density
-from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._optimizer_slots import warm_slots, zero_slots
 from keras_sparse_ortho._values import assign, placed
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
@@ -143,9 +143,12 @@ class FixedMask(Masked):
     def move(self, live: Any, optimizer: Any) -> None:
         """Sets another mask; grown entries start from zero, whatever was written under the mask."""
         live = placed(live, self.mask)
-        changed = keras.ops.logical_xor(live, self.mask.value)
+        before = keras.ops.copy(self.mask.value)  # assigned in place on torch
         self.assign_mask(live)
-        zero_slots(optimizer, self.weight.variable, changed)
+        zero_slots(optimizer, self.weight.variable, keras.ops.logical_xor(live, before))
+        grown = keras.ops.logical_and(live, keras.ops.logical_not(before))
+        kept = keras.ops.logical_and(live, before)
+        warm_slots(optimizer, self.weight.variable, grown, kept)
 
     def dense_gradient(self) -> DenseGradient:
         """With a mask of all live entries the gradient of the raw weight is the dense one."""

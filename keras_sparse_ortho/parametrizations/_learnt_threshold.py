@@ -206,6 +206,11 @@ class LearntThreshold(Parametrization):
         return np.ravel(to_numpy(self._threshold()))
 
     @property
+    def is_trained(self) -> bool:
+        """Whether `s` has left its initial value."""
+        return bool((to_numpy(self.s) != np.float32(self.s_init)).any())
+
+    @property
     def frozen(self) -> bool:
         """Whether the live entries are fixed, and the threshold stays 0."""
         return not float(to_numpy(self.active))

@@ -153,7 +153,14 @@ class LowRankSoftThreshold(LearntThreshold):
 
     def scales(self) -> np.ndarray:
         """`|v|`, of every rank."""
-        return np.abs(to_numpy(self.values))
+        left, values, right = map(to_numpy, (self.left, self.values, self.right))
+        wrong = sum(np.count_nonzero(~np.isfinite(part)) for part in (left, values, right))
+        if wrong:
+            raise NotPrunableError(
+                f"The factors of the weight '{self.weight.path}' are not finite. "
+                f"Received: {wrong} infinite or NaN entries"
+            )
+        return np.abs(values)
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which ranks are live: `v` becomes `v_e` on the mask and 0 elsewhere, `t` 0."""

@@ -56,6 +56,8 @@ class Schedule(abc.ABC):
         self.final_density = check_density(final_density)
         self.begin_step = check_moment("begin_step", begin_step)
         self.end_step = None if end_step is None else check_moment("end_step", end_step)
+        if isinstance(self.end_step, int) and self.begin_step == 0:
+            self.begin_step = 0  # not 0.0, the start of each `fit`: steps count over all of them
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
         if self.end_step is not None and type(self.begin_step) is type(self.end_step):
             if self.end_step < self.begin_step:
