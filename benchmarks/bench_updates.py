@@ -100,9 +100,9 @@ def updates(kind: str, model: keras.Model, width: int):
         yield kind.upper(), lambda: armed(UpdateMasks(), model), lambda own: own.on_step(5, 1)
     if kind in STORAGE:
         end = {"frequency": 1, "end_step": 1_000_000}
-        yield "SET" + STORAGE[kind], lambda: armed(SET(**end), model), lambda own: own.update(5)
+        yield "SET" + STORAGE[kind], lambda: armed(SET(**end), model), lambda own: own.move(5)
         rigl = RigL(batch(width), batch_size=32, **end)  # its gradient is compiled once
-        yield "RigL" + STORAGE[kind], lambda: armed(rigl, model), lambda own: own.update(5)
+        yield "RigL" + STORAGE[kind], lambda: armed(rigl, model), lambda own: own.move(5)
     if kind == "str":
 
         def steering():

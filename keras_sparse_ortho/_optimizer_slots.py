@@ -37,8 +37,8 @@ def zero_slots(optimizer: Any, variable: Any, entries: Any) -> None:
         _write(slot, keras.ops.where(chosen, keras.ops.cast(slot.start, value.dtype), value))
 
 
-def warm_slots(optimizer: Any, variable: Any, grown: Any, live: Any) -> None:
-    """Starts grown entries as a `WarmStart` says; `live` are those from before that still live."""
+def warm_slots(optimizer: Any, variable: Any, before: Any, live: Any) -> None:
+    """Starts entries that are live now and were not `before` as a `WarmStart` says."""
     optimizer, warm = _unpacked(optimizer)
     if not warm or optimizer is None:
         return
@@ -46,8 +46,9 @@ def warm_slots(optimizer: Any, variable: Any, grown: Any, live: Any) -> None:
     for slot in optimizer_slots(optimizer, variable):
         if slot.is_square:
             value = ops.convert_to_tensor(slot.tensor)
-            kept = ops.cast(live, value.dtype)
+            kept = ops.cast(ops.logical_and(before, live), value.dtype)
             mean = ops.sum(value * kept) / ops.maximum(ops.sum(kept), 1)
+            grown = ops.logical_and(live, ops.logical_not(before))
             _write(slot, ops.where(grown, mean, value))
 
 

@@ -1,14 +1,12 @@
 """What optimizers keep: slots of a variable, and how many batches they have applied."""
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
 
-@dataclasses.dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """What an optimizer keeps for each entry of a variable."""
 
     tensor: Any

@@ -67,6 +67,7 @@ class StepCallback(keras.callbacks.Callback):
         self._loop_step: int | None = None
         self._loop_optimizer: Any = None
         self._weights_before: Callable[[], Any] = lambda: None
+        self._may_warn = True
 
     @property
     def workers(self) -> Workers:
@@ -112,13 +113,13 @@ class StepCallback(keras.callbacks.Callback):
         """As `update`, for a stateless loop on JAX.
 
         Where something is due, it writes the values of `state` to the model and the optimizer,
-        updates them, and returns the new values. It returns `state` itself elsewhere.
+        updates them, and returns the new values; elsewhere `state` itself.
 
         Args:
             step: int. As for `update`.
             state: The values of `model.trainable_variables`, of `model.non_trainable_variables`,
-                and of `optimizer.variables`, if the optimizer is one of Keras; lists in this order.
-                More elements, such as those of metrics, are returned as they are.
+                and of `optimizer.variables`, if there is an optimizer; lists in this order. At the
+                first call they may be the variables. More elements, such as those of metrics, are returned as they are.
             optimizer: The Keras optimizer of the third list. Default: as for `update`.
 
         Returns:
@@ -144,7 +145,8 @@ class StepCallback(keras.callbacks.Callback):
                     if value is not variable:
                         assign(variable, value)
 
-        if not self._update(step, optimizer, write):
+        begun = self.in_loop
+        if not self._update(step, optimizer, write) and begun:
             return state
         values = ([variable.value for variable in variables] for variables in kept)
         return type(state)((*values, *state[len(kept) :]))  # type: ignore[call-arg]
@@ -209,7 +211,7 @@ class StepCallback(keras.callbacks.Callback):
         self._workers = None
         self._prepared = self._run_begun = False
         self._loop_step = self._loop_optimizer = None
-        self._one_epoch = False
+        self._one_epoch, self._may_warn = False, True
         self._weights_before = lambda: None
 
     def warn_of_single_epochs(self, found: str) -> None:
@@ -377,8 +379,8 @@ class StepCallback(keras.callbacks.Callback):
     def _warn_if_untrained(self) -> None:
         """Warns of a stateless loop that leaves the model as it is; only JAX can tell."""
         before = self._weights_before()
-        if before is not None and self._first_weight()() is before:
-            self._weights_before = lambda: None
+        if self._may_warn and before is not None and self._first_weight()() is before:
+            self._may_warn = False
             warnings.warn(
                 f"{type(self).__name__} finds the weights of the model as they were at the last "
                 "update, so masks follow weights that are not trained. In a stateless loop call "

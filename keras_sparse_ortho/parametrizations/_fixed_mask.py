@@ -146,9 +146,7 @@ class FixedMask(Masked):
         before = keras.ops.copy(self.mask.value)  # assigned in place on torch
         self.assign_mask(live)
         zero_slots(optimizer, self.weight.variable, keras.ops.logical_xor(live, before))
-        grown = keras.ops.logical_and(live, keras.ops.logical_not(before))
-        kept = keras.ops.logical_and(live, before)
-        warm_slots(optimizer, self.weight.variable, grown, kept)
+        warm_slots(optimizer, self.weight.variable, before, live)
 
     def dense_gradient(self) -> DenseGradient:
         """With a mask of all live entries the gradient of the raw weight is the dense one."""

@@ -72,10 +72,10 @@ def test_set_keeps_fans_and_values_and_starts_new_blocks_from_zero():
     moving.on_train_begin()
     old = {path: (places, w.value()) for path, (places, w) in blocks_of(model).items()}
     slots = {
-        path: [array(slot) for slot, _ in optimizer_slots(model.optimizer, w.variable)]
+        path: [array(slot) for slot, *_ in optimizer_slots(model.optimizer, w.variable)]
         for path, (_, w) in blocks_of(model).items()
     }
-    moved = moving.update(1)
+    moved = moving.move(1)
     new = 0
     for path, (places, weight) in blocks_of(model).items():
         grid = weight.owner.grid
@@ -90,7 +90,7 @@ def test_set_keeps_fans_and_values_and_starts_new_blocks_from_zero():
         for j, line in enumerate(places):
             for place, block in enumerate(line):
                 same = np.flatnonzero(was[j] == block)
-                for (slot, _), before in zip(found, slots[path], strict=True):
+                for (slot, *_), before in zip(found, slots[path], strict=True):
                     expected = before[j, same[0]] if same.size else np.zeros_like(blocks[0, 0])
                     np.testing.assert_array_equal(array(slot)[j, place], expected)
                 if not same.size:
@@ -115,5 +115,5 @@ def test_what_cannot_be_moved():
     moving.set_model(model)
     moving.on_train_begin()
     with pytest.raises(NotPrunableError, match=r"blocks of 'd' are not finite. Received: 8 blocks"):
-        moving.update(1)
+        moving.move(1)
     np.testing.assert_array_equal(array(layer.inputs_of), places)

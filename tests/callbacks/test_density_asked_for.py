@@ -6,6 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import (
+    SET,
     BestAtDensity,
     DensityLogger,
     TargetDensity,
@@ -20,7 +21,7 @@ from keras_sparse_ortho.parametrizations import (
     StraightThroughTopK,
 )
 from keras_sparse_ortho.schedules import Constant, Cubic, Linear
-from tests.helpers import array, moments, slow_on_jax
+from tests.helpers import array, moments, part_of_a_run, slow_on_jax
 
 L = keras.layers
 SIZE, ASKED = 16 * 32 + 32 * 8, 0.1
@@ -327,3 +328,83 @@ def test_refusals():
         kso.finish(network(MagnitudeMask(0.1)), 0.5)
     with pytest.raises(ValueError, match=r"must be a Keras callback.*Received: callback=3"):
         BestAtDensity(3)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("method", ["STR", "GMP"], indirect=True)
+def test_a_run_that_ends_with_nan_has_its_history(method):
+    model, callback = method
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 16)), np.full((32, 8), np.nan)
+    stop = keras.callbacks.TerminateOnNaN()
+    told = r"could not bring.*left infinite or NaN ones.*Received: The weight '.*' is not finite"
+    with pytest.warns(DensityWarning, match=told) as caught:
+        history = model.fit(x, y, batch_size=32, verbose=0, callbacks=[stop, callback()])
+    assert np.isnan(history.history["loss"]).all()
+    assert places(caught) == [__file__]
+    model = network(made(model).clone())  # the same callback in a run that is fine
+    fit(model, callback())
+
+
+@pytest.mark.core
+def test_ranks_of_factors_that_are_not_finite():
+    model = network(LowRankSoftThreshold())
+    left = kso.prunable_weights(model)[0].parametrization.left
+    left.assign(array(left) * np.nan)
+    with pytest.raises(NotPrunableError, match=r"factors of the weight 'hidden/kernel'.*: 256 inf"):
+        fit(model, TargetDensity(ASKED))
+
+
+@pytest.mark.core
+def test_thresholds_that_nothing_steers_are_told_when_they_stay_dense(tmp_path):
+    model = network(SoftThreshold())
+    kso.strip(model)  # not trained
+    fit(model, epochs=1)
+    told = r"nearly all entries.*TargetDensity\(density\).*Received: density=0.9"
+    for act in (kso.report, kso.strip):
+        with pytest.warns(DensityWarning, match=told) as caught:
+            act(model)
+        assert places(caught) == [__file__]
+    pruned = network(SoftThreshold(s_init=-2.0))
+    fit(pruned, epochs=1)
+    assert density(pruned) < 0.95
+    kso.strip(pruned)
+    kso.strip(kso.finish(model, 0.5))
+
+
+ONE_EPOCH = r"nothing left to do.*one `fit` for each epoch.*`begin_step=0, end_step=...`"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("method", ["STR", "GMP"], indirect=True)
+def test_a_fit_for_each_epoch_is_told_of_its_schedule(method):
+    model, callback = method
+    callback = callback()
+    fit(model, callback, epochs=1)
+    with pytest.warns(UserWarning, match=ONE_EPOCH) as caught:
+        fit(model, callback, epochs=1)
+    assert caught[0].filename == __file__
+    fit(model, callback, epochs=2)  # trains on
+
+
+@pytest.mark.core
+def test_a_schedule_in_steps_spans_fits_of_one_epoch():
+    ramp = Cubic(ASKED, end_step=12, frequency=1)  # its begin is step 0 of the optimizer
+    model, watch = network(MagnitudeMask(ramp)), Watch()
+    for _ in range(3):
+        with part_of_a_run():
+            fit(model, UpdateMasks(), watch, epochs=1)
+    assert watch.seen[0] > watch.seen[1] > watch.seen[2]
+    assert density(model) == pytest.approx(ASKED, abs=0.002)
+    fit(model, UpdateMasks(), epochs=1)
+
+
+@pytest.mark.core
+def test_dynamic_training_in_a_fit_for_each_epoch():
+    dense = keras.Sequential([keras.Input((16,)), L.Dense(8)])
+    model = kso.sparsify(dense, 0.5, seed=0)
+    model.compile("sgd", **COMPILED)
+    fit(model, SET(frequency=1), epochs=1)
+    with pytest.warns(UserWarning, match=r"no update: its default `end_step`.*at step 4"):
+        fit(model, SET(frequency=1), epochs=1)
+    fit(model, SET(frequency=1, end_step=20), epochs=1)

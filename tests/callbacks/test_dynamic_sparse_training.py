@@ -94,7 +94,7 @@ def test_counts_stay_exact_over_1000_updates(kind):
         for weight in weights:  # what training does to the live entries
             mask = weight.parametrization.mask_value()
             weight.variable.assign(rng.normal(size=weight.shape) * mask)
-        moved = moving.update(step)
+        moved = moving.move(step)
         most = sum(int(moving.drop_fraction(step) * live) for live in before.values())
         assert 0 < moved <= most
         total += moved
@@ -154,7 +154,7 @@ def test_compact_storage_moves_the_same_entries(kind):
             for model, weight in ((masked, theirs), (compact, ours))
         ]
         assert len(slots[0]) == 3
-        for (dense_slot, _), (live_slot, _) in zip(*slots, strict=True):
+        for (dense_slot, *_), (live_slot, *_) in zip(*slots, strict=True):
             np.testing.assert_allclose(array(live_slot), array(dense_slot)[mask], atol=1e-6)
 
 
@@ -174,9 +174,9 @@ def test_slots_and_weights_of_changed_entries_are_zero(algorithm):
     weights = kso.prunable_weights(model)
     before = [w.parametrization.mask_value() for w in weights]
     raw = [w.raw_value() for w in weights]
-    slots = [[array(s) for s, _ in optimizer_slots(optimizer, w.variable)] for w in weights]
+    slots = [[array(s) for s, *_ in optimizer_slots(optimizer, w.variable)] for w in weights]
     moving = begin(SET(fraction=0.8, end_step=1000), model)
-    assert moving.update(1) > 5
+    assert moving.move(1) > 5
     for weight, mask, value, values in zip(weights, before, raw, slots, strict=True):
         now = weight.parametrization.mask_value()
         assert (now != mask).any()
@@ -185,7 +185,7 @@ def test_slots_and_weights_of_changed_entries_are_zero(algorithm):
         assert values
         assert any(v[mask & ~now].any() for v in values)  # there was something to forget
         found = optimizer_slots(optimizer, weight.variable)
-        for (slot, _), old in zip(found, values, strict=True):
+        for (slot, *_), old in zip(found, values, strict=True):
             assert not array(slot)[now != mask].any()
             np.testing.assert_array_equal(array(slot)[now == mask], old[now == mask])
 
@@ -194,7 +194,7 @@ def test_nothing_is_left_behind_when_the_raw_weight_was_written_to():
     model = compiled(mlp())
     for weight in kso.prunable_weights(model):
         weight.variable.assign(np.ones(weight.shape))  # under the mask, too
-    begin(SET(fraction=0.5, frequency=1, end_step=10), model).update(1)
+    begin(SET(fraction=0.5, frequency=1, end_step=10), model).move(1)
     check_masks(model)
     for weight in kso.prunable_weights(model):
         assert np.count_nonzero(weight.raw_value()) < weight.live  # grown ones are zero
@@ -216,7 +216,7 @@ def test_rigl_grows_where_the_dense_gradient_is_largest():
     before = [w.parametrization.mask_value() for w in weights]
     raw = [w.raw_value() for w in weights]
     rigl = begin(RigL((x, y), batch_size=len(x), fraction=0.6, frequency=1, end_step=100), model)
-    assert rigl.update(1) > 3
+    assert rigl.move(1) > 3
     for weight, mask, value, gradient in zip(weights, before, raw, dense, strict=True):
         live = np.count_nonzero(mask)
         count = int(0.3 * (1 + np.cos(np.pi / 100)) * live)
@@ -253,7 +253,7 @@ def test_set_draws_from_all_dead_entries():
     for step in range(1, 61):
         weight.parametrization.assign_mask(first)
         weight.variable.assign(np.ones(weight.shape) * first)
-        moving.update(step)
+        moving.move(step)
         grown += weight.parametrization.mask_value() & ~first
     assert not grown[first].any()
     # 15 of 48 + 15 candidates each time: 14.3 on average, and 3.3 standard deviations of it.
@@ -264,7 +264,7 @@ def test_set_draws_from_all_dead_entries():
     for seed in (0, 0, 1):
         weight.parametrization.assign_mask(first)
         weight.variable.assign(np.ones(weight.shape) * first)
-        begin(SET(fraction=1.0, end_step=10_000, seed=seed), model).update(5)
+        begin(SET(fraction=1.0, end_step=10_000, seed=seed), model).move(5)
         choices.append(weight.parametrization.mask_value())
     np.testing.assert_array_equal(choices[0], choices[1])
     assert (choices[0] != choices[2]).any()
@@ -324,9 +324,9 @@ class Steps(SET):
         super().__init__(**kwargs)
         self.steps = []
 
-    def update(self, step):
+    def move(self, step):
         self.steps.append(step)
-        return super().update(step)
+        return super().move(step)
 
 
 @pytest.mark.core
@@ -420,7 +420,7 @@ def test_every_update_takes_the_next_batch():
     rigl = begin(RigL(batches, frequency=3, end_step=100), model)
     batches.numbers.clear()
     for step in (3, 6, 9):
-        rigl.update(step)
+        rigl.move(step)
     assert batches.numbers == [0, 1, 2]
 
 
@@ -432,9 +432,9 @@ def test_slots_of_new_entries_are_those_of_a_fresh_optimizer(storage):
     model.fit(*data(), epochs=4, verbose=0)
     weight = kso.prunable_weights(model)[0]
     before = weight.storage.mask_value()
-    assert begin(SET(frequency=1, end_step=100, fraction=0.9), model).update(1) > 0
+    assert begin(SET(frequency=1, end_step=100, fraction=0.9), model).move(1) > 0
     mask = weight.storage.mask_value()
-    ((slot, start),) = optimizer_slots(model.optimizer, weight.variable)
+    ((slot, start, _),) = optimizer_slots(model.optimizer, weight.variable)
     found = array(slot)[mask] if storage == "masked" else array(slot)
     assert start == 0.25
     assert (found[~before[mask]] == 0.25).all()
@@ -459,9 +459,9 @@ def test_steps_of_an_optimizer_that_skips_some():
 def test_the_same_update_again_changes_nothing():
     model = compiled(mlp())
     moving = begin(SET(fraction=0.7, end_step=1000), model)
-    assert moving.update(100) > 5
+    assert moving.move(100) > 5
     masks = [w.parametrization.mask_value() for w in kso.prunable_weights(model)]
-    assert moving.update(100) == 0
+    assert moving.move(100) == 0
     for weight, mask in zip(kso.prunable_weights(model), masks, strict=True):
         np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
 
@@ -501,7 +501,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing():
     before = [w.parametrization.mask_value() for w in kso.prunable_weights(model)]
     rigl = begin(RigL((x * np.nan, y), frequency=1, end_step=200), model)
     with pytest.warns(UserWarning, match=r"RigL skipped its update at step 100: .*a/kernel"):
-        assert rigl.update(100) == 0
+        assert rigl.move(100) == 0
     for weight, mask in zip(kso.prunable_weights(model), before, strict=True):
         np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
 
@@ -509,7 +509,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing():
 def test_selection_and_frozen_layers():
     model = compiled(mlp())
     before = [w.parametrization.mask_value() for w in kso.prunable_weights(model)]
-    begin(RigL(data(), include="a", fraction=0.5, frequency=1, end_step=100), model).update(1)
+    begin(RigL(data(), include="a", fraction=0.5, frequency=1, end_step=100), model).move(1)
     moved = [
         bool((w.parametrization.mask_value() != mask).any())
         for w, mask in zip(kso.prunable_weights(model), before, strict=True)

@@ -1,11 +1,13 @@
 """`ThresholdSteering` by itself, on thresholds that are plain NumPy."""
 
+import functools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from keras_sparse_ortho.callbacks import ThresholdSteering
+from keras_sparse_ortho.callbacks._floors import floors_of
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.schedules import Constant, Linear
 
@@ -117,3 +119,27 @@ def test_a_weight_that_loses_all_entries_is_named_once():
     with pytest.warns(UserWarning, match=r"without a live entry.*Received: \['small'\]"):
         steering.steer(0)
     steering.steer(100)  # every warning is an error here
+
+
+def test_floors_are_those_of_the_final_density_from_the_start():
+    rng = np.random.default_rng(0)
+    large, small = Threshold(1 + rng.random((8, 5)), path="large"), Threshold(
+        0.001 + 0.001 * rng.random((5, 4)), path="small"
+    )
+    steering = ThresholdSteering(0.2, Linear(0.2, 0, 80, frequency=1), floor=1.0)
+    steering.begin([large, small], None, None)
+    steering.steer(10)  # at a density of 0.9, where ERK would leave more than 14 of `small`
+    assert (large.live().sum(), small.live().sum()) == (40, 14)
+    with pytest.warns(UserWarning, match=r"at their floor.*Received: \['small'\]"):
+        steering.steer(80)
+
+
+def test_floors_that_exceed_the_total_give_way():
+    many = [Threshold(np.ones((8, 8)), path="a"), Threshold(np.ones((4, 2)), path="b")]
+    floors = functools.partial(floors_of, many, [64, 8])
+    assert sum(floors(0.25, 1.0)) == 18 == round(0.25 * 72)
+    assert floors(0.03, 1.0) == [1, 1]  # 2 of 72
+    many[0].dies_at_once, many[1].dies_at_once = 8, 2
+    assert floors(10 / 72, 1.0) == [8, 2]  # a channel of each, as a share of 10 is more
+    assert floors(9 / 72, 1.0) == [0, 0]
+    assert floors(0.25, 0.0) == [0, 0]

@@ -75,10 +75,10 @@ def moving(**kwargs):
 @case
 def nothing_wrong():
     started(sparse(), kso.callbacks.CheckWorkers()).on_epoch_end(0)
-    started(sparse(), moving()).update(4)
+    started(sparse(), moving()).move(4)
     rng = np.random.default_rng(RANK)
     batches = [(rng.normal(size=(4, 8)), rng.normal(size=(4, 4)))]
-    started(sparse(), kso.callbacks.RigL(batches, frequency=4, end_step=80)).update(4)
+    started(sparse(), kso.callbacks.RigL(batches, frequency=4, end_step=80)).move(4)
 
 
 @case
@@ -120,7 +120,7 @@ def no_data_on_one():
             raise OSError("the disk is gone")
         yield np.ones((4, 8)), np.ones((4, 4))
 
-    started(sparse(), kso.callbacks.RigL(batches, frequency=4, end_step=80)).update(4)
+    started(sparse(), kso.callbacks.RigL(batches, frequency=4, end_step=80)).move(4)
 
 
 @case
@@ -129,7 +129,7 @@ def masks_came_apart():
     callback = started(model, moving())
     own = kso.prunable_weights(model)[0].parametrization
     own.assign_mask(np.roll(own.mask_value(), RANK, axis=0))  # on JAX it raises here
-    callback.update(4)
+    callback.move(4)
 
 
 @case

@@ -123,7 +123,7 @@ def test_rigl_with_a_shard_for_each_worker_has_the_masks_of_one_process():
         rigl.set_model(model)
         rigl._workers = workers
         rigl.on_train_begin()
-        assert rigl.update(1) > 0
+        assert rigl.move(1) > 0
         return kso.prunable_weights(model)[0].parametrization.mask_value()
 
     expected = update(None, slice(12))

@@ -1,0 +1,318 @@
+"""`update(step)` in custom training loops, on models that are not compiled."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho._keras_internals import optimizer_slots
+from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
+from keras_sparse_ortho.schedules import Cubic, Linear
+from tests.callbacks.custom_loops import BATCHES, LOOPS, LOSS, data, optimizer_for, stateless_jax
+from tests.helpers import array
+
+L = keras.layers
+SIZE = 16 * 24 + 24 * 4
+FALL = Cubic(0.25, begin_step=0, end_step=16, frequency=2)
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((16,)), L.Dense(24, "relu", name="hidden"), L.Dense(4, name="head")]
+    )
+
+
+METHODS = {
+    "UpdateMasks": (lambda: kso.parametrize(network(), kso.MagnitudeMask(FALL)), UpdateMasks),
+    "TargetDensity": (
+        lambda: kso.parametrize(network(), kso.SoftThreshold()),
+        lambda: TargetDensity(0.25, FALL),
+    ),
+    "SET": (
+        lambda: kso.sparsify(network(), 0.25, seed=0),
+        lambda: SET(frequency=2, end_step=16),
+    ),
+    "RigL": (
+        lambda: kso.sparsify(network(), 0.25, seed=0),
+        lambda: RigL(data(), 8, frequency=2, end_step=16, loss=LOSS),
+    ),
+}
+
+
+def live(model):
+    return sum(weight.live for weight in kso.prunable_weights(model))
+
+
+def train(model):
+    """What JAX takes for a step of training: other arrays."""
+    first = model.trainable_variables[0]
+    first.assign(first.value + 0)
+
+
+def untrained(callback, model, steps):
+    """The steps at which something was due, in a loop that trains nothing."""
+    callback.set_model(model)
+    due = []
+    for step in steps:
+        train(model)
+        due += [step] * callback.update(step)
+    return due
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loop_as_in_the_guides(method, loop):
+    make, callback = METHODS[method]
+    model = make()
+    before = [weight.parametrization.mask_value() for weight in kso.prunable_weights(model)]
+    start = model.get_weights()[0]
+    optimizer = optimizer_for(loop, model)
+    loop(model, callback(), optimizer)
+    assert live(model) == round(0.25 * SIZE)
+    assert (model.get_weights()[0] != start).any()
+    kinds = 0
+    for weight, mask in zip(kso.prunable_weights(model), before, strict=True):
+        now = weight.parametrization.mask_value()
+        assert (now != mask).any()
+        assert not weight.raw_value()[~now].any()
+        for slot, *_ in optimizer_slots(optimizer, weight.variable):
+            kinds += 1
+            assert array(slot)[now].any()
+            assert not array(slot)[~now].any()
+    assert kinds == 4  # two moments of two weights
+    kso.strip(model)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loop_does_what_fit_does(method):
+    make, callback = METHODS[method]
+    whole, model = make(), make()
+    whole.compile(keras.optimizers.SGD(0.05), LOSS, run_eagerly=keras.backend.backend() != "jax")
+    x, y = data()
+    whole.fit(x, y, batch_size=8, epochs=5, shuffle=False, verbose=0, callbacks=[callback()])
+    if keras.backend.backend() == "torch":
+        optimizer, loop = keras.optimizers.SGD(0.05), LOOPS[1]
+    else:
+        optimizer, loop = keras.optimizers.SGD(0.05), LOOPS[0]
+    loop(model, callback(), optimizer)
+    for theirs, ours in zip(whole.weights, model.weights, strict=True):
+        np.testing.assert_allclose(array(ours), array(theirs), atol=1e-5, err_msg=ours.path)
+
+
+def test_only_what_is_due_is_done():
+    model, callback = kso.sparsify(network(), 0.25, seed=0), SET(frequency=4, end_step=12)
+    assert untrained(callback, model, (*range(6), 7, 9, 10, 13, 16)) == [4, 9]
+    assert not callback.update(16)
+
+
+def test_steps_that_start_again_in_each_epoch_are_refused():
+    model = kso.parametrize(network(), kso.MagnitudeMask(FALL))
+    callback = UpdateMasks()
+    assert untrained(callback, model, range(BATCHES)) == [0, 2]
+    with pytest.raises(ValueError, match=r"over epochs.*Received: step=0, after step=3"):
+        callback.update(0)
+    again = UpdateMasks()
+    again.set_model(model)
+    with pytest.raises(ValueError, match=r"given to `update`.*Received: step=0, and the mask"):
+        again.update(0)
+    again.update(4)  # a run that goes on
+    assert live(model) < SIZE
+
+
+def test_a_run_that_is_resumed_goes_on():
+    def run(model, first, last):
+        untrained(UpdateMasks(), model, range(first, last))
+
+    whole = kso.parametrize(network(), kso.MagnitudeMask(FALL))
+    run(whole, 0, 20)
+    parts = kso.parametrize(network(), kso.MagnitudeMask(FALL))
+    run(parts, 0, 9)
+    assert live(parts) > live(whole)
+    run(parts, 9, 20)
+    for a, b in zip(whole.get_weights(), parts.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_length_of_a_loop():
+    model = kso.parametrize(network(), kso.SoftThreshold())
+    callback = TargetDensity(0.25)
+    callback.set_model(model)
+    with pytest.warns(UserWarning, match=r"how long.*Received: schedule=None"):
+        callback.update(0)
+    assert live(model) == round(0.25 * SIZE)
+    assert not kso.prunable_weights(model)[0].parametrization.frozen
+    model = kso.parametrize(network(), kso.MagnitudeMask(Cubic(0.25)))
+    callback = UpdateMasks()
+    callback.set_model(model)
+    with pytest.raises(ValueError, match=r"known before training.*steps=None"):
+        callback.update(0)
+    callback.set_params({"epochs": 2, "steps": 10})
+    callback.update(0)
+    assert live(model) == SIZE
+    train(model)
+    callback.update(14)
+    assert live(model) == round(0.25 * SIZE)
+    moving = SET()
+    moving.set_model(kso.sparsify(network(), 0.25))
+    with pytest.raises(ValueError, match="`end_step` must be given"):
+        moving.update(0)
+
+
+@pytest.mark.core
+def test_optimizers_that_are_refused():
+    model = kso.sparsify(network(), 0.25)
+    callback = SET(frequency=1, end_step=9)
+    with pytest.raises(ValueError, match=r"call `set_model\(model\)`.*Received: no model"):
+        callback.update(0)
+    callback.set_model(model)
+    with pytest.raises(TypeError, match=r"must be a Keras optimizer.*optimizer='adam'"):
+        callback.update(0, "adam")
+    other = keras.optimizers.Adam()
+    other.build(network().trainable_variables)
+    with pytest.raises(ValueError, match=r"must train this model.*Received: a Adam that"):
+        callback.update(0, other)
+    if keras.backend.backend() == "torch":
+        import torch
+
+        with pytest.raises(ValueError, match="must train this model"):
+            callback.update(0, torch.optim.SGD(network().parameters(), lr=0.1))
+    assert callback.optimizer is None
+    with pytest.raises(ValueError, match=r"call `update\(step\)`.*Received: model=.*not compiled"):
+        callback.on_epoch_begin(0)
+
+
+def test_the_end_of_a_loop_checks_the_density():
+    model = kso.parametrize(network(), kso.MagnitudeMask(FALL))
+    callback = UpdateMasks()
+    untrained(callback, model, range(9))
+    with pytest.warns(kso.errors.DensityWarning, match="ends at step 16, and the run at step 8"):
+        callback.on_train_end()
+    with pytest.warns(kso.errors.DensityWarning):
+        kso.strip(model)
+
+
+@pytest.mark.jax_only
+def test_a_stateless_loop_that_leaves_the_model_as_it_is():
+    model = kso.parametrize(network(), kso.MagnitudeMask(FALL))
+    callback = UpdateMasks()
+    callback.set_model(model)
+    callback.update(0)
+    with pytest.warns(UserWarning, match=r"update_stateless\(step.*after step=0"):
+        callback.update(2)
+    callback.update(4)  # told once
+
+
+@pytest.mark.jax_only
+def test_state_that_is_no_state_of_the_model():
+    model = kso.parametrize(network(), kso.MagnitudeMask(FALL))
+    callback = UpdateMasks()
+    callback.set_model(model)
+    state = (model.trainable_variables, model.non_trainable_variables)
+    after = callback.update_stateless(0, (*state, "metrics"))
+    assert after[2] == "metrics"
+    assert callback.update_stateless(1, state) is state  # nothing was due
+    with pytest.raises(ValueError, match=r"`state` must hold.*Received: \[4, 3\] values"):
+        callback.update_stateless(2, (state[0], state[1][:3]))
+
+
+@pytest.mark.jax_only
+def test_values_that_a_step_frees_are_not_read():
+    import jax
+
+    model = kso.sparsify(network(), 0.25, seed=0)
+    optimizer = keras.optimizers.SGD(0.1)
+    before = live(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", functools.partial(jax.jit, donate_argnums=(0,)))
+        stateless_jax(model, SET(frequency=2, end_step=16), optimizer, epochs=2)
+    assert live(model) == before
+
+
+@pytest.mark.torch_only
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "options", "starts"),
+    [
+        ("AdamW", {"amsgrad": True}, [0.0, 0.0, 0.0]),
+        ("SGD", {"momentum": 0.9}, [0.0]),
+        ("Adagrad", {"initial_accumulator_value": 0.25}, [0.25]),
+        ("Rprop", {}, [0.0, 0.01]),
+        ("Adafactor", {}, []),
+    ],
+)
+def test_the_state_of_torch_optimizers(name, options, starts):
+    import torch
+
+    model = kso.sparsify(network(), 0.25, seed=0)
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, **options)
+    callback = SET(frequency=1, fraction=1.0, end_step=100)
+    callback.set_model(model)
+    callback.update(0, optimizer)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.ones(4, 16)).square().sum().backward()
+        optimizer.step()
+    weight = kso.prunable_weights(model)[0]
+    before = weight.parametrization.mask_value()
+    callback.update(1)
+    changed = before != weight.parametrization.mask_value()
+    slots = optimizer_slots(optimizer, weight.variable)
+    assert [slot.start for slot in slots] == starts
+    for slot in slots:
+        np.testing.assert_allclose(array(slot.tensor)[changed], slot.start)
+        assert (array(slot.tensor)[before & ~changed] != slot.start).any()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "function", "torch"])
+def test_the_loss_of_rigl(loss):
+    if loss == "torch" and keras.backend.backend() != "torch":
+        loss = "function"
+    model = kso.sparsify(network(), 0.25, seed=0)
+    compiled = kso.sparsify(network(), 0.25, seed=0)
+    compiled.compile(loss=LOSS if loss != "sparse_categorical_crossentropy" else loss)
+    if loss == "torch":
+        import torch
+
+        loss = torch.nn.CrossEntropyLoss()
+        given = data()[0], data()[1].astype("int64")
+    else:
+        given = data()
+    if loss == "function":
+        loss = lambda y, y_pred: LOSS(y, y_pred)  # noqa: E731
+    options = {"batch_size": 8, "frequency": 1, "end_step": 9}
+    ours, theirs = RigL(given, loss=loss, **options), RigL(data(), **options)
+    for each, callback in ((model, ours), (compiled, theirs)):
+        callback.set_model(each)
+        callback.update(1)
+    for a, b in zip(kso.prunable_weights(model), kso.prunable_weights(compiled), strict=True):
+        np.testing.assert_array_equal(a.parametrization.mask_value(), b.parametrization.mask_value())
+    with pytest.raises(ValueError, match=r"`loss` must be.*Received: loss=3"):
+        RigL(data(), loss=3)
+    weighted = RigL((*data(), np.ones(32)), loss=lambda y, y_pred: LOSS(y, y_pred), **options)
+    weighted.set_model(model)
+    with pytest.raises(ValueError, match="Sample weights need"):
+        weighted.update(1)
+
+
+@pytest.mark.core
+def test_rigl_without_targets():
+    model = kso.sparsify(network(), 0.25, seed=0)
+    model.compile("sgd", LOSS)
+    x, y = data()
+    with pytest.raises(ValueError, match=r"pass data=\(x, y\).*Received: data without targets"):
+        model.fit(x, y, verbose=0, callbacks=[RigL(x, frequency=2, end_step=9)])
+    alone = RigL([(x[:8],)], frequency=2, end_step=9, loss=LOSS)
+    alone.set_model(model)
+    with pytest.raises(ValueError, match="data without targets"):
+        alone.update(0)
+
+
+def test_an_end_in_steps_counts_from_the_first_fit():
+    assert Linear(0.25, end_step=100).resolved(10, start=50).density(50) == pytest.approx(0.625)
+    assert Linear(0.25).resolved(10, start=50).density(50) == 1.0
