@@ -140,7 +140,14 @@ def slot_pairs(
     for ours, name, variable, slot in _kept(old):
         target = vars(owners[id(ours)])[name]
         if variable is not None:
-            target = target[_place(owners[id(ours)], partners[id(variable)])]
+            place = _place(owners[id(ours)], partners[id(variable)])
+            if place is None:
+                raise ValueError(
+                    "The MultiOptimizer gives a converted weight to another optimizer: its "
+                    "OptimizerMap must match the path before and the one after the conversion. "
+                    f"Received: {variable.path}, then {partners[id(variable)].path}"
+                )
+            target = target[place]
         yield slot, target, variable, _start(ours, slot)
 
 
@@ -158,10 +165,9 @@ def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:
 
 
 def _all(optimizer: Any) -> list[Any]:
-    """An optimizer and those inside it that are built."""
+    """An optimizer and those inside it."""
     parts = _parts(optimizer)
-    outer = [] if parts[0] is optimizer else [optimizer]
-    return [one for one in (*outer, *parts) if one.built]
+    return parts if parts[0] is optimizer else [optimizer, *parts]
 
 
 def applied_batches(optimizer: Any) -> tuple[int, int]:

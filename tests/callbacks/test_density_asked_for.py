@@ -213,7 +213,7 @@ def test_a_later_run_does_not_undo_it():
     fit(model, UpdateMasks(), watch, epochs=2)  # whose schedule would begin with all entries
     assert watch.seen == [density(model)] * 2
     model.compile("sgd", **COMPILED)  # steps count from 0 again
-    fit(model, UpdateMasks(), watch, epochs=1)
+    fit(model, UpdateMasks(), watch, epochs=2)
     for weight, mask in zip(kso.prunable_weights(model), before, strict=True):
         np.testing.assert_array_equal(array(weight.parametrization.mask), mask)
 
@@ -226,7 +226,7 @@ def test_thresholds_that_were_fixed_stay_and_it_is_said():
         fit(model, TargetDensity(ASKED), epochs=2)
     assert density(kso.finish(model)) == REACHED
     with pytest.warns(DensityWarning, match=r"more entries than that are already 0"):
-        fit(model, TargetDensity(0.5), epochs=1)
+        fit(model, TargetDensity(0.5), epochs=2)
 
 
 @slow_on_jax
@@ -383,7 +383,7 @@ def test_a_fit_for_each_epoch_is_told_of_its_schedule(method):
     fit(model, callback, epochs=1)
     with pytest.warns(UserWarning, match=ONE_EPOCH) as caught:
         fit(model, callback, epochs=1)
-    assert caught[0].filename == __file__
+    assert __file__ in [warning.filename for warning in caught]
     fit(model, callback, epochs=2)  # trains on
 
 

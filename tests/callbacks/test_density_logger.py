@@ -166,7 +166,8 @@ def test_loggers_before_have_them(column, tmp_path):
     ours, model = callback(), make()
     for _ in range(2):  # a list of callbacks for each `fit`
         history = fit(model, before, ours, after)
-        tables = [list(csv.DictReader((tmp_path / f"{name}.csv").open())) for name in "ba"]
+        lines = [(tmp_path / f"{name}.csv").read_text().splitlines() for name in "ba"]
+        tables = [list(csv.DictReader(each)) for each in lines]
         assert tables[0] == tables[1]
         assert [float(row[column]) for row in tables[0]] == history[column]
 

@@ -192,3 +192,40 @@ def test_masks_that_are_not_trained_are_not_asked_for():
     model = keras.Model(inputs, L.Dense(8)(teacher(inputs)))
     model.compile("sgd", "mse", jit_compile=jit())
     fit(model)
+
+
+class Distiller(keras.Model):
+    """Keras' example: a model around two others, which `fit` calls and nobody builds."""
+
+    def __init__(self, student, teacher):
+        super().__init__()
+        self.student, self.teacher = student, teacher
+
+    def call(self, x):
+        return self.student(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, **kwargs):
+        return keras.ops.mean((y_pred - self.teacher(x, training=False)) ** 2)
+
+
+@pytest.mark.core
+def test_a_student_inside_of_a_model():
+    student, teacher = (
+        keras.Sequential([keras.Input((16,)), L.Dense(8, name=name)]) for name in "st"
+    )
+    teacher.trainable = False
+    student = kso.parametrize(student, MagnitudeMask(Cubic(0.25)))
+    model = Distiller(student, teacher)
+    model.compile("sgd", jit_compile=jit())
+    fit(model, UpdateMasks())
+    assert kso.report(student).density == 0.25
+    # Layers that are not built, or could get weights of their own, are refused as before.
+    with pytest.raises(NotPrunableError, match="give it an Input, or call it once"):
+        kso.prunable_weights(Distiller(student, keras.Sequential([L.Dense(8)])))
+
+    class Own(Distiller):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(1,))
+
+    with pytest.raises(NotPrunableError, match=r"layers \['own'\] are not built"):
+        kso.prunable_weights(Own(student, teacher))

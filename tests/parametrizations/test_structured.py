@@ -388,3 +388,13 @@ def test_weight_decay_of_low_rank():
     )
     twin = LowRankSoftThreshold.from_config(made.get_config())
     assert twin.get_config() == {"rank": None, "g": "sigmoid", "s_init": -2.0, "weight_decay": 0.3}
+
+
+def test_factors_keep_the_sign_of_their_values():
+    model, made = built(LowRankSoftThreshold(s_init=-40.0))
+    values = array(made.values)
+    made.values.assign(values * np.where(np.arange(values.size) % 2, -1, 1))
+    left, right = made.factors()
+    effective = array(made.effective(made.weight.variable.value)).reshape(left.shape[0], -1)
+    np.testing.assert_allclose(left @ right, effective, atol=1e-6)
+    assert left.shape[1] == values.size
