@@ -138,17 +138,17 @@ def slot_pairs(
     """
     owners = {id(ours): theirs for ours, theirs in zip(_all(old), _all(new), strict=True)}
     for ours, name, variable, slot in _kept(old):
-        target = vars(owners[id(ours)])[name]
-        if variable is not None:
-            place = _place(owners[id(ours)], partners[id(variable)])
-            if place is None:
-                raise ValueError(
-                    "The MultiOptimizer gives a converted weight to another optimizer: its "
-                    "OptimizerMap must match the path before and the one after the conversion. "
-                    f"Received: {variable.path}, then {partners[id(variable)].path}"
-                )
-            target = target[place]
-        yield slot, target, variable, _start(ours, slot)
+        owner = owners[id(ours)]
+        partner = None if variable is None else partners[id(variable)]
+        place = None if partner is None else _place(owner, partner)
+        if partner is not None and place is None:
+            raise ValueError(
+                "The MultiOptimizer gives a converted weight to another optimizer: its "
+                "OptimizerMap must match the path before and the one after the conversion. "
+                f"Received: {variable.path}, then {partner.path}"
+            )
+        target = vars(owner)[name]
+        yield slot, target if place is None else target[place], variable, _start(ours, slot)
 
 
 def _kept(optimizer: Any) -> Iterator[tuple[Any, str, Any, Any]]:

@@ -119,7 +119,8 @@ class StepCallback(keras.callbacks.Callback):
             step: int. As for `update`.
             state: The values of `model.trainable_variables`, of `model.non_trainable_variables`,
                 and of `optimizer.variables`, if there is an optimizer; lists in this order. At the
-                first call they may be the variables. More elements, such as those of metrics, are returned as they are.
+                first call they may be the variables. More elements, such as those of metrics, are
+                returned as they are.
             optimizer: The Keras optimizer of the third list. Default: as for `update`.
 
         Returns:

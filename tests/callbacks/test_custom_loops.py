@@ -291,7 +291,9 @@ def test_the_loss_of_rigl(loss):
         callback.set_model(each)
         callback.update(1)
     for a, b in zip(kso.prunable_weights(model), kso.prunable_weights(compiled), strict=True):
-        np.testing.assert_array_equal(a.parametrization.mask_value(), b.parametrization.mask_value())
+        np.testing.assert_array_equal(
+            a.parametrization.mask_value(), b.parametrization.mask_value()
+        )
     with pytest.raises(ValueError, match=r"`loss` must be.*Received: loss=3"):
         RigL(data(), loss=3)
     weighted = RigL((*data(), np.ones(32)), loss=lambda y, y_pred: LOSS(y, y_pred), **options)

@@ -13,6 +13,7 @@ from keras_sparse_ortho._keras_internals import (
     length_of_data,
 )
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
+from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.schedules import Cubic
 from tests.helpers import array, jit_if_quicker, part_of_a_run, slow_on_jax
 
@@ -222,3 +223,20 @@ def test_data_sets_with_an_end_that_nobody_knows_need_steps():
     model = network()
     with pytest.raises(ValueError, match="`end_step` must be given"):
         model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=[RigL((X, Y), 4)])
+
+
+class Began(StepCallback):
+    """Notes where the run begins."""
+
+    def on_run_begin(self, step, start, steps):
+        self.at = step, start, steps
+
+
+@pytest.mark.core
+def test_a_run_that_goes_on_inside_an_epoch_counts_whole_ones():
+    model, began = network(), Began()
+    model.optimizer.build(model.trainable_variables)
+    for seen, epoch, start in ((6, 1, 0), (6, 0, 4), (8, 2, 0), (8, 1, 4), (2, 1, -4)):
+        model.optimizer.iterations.assign(seen)
+        fit(model, began, 3, epoch)
+        assert began.at == (seen, start, 12)

@@ -76,7 +76,9 @@ def test_second_moments_of_grown_entries_start_at_the_mean(storage):
         weight = kso.prunable_weights(model)[0]
         live = weight.storage.mask_value()
         of_live = live if storage == "masked" else slice(None)
-        before = [array(s.tensor)[of_live] for s in optimizer_slots(model.optimizer, weight.variable)]
+        before = [
+            array(s.tensor)[of_live] for s in optimizer_slots(model.optimizer, weight.variable)
+        ]
         moving = SET(frequency=1, end_step=99, warm_moments=warm)
         moving.set_model(model)
         assert moving.update(1)

@@ -123,8 +123,9 @@ def test_a_weight_that_loses_all_entries_is_named_once():
 
 def test_floors_are_those_of_the_final_density_from_the_start():
     rng = np.random.default_rng(0)
-    large, small = Threshold(1 + rng.random((8, 5)), path="large"), Threshold(
-        0.001 + 0.001 * rng.random((5, 4)), path="small"
+    large, small = (
+        Threshold(1 + rng.random((8, 5)), path="large"),
+        Threshold(0.001 + 0.001 * rng.random((5, 4)), path="small"),
     )
     steering = ThresholdSteering(0.2, Linear(0.2, 0, 80, frequency=1), floor=1.0)
     steering.begin([large, small], None, None)

@@ -398,3 +398,16 @@ def test_factors_keep_the_sign_of_their_values():
     effective = array(made.effective(made.weight.variable.value)).reshape(left.shape[0], -1)
     np.testing.assert_allclose(left @ right, effective, atol=1e-6)
     assert left.shape[1] == values.size
+
+
+@pytest.mark.core
+def test_entries_that_are_kept_at_their_threshold_keep_their_sign():
+    _, made = built(kso.SoftThreshold(s_init=0.0))  # t = 0.5
+    kernel = made.weight.variable
+    value = np.where(np.arange(kernel.shape[0] * kernel.shape[1]) % 2, -0.4, 0.9)
+    kernel.assign(value.reshape(kernel.shape))
+    made.freeze(np.ones(kernel.shape, bool))
+    kept = array(kernel)
+    np.testing.assert_array_equal(np.sign(kept), np.sign(value.reshape(kernel.shape)))
+    assert np.unique(np.abs(kept)).tolist() == pytest.approx([0, 0.4], abs=1e-6)
+    assert kept.all()
