@@ -15,7 +15,7 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 class WarmStart:
     """An optimizer whose means of squared gradients do not start from 0 for grown entries.
 
-    They start from the mean of the live entries of the weight.
+    They start from the mean of those entries of the weight that stay live.
     """
 
     optimizer: Any
@@ -62,7 +62,11 @@ def move_slots(optimizer: Any, variable: Any, source: np.ndarray) -> None:
         return
     for slot in optimizer_slots(optimizer, variable):
         value = to_numpy(slot.tensor)
-        start = float(value.mean()) if warm and slot.is_square else slot.start
+        start = slot.start
+        if warm and slot.is_square:
+            rows = value.reshape(-1, *value.shape[source.ndim :])
+            kept = rows[source[source >= 0]]
+            start = float(kept.mean()) if kept.size else start
         _write(slot, moved(value, source, start))
 
 

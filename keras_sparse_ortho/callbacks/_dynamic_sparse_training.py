@@ -237,6 +237,9 @@ class SET(DynamicSparseTraining):
     run killed and resumed from a checkpoint equals one that was not. `moved` in the logs of an
     epoch is how many entries moved in it, as a fraction of the live ones.
 
+    A custom training loop calls `update(step)` before every step: see docs/custom_loops.md. `move`
+    does an update at once, due or not.
+
     Args:
         frequency: Optimizer steps between updates. Default: a hundredth of `T_end`, at least 1 and
             at most 100, the paper's.

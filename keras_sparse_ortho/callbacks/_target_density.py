@@ -194,7 +194,8 @@ class TargetDensity(DensityRun):
     At the end of the schedule the live entries are fixed (`freeze`): `w` becomes `w_e`, the
     thresholds become 0 and dead entries get no gradient any more, so that the count stays exact
     while the rest of the run trains the live weights. What is due at the last step of a run is done
-    when it ends. The logs of `fit` get `density` and `threshold`, as with `DensityLogger`.
+    when it ends. The logs of `fit` get `density` and `threshold`, as with `DensityLogger`. A custom
+    training loop calls `update(step)` before every step: see docs/custom_loops.md.
 
     Args:
         final_density: Global live fraction in the end, in (0, 1].

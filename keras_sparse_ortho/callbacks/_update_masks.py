@@ -24,6 +24,8 @@ class UpdateMasks(DensityRun):
     change in later runs, although its schedule would start dense. The logs of `fit` get `density`,
     and, if dead entries can come back, `moved`: how many did in this epoch, per live entry.
 
+    A custom training loop calls `update(step)` before every step: see docs/custom_loops.md.
+
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
         WorkerError: On all processes that train one model, if their models differ before the first

@@ -1,6 +1,8 @@
 """`update(step)` in custom training loops, on models that are not compiled."""
 
 import functools
+import pathlib
+import re
 
 import keras
 import numpy as np
@@ -68,7 +70,7 @@ def untrained(callback, model, steps):
 def test_a_loop_as_in_the_guides(method, loop):
     make, callback = METHODS[method]
     model = make()
-    before = [weight.parametrization.mask_value() for weight in kso.prunable_weights(model)]
+    before = [weight.mask for weight in kso.prunable_weights(model)]
     start = model.get_weights()[0]
     optimizer = optimizer_for(loop, model)
     loop(model, callback(), optimizer)
@@ -76,7 +78,7 @@ def test_a_loop_as_in_the_guides(method, loop):
     assert (model.get_weights()[0] != start).any()
     kinds = 0
     for weight, mask in zip(kso.prunable_weights(model), before, strict=True):
-        now = weight.parametrization.mask_value()
+        now = weight.mask
         assert (now != mask).any()
         assert not weight.raw_value()[~now].any()
         for slot, *_ in optimizer_slots(optimizer, weight.variable):
@@ -258,9 +260,9 @@ def test_the_state_of_torch_optimizers(name, options, starts):
         model(torch.ones(4, 16)).square().sum().backward()
         optimizer.step()
     weight = kso.prunable_weights(model)[0]
-    before = weight.parametrization.mask_value()
+    before = weight.mask
     callback.update(1)
-    changed = before != weight.parametrization.mask_value()
+    changed = before != weight.mask
     slots = optimizer_slots(optimizer, weight.variable)
     assert [slot.start for slot in slots] == starts
     for slot in slots:
@@ -291,9 +293,7 @@ def test_the_loss_of_rigl(loss):
         callback.set_model(each)
         callback.update(1)
     for a, b in zip(kso.prunable_weights(model), kso.prunable_weights(compiled), strict=True):
-        np.testing.assert_array_equal(
-            a.parametrization.mask_value(), b.parametrization.mask_value()
-        )
+        np.testing.assert_array_equal(a.mask, b.mask)
     with pytest.raises(ValueError, match=r"`loss` must be.*Received: loss=3"):
         RigL(data(), loss=3)
     weighted = RigL((*data(), np.ones(32)), loss=lambda y, y_pred: LOSS(y, y_pred), **options)
@@ -318,3 +318,14 @@ def test_rigl_without_targets():
 def test_an_end_in_steps_counts_from_the_first_fit():
     assert Linear(0.25, end_step=100).resolved(10, start=50).density(50) == pytest.approx(0.625)
     assert Linear(0.25).resolved(10, start=50).density(50) == 1.0
+
+
+@pytest.mark.torch_only
+@pytest.mark.core
+def test_the_page_on_torch():
+    """On the other backends the tests of the pages run it."""
+    page = pathlib.Path(__file__).parents[2] / "docs/custom_loops.md"
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, names)
+    assert kso.prunable_weights(names["model"])[0].density == pytest.approx(0.1, abs=0.01)

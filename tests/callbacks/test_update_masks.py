@@ -204,7 +204,7 @@ class Distiller(keras.Model):
     def call(self, x):
         return self.student(x)
 
-    def compute_loss(self, x=None, y=None, y_pred=None, **kwargs):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **kwargs):
         return keras.ops.mean((y_pred - self.teacher(x, training=False)) ** 2)
 
 

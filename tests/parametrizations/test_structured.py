@@ -391,7 +391,7 @@ def test_weight_decay_of_low_rank():
 
 
 def test_factors_keep_the_sign_of_their_values():
-    model, made = built(LowRankSoftThreshold(s_init=-40.0))
+    _, made = built(LowRankSoftThreshold(s_init=-40.0))
     values = array(made.values)
     made.values.assign(values * np.where(np.arange(values.size) % 2, -1, 1))
     left, right = made.factors()
