@@ -285,8 +285,8 @@ def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
             "Masks on a schedule were never updated, so they are as dense as at the start. Pass "
             "callbacks=[keras_sparse_ortho.callbacks.UpdateMasks()] to `fit`; in a custom training "
             "loop call its `update(step)` (docs/custom_loops.md). keras_sparse_ortho.finish(model) "
-            f"sets them to the final density at once. Received: '{overdue[0].weight.path}'{more}, after "
-            f"{seen // accumulated} steps",
+            "sets them to the final density at once. "
+            f"Received: '{overdue[0].weight.path}'{more}, after {seen // accumulated} steps",
             DensityWarning,
             stacklevel=level_of_user(),
         )

@@ -1,6 +1,7 @@
 """Learnt thresholds (STR): `PruneWithSoftThreshold`, and `TargetDensity`, which steers them."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_sparse_ortho.callbacks import DEFAULT_FLOOR, ThresholdSteering
-from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.parametrizations import SoftThreshold, threshold_function
 from keras_sparse_ortho.schedules import as_schedule
@@ -440,13 +441,25 @@ class TargetDensity(tf_keras.callbacks.Callback):
         """
         step = self._step()
         if self._steering.freeze and self._steering.has_ended(step):
-            self._steer(step)
+            self._steer_at_end(step)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Does what is due at the last step."""
         step = self._step()
         if self._steering.is_due_at_end(step, self._executed):
+            self._steer_at_end(step)
+
+    def _steer_at_end(self, step: int) -> None:
+        try:
             self._steer(step)
+        except NotPrunableError as error:  # an error here would cost `fit` its History
+            warnings.warn(
+                "TargetDensity could not bring the weights to their density after the last step, "
+                "as the run has left infinite or NaN ones. Train again, with a lower learning rate "
+                f"or other data. Received: {error}",
+                DensityWarning,
+                stacklevel=2,
+            )
 
     def _step(self) -> int:
         optimizer = getattr(self.model, "optimizer", None)

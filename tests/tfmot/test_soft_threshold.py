@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import DensityError, NotPrunableError
+from keras_sparse_ortho.errors import DensityError, DensityWarning, NotPrunableError
 from keras_sparse_ortho.schedules import Constant, Cubic
 from tests.helpers import two_device_strategy
 
@@ -302,3 +302,12 @@ def test_refusals(tf_keras):
     ):
         with pytest.raises(ValueError, match="Received"):
             kso.tfmot.prune_with_soft_threshold(network(tf_keras), **settings)
+
+
+def test_a_run_that_ends_with_nan_has_its_history(tf_keras):
+    model = kso.tfmot.prune_with_soft_threshold(network(tf_keras))
+    model.compile("adam", "mse")
+    callbacks = [tf_keras.callbacks.TerminateOnNaN(), kso.tfmot.TargetDensity(0.3)]
+    with pytest.warns(DensityWarning, match=r"could not bring.*Received: The weight .* not finite"):
+        history = model.fit(X, Y * np.nan, batch_size=64, verbose=0, callbacks=callbacks)
+    assert np.isnan(history.history["loss"]).all()
