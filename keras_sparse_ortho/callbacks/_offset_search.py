@@ -20,6 +20,7 @@ from keras_sparse_ortho._ranking import (
     ranks_on_device,
 )
 from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.errors import NotPrunableError
 
 # Up to this many entries are all sorted; of more, those that a sample of this size leaves in doubt.
 _FEW = 2**16
@@ -140,8 +141,12 @@ def entries_of(threshold: Any) -> Entries:
     magnitudes = getattr(threshold, "magnitudes", lambda: None)()
     if magnitudes is None:
         scales = getattr(threshold, "scales", lambda: None)()
-        return HostEntries(threshold.critical_offsets(), scales=scales)
+        critical = threshold.critical_offsets()
+        wrong = np.isnan(critical)
+        _check_finite(threshold, wrong if scales is None else wrong | ~np.isfinite(scales))
+        return HostEntries(critical, scales=scales)
     weight, s, inverse = magnitudes
+    _check_finite(threshold, ~np.isfinite(s))
     if ranks_on_device(weight.variable):
         made: Entries = DeviceEntries(weight.variable.value, s, inverse)
         finite = not made.counts(np.full((1, s.size), INFINITE, np.int32))[0]
@@ -153,6 +158,15 @@ def entries_of(threshold: Any) -> Entries:
     if not finite:
         weight.finite_raw_value()  # raises
     return made
+
+
+def _check_finite(threshold: Any, wrong: np.ndarray) -> None:
+    """Raises NotPrunableError if something is `wrong`: no offset leaves a number of NaN live."""
+    if wrong.any():
+        raise NotPrunableError(
+            f"The weight '{threshold.weight.path}' is not finite, or its threshold is not. "
+            f"Received: {np.count_nonzero(wrong)} infinite or NaN values"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

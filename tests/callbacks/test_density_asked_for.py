@@ -356,6 +356,14 @@ def test_ranks_of_factors_that_are_not_finite():
 
 
 @pytest.mark.core
+def test_a_threshold_that_is_not_finite():
+    model = network(SoftThreshold())
+    kso.prunable_weights(model)[1].parametrization.s.assign(np.nan)
+    with pytest.raises(NotPrunableError, match=r"'head/kernel' is not finite, or its threshold"):
+        fit(model, TargetDensity(ASKED))
+
+
+@pytest.mark.core
 def test_thresholds_that_nothing_steers_are_told_when_they_stay_dense(tmp_path):
     model = network(SoftThreshold())
     kso.strip(model)  # not trained

@@ -144,3 +144,11 @@ def test_floors_that_exceed_the_total_give_way():
     assert floors(10 / 72, 1.0) == [8, 2]  # a channel of each, as a share of 10 is more
     assert floors(9 / 72, 1.0) == [0, 0]
     assert floors(0.25, 0.0) == [0, 0]
+
+
+@pytest.mark.parametrize(("value", "s"), [([1.0, np.nan], 0.0), ([1.0, 2.0], np.nan)])
+def test_what_is_not_a_number_has_no_density(value, s):
+    steering = ThresholdSteering(0.5, Constant(0.5))
+    steering.begin([Threshold(value, s)], None, None)
+    with pytest.raises(NotPrunableError, match=r"'w' is not finite, or its threshold.*Received: "):
+        steering.steer(0)
