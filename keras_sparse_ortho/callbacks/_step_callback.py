@@ -129,19 +129,22 @@ class StepCallback(keras.callbacks.Callback):
         Raises:
             ValueError: As `update`; a state that does not fit the model.
         """
-        self._take(optimizer)
-        kept = [self._watched.trainable_variables, self._watched.non_trainable_variables]
-        if self.optimizer is not None:
-            kept.append(self.optimizer.variables)
-        if [len(part) for part in state[: len(kept)]] != [len(part) for part in kept]:
-            raise ValueError(
-                "`state` must hold the values of the trainable variables of the model, of its "
-                "other variables and, if there is an optimizer, of its variables. Received: "
-                f"{[len(part) for part in state]} values, for {[len(part) for part in kept]}"
-            )
+
+        def kept() -> list[Any]:
+            model, owner = self._watched, self.optimizer
+            lists = [model.trainable_variables, model.non_trainable_variables]
+            return lists if owner is None else [*lists, owner.variables]
 
         def write() -> None:
-            for variables, values in zip(kept, state, strict=False):
+            lists = kept()
+            sizes = [[len(part) for part in parts] for parts in (lists, state[: len(lists)])]
+            if sizes[0] != sizes[1]:
+                raise ValueError(
+                    "`state` must hold the values of the trainable variables of the model, of its "
+                    "other variables and, if there is an optimizer, of its variables. "
+                    f"Received: {sizes[1]} values, for {sizes[0]}"
+                )
+            for variables, values in zip(lists, state, strict=False):
                 for variable, value in zip(variables, values, strict=True):
                     if value is not variable:
                         assign(variable, value)
@@ -149,8 +152,9 @@ class StepCallback(keras.callbacks.Callback):
         begun = self.in_loop
         if not self._update(step, optimizer, write) and begun:
             return state
-        values = ([variable.value for variable in variables] for variables in kept)
-        return type(state)((*values, *state[len(kept) :]))  # type: ignore[call-arg]
+        lists = kept()
+        values = ([variable.value for variable in variables] for variables in lists)
+        return type(state)((*values, *state[len(lists) :]))  # type: ignore[call-arg]
 
     def prepare(self) -> None:
         """To be overridden: called when training begins; an error is raised on all workers."""
