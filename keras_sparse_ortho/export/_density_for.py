@@ -109,8 +109,7 @@ def density_for(
     Args:
         make: Gives a new model for a density, by any verb and budget:
             `lambda d: kso.sparsify(model, d, "uniform", seed=0)`, `lambda d: kso.prune(model, d)`,
-            `lambda d: kso.prune(model, budget=kso.budgets.er(model, d))`. A model written as a
-            class is wrapped in place, so build it anew in there.
+            `lambda d: kso.prune(model, budget=kso.budgets.er(model, d))`.
         max_bytes: The largest file, uncompressed.
         max_ms: The largest time of a call on `accelerator`, as Vela estimates it.
         accelerator: An Ethos-U, as for `vela_report`. Its files are `int8`.

@@ -147,8 +147,7 @@ def export_litert(
     Limits: The whole model must run on LiteRT's built-in operations; there is no fallback to
     TensorFlow operations, since a plain interpreter cannot run those (`keras.Model.export` with
     `format="litert"` takes converter options for that). Models of mixed or half precision are
-    exported, and compared, in float32. Strip a subclassed model first, since that changes it in
-    place. Full int8 needs recurrent layers with `unroll=True`.
+    exported, and compared, in float32. Full int8 needs recurrent layers with `unroll=True`.
     In convolutions `+blocks` alone saves time. `dynamic_int8+blocks` quantizes the activations of
     a Dense layer on sequences together for each row of the batch, all others one by one.
     LiteRT Micro lacks the operation DENSIFY of most sparse files: use a dense route there.

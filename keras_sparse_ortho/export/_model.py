@@ -287,22 +287,9 @@ def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
 
     The second is the user's own, unless that computes in half precision: then it is the first.
     """
-    subclassed = [
-        layer
-        for layer in all_layers(model)
-        if isinstance(layer, keras.Model) and not (is_clonable(layer) or is_graph_of_class(layer))
-    ]
-    for owner in subclassed:
-        wrapped = [layer.name for layer in all_layers(owner) if is_sparse_layer(layer)]
-        if wrapped:
-            raise ValueError(
-                f"'{owner.name}' is a subclassed model, whose wrappers can only be removed in "
-                "place, which would end its sparse training. Strip it yourself after training: "
-                "`export_litert(strip(model), ...)`. "
-                f"Received: {type(owner).__name__} with the wrapped layers {wrapped[:5]}"
-            )
     stripped = model
-    if model not in subclassed:
+    copied = is_clonable(model) or is_graph_of_class(model)
+    if copied or any(is_sparse_layer(layer) for layer in all_layers(model)):
         stripped = strip(model)
         _drop_negative_zeros(stripped)
     plain = float32_clone(stripped)

@@ -66,7 +66,7 @@ def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str
 
 def _read(model: Any, path: Any, paths: set[str]) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
     """The kernels of the file by path, and the other weights; the model stays as it is."""
-    plain = rewrite(model, _dense, in_copy=True)
+    plain = rewrite(model, _dense)
     plain.load_weights(path)
     kernels = [w for w in prunable_weights(plain, unregistered=True) if w.path in paths]
     values = {weight.path: weight.value() for weight in kernels}

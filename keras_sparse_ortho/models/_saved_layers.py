@@ -15,6 +15,7 @@ from keras_sparse_ortho._keras_internals import (
     maybe_build,
     restored,
     sublayers,
+    track_parameters_anew,
 )
 from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
 from keras_sparse_ortho.layers import PrunableLayer
@@ -208,6 +209,7 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
             new.build()
         become(layer, new)
     save_with_layers(top)
+    track_parameters_anew(top)
     return top
 
 

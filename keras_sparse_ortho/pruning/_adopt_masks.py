@@ -15,6 +15,7 @@ def adopt_masks(
     include: Selection = None,
     exclude: Selection = None,
     storage: str = "masked",
+    in_place: bool = False,
 ) -> keras.Model:
     """Wraps the layers whose initializer is one of ours, and holds the masks that it drew.
 
@@ -32,9 +33,11 @@ def adopt_masks(
             and a tenth of the optimizer's. `"auto"`: layers that compute on live blocks
             where masks are of regular blocks and layers allow, compact elsewhere. `to_blocks`,
             `to_compact` and `to_masked` convert.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled. A model written as a class is changed in place, and returned.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         NotPrunableError: A model that is not built or has no such initializers; a kernel that was
@@ -59,4 +62,5 @@ def adopt_masks(
     weights = choose(prunable_weights(model, unregistered=True), include, exclude)
     weights = [w for w in weights if isinstance(w.initializer, SparseInitializer)]
     refuse_unfit(model, weights, "no layer with one of our initializers")
-    return hold(model, weights, {w.path: adopt(w, w.initializer) for w in weights}, storage)
+    draws = {weight.path: adopt(weight, weight.initializer) for weight in weights}
+    return hold(model, weights, draws, storage, in_place=in_place)

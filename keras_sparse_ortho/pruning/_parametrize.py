@@ -25,6 +25,7 @@ def parametrize(
     exclude: Selection = None,
     unregistered: str = "warn",
     storage: str = "masked",
+    in_place: bool = False,
 ) -> keras.Model:
     """Gives every selected kernel `w` an effective weight `w_e = parametrization(w)`.
 
@@ -49,10 +50,11 @@ def parametrize(
             (default) and `"dense"` leave them dense, `"guess"` takes them in as
             `(*batch, in, out)`. `report` lists them.
         storage: `"masked"`; or `"compact"` for a `FixedMask`, as in `sparsify`.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled. A model written as a class cannot be cloned: its layers are
-        wrapped in place, it is returned itself, and is to be compiled again.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         BudgetError: A budget that does not fit the model.
@@ -96,8 +98,9 @@ def parametrize(
     fixed: dict[str, Any] = {path: own for path, own in table.items() if own.movable}
     if fixed:
         draws = {w.path: fixed[w.path].resolve(w) for w in weights}
-        return hold(model, weights, draws, "compact" if parametrization.compact else "masked")
-    return wrap(model, weights, table.__getitem__)
+        storage = "compact" if parametrization.compact else "masked"
+        return hold(model, weights, draws, storage, in_place=in_place)
+    return wrap(model, weights, table.__getitem__, in_place=in_place)
 
 
 def _instance(parametrization: Any) -> Parametrization:

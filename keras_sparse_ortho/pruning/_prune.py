@@ -1,6 +1,7 @@
 """`prune`: fixed masks on the weights as they are, or refitted to calibration data."""
 
 import dataclasses
+import functools
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping
@@ -52,6 +53,7 @@ def prune(
     storage: str = "masked",
     resume: str | pathlib.Path | None = None,
     verbose: int = 0,
+    in_place: bool = False,
 ) -> keras.Model:
     """Keeps the weights of a model and masks them: `w_e = w` where a mask is live, else 0.
 
@@ -140,10 +142,11 @@ def prune(
         resume: A folder, for `"obs"`, `"wanda"` and `refit`: a file is written for each kernel that
             is done, and a run with the same model, data and settings goes on from there.
         verbose: 1 for a progress bar over the kernels, for these.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled. A model written as a class cannot be cloned: its layers are
-        wrapped in place, it is returned itself, and is to be compiled again.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         DensityError: A density outside (0, 1], or none where nothing says it.
@@ -205,6 +208,7 @@ def prune(
             f"Block(64, 64). Received: {structure=}"
         )
     run = {"data": data, "resume": resume, "verbose": verbose}
+    finish = functools.partial(hold, model, in_place=in_place)
     if masks is not None:
         _refuse_beside(
             "masks",
@@ -220,7 +224,7 @@ def prune(
         given = _given(weights, masks)
         if refit:
             given = prune_layers(model, weights, Recipe(masks=masks, refit=True), **run)
-        return hold(model, weights, given, storage)
+        return finish(weights, given, storage)
     if isinstance(score, Saliency):
         _refuse_beside("score", data=None if refit else data, include=include, exclude=exclude)
         weights = choose(prunable_weights(model, unregistered=True), [*score.masks], None)
@@ -243,9 +247,9 @@ def prune(
             blocks = BlockPlan.of(weights, plan, size, orthogonal=False, given=fixed)
             recipe = Recipe(str(score), blocks.budget.counts, blocks=blocks.blocks, refit=refit)
             draws = prune_layers(model, blocks.weights, recipe, **run)
-            return hold(model, blocks.weights, draws, storage, blocks)
+            return finish(blocks.weights, draws, storage, blocks)
         recipe = Recipe(str(score), plan.counts, structure=structure, refit=refit)
-        return hold(model, weights, prune_layers(model, weights, recipe, **run), storage)
+        return finish(weights, prune_layers(model, weights, recipe, **run), storage)
     if refit and score not in OF_DATA:
         data = None
     if budget is not None:
@@ -273,11 +277,11 @@ def prune(
             chosen = {path: draw.mask for path, draw in draws.items()}
             recipe = Recipe(masks=chosen, blocks=blocks.blocks, refit=True)
             draws = prune_layers(model, blocks.weights, recipe, **run)
-        return hold(model, blocks.weights, draws, storage, blocks)
+        return finish(blocks.weights, draws, storage, blocks)
     if refit:
         given = prune_layers(model, weights, Recipe(masks=chosen, refit=True), **run)
-        return hold(model, weights, given, storage)
-    return hold(model, weights, _given(weights, chosen), storage)
+        return finish(weights, given, storage)
+    return finish(weights, _given(weights, chosen), storage)
 
 
 def _check_layerwise(

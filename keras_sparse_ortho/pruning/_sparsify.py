@@ -36,6 +36,7 @@ def sparsify(
     exclude: Selection = None,
     unregistered: str = "warn",
     storage: str = "masked",
+    in_place: bool = False,
 ) -> keras.Model:
     """Draws sparse kernels anew, exactly orthogonal by default, with fixed masks of exact count.
 
@@ -89,10 +90,11 @@ def sparsify(
             was given for it; the total is at most `density`. `"auto"`: live blocks where the
             masks are of regular blocks already, compact elsewhere. `to_blocks`, `to_compact` and
             `to_masked` convert.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled. A model written as a class cannot be cloned: its layers are
-        wrapped in place, it is returned itself, and is to be compiled again.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         DensityError: A density outside (0, 1], or none where the budget is a name.
@@ -160,4 +162,4 @@ def sparsify(
         model, weights, density, budget, initializer, structures, seed, dense=not kind.compact
     )
     warn_of_training_lost(model, weights)
-    return hold(model, weights, draws, storage, blocks)
+    return hold(model, weights, draws, storage, blocks, in_place=in_place)

@@ -32,6 +32,8 @@ def hold(
     draws: MutableMapping[str, AnyDraw],
     storage: str = "masked",
     plan: BlockPlan | None = None,
+    *,
+    in_place: bool = False,
 ) -> Any:
     """Gives weights fixed masks, and the values that were drawn with them.
 
@@ -49,7 +51,8 @@ def hold(
     def mask(path: str) -> Parametrization:
         return kind(mask=draws[path].mask, initializer=draws[path].initializer)
 
-    sparse = wrap(model, weights, mask, draws, on_blocks=storage in ("auto", "blocks"))
+    on_blocks = storage in ("auto", "blocks")
+    sparse = wrap(model, weights, mask, draws, on_blocks=on_blocks, in_place=in_place)
     if plan is not None:
         plan.warn(sparse, storage)
     return sparse
@@ -62,6 +65,7 @@ def wrap(
     draws: MutableMapping[str, AnyDraw] | None = None,
     *,
     on_blocks: bool = False,
+    in_place: bool = False,
 ) -> Any:
     """Wraps every layer that owns some of the weights: see `places_to_wrap`.
 
@@ -118,7 +122,7 @@ def wrap(
             )
         if rewritten is not model:
             probe_of_copy(model, rewritten).check(rewritten)
-        return blocks_where_possible(rewritten) if on_blocks else rewritten
+        return blocks_where_possible(rewritten, in_place) if on_blocks else rewritten
 
     later = [
         weight.variable
@@ -126,4 +130,4 @@ def wrap(
         if (path in draws and draws[path].sets_values) or parametrization_of(path).compact
     ]
     with weights_set_later():
-        return rewrite(model, replace, complete, without_values=later)
+        return rewrite(model, replace, complete, without_values=later, in_place=in_place)

@@ -28,6 +28,7 @@ def quantize_aware(
     *,
     exclude: Selection = None,
     momentum: float = 0.99,
+    in_place: bool = False,
 ) -> keras.Model:
     """Lets a model compute as its integer file will, and be trained so.
 
@@ -49,10 +50,11 @@ def quantize_aware(
         activations: `"int8"` or `None`.
         exclude: Weights, as for `sparsify`, or paths of layers; their layers stay in floats.
         momentum: Of the ranges, see `FakeQuantize`.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled; a subclassed model is changed in place and returned, and is to
-        be compiled again.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         NotPrunableError: A model that is not built, has nothing to be quantized or is quantized
@@ -154,7 +156,7 @@ def quantize_aware(
         return rewritten
 
     with weights_set_later():
-        return rewrite(model, replace, complete)
+        return rewrite(model, replace, complete, in_place=in_place)
 
 
 def _chosen(
