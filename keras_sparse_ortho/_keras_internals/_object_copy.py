@@ -53,10 +53,11 @@ class _Copier:
         self._plain: set[int] = set()  # objects that are known to lead nowhere
         self._place = ""  # the attribute that is being copied, for errors
         self._parts = (*_PARTS, tracker_class())
+        self._shared = (*_ATOMS, *_shared_kinds())
 
     def copy(self, value: Any) -> Any:
         """The copy of an object, perhaps still empty; the object itself where it is shared."""
-        if isinstance(value, _ATOMS):
+        if isinstance(value, self._shared):
             return value
         if id(value) in self.copies:
             return self.copies[id(value)]
@@ -192,7 +193,7 @@ class _Copier:
         waiting = [value]
         while waiting:
             here = waiting.pop()
-            if isinstance(here, _ATOMS) or id(here) in seen or id(here) in self._plain:
+            if isinstance(here, self._shared) or id(here) in seen or id(here) in self._plain:
                 continue
             if isinstance(here, self._parts) or _is_state(here):
                 return True
@@ -315,9 +316,20 @@ def tracker_class() -> Any:
     return type(keras.layers.Layer(name="plain")._tracker)
 
 
+def _shared_kinds() -> tuple[type, ...]:
+    """Classes of objects that hold variables and belong to no model."""
+    if keras.backend.backend() != "tensorflow":
+        return ()
+    import tensorflow as tf
+
+    return (tf.distribute.Strategy,)
+
+
 def _is_state(value: Any) -> bool:
     """Whether a value can be changed and is not Keras': a tensor of torch, a `tf.Variable`."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        return hasattr(value, "assign_sub") and keras.ops.is_tensor(value)
+        import tensorflow as tf
+
+        return isinstance(value, tf.Variable)
     return backend == "torch" and keras.ops.is_tensor(value)

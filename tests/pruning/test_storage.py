@@ -205,12 +205,12 @@ class Written(keras.Model):
 
 
 @slow_on_jax
-def test_models_written_as_a_class_are_converted_in_place():
+def test_subclassed_models_are_converted():
     def written(storage):
         keras.utils.set_random_seed(4)
         model = Written()
         model(x)
-        assert kso.sparsify(model, 0.3, seed=0, storage=storage) is model
+        model = kso.sparsify(model, 0.3, seed=0, storage=storage)
         model.compile(OPTIMIZERS["adamw_clipped"](), "sparse_categorical_crossentropy")
         return model
 
@@ -221,8 +221,7 @@ def test_models_written_as_a_class_are_converted_in_place():
     options = {"batch_size": 8, "shuffle": False, "verbose": 0}
     losses = [model.fit(x, y, epochs=2, **options).history["loss"] for model in models]
     np.testing.assert_allclose(*losses, rtol=1e-5)
-    assert kso.to_compact(models[0]) is models[0]
-    assert kso.to_masked(models[1]) is models[1]
+    models = [kso.to_compact(models[0]), kso.to_masked(models[1])]
     kinds = [type(kso.prunable_weights(model)[0].parametrization) for model in models]
     assert kinds == [CompactMask, FixedMask]
     losses = [model.fit(x, y, epochs=2, **options).history["loss"] for model in models]
@@ -231,9 +230,9 @@ def test_models_written_as_a_class_are_converted_in_place():
     for model in models:
         np.testing.assert_array_equal(kso.prunable_weights(model)[1].value(), frozen)
         expected = array(model(x))
-        assert kso.strip(model) is model
-        np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
-        assert [v.name for v in model.first.weights] == ["kernel", "bias"]
+        plain = kso.strip(model)
+        np.testing.assert_allclose(array(plain(x)), expected, atol=1e-6)
+        assert [v.name for v in plain.first.weights] == ["kernel", "bias"]
 
 
 def test_a_layer_inside_may_be_frozen_later():
@@ -375,7 +374,7 @@ def test_an_optimizer_with_factors_is_refused_before_anything_changes():
     x = np.random.default_rng(0).normal(size=(8, 4, 8)).astype("float32")
     model = Written()
     model(x)
-    kso.sparsify(model, 0.3, seed=0)
+    model = kso.sparsify(model, 0.3, seed=0)
     model.compile(keras.optimizers.Adafactor(1e-2), "sparse_categorical_crossentropy")
     model.fit(x, np.arange(8) % 3, verbose=0)
     optimizer, names = model.optimizer, [v.path for v in model.weights]
