@@ -52,9 +52,10 @@ def hold(
         return kind(mask=draws[path].mask, initializer=draws[path].initializer)
 
     on_blocks = storage in ("auto", "blocks")
+    reasons = {} if plan is None else plan.reasons()
     sparse = wrap(model, weights, mask, draws, on_blocks=on_blocks, in_place=in_place)
     if plan is not None:
-        plan.warn(sparse, storage)
+        plan.warn(sparse, storage, reasons)
     return sparse
 
 
