@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.callbacks._floors import floored_cut, floors_of
 from keras_sparse_ortho.callbacks._offset_search import entries_of
 from keras_sparse_ortho.callbacks._target_density import DEFAULT_FLOOR, ThresholdSteering
@@ -112,6 +113,7 @@ class BestAtDensity(keras.callbacks.Callback):
     on_predict_batch_end = _pass_on("on_predict_batch_end")
 
 
+@other_keywords()
 def finish(model: Any, density: float | None = None) -> Any:
     """Brings a model to the density that was asked for, without training it.
 

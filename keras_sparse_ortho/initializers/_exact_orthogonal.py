@@ -7,8 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_number, explains_density
+from keras_sparse_ortho._checks import check_density, check_number
 from keras_sparse_ortho._keras_internals import restored
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
@@ -23,6 +24,8 @@ from keras_sparse_ortho.orthogonal import (
     RegularBlocks,
     Rotations,
     Structure,
+    StructureLike,
+    as_structure,
     check_options,
     covering_count,
     exact_orthogonal,
@@ -110,7 +113,7 @@ class ExactOrthogonal(SparseInitializer):
 
     isometry = "exact"
 
-    @explains_density
+    @other_keywords()
     def __init__(
         self,
         density: float | None = None,
@@ -120,7 +123,7 @@ class ExactOrthogonal(SparseInitializer):
         layout: LayoutLike = None,
         angles: AngleLaw = None,
         rotations: Sequence[tuple[int, int, float]] | None = None,
-        structure: Structure | None = None,
+        structure: StructureLike | None = None,
         start: str = "covering",
         taps: str = "center",
     ) -> None:
@@ -133,8 +136,7 @@ class ExactOrthogonal(SparseInitializer):
             angles = restored(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles
         self.rotations = None if rotations is None else [(i, j, angle) for i, j, angle in rotations]
-        if isinstance(structure, dict):
-            structure = restored(structure)
+        structure = as_structure(restored(structure) if isinstance(structure, dict) else structure)
         if structure is not None and not isinstance(structure, Structure):
             raise ValueError(
                 "`structure` must be a Block, NByM, ConstantFan or None. "

@@ -32,6 +32,7 @@ class PrunableWeight:
         drawn_mask: Gives the mask that the weight's initializer drew together with its value,
             while the wrapper of its layer is built; `None` where it was not kept.
         registered: Whether `kernel_layouts` knows the weight; else its layout is guessed.
+        inside: Classes of the layers that hold it, from the model to its owner.
     """
 
     path: str
@@ -42,6 +43,7 @@ class PrunableWeight:
     flops: int | None = None
     drawn_mask: Callable[[], np.ndarray] | None = None
     registered: bool = True
+    inside: tuple[type, ...] = ()
 
     @property
     def parametrization(self) -> Any:

@@ -19,6 +19,7 @@ from keras_sparse_ortho._keras_internals import (
     value_source,
 )
 from keras_sparse_ortho._optimizer_slots import move_slots
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
@@ -82,6 +83,7 @@ class CompactMask(FixedMask):
 
     compact = True
 
+    @other_keywords()
     def __init__(
         self,
         density: float | None = None,

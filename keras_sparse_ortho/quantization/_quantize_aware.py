@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import body_of, is_graph
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, names_in, select, walk
@@ -21,6 +22,7 @@ from keras_sparse_ortho.quantization._placing import Rounding, roundings
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
 
 
+@other_keywords()
 def quantize_aware(
     model: keras.Model,
     weights: str | WeightQuantizer | None = "int8",
