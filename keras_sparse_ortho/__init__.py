@@ -12,7 +12,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("tensorflow", "jax", "torch"):
         raise
-    _others = [name for name in ("jax", "torch") if importlib.util.find_spec(name)]
+    _all = ("tensorflow", "jax", "torch")
+    _others = [name for name in _all if name != error.name and importlib.util.find_spec(name)]
     raise ImportError(
         f"Keras is set to the backend {error.name}, which is not installed. Set the environment "
         "variable KERAS_BACKEND before the first import of Keras, to tensorflow, jax or torch, "

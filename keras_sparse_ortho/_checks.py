@@ -16,15 +16,13 @@ def check_density(density: Any, name: str = "density") -> float:
     value = as_float(density)
     if not 0.0 < value <= 1.0:  # also for NaN
         percent = float(density[:-1]) if _is_percent(density) else value
-        hint = ""
+        hint = " Give a number, not text." if isinstance(density, str) else ""
         if 2.0 <= percent < 100.0:
-            hint = (
+            hint += (
                 f" It is the live fraction, not a percentage: {name}={percent / 100:.6g} keeps "
                 f"{percent:g}%, {name}={1 - percent / 100:.6g} prunes {percent:g}%."
             )
-        raise DensityError(
-            f"`{name}` must be a number in (0, 1].{hint} Received: {name}={told(density)}"
-        )
+        raise DensityError(f"`{name}` must be in (0, 1].{hint} Received: {name}={told(density)}")
     return value
 
 

@@ -1,5 +1,7 @@
 """Uniform, ER and ERK budgets, and sharing an exact number of live entries among weights."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """`ExactOrthogonal`: EOI as a Keras initializer."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -216,7 +218,7 @@ class ExactOrthogonal(SparseInitializer):
         return "auto" in (self.gain, self.taps)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ExactOrthogonal":
+    def from_config(cls, config: dict[str, Any]) -> ExactOrthogonal:
         """The initializer that `get_config` describes."""
         # Files from before 0.1.0 have these.
         removed = {name: config.get(name) for name in ("norms", "center_density")}
@@ -227,7 +229,7 @@ class ExactOrthogonal(SparseInitializer):
                 )
         return cls(**{name: value for name, value in config.items() if name not in removed})
 
-    def with_options(self, **options: Any) -> "ExactOrthogonal":
+    def with_options(self, **options: Any) -> ExactOrthogonal:
         """The same pattern with other options."""
         return self.from_config({**self.get_config(), **options})
 

@@ -1,5 +1,7 @@
 """`PrunableLayer`: any Keras layer with parametrized weights."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import re
@@ -438,7 +440,7 @@ class PrunableLayer(WrapperBuiltByCalls):
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "PrunableLayer":
+    ) -> PrunableLayer:
         """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
         given, names = _restored(config, custom_objects)
         wrapper = cls(**given)

@@ -1,5 +1,7 @@
 """Exactly orthogonal kernels of every shape: EOI in each matrix of a layout, on one or all taps."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Iterable, Sequence

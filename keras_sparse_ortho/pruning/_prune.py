@@ -16,6 +16,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.calibration import (
     BUDGETS_OF_DATA,
     CALIBRATED,
@@ -404,7 +405,7 @@ def _of_kernels(
         )
     scores = []
     for weight in weights:
-        score = np.asarray(keras.ops.convert_to_numpy(function(weight.raw_value())))
+        score = to_numpy(function(weight.raw_value()))
         if score.shape != weight.shape:
             raise ValueError(
                 "A function given as `score` takes a kernel and returns an array of its shape, or "

@@ -31,10 +31,11 @@ def weights_to_prune(
         )
     everything = prunable_weights(model, unregistered=True)
     known = [weight for weight in everything if weight.registered]
-    if unregistered == "guess":
-        return choose(everything, include, exclude)
     others = [weight for weight in everything if not weight.registered]
-    weights = choose(known, include, exclude, others)
+    if unregistered == "guess":
+        weights = choose(everything, include, exclude)
+    else:
+        weights = choose(known, include, exclude, others)
     if known and not weights:
         raise NotPrunableError(
             "`include` and `exclude` leave no kernel. There are: "

@@ -1,5 +1,7 @@
 """`quantize_aware`: a model that is trained with the rounding of its integer file."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import keras

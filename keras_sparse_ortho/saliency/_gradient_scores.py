@@ -1,5 +1,7 @@
 """`snip` and `grasp`: scores from first and second derivatives of the loss."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

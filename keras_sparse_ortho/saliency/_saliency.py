@@ -1,5 +1,7 @@
 """`Saliency`: scores of a model's kernels, with their masks and budget; two baseline scores."""
 
+from __future__ import annotations
+
 import random as python_random
 import warnings
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """`synflow`: pruning without data, by conserved synaptic saliency."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -119,8 +119,6 @@ def test_refusals():
     model = dense()
     with pytest.raises(DensityError, match=r"prune needs a `density`.*Received: density=None"):
         kso.prune(model)
-    with pytest.raises(TypeError, match=r"prune\(\) takes a `density`.*Received: sparsity=0.9"):
-        kso.prune(model, sparsity=0.9)
     with pytest.raises(ValueError, match=r"`score` must be one of.*Received: score='snap'"):
         kso.prune(model, 0.5, score="snap")
     with pytest.raises(ValueError, match=r"give `data`.*Received: score='snip', data=None"):
@@ -202,8 +200,6 @@ def test_parametrize_takes_a_class_and_masks_by_the_given_weights():
     assert isinstance(kso.prunable_weights(learnt)[0].parametrization, kso.SoftThreshold)
     with pytest.raises(ValueError, match=r"MagnitudeMask has arguments.*schedule.*Received"):
         kso.parametrize(model, kso.MagnitudeMask)
-    with pytest.raises(TypeError, match=r"parametrize\(\) takes a `density`"):
-        kso.parametrize(model, kso.MagnitudeMask(0.5), sparsity=0.5)
     masked = kso.parametrize(model, kso.FixedMask(0.25))
     for weight in kso.prunable_weights(masked):
         given = np.abs(keras.ops.convert_to_numpy(model.get_layer(weight.path[:-7]).kernel))
