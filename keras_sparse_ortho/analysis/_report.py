@@ -399,11 +399,11 @@ def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
         dense = "not adopted"
     error = None
     if orthogonality and (orthogonality == "all" or _is_as_drawn(weight)):
-        error = orthogonality_error(weight.value(), weight.layout)
+        error = orthogonality_error(weight.value, weight.layout)
     if len(weight.shape) < 2 and weight.layout is None:  # the layer names its own weights
-        dead = int(np.count_nonzero(weight.value() == 0))
+        dead = int(np.count_nonzero(weight.value == 0))
     else:
-        dead = dead_outputs(weight.value(), weight.layout)
+        dead = dead_outputs(weight.value, weight.layout)
     return Row(
         path=weight.path,
         shape=weight.shape,

@@ -63,12 +63,12 @@ class PrunableWeight:
     @property
     def mask(self) -> np.ndarray:
         """Which entries are live, a bool array: the mask, or the nonzeros in a plain layer."""
-        return self.value() != 0 if self.storage is None else self.storage.mask_value()
+        return self.value != 0 if self.storage is None else self.storage.mask_value()
 
     @property
     def live(self) -> int:
         """Number of live entries: of the mask, or of nonzeros in a plain layer."""
-        return int(np.count_nonzero(self.value())) if self.storage is None else self.storage.live
+        return int(np.count_nonzero(self.value)) if self.storage is None else self.storage.live
 
     @property
     def density(self) -> float:
@@ -117,6 +117,7 @@ class PrunableWeight:
             )
         return value
 
+    @property
     def value(self) -> np.ndarray:
         """The effective weight as a NumPy array (bfloat16 as float32)."""
         return self.raw_value() if self.storage is None else self.storage.value()

@@ -83,7 +83,7 @@ def _read(
         for weight in kernels:  # to see which are loaded
             assign(weight.variable, np.full(weight.shape, np.nan, "float32"))
     plain.load_weights(path, skip_mismatch=skip_mismatch)
-    values = {weight.path: weight.value() for weight in kernels}
+    values = {weight.path: weight.value for weight in kernels}
     if skip_mismatch:
         values = {path: value for path, value in values.items() if not np.isnan(value).all()}
     return values, [to_numpy(variable) for variable in _others(plain, kernels)]

@@ -79,7 +79,7 @@ def quantize_aware(
     ...     keras.layers.Dense(10, name="head"),
     ... ])
     >>> model = quantize_aware(kso.sparsify(dense, 0.1, seed=0), weights="int4")
-    >>> [len(np.unique(w.value()[:, 0])) <= 15 for w in kso.prunable_weights(model)]
+    >>> [len(np.unique(w.value[:, 0])) <= 15 for w in kso.prunable_weights(model)]
     [True, True]
 
     Reference:

@@ -37,7 +37,7 @@ def rows_of_network(count=96):
 
 
 def values(model):
-    return {w.path: w.value() for w in kso.prunable_weights(model)}
+    return {w.path: w.value for w in kso.prunable_weights(model)}
 
 
 def masks(model):
@@ -71,7 +71,7 @@ def test_kernels_of_attention_and_separable_convolutions():
     for weight, own in zip(kso.prunable_weights(dense), kso.prunable_weights(pruned), strict=True):
         assert own.live == counts[weight.path]
         mask = own.storage.mask_value()
-        assert not np.allclose(own.value()[mask], weight.value()[mask])  # refitted
+        assert not np.allclose(own.value[mask], weight.value[mask])  # refitted
     assert len(kso.prunable_weights(pruned)) == 6
 
 
@@ -251,9 +251,9 @@ def test_kernels_that_multiply_no_inputs_are_pruned_by_magnitude_and_named_once(
     for weight, own in zip(kso.prunable_weights(dense), kso.prunable_weights(pruned), strict=True):
         assert own.live == round(0.25 * own.size)
         if weight.path != "head/kernel":
-            kept, scores = own.storage.mask_value(), np.abs(weight.value())
+            kept, scores = own.storage.mask_value(), np.abs(weight.value)
             assert scores[kept].min() >= scores[~kept].max()
-            np.testing.assert_array_equal(own.value(), np.where(kept, weight.value(), 0))
+            np.testing.assert_array_equal(own.value, np.where(kept, weight.value, 0))
 
 
 @pytest.mark.core

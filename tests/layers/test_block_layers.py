@@ -112,7 +112,7 @@ def test_prunable_weights_and_report():
     for path, weight in weights.items():
         assert weight.shape == plain[path].shape
         assert weight.flops == plain[path].flops, path
-        np.testing.assert_array_equal(weight.value(), plain[path].value())
+        np.testing.assert_array_equal(weight.value, plain[path].value)
         if weight.storage is not None:
             assert weight.live == weight.storage.mask_value().sum()
             assert weight.density in (0.25, 0.5)

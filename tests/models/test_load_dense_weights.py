@@ -38,7 +38,7 @@ def test_values_are_taken_under_the_mask(name, tmp_path):
     for variable in dense.weights:  # moving averages and biases, too
         variable.assign(np.random.default_rng(1).normal(size=variable.shape))
     dense.save_weights(tmp_path / "dense.weights.h5")
-    values = {weight.path: weight.value() for weight in kso.prunable_weights(dense)}
+    values = {weight.path: weight.value for weight in kso.prunable_weights(dense)}
     others = [array(v) for v in dense.weights if len(v.shape) == 1]
     keras.utils.clear_session(free_memory=False)  # the same names once more
     sparse = kso.sparsify(make(), 0.5, seed=0, **options)
@@ -51,7 +51,7 @@ def test_values_are_taken_under_the_mask(name, tmp_path):
     assert dead == {w.path: (~masks[w.path]).sum() for w in wrapped}
     for weight in kso.prunable_weights(sparse):
         np.testing.assert_array_equal(
-            weight.value(), np.where(masks[weight.path], values[weight.path], 0)
+            weight.value, np.where(masks[weight.path], values[weight.path], 0)
         )
     for weight in kso.prunable_weights(dense):
         weight.variable.assign(values[weight.path] * masks[weight.path])

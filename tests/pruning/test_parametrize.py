@@ -34,7 +34,7 @@ def test_every_kind_of_model_keeps_its_outputs(make):
     assert [w.path for w in weights] == list(plain)
     for weight in weights:
         assert isinstance(weight.parametrization, SoftThreshold)
-        np.testing.assert_array_equal(weight.value(), plain[weight.path])
+        np.testing.assert_array_equal(weight.value, plain[weight.path])
 
 
 def test_the_straight_through_mask_ranks_the_weights_that_were_given():

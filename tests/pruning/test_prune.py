@@ -45,7 +45,7 @@ def test_magnitudes_of_all_kernels_are_compared_by_default():
     for weight in kso.prunable_weights(pruned):
         given = model.get_layer(weight.path.split("/")[0]).kernel
         np.testing.assert_array_equal(
-            weight.value(), keras.ops.convert_to_numpy(given) * masks_of(pruned)[weight.path]
+            weight.value, keras.ops.convert_to_numpy(given) * masks_of(pruned)[weight.path]
         )
 
 
@@ -186,7 +186,7 @@ def test_a_structure_for_the_whole_model():
     pattern = kso.initializers.ExactOrthogonal(gain=2.0)
     again = kso.sparsify(model, 0.25, initializer=pattern, structure=kso.Block(4, 1), seed=0)
     for one, two in zip(kso.prunable_weights(sparse), kso.prunable_weights(again), strict=True):
-        np.testing.assert_allclose(two.value(), 2 * one.value(), atol=1e-6)
+        np.testing.assert_allclose(two.value, 2 * one.value, atol=1e-6)
     with pytest.raises(ValueError, match=r"`structure` needs exactly orthogonal.*Received"):
         kso.sparsify(model, 0.25, initializer="random_sparse", structure=kso.Block(4, 1))
     other = kso.initializers.ExactOrthogonal(structure=kso.NByM(2, 4))

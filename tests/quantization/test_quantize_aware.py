@@ -248,7 +248,7 @@ def test_subclassed_models_are_quantized_in_place_in_their_weights(tmp_path):
         quantize_aware(model)
     np.testing.assert_array_equal(array(model(x)), y)
     assert quantize_aware(model, "int4", None) is model
-    assert all(len(np.unique(w.value()[:, 0])) <= 15 for w in kso.prunable_weights(model))
+    assert all(len(np.unique(w.value[:, 0])) <= 15 for w in kso.prunable_weights(model))
     fit(model, (12,))
 
 
@@ -321,4 +321,4 @@ def test_a_network_learns_from_the_one_before_it_was_quantized():
     for weight, value in zip(teacher.weights, before, strict=True):
         np.testing.assert_array_equal(array(weight), value)
     for weight in kso.prunable_weights(student):
-        assert not weight.value()[~weight.mask].any()
+        assert not weight.value[~weight.mask].any()

@@ -79,7 +79,7 @@ def test_saved_and_loaded(sparsity, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     [weight] = kso.prunable_weights(loaded)
     [before] = kso.prunable_weights(model)
-    np.testing.assert_array_equal(weight.value(), before.value())
+    np.testing.assert_array_equal(weight.value, before.value)
     restored = weight.parametrization.schedule.schedule
     assert type(restored) is sparsity.PolynomialDecay
     assert restored.get_config() == linear(sparsity).get_config()
