@@ -176,7 +176,8 @@ def other_keywords(**hints: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
-        parameters = inspect.signature(function).parameters
+        signature = inspect.signature(function)
+        parameters = signature.parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
         @functools.wraps(function)
@@ -202,6 +203,8 @@ def other_keywords(**hints: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                         raise _no_argument(name, keyword, value, parameters, hints)
             return function(*args, **kwargs)
 
+        # Keras reads the arguments of layers without following `__wrapped__`.
+        checked.__signature__ = signature  # type: ignore[attr-defined]
         return checked
 
     return decorated

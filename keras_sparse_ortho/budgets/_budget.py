@@ -126,10 +126,12 @@ class Budget(Mapping[str, float]):
         unknown = []
         for name, density in self.items():
             inside = [path for path in sizes if path.startswith(f"{name}/")]
-            if name not in sizes and (name in self.sizes or not inside):
+            if name in sizes:
+                densities[name] = density
+            elif name in self.sizes or not inside:
                 unknown.append(name)
-            for path in [name] if name in sizes else inside:
-                densities.setdefault(path, self._densities.get(path, density))
+            else:
+                densities |= {path: self._densities.get(path, density) for path in inside}
         missing = [path for path in sizes if path not in densities]
         if unknown or missing:
             raise BudgetError(

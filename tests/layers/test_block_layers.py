@@ -125,6 +125,13 @@ def test_prunable_weights_and_report():
     assert kso.Budget.from_model(model).live == summary.live
 
 
+@pytest.mark.parametrize(("asked", "made"), [(0.23, 0.25), (0.27, 0.25), (0.36, 0.375)])
+def test_the_nearest_possible_density_is_taken(asked, made):
+    layer = BlockSparseDense(64, density=asked, block=8, seed=0)
+    layer.build((None, 64))
+    assert layer.density == made
+
+
 @pytest.mark.core
 def test_report_shows_the_orthogonality_of_blocks_as_long_as_they_are_as_drawn(tmp_path):
     structure = kso.Block(8, 8, regular=True)

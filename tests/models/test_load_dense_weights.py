@@ -63,6 +63,27 @@ def test_values_are_taken_under_the_mask(name, tmp_path):
         np.testing.assert_array_equal(array(found), expected)
 
 
+@pytest.mark.parametrize("storage", ["masked", "compact"])
+def test_layers_of_other_shapes_are_skipped(storage, tmp_path):
+    dense = network()
+    dense.save_weights(tmp_path / "dense.weights.h5")
+    values = {weight.path: weight.value for weight in kso.prunable_weights(dense)}
+    keras.utils.clear_session(free_memory=False)  # the same names once more
+    *layers, _ = network().layers
+    other = keras.Sequential([keras.Input(SHAPE), *layers, L.Dense(5, name="head")])
+    sparse = kso.sparsify(other, 0.5, seed=0, storage=storage)
+    before = kso.prunable_weights(sparse)[-1].value
+    with pytest.raises(ValueError, match="head"):
+        kso.load_dense_weights(sparse, tmp_path / "dense.weights.h5")
+    with pytest.warns(UserWarning, match="head"):
+        dead = kso.load_dense_weights(sparse, tmp_path / "dense.weights.h5", skip_mismatch=True)
+    *loaded, head = kso.prunable_weights(sparse)
+    assert [*dead] == [weight.path for weight in loaded]
+    np.testing.assert_array_equal(head.value, before)
+    for weight in loaded:
+        np.testing.assert_array_equal(weight.value, weight.mask * values[weight.path])
+
+
 def test_learnt_thresholds_get_all_of_the_file(tmp_path):
     dense = network()
     dense.save_weights(tmp_path / "dense.weights.h5")

@@ -233,6 +233,10 @@ def test_a_sparsity_is_one_minus_the_density():
         (lambda: kso.prune(None, 0.1, quantize="int8"), r"Use quantize_aware\(model\)"),
         (lambda: kso.SoftThreshold(density=0.1), r"Use callbacks.TargetDensity\(density\)"),
         (lambda: kso.ChannelSoftThreshold(sparsity=0.9), r"Use callbacks.TargetDensity"),
+        (
+            lambda: kso.PrunableLayer(L.Dense(4), sparsity=0.9),
+            r"`parametrization`: FixedMask\(dens",
+        ),
         (lambda: kso.schedules.Cubic(0.1, steps=9), "Use `end_step`. It is a step, or a fraction"),
         (lambda: kso.schedules.Cubic(0.1, begin_epoch=2), "Use `begin_step`. It is a step"),
         (
@@ -245,6 +249,16 @@ def test_a_sparsity_is_one_minus_the_density():
 def test_keywords_from_elsewhere_are_answered_with_ours(call, message):
     with pytest.raises(TypeError, match=f"has no argument.*{message}.*Received: "):
         call()
+
+
+def test_the_mask_of_a_layer_is_where_its_weights_are():
+    layer = kso.prune(network(), 0.5).get_layer("head")
+    for name in ("mask", "masks"):
+        with pytest.raises(AttributeError, match=r"Use: {w.path: w.mask for w in prunable_weights"):
+            getattr(layer, name)
+    block = kso.layers.BlockSparseDense(16, block=4, sparsity=0.75)
+    block.build((None, 16))
+    assert block.density == 0.25
 
 
 @pytest.mark.parametrize("given", ["2:4", (4, 4), "4x4", "4 x 4", [4, 4]])

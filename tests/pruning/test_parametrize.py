@@ -56,6 +56,18 @@ def test_a_learnt_budget_moves_to_another_method():
     assert [w.live for w in kso.prunable_weights(other)] == [256, 40]
 
 
+def test_a_second_density_is_told():
+    cubic = MagnitudeMask(kso.schedules.Cubic(0.1))
+    with pytest.warns(UserWarning, match=r"replaces.*0.1 in the MagnitudeMask, replaced by 0.25"):
+        model = kso.parametrize(dense(), cubic, 0.25)
+    shares = [w.parametrization.schedule.final_density for w in kso.prunable_weights(model)]
+    assert 0.1 not in shares
+    with pytest.warns(UserWarning, match=r"0.5 in the FixedMask, replaced by 0.25"):
+        kso.parametrize(dense(), FixedMask(0.5), budget={".*": 0.25})
+    kso.parametrize(dense(), cubic, 0.1)  # the same density
+    kso.parametrize(dense(), MagnitudeMask(kso.schedules.Cubic(1.0)), 0.1)
+
+
 def test_include_and_exclude():
     model = kso.parametrize(dense(), MagnitudeMask(0.5), exclude="head")
     kinds = [type(w.parametrization) for w in kso.prunable_weights(model)]
