@@ -162,7 +162,8 @@ def finish(model: Any, density: float | None = None) -> Any:
     if density is not None and not thresholds:
         raise NotPrunableError(
             "Masks on a schedule have the density with which it ends: make the model again with "
-            f"another one, or `prune` it. Received: density={density!r}"
+            "another one, or call keras_sparse_ortho.prune(strip(model), density). "
+            f"Received: density={density!r}"
         )
     asked = {t.target_density for t in thresholds if t.target_density is not None}
     if density is not None:

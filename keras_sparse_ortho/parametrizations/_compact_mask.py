@@ -114,7 +114,7 @@ class CompactMask(FixedMask):
             variable,
             f"The weight '{weight.path}' is stored compactly (CompactMask): its variable has a "
             "value only while its wrapped layer is called, and takes none. Read "
-            "`keras_sparse_ortho.prunable_weights(model)`, each with a `value()`, or convert with "
+            "`keras_sparse_ortho.prunable_weights(model)`, each with its `value`, or convert with "
             "keras_sparse_ortho.to_masked(model) or strip(model). "
             f"Received: a use of '{variable.path}' outside of a call",
         )
