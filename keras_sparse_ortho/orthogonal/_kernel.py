@@ -131,17 +131,17 @@ def exact_orthogonal(
         np.random.default_rng(seed), gain, check_angles(angles), start == "covering"
     )
     rng = options.rng
-    structure = as_structure(structure)
-    check_options(start, taps, structure, rotations)
+    pattern: Structure | None = as_structure(structure)
+    check_options(start, taps, pattern, rotations)
     canonical_shape = layout.canonical_shape(shape)
-    if structure is not None:
+    if pattern is not None:
         if density is None:
             raise DensityError(
-                f"A `structure` needs a `density`. Received: structure={structure}, density=None"
+                f"A `structure` needs a `density`. Received: structure={pattern}, density=None"
             )
-        structure.check(canonical_shape)
-        live_entries = structure.live_count(canonical_shape, density)
-        drawn = structure.draw(canonical_shape, live_entries, float(density), options)
+        pattern.check(canonical_shape)
+        live_entries = pattern.live_count(canonical_shape, density)
+        drawn = pattern.draw(canonical_shape, live_entries, float(density), options)
         values, live = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in drawn)
         return values.astype(dtype, copy=False), live
     sequence: Rotations | None = None

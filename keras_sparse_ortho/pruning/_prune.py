@@ -204,16 +204,16 @@ def prune(
     """
     mask_class(storage, masks_are_given=masks is not None)
     density, budget = density_and_budget(density, budget)
-    structure = as_structure(structure, regular=True)
+    pattern: Any = as_structure(structure, regular=True)
     layerwise = score in CALIBRATED if isinstance(score, str) else False
     on_blocks = storage == "blocks"
-    if on_blocks and isinstance(structure, Block):
-        structure = dataclasses.replace(structure, regular=True)
-    _check_layerwise(score, data, refit, structure, resume, needs_data=refit or layerwise)
-    if on_blocks and isinstance(structure, NByM | Channels):
+    if on_blocks and isinstance(pattern, Block):
+        pattern = dataclasses.replace(pattern, regular=True)
+    _check_layerwise(score, data, refit, pattern, resume, needs_data=refit or layerwise)
+    if on_blocks and isinstance(pattern, NByM | Channels):
         raise ValueError(
             'storage="blocks" takes the size of blocks as `structure`, such as '
-            f"Block(64, 64). Received: {structure=}"
+            f"Block(64, 64). Received: structure={pattern!r}"
         )
     run = {"data": data, "resume": resume, "verbose": verbose}
     if masks is not None:
@@ -223,7 +223,7 @@ def prune(
             score=None if score == "magnitude" else score,
             budget=budget,
             data=None if refit else data,
-            structure=structure,
+            structure=pattern,
             include=include,
             exclude=exclude,
         )
@@ -241,7 +241,7 @@ def prune(
     if density is not None and 0.5 < check_density(density) < 1.0:
         _note_what_stays(float(density))
     of_data = budget if data is not None and str(budget) in BUDGETS_OF_DATA else None
-    if layerwise or structure is not None or (of_data is not None and score == "magnitude"):
+    if layerwise or pattern is not None or (of_data is not None and score == "magnitude"):
         if density is None and budget is None:
             raise _no_density()
         budget = budget or "uniform"
@@ -250,14 +250,14 @@ def prune(
             plan = budget_of_data(str(of_data), model, weights, share, data, verbose)
         else:
             plan = plan_for(density, budget, weights, orthogonal=False)
-        if on_blocks or isinstance(structure, Block):
+        if on_blocks or isinstance(pattern, Block):
             fixed = not isinstance(budget, str)
-            size = structure if isinstance(structure, Block) else None
+            size = pattern if isinstance(pattern, Block) else None
             blocks = BlockPlan.of(weights, plan, size, orthogonal=False, given=fixed)
             recipe = Recipe(str(score), blocks.budget.counts, blocks=blocks.blocks, refit=refit)
             draws = prune_layers(model, blocks.weights, recipe, **run)
             return hold(model, blocks.weights, draws, storage, blocks)
-        recipe = Recipe(str(score), plan.counts, structure=structure, refit=refit)
+        recipe = Recipe(str(score), plan.counts, structure=pattern, refit=refit)
         return hold(model, weights, prune_layers(model, weights, recipe, **run), storage)
     if refit and score not in OF_DATA:
         data = None

@@ -153,12 +153,12 @@ def sparsify(
             f"keras_sparse_ortho.adopt_masks(model). Received: density=None, budget={budget!r}"
         )
     blocks = None
-    structure = as_structure(structure)
-    structures: Structure | Mapping[str, Structure] | None = structure
+    pattern: Structure | None = as_structure(structure)
+    structures: Structure | Mapping[str, Structure] | None = pattern
     if storage == "blocks":
         asked = plan_for(density, budget, weights, orthogonal=True)
         given = not isinstance(budget, str)
-        blocks = BlockPlan.of(weights, asked, structure, orthogonal=True, given=given)
+        blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, given=given)
         weights, density, budget = blocks.weights, None, blocks.budget
         structures = blocks.blocks
     draws = draw_kernels(
