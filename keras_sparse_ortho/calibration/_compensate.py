@@ -124,7 +124,7 @@ def _solver(
         gram = moments.gram
         wanted, given, mask = (
             kernel.to_matrices(x)
-            for x in (target.finite_raw_value(), weight.value(), weight.storage.mask_value())
+            for x in (target.finite_raw_value(), weight.value, weight.storage.mask_value())
         )
         found = refit(wanted, mask, gram) * mask
         errors[weight.path] = (

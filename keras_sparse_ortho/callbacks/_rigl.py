@@ -1,5 +1,7 @@
 """`RigL`: grow where the gradient is largest."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Sequence
 from typing import Any

@@ -10,9 +10,9 @@ from keras_sparse_ortho._checks import (
     check_density,
     check_integer,
     check_number,
-    explains_density,
 )
 from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks._density_run import DensityRun
 from keras_sparse_ortho.callbacks._floors import FlooredCut, floored_cut, floors_of
@@ -258,7 +258,7 @@ class TargetDensity(DensityRun):
     _kind = LearntThreshold
     _names = "SoftThreshold"
 
-    @explains_density
+    @other_keywords()
     def __init__(
         self,
         final_density: float,

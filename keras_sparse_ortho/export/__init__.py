@@ -4,6 +4,7 @@ TensorFlow and ai-edge-litert are loaded in subprocesses and only when an export
 importing this module loads neither.
 """
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.export._c_array import CArray, c_array
 from keras_sparse_ortho.export._candidates import ExportConversionError, ExportVerificationError
 from keras_sparse_ortho.export._density_for import DensityTrial, FittedDensity, density_for
@@ -42,3 +43,5 @@ __all__ = [
     "load_litert",
     "vela_report",
 ]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._files import staging
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.export._candidates import (
     Candidate,
     ExportVerificationError,
@@ -53,6 +54,7 @@ class ExportFallbackWarning(UserWarning):
     """The dense route was taken instead of the one asked for, or the file needs XNNPACK off."""
 
 
+@other_keywords()
 def export_litert(
     model: keras.Model,
     path: str | os.PathLike[str],
@@ -243,6 +245,7 @@ def export_litert(
     return report
 
 
+@other_keywords()
 def export_routes(
     model: keras.Model,
     folder: str | os.PathLike[str],

@@ -18,6 +18,7 @@ from keras_sparse_ortho._keras_internals import (
     create_along,
     restored,
 )
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
@@ -73,6 +74,7 @@ class BlockSparseLayer(keras.layers.Layer):
 
     namesake: ClassVar[Any]
 
+    @other_keywords()
     def __init__(
         self,
         *,

@@ -1,5 +1,6 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.models._at_density import DensityGap as DensityGap
 from keras_sparse_ortho.models._at_density import density_gap as density_gap
 from keras_sparse_ortho.models._at_density import model_gap as model_gap
@@ -45,3 +46,5 @@ __all__ = [
     "to_compact",
     "to_masked",
 ]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

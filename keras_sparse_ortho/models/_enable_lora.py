@@ -1,5 +1,7 @@
 """`enable_lora`: a sparse model that is trained on by updates of low rank, and stays sparse."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import keras

@@ -54,7 +54,7 @@ class SameFunction:
         """Digests of kernels by path, and the number of weights that are not beside kernels."""
         kernels = {
             # Plus 0.0: a dropped entry may be -0.0 in one form, and 0.0 in another.
-            weight.path: digest_of(weight.value() + 0.0)
+            weight.path: digest_of(weight.value + 0.0)
             for weight in prunable_weights(model, unregistered=True)
             if not weight.path.startswith(self._divided)
         }
@@ -107,7 +107,7 @@ def probe_of_copy(model: Any, copy: Any) -> Probe:
         return Probe(model)  # which compares nothing
     theirs = {weight.path: weight for weight in prunable_weights(copy, unregistered=True)}
     ours = prunable_weights(model, unregistered=True)
-    found = ((weight.variable, theirs[weight.path].value()) for weight in ours)  # one at a time
+    found = ((weight.variable, theirs[weight.path].value) for weight in ours)  # one at a time
     return Probe(model, [(v, keras.ops.convert_to_tensor(value, v.dtype)) for v, value in found])
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, placed
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
@@ -59,7 +60,7 @@ class FixedMask(Masked):
 
     movable = True
 
-    @explains_density
+    @other_keywords()
     def __init__(
         self,
         density: float | None = None,

@@ -1,7 +1,10 @@
 """`adopt_masks`: the masks that the layers' own initializers drew, held from now on."""
 
+from __future__ import annotations
+
 import keras
 
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.initializers import SparseInitializer, adopt
 from keras_sparse_ortho.kernels import Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
@@ -9,6 +12,7 @@ from keras_sparse_ortho.pruning._storage import mask_class
 from keras_sparse_ortho.pruning._wrapping import hold
 
 
+@other_keywords()
 def adopt_masks(
     model: keras.Model,
     *,

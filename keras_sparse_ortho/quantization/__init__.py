@@ -1,5 +1,6 @@
 """Quantization-aware training: `quantize_aware`, and the layers that it places."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
@@ -12,3 +13,5 @@ from keras_sparse_ortho.quantization._trained import trained_integers as trained
 
 # Public; the other names above are for `export`.
 __all__ = ["FakeQuantize", "QuantizeWrapper", "quantize_aware", "round_biases"]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

@@ -1,11 +1,14 @@
 """`quantize_aware`: a model that is trained with the rounding of its integer file."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import body_of, is_graph
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, names_in, select, walk
@@ -21,6 +24,7 @@ from keras_sparse_ortho.quantization._placing import Rounding, roundings
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
 
 
+@other_keywords()
 def quantize_aware(
     model: keras.Model,
     weights: str | WeightQuantizer | None = "int8",
@@ -77,7 +81,7 @@ def quantize_aware(
     ...     keras.layers.Dense(10, name="head"),
     ... ])
     >>> model = quantize_aware(kso.sparsify(dense, 0.1, seed=0), weights="int4")
-    >>> [len(np.unique(w.value()[:, 0])) <= 15 for w in kso.prunable_weights(model)]
+    >>> [len(np.unique(w.value[:, 0])) <= 15 for w in kso.prunable_weights(model)]
     [True, True]
 
     Reference:

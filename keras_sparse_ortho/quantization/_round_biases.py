@@ -59,7 +59,7 @@ def round_biases(model: keras.Model) -> keras.Model:
     >>> _ = model(np.eye(4, dtype="float32"), training=True)
     >>> model.layers[0].bias.assign([0.3, 0.0]) is not None
     True
-    >>> kernel = kso.prunable_weights(model)[0].value()
+    >>> kernel = kso.prunable_weights(model)[0].value
     >>> model = kso.quantization.round_biases(model)
     >>> bias = float(keras.ops.convert_to_numpy(model.layers[0].bias)[0])
     >>> steps = bias / (np.abs(kernel[:, 0]).max() / 7 / 255)

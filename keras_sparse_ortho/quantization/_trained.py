@@ -41,7 +41,7 @@ def integers_of(weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
     if quantizer is None:
         return None
     parts: tuple[np.ndarray, np.ndarray] | None
-    parts = quantizer.integers(weight.value(), weight.outputs_shape)
+    parts = quantizer.integers(weight.value, weight.outputs_shape)
     return parts
 
 

@@ -1,5 +1,7 @@
 """`snip` and `grasp`: scores from first and second derivatives of the loss."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 from keras_sparse_ortho._backend import hessian_vector_product
 from keras_sparse_ortho._data import Batch, first_batches, refuse_separate_targets, samples
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho._workers import digest_of, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
@@ -25,6 +28,7 @@ _NAMES = {
 }
 
 
+@other_keywords()
 def snip(
     model: Any,
     density: float,
@@ -103,6 +107,7 @@ def snip(
     return Saliency("SNIP", density, weights, scores, on_collapse)
 
 
+@other_keywords()
 def grasp(
     model: Any,
     density: float,

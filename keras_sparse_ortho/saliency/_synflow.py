@@ -1,5 +1,7 @@
 """`synflow`: pruning without data, by conserved synaptic saliency."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +14,7 @@ import numpy as np
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection, walk
@@ -41,6 +44,7 @@ _BY_INPUT = tuple(
 )
 
 
+@other_keywords()
 def synflow(
     model: Any,
     density: float,

@@ -53,7 +53,7 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
     model, x = trained(make, WEIGHTS[weights])
     report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:256])
     assert report.error < 0.01
-    sizes = {weight.value().size for weight in kso.prunable_weights(model)}
+    sizes = {weight.value.size for weight in kso.prunable_weights(model)}
     kernels = [weight for weight in report.weights if weight.size in sizes]
     assert {weight.dtype for weight in kernels} == {"int8"}
     assert len(kernels) == len(kso.prunable_weights(model))

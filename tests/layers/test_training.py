@@ -31,7 +31,7 @@ def check_masks(model):
     for weight in kso.prunable_weights(model):
         mask = weight.parametrization.mask_value()
         assert not weight.raw_value()[~mask].any()
-        assert not weight.value()[~mask].any()
+        assert not weight.value[~mask].any()
     return kso.Budget.from_model(model).live
 
 
@@ -137,7 +137,7 @@ def test_float16_and_bfloat16_layers():
         [weight] = layer.prunable_weights
         assert keras.backend.standardize_dtype(weight.variable.dtype) == dtype
         assert weight.live == round(0.2 * 16 * 32)
-        gram = weight.value().astype("float64")
+        gram = weight.value.astype("float64")
         assert np.abs(gram @ gram.T - np.eye(16)).max() < 2e-2
         model.compile("sgd", "mse")
         model.fit(np.ones((8, 16)), np.zeros((8, 32)), verbose=0)

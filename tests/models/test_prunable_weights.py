@@ -53,7 +53,7 @@ def test_the_raw_and_the_effective_value():
     mask = weight.parametrization.mask_value()
     weight.variable.assign(np.ones(weight.shape))
     assert weight.raw_value().all()
-    np.testing.assert_array_equal(weight.value(), mask.astype("float32"))
+    np.testing.assert_array_equal(weight.value, mask.astype("float32"))
     assert weight.live == mask.sum()
     assert weight.sparse_flops == round(weight.flops * mask.mean())
     weight.parametrization.materialize()

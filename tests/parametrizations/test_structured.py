@@ -149,7 +149,7 @@ def test_target_density_counts_channels_with_their_entries(freeze, tmp_path):
         assert weight.parametrization.frozen == freeze
         mask = weight.parametrization.mask_value()
         assert (mask.all(axis=tuple(range(mask.ndim - 1))) | ~mask.any(axis=0)).all()
-        assert not weight.value()[~mask].any()
+        assert not weight.value[~mask].any()
         if freeze:
             assert not weight.raw_value()[~mask].any()
     expected = model.predict(x, verbose=0)

@@ -45,7 +45,7 @@ def fit(model, epochs=2):
 def assert_equal_kernels(one, other, **tolerance):
     for a, b in zip(kso.prunable_weights(one), kso.prunable_weights(other), strict=True):
         assert (a.path, a.shape, a.live) == (b.path, b.shape, b.live)
-        np.testing.assert_allclose(a.value(), b.value(), **tolerance)
+        np.testing.assert_allclose(a.value, b.value, **tolerance)
 
 
 def assert_on_blocks(model):

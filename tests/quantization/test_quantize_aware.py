@@ -249,7 +249,7 @@ def test_weights_of_subclassed_models_are_quantized(tmp_path):
     np.testing.assert_array_equal(array(model(x)), y)
     quantized = quantize_aware(model, "int4", None)
     np.testing.assert_array_equal(array(model(x)), y)
-    assert all(len(np.unique(w.value()[:, 0])) <= 15 for w in kso.prunable_weights(quantized))
+    assert all(len(np.unique(w.value[:, 0])) <= 15 for w in kso.prunable_weights(quantized))
     fit(quantized, (12,))
 
 
@@ -322,4 +322,4 @@ def test_a_network_learns_from_the_one_before_it_was_quantized():
     for weight, value in zip(teacher.weights, before, strict=True):
         np.testing.assert_array_equal(array(weight), value)
     for weight in kso.prunable_weights(student):
-        assert not weight.value()[~weight.mask].any()
+        assert not weight.value[~weight.mask].any()

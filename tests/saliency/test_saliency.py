@@ -277,7 +277,7 @@ def test_the_ways_on_from_a_saliency():
         mask = scored.masks[weight.path]
         np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
         layer = model.get_layer(weight.path.split("/")[0])
-        np.testing.assert_array_equal(weight.value(), array(layer.kernel) * mask)
+        np.testing.assert_array_equal(weight.value, array(layer.kernel) * mask)
     exact = kso.sparsify(model, budget=scored.orthogonal_budget, seed=0)
     assert {w.path: w.live for w in kso.prunable_weights(exact)} == (
         scored.orthogonal_budget.counts
