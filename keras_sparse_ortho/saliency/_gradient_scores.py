@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import hessian_vector_product
+from keras_sparse_ortho._backend import hessian_vector_product, second_derivatives
 from keras_sparse_ortho._data import Batch, first_batches, refuse_separate_targets, samples
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho._values import placed, to_numpy
@@ -317,7 +317,8 @@ def _hessian_product(loss: Any, values: list[Any], vectors: list[Any]) -> list[A
 
         # Forward over reverse takes a third of the memory of reverse over reverse.
         try:
-            return jax.jvp(jax.grad(loss), (values,), (vectors,))[1]
+            with second_derivatives():
+                return jax.jvp(jax.grad(loss), (values,), (vectors,))[1]
         except TypeError:  # a function without a forward-mode rule, such as layers of live blocks
             pass
     return hessian_vector_product(loss, values, vectors)
