@@ -13,7 +13,7 @@ from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models import check_built
+from keras_sparse_ortho.models import check_built, from_zero_states
 
 # Up to here, all products with unit vectors and a dense SVD take seconds.
 _EXACT_SIDE = 1024
@@ -221,7 +221,7 @@ class _JacobianProducts:
         states = [keras.ops.stop_gradient(state) for state in states]
         pairs = zip(self._states, states, strict=True)
         # The outer scope catches and drops updates, of seed states for instance.
-        with keras.StatelessScope(), VariableOverrides(pairs):
+        with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(self._model):
             found = keras.tree.flatten(self._model(x, training=False))
         if len(found) != 1:
             raise NotPrunableError(

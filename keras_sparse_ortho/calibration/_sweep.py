@@ -12,6 +12,7 @@ import keras
 from keras_sparse_ortho._backend import is_traced, without_gradients
 from keras_sparse_ortho._data import first_batches, is_batched
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.models import from_zero_states
 
 _ROWS = 64
 _MOST_BATCHES = 64
@@ -82,7 +83,7 @@ def sweep(
     progress = keras.utils.Progbar(len(stops), verbose=verbose)
     runs = [batch for batch in batches for _ in range(1 if as_given is None else 2)]
     steps = _InStep(len(runs), progress, as_given)
-    with _hooked(stops, steps):
+    with _hooked(stops, steps), from_zero_states(model):
         if len(runs) == 1:
             steps.run(model, 0, runs[0])
         else:

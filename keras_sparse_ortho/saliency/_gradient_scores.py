@@ -12,7 +12,7 @@ from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho._workers import digest_of, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
-from keras_sparse_ortho.models import Objective, StatelessLoss
+from keras_sparse_ortho.models import Objective, StatelessLoss, from_zero_states
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
 L = keras.losses
@@ -281,7 +281,8 @@ class _Derivatives:
         self._progress = keras.utils.Progbar(steps, verbose=verbose, unit_name="batch")
         if compiled_loss_waits(model):
             # What a loss creates in its first call must not be created while tracing.
-            self._loss.loss([v.value for v in variables], *self._batches[0])
+            with from_zero_states(model):
+                self._loss.loss([v.value for v in variables], *self._batches[0])
 
     def gradient(self) -> list[np.ndarray]:
         """The gradient for each variable, in float64."""
@@ -295,7 +296,8 @@ class _Derivatives:
         return self._mean(lambda batch: run(None, *batch, u))
 
     def _mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
-        mean = self._workers.together(lambda: self._own_mean(of))
+        with from_zero_states(self._loss.model):
+            mean = self._workers.together(lambda: self._own_mean(of))
         return self._workers.mean(mean, self._total)
 
     def _own_mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
