@@ -12,7 +12,7 @@ from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho._workers import digest_of, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
-from keras_sparse_ortho.models import Objective, StatelessLoss, from_zero_states
+from keras_sparse_ortho.models import Objective, StatelessLoss, check_labels, from_zero_states
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
 L = keras.losses
@@ -71,7 +71,7 @@ def snip(
         NotPrunableError: Weights that are wrapped or not finite, scores that are not finite.
         WorkerError: On all processes that train one model, if their weights differ.
         TypeError: Targets as a separate argument, `x, y` instead of `(x, y)`.
-        ValueError: No data, or a model that was not compiled.
+        ValueError: No data, no labels, or a model that was not compiled.
 
     Limits: at low densities a layer may be left with no live entries; `synflow` prevents that. In
     mixed_float16 small gradients underflow: score the model in float32. If several processes train
@@ -202,6 +202,7 @@ class _DataLoss:
         self.temperature = temperature
 
     def __call__(self, model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
+        check_labels(model, y)
         y_pred = model(x, training=training)
         if self.temperature != 1:
             y_pred = self._with_temperature(model, y_pred)
