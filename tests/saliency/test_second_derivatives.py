@@ -94,12 +94,18 @@ def test_replacements_end_with_the_last_scope_on_errors_too():
             leave.wait(10)
 
     thread = threading.Thread(target=other_thread)
-    with pytest.raises(RuntimeError, match="half way"), second_derivatives():
+
+    def fails():
         with second_derivatives():
+            with second_derivatives():
+                assert replaced() is not before
             assert replaced() is not before
-        thread.start()
-        inside.wait(10)
-        raise RuntimeError("half way")
+            thread.start()
+            inside.wait(10)
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fails()
     assert replaced() is not before  # the other thread still takes derivatives
     leave.set()
     thread.join()
