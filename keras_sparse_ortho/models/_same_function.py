@@ -15,6 +15,7 @@ from keras_sparse_ortho.kernels import storages_of, walk
 from keras_sparse_ortho.layers import ScannedStack
 from keras_sparse_ortho.models._flops import open_specs
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
+from keras_sparse_ortho.models._zero_states import from_zero_states
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 
 
@@ -149,6 +150,7 @@ def _outputs(model: Any, sample: Any, values: Iterable[tuple[Any, Any]] = ()) ->
     # In a scope that takes all updates, so that no state of the model changes.
     with warnings.catch_warnings(), keras.StatelessScope(), VariableOverrides(values):
         warnings.simplefilter("ignore")
-        outputs = keras.tree.flatten(model(sample, training=False))
+        with from_zero_states(model):
+            outputs = keras.tree.flatten(model(sample, training=False))
     # A class that is changed may round its numbers, or find another largest one, elsewhere.
     return [to_numpy(o) for o in outputs if keras.backend.is_float_dtype(o.dtype)]

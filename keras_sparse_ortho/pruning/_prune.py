@@ -111,7 +111,8 @@ def prune(
             as for `sparsify`. `None`: the scores of all kernels are compared with each other; with
             `"obs"`, `"wanda"` or a `structure`, `"uniform"`. With `"obs"`, `"wanda"` or
             `"magnitude"` and `data` also `"error"`, the densities of the least sum of the relative
-            errors of the layers' outputs, each measured along the way of OBS (for trained networks
+            errors of the layers' outputs, each measured along the way of OBS, on a fourth of the
+            rows that OBS does not see there (for trained networks
             the best of these; as long again as OBS takes), and `"owl"`, denser where more scores
             of Wanda are above five times their mean.
         masks: From weight path to a bool array of its shape, or from layer path where the layer
@@ -174,7 +175,8 @@ def prune(
             missed by more than a tenth. With `storage="auto"` large kernels that are not on live
             blocks. SNIP, GraSP or SynFlow, which are for untrained networks, on trained weights.
             Kernels that do not multiply the inputs of their layers (embeddings, recurrent cells,
-            transposed convolutions): pruned by magnitude, within their counts.
+            transposed convolutions): pruned by magnitude, within their counts. Fewer than 16
+            different rows of calibration data.
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
     `32 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
