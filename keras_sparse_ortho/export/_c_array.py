@@ -10,7 +10,7 @@ from pathlib import Path
 
 from keras_sparse_ortho._files import atomic_write
 from keras_sparse_ortho.export._candidates import ExportVerificationError
-from keras_sparse_ortho.export._litert_file import read_model, read_record
+from keras_sparse_ortho.export._litert_file import flat, read_model, read_record
 from keras_sparse_ortho.export._load_litert import read_packed
 from keras_sparse_ortho.export._process import is_missing
 from keras_sparse_ortho.export._routes import ExportRouteError
@@ -103,6 +103,7 @@ def c_array(
             "quantize in a call or restore sparse encodings. Export again, with `mode` one of "
             f"these. Received: {given!r} of route {route!r}"
         )
+    content = flat(content)  # LiteRT Micro reads no bytes behind the flatbuffer
     operators, arena = _operators(content), _arena(content, given)
     calls = "".join(f"//   resolver.Add{one}();\n" for one in operators)
     told = "not known: tflite-micro was missing" if arena is None else f"{arena} bytes"
