@@ -16,13 +16,21 @@ from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._files import staging
 from keras_sparse_ortho.export._candidates import (
     Candidate,
-    ExportVerificationError,
     can_be_encoded,
     candidates,
 )
+from keras_sparse_ortho.export._error_source import explained
+from keras_sparse_ortho.export._export_warnings import (
+    ExportFallbackWarning,
+    warn_of_clipping,
+    warn_of_integers,
+    warn_of_ranges,
+    warn_of_routes,
+    warn_of_rows,
+)
 from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
 from keras_sparse_ortho.export._litert_file import read_weights, seal
-from keras_sparse_ortho.export._model import Task, make_task
+from keras_sparse_ortho.export._model import check_model
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
 from keras_sparse_ortho.export._report import (
     ExportReport,
@@ -40,17 +48,12 @@ from keras_sparse_ortho.export._routes import (
     route_named,
     routes_of,
 )
+from keras_sparse_ortho.export._task import Task, make_task
 from keras_sparse_ortho.export._tracing import CONVERTER
 from keras_sparse_ortho.quantization import has_trained_ranges
 
 # The speed that is given up for a smaller file; less than 5% is within the noise of the clock.
 _NEAR = {"fast": 1.05, "auto": 1.1}
-# Files of trained integers whose biases are rounded, too, are nearer to Keras than this.
-_AS_TRAINED = 0.01
-
-
-class ExportFallbackWarning(UserWarning):
-    """The dense route was taken instead of the one asked for, or the file needs XNNPACK off."""
 
 
 def export_litert(
@@ -171,6 +174,7 @@ def export_litert(
         https://ai.google.dev/edge/litert/models/post_training_quantization)
     """
     _require_litert()
+    check_model(model)
     batch_size = check_integer("batch_size", batch_size)
     threads = check_integer("threads", threads)
     target = check_path(path)
@@ -186,6 +190,7 @@ def export_litert(
     console = Console(quiet=not verbose)
     console.print("Stripping the model and computing Keras' outputs")
     task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
+    warn_of_rows(task)
     routes = routes if single else accepted(routes, model)
     if smallest and not can_be_encoded(task.model):
         routes = routes[:1]
@@ -212,7 +217,7 @@ def export_litert(
             reason = wanted[0].outcome.reason
             taken = next(c for c in tried if c.route is fallback)
         if taken.file is None:
-            raise taken.failure or ExportVerificationError("There is no file.")
+            raise explained(task, taken.route, taken.failure)
         if reason is not None:
             warnings.warn(
                 f"Route '{taken.route.name}' was taken in place of '{routes[0].name}'"
@@ -229,14 +234,13 @@ def export_litert(
                 ExportFallbackWarning,
                 stacklevel=2,
             )
-        if trained and (taken.outcome.error or 0.0) > _AS_TRAINED:
-            warnings.warn(
-                f"The file has the trained integers, and yet differs from Keras by "
-                f"{taken.outcome.error:.2%}: biases are rounded in steps that are coarse, most of "
-                "all with int4. Call keras_sparse_ortho.quantization.round_biases(model) when "
-                "training has ended, and measure accuracy after it.",
-                stacklevel=2,
-            )
+        if reason is None:
+            warn_of_routes(wanted)
+        if trained:
+            warn_of_ranges(task)
+            warn_of_integers(task, taken, model)
+        else:
+            warn_of_clipping(task, taken)
         outcomes = [c.outcome for c in (wanted if taken in wanted else [*wanted, taken])]
         report = _report_on(taken, outcomes, task, target, mode=mode, fallback_reason=reason)
         os.replace(taken.file, target)
@@ -289,6 +293,7 @@ def export_routes(
     (True, False)
     """
     _require_litert()
+    check_model(model)
     batch_size = check_integer("batch_size", batch_size)
     target = Path(folder)
     if not target.is_dir():
@@ -302,6 +307,7 @@ def export_routes(
         if route.needs_representative_data:
             _check_data(route, representative_data, has_trained_ranges(model))
     task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
+    warn_of_rows(task)
     results: dict[str, ExportReport | RouteOutcome] = {}
     with staging(target, "routes") as stage:
         task = dataclasses.replace(task, folder=stage)
@@ -415,6 +421,7 @@ def _report_on(
         argmax_agreement=taken.comparison.argmax_agreement,
         measure=taken.route.measure,
         sample_rows=len(task.sample[0]),
+        compared_on=task.origin,
         versions=installed_versions(),
         mode=mode,
         fallback_reason=fallback_reason,
@@ -424,6 +431,11 @@ def _report_on(
 
 def check_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write; ValueError if no LiteRT file can be written there."""
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(
+            "`path` must be the path of the file to write, such as 'model.tflite'. "
+            f"Received: path={path!r:.200}"
+        )
     target = Path(path)
     if not target.name or not target.parent.is_dir():
         raise ValueError(

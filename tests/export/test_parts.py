@@ -7,13 +7,13 @@ import pytest
 from keras_sparse_ortho.export._candidates import compare, sparse_kernels
 from keras_sparse_ortho.export._model import (
     float32_clone,
-    inputs_of,
     leaves,
     nesting_of,
     pack,
     signature_of,
     unique_names,
 )
+from keras_sparse_ortho.export._task import inputs_of
 
 L = keras.layers
 pytestmark = pytest.mark.tensorflow_only
