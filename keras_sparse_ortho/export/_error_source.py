@@ -19,6 +19,7 @@ from keras_sparse_ortho.export._model import keras_outputs
 from keras_sparse_ortho.export._process import Worker
 from keras_sparse_ortho.export._routes import Route, route_for
 from keras_sparse_ortho.export._task import Task
+from keras_sparse_ortho.quantization import innermost
 
 _NORMALIZATIONS = tuple(
     getattr(keras.layers, name)
@@ -34,7 +35,7 @@ class ErrorSource(NamedTuple):
     error: float
 
     def __str__(self) -> str:
-        kind = type(self.layer).__name__
+        kind = type(innermost(self.layer)).__name__
         return f"layer '{self.layer.name}' ({kind}): error {self.error:.3g} behind it"
 
 

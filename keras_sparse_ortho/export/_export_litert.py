@@ -191,6 +191,7 @@ def export_litert(
     console.print("Stripping the model and computing Keras' outputs")
     task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
     warn_of_rows(task)
+    warn_of_ranges(task)
     routes = routes if single else accepted(routes, model)
     if smallest and not can_be_encoded(task.model):
         routes = routes[:1]
@@ -237,7 +238,6 @@ def export_litert(
         if reason is None:
             warn_of_routes(wanted)
         if trained:
-            warn_of_ranges(task)
             warn_of_integers(task, taken, model)
         else:
             warn_of_clipping(task, taken)
@@ -308,6 +308,7 @@ def export_routes(
             _check_data(route, representative_data, has_trained_ranges(model))
     task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
     warn_of_rows(task)
+    warn_of_ranges(task)
     results: dict[str, ExportReport | RouteOutcome] = {}
     with staging(target, "routes") as stage:
         task = dataclasses.replace(task, folder=stage)

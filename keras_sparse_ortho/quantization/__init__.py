@@ -3,6 +3,7 @@
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
+from keras_sparse_ortho.quantization._quantize_wrapper import innermost as innermost
 from keras_sparse_ortho.quantization._round_biases import biases_are_rounded as biases_are_rounded
 from keras_sparse_ortho.quantization._round_biases import round_biases
 from keras_sparse_ortho.quantization._trained import TrainedIntegers as TrainedIntegers
