@@ -88,8 +88,9 @@ def warn_of_ranges(task: Task) -> None:
         lost = compare(task.names, floats, task.want, "rms").error
         if lost > _LOST:
             warnings.warn(
-                "The ranges of activations do not fit these rows: rounding to them changes the "
-                f"outputs of Keras, too, by {lost:.0%}. Train with data scaled as these are. "
+                f"Rounding activations changes Keras' own outputs by {lost:.0%} on these rows: the "
+                "ranges were trained on other data, or are so wide that their steps are coarse. "
+                "Train on data scaled as these rows are, or leave layers in floats (`exclude`). "
                 f"Received: {len(task.sample[0])} rows ({task.origin})",
                 stacklevel=3,
             )

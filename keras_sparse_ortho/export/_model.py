@@ -120,7 +120,11 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
         )
     else:
         arrays = [(key, np.asarray(array)) for key, array in leaves(sample)]
-        tensors = [(k or "input", (None, *a.shape[1:]), a.dtype.name) for k, a in arrays]
+        # Keras narrows float64, NumPy's default, too.
+        tensors = [
+            (k or "input", (None, *a.shape[1:]), a.dtype.name.replace("float64", "float32"))
+            for k, a in arrays
+        ]
     names = unique_names([name for name, _, _ in tensors], "input")
     specs = tuple(
         InputSpec(name, _static(name, shape, batch_size), dtype)

@@ -110,8 +110,8 @@ def _scale(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> 
                 noting = functools.partial(_noting, layer.call, first, kind, layer)
                 stack.enter_context(mock.patch.object(layer, "call", noting))
         _, outputs = keras_outputs(model, signature, rows)
-    if "statistics" in first:
-        layer, parts = first["statistics"]
+    layer, parts = first.get("statistics", (None, []))
+    if parts:
         seen, known = _variances(layer, np.concatenate(parts))
         ratio = float(np.median(seen / known)) if known.size else 1.0
         if 1 / _VARIANCES < ratio < _VARIANCES:
@@ -141,8 +141,8 @@ def _noting(
     """Stands in for the `call` of a layer, and notes its inputs if it is the first of its kind."""
     known, parts = first.setdefault(kind, (layer, []))
     if known is layer:
-        given = keras.tree.flatten((args, kwargs))[0]
-        parts.append(np.asarray(to_numpy(given), np.float64))
+        with contextlib.suppress(Exception):  # a tracer, inside of a loop
+            parts.append(np.asarray(to_numpy(keras.tree.flatten((args, kwargs))[0]), np.float64))
     return call(*args, **kwargs)
 
 
