@@ -14,7 +14,7 @@ from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import FakeQuantize, biases_are_rounded, without_ranges
 
 _AS_TRAINED = 0.01  # rms: files of trained integers whose biases are rounded are closer to Keras
-_CLIPPED = 0.01  # of the outputs
+_CLIPPED = 0.05  # of the outputs
 _LOST = 0.25  # rms: ranges that fit the data change the outputs by less
 
 
