@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from keras_sparse_ortho._checks import check_integer
-from keras_sparse_ortho._files import staging
+from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho.export._candidates import (
     Candidate,
     can_be_encoded,
@@ -113,13 +113,16 @@ def export_litert(
             try static int8 only with it), unless the model has ranges from `quantize_aware`:
             arrays of shape
             `(rows, *input shape)`, nested like the inputs or a dict by input name, to calibrate
-            the activations on. 100 to 500 rows of real data are usual. Rows that do not fill a
-            last batch are left out. `(x, y)` or a data set work as well.
+            the activations on. 100 to 500 rows of real data are usual. From 16 rows on, one in
+            four (at most 32) is held out for the comparison, unless there is a `sample`. Rows that
+            do not fill a last batch are left out. `(x, y)` or a data set work as well. A warning
+            tells of rows that are few, equal, or scaled unlike training data (see Limits).
         batch_size: Rows that one call of the file takes.
         sample: Arrays of shape `(rows, *input shape)` to compare on, nested likewise; `(x, y)` or
-            batches, as for `fit`, of which the inputs are used. Default:
-            the first rows of `representative_data`, else 8 standard normal rows (more for a
-            larger batch). Needed for integer inputs and for subclassed models.
+            batches, as for `fit`, of which the inputs are used. Default: the rows held out of
+            `representative_data`, its first ones if it has fewer than 16, else 8 standard normal
+            rows (more for a larger batch). One of the two is needed for integer inputs and for
+            subclassed models.
         tolerance: The largest error that passes, in the measure of the route. Let d be
             the difference of one output y. float32: max|d| / max(1, max|y|), default 1e-5. The
             others: sqrt(mean d^2) / sqrt(mean y^2), the error relative to the output as a whole,
@@ -141,10 +144,12 @@ def export_litert(
             dimensions, or the route is known to fail on it.
         ExportConversionError: if the converter refuses the model (with the operations that LiteRT
             lacks) or crashes.
-        ExportVerificationError: if the dense file crashes, disagrees, or lost zeros. If the file
+        ExportVerificationError: if the dense file crashes, disagrees, or lost zeros. The message
+            names the layer of a functional model where the difference starts, and what to try,
+            for which the model is converted once more. If the file
             of a sparse route that was asked for does, the dense route of the same storage is taken,
             with an `ExportFallbackWarning` that gives the reason. The same warning says if the file
-            taken runs without XNNPACK only.
+            taken runs without XNNPACK only, and which routes of a mode gave wrong files.
         OSError: if the file cannot be written, or the disk is full.
 
     Limits: The whole model must run on LiteRT's built-in operations; there is no fallback to
@@ -157,6 +162,10 @@ def export_litert(
     LiteRT Micro lacks the operation DENSIFY of most sparse files: use a dense route there.
     In a dense file zeros are stored like other values, but compress well (`gzip model.tflite`,
     which `load_litert` opens as well). Latencies are those of this machine under its present load.
+    Whether calibration rows are scaled as in training is told by the first BatchNormalization or
+    Normalization layer, whose variance may differ by a factor below 64. In models without one the
+    warning comes only for inputs far from 1 (below 1/32 or above 32) with outputs that hardly vary
+    or are extreme. Rows of the right scale that are unlike the data of use are not noticed.
     On a GPU, Keras may compute in TF32 and so differ by more than 1e-5; raise `tolerance` there.
     Custom layers must be importable in a new process, except on the TensorFlow backend.
 
@@ -295,7 +304,7 @@ def export_routes(
     _require_litert()
     check_model(model)
     batch_size = check_integer("batch_size", batch_size)
-    target = Path(folder)
+    target = path_of("folder", folder)
     if not target.is_dir():
         raise ValueError(f"`folder` must exist. Received: folder={str(folder)!r}")
     if routes is None:
@@ -432,12 +441,7 @@ def _report_on(
 
 def check_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write; ValueError if no LiteRT file can be written there."""
-    if not isinstance(path, str | os.PathLike):
-        raise ValueError(
-            "`path` must be the path of the file to write, such as 'model.tflite'. "
-            f"Received: path={path!r:.200}"
-        )
-    target = Path(path)
+    target = path_of("path", path)
     if not target.name or not target.parent.is_dir():
         raise ValueError(
             "`path` must name a file in a folder that exists; make the folder first. "
