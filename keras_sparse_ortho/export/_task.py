@@ -72,8 +72,7 @@ def make_task(
     trained = has_trained_ranges(model)
     rows = rows_of(signature, chosen, representative, trained, seed)
     plain, reference = plain_model(model)
-    calibrates = representative is not None and not trained
-    found = doubts(plain, signature, representative) if calibrates else []
+    found = [] if representative is None or trained else doubts(plain, signature, representative)
     names, want = keras_outputs(reference, signature, rows.compared)
     return Task(
         plain,
