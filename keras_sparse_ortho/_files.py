@@ -24,6 +24,16 @@ Row = tuple[str, dict[str, Any]]
 """Where the row is (`"line 3"`), and its columns."""
 
 
+def path_of(argument: str, value: Any) -> pathlib.Path:
+    """The path that an argument names; ValueError for what is no path, such as None."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(
+            f"`{argument}` must be a path, a string or a `pathlib.Path`. "
+            f"Received: {argument}={value!r:.200}"
+        )
+    return pathlib.Path(value)
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | pathlib.Path) -> Iterator[TextIO]:
     """Opens a new text file that replaces `path` once it is complete; else the old one stays.

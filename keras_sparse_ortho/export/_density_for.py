@@ -129,7 +129,9 @@ def density_for(
         ImportError: if TensorFlow, ai-edge-litert or, for `max_ms`, Vela is missing.
         Exception: what `make` and `export_litert` raise at the first density.
 
-    Limits: Dense files (`float32`, `int8`) have the same bytes at every density; give a sparse
+    Limits: Nothing is judged by the data that made it: bytes and estimated times depend on no rows,
+    and `representative_data` are divided as by `export_litert`. Dense files (`float32`, `int8`)
+    have the same bytes at every density; give a sparse
     route for `max_bytes`. Four exports take from half a minute to minutes. After training, or
     with another seed, the same density may take some bytes more or fewer.
 

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._files import path_of
 from keras_sparse_ortho.export._candidates import compare
 from keras_sparse_ortho.export._litert_file import LiteRTFileError, read_record
 from keras_sparse_ortho.export._model import (
@@ -242,7 +243,7 @@ def load_litert(
         ("ai_edge_litert",), "`load_litert` runs the file with ai-edge-litert", "ai-edge-litert"
     )
     name = str(path)
-    if not Path(path).is_file():
+    if not path_of("path", path).is_file():
         raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")
     content = read_packed(Path(path))
     record = read_record(content, name)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import _export_litert, export_litert, load_litert
+from keras_sparse_ortho.export import _export_warnings, export_litert, load_litert
 from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
 from keras_sparse_ortho.parametrizations import LearntScale, Palette
 from keras_sparse_ortho.quantization import quantize_aware, round_biases, trained_integers
@@ -107,7 +107,7 @@ def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
 
 def test_a_file_with_other_integers_is_refused(tmp_path, monkeypatch):
     model, x = trained(mlp, "int4", rounded=False)
-    monkeypatch.setattr(_export_litert, "_AS_TRAINED", 1e-5)  # a CNN is above 1%
+    monkeypatch.setattr(_export_warnings, "_AS_TRAINED", 1e-5)  # a CNN is above 1%
     with pytest.warns(UserWarning, match=r"differs from Keras by 0.\d+%.*round_biases\(model\)"):
         report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
     kernels = trained_integers(model)

@@ -146,6 +146,17 @@ def test_values_of_a_palette_of_many_rows_get_the_same_sums(compiled):
     np.testing.assert_allclose(before - array(quantizer.palette), want, rtol=1e-4, atol=1e-5)
 
 
+def test_values_of_an_int8_palette_are_the_nearest_integers():
+    dense = keras.layers.Dense(4, use_bias=False)
+    mask = FixedMask(mask=np.ones((1, 4), bool))
+    layer = kso.PrunableLayer(dense, mask, quantizer=Palette(4, "int8"))
+    layer.build((None, 1))
+    layer.parametrizations["kernel"].quantizer.palette.assign([1.0, 0.305, -0.71])
+    layer.layer.kernel.assign([[0.9, 0.3, -0.7, 0.01]])
+    (weight,) = layer.prunable_weights
+    np.testing.assert_allclose(weight.value() * 127, [[127, 39, -90, 0]], atol=1e-4)  # 38.7, -90.2
+
+
 def test_values_of_a_palette_get_the_sum_of_their_gradients():
     dense = keras.layers.Dense(1, use_bias=False)
     mask = np.array([[True], [True], [True], [False], [True]])

@@ -145,6 +145,14 @@ def test_recurrent_layers_stay_in_floats_between_roundings():
     assert quantized == ["head/kernel"]
 
 
+def test_a_range_has_a_least_width():
+    layer = FakeQuantize()
+    layer.build()
+    assert layer.step() == pytest.approx(1e-6 / 255)  # biases are divided by it
+    assert not array(layer(np.zeros((2, 3)), training=True)).any()
+    assert layer.step() == pytest.approx(1e-6 / 255)
+
+
 def test_layers_behind_an_excluded_one_round_their_inputs():
     model = quantize_aware(mlp(), exclude="curved")
     assert rounded(model) == {"hidden": (1, False, True), "head": (1, False, True)}
