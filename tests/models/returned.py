@@ -205,12 +205,15 @@ STORAGES = {
     "stripped, low rank": lambda model: kso.strip(low_rank(model)),
 }
 
+REFUSED = [
+    ("quantized activations", "subclassed"),  # it rounds activations at unknown places
+    ("quantized, blocks", "scanned"),  # blocks of many layers have no quantizer
+]
 RETURNED = {
     f"{storage} of {kind}": functools.partial(lambda store, make: store(make()), store, make)
     for storage, store in STORAGES.items()
     for kind, make in KINDS.items()
-    # Where a subclassed model rounds activations is not known: refused.
-    if (storage, kind) != ("quantized activations", "subclassed")
+    if (storage, kind) not in REFUSED
 }
 
 
