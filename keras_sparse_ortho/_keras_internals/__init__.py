@@ -64,6 +64,7 @@ from keras_sparse_ortho._keras_internals._object_copy import (
 )
 from keras_sparse_ortho._keras_internals._optimizers import (
     applied_batches,
+    build_restored_optimizer,
     counter_of_batches,
     optimizer_slots,
     refuse_other_slots,
@@ -88,4 +89,9 @@ from keras_sparse_ortho._keras_internals._stand_ins import (
     give_value,
     saves_by_itself,
     value_source,
+)
+from keras_sparse_ortho._keras_internals._tf_tracking import (
+    add_tracked_weight,
+    track_layers,
+    track_variable,
 )

@@ -21,6 +21,7 @@ from keras_sparse_ortho._keras_internals import (
     check_stored,
     restored,
     sublayers,
+    track_variable,
     value_in_scope,
 )
 from keras_sparse_ortho._values import assign, to_numpy
@@ -111,6 +112,7 @@ class ScannedStack(keras.layers.Layer):
                 constraint=self._inside.constraint(variable),
             )
             self._inside.add(variable, weight)
+            track_variable(self, weight)
             if (check := check_of(variable)) is not None:
                 each = functools.partial(self._inside.check_each, check)
                 check_assignments(weight, each)

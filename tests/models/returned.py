@@ -180,7 +180,7 @@ STORAGES = {
     "compact": compact,
     "blocks": blocks,
     "pruned": lambda model: kso.prune(model, 0.5),
-    "pruned, compact": lambda model: kso.prune(model, 0.5, storage="compact"),
+    "pruned, compact": lambda model: kso.prune(model, 0.5, budget="erk", storage="compact"),
     "pruned, n by m": lambda model: kso.prune(model, 0.5, structure=kso.NByM(2, 4)),
     "channels": lambda model: kso.prune(model, 0.5, structure=Channels(), include="head"),
     "adopted": kso.adopt_masks,
