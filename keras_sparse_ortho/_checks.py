@@ -105,7 +105,7 @@ def explains_density(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for given in _SPARSITIES & kwargs.keys():
+        for given in sorted(_SPARSITIES & kwargs.keys()):
             sparsity, name = kwargs[given], function.__name__
             if name == "__init__":
                 name = type(args[0]).__name__

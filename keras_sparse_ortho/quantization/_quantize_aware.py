@@ -165,7 +165,7 @@ def _chosen(
     """The weights to be quantized, and the layers, by `id`, that stay in floats."""
     layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
     names = names_in(exclude) if exclude is not None else []
-    weights = {weight.path for weight in known}
+    weights = [weight.path for weight in known]
     if names is not None:
         of_layers = [
             name
