@@ -151,9 +151,8 @@ def ordered_uses(tree, sets):
                 "fromkeys",
                 "join",
             )
-            if listed and any(map(sets.has, node.args)) and order_counts(node):
-                yield node
-            elif name == "pop" and not node.args and sets.has(getattr(node.func, "value", None)):
+            popped = name == "pop" and not node.args and sets.has(getattr(node.func, "value", None))
+            if popped or (listed and any(map(sets.has, node.args)) and order_counts(node)):
                 yield node
 
 
