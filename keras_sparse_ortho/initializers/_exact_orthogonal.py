@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_number, explains_density
+from keras_sparse_ortho._checks import check_density, check_number, explains_density, told
 from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
@@ -132,7 +132,7 @@ class ExactOrthogonal(SparseInitializer):
         if isinstance(angles, dict):
             angles = restored(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles
-        self.rotations = None if rotations is None else [(i, j, angle) for i, j, angle in rotations]
+        self.rotations = None if rotations is None else _triples(rotations)
         if isinstance(structure, dict):
             structure = restored(structure)
         if structure is not None and not isinstance(structure, Structure):
@@ -254,3 +254,16 @@ class ExactOrthogonal(SparseInitializer):
             "start": self.start,
             "taps": self.taps,
         }
+
+
+def _triples(rotations: Any) -> list[tuple[int, int, float]]:
+    """Explicit rotations, from an argument or a configuration."""
+    try:
+        triples = [(i, j, angle) for i, j, angle in rotations]
+        np.array(triples, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`rotations` must be a list of triples (i, j, angle): two columns and an angle in "
+            f"radians. Received: rotations={told(rotations)}"
+        ) from None
+    return triples
