@@ -11,6 +11,7 @@ from keras_sparse_ortho._keras_internals._building import (
     adopt_call_interface,
     is_built_in_calls,
     maybe_build,
+    outside_of_functions,
 )
 from keras_sparse_ortho._keras_internals._checked_assignments import (
     Read,

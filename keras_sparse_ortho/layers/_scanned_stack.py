@@ -19,6 +19,7 @@ from keras_sparse_ortho._keras_internals import (
     check_given,
     check_of,
     check_stored,
+    outside_of_functions,
     restored,
     sublayers,
     track_variable,
@@ -97,6 +98,7 @@ class ScannedStack(keras.layers.Layer):
         """The layer that is repeated. Its own weights are not those of any layer in the stack."""
         return self._inside.layer
 
+    @outside_of_functions()
     def build(self, input_shape: Any) -> None:
         """Draws the weights of all layers; where they are set later, they are zero."""
         _check_shapes(self.layer, tuple(input_shape))
