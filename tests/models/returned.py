@@ -201,6 +201,7 @@ STORAGES = {
     "quantized activations": _quantized(masked),
     "lora": lambda model: kso.enable_lora(kso.prune(model, 0.5), rank=2),
     "stripped": lambda model: kso.strip(masked(model)),
+    "stripped, compact": lambda model: kso.strip(compact(model)),
     "stripped, blocks": lambda model: kso.strip(blocks(model)),
     "stripped, low rank": lambda model: kso.strip(low_rank(model)),
 }

@@ -48,6 +48,7 @@ def test_checkpoint(name, tmp_path):
     one, two = RETURNED[name](), RETURNED[name]()
     disturb(one)
     path = tf.train.Checkpoint(model=one).save(str(tmp_path / "model"))
+    assert len(tf.train.list_variables(path)) == len(one.weights) + 2  # a graph and a counter
     status = tf.train.Checkpoint(model=two).restore(path)
     status.assert_existing_objects_matched().assert_consumed()
     assert_same(one, two)
