@@ -12,7 +12,7 @@ from keras_sparse_ortho._keras_internals import PRIVATE_NAMES
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_sparse_ortho"
 ROOM = PACKAGE / "_keras_internals"
 # Attributes with a leading underscore that are not Keras'.
-OTHERS = {"_make", "_getframe", "_modules", "_fields"}
+OTHERS = {"_make", "_getframe", "_modules", "_fields", "_track_trackable", "_delete_tracking"}
 
 
 def samples():

@@ -197,7 +197,8 @@ def start(way: Way, methods: list[str], folder: Path, seconds: float) -> None:
             (
                 subprocess.Popen(
                     [*command, "--methods", *methods],
-                    env=environment,
+                    # Sets have another order in each process, as on machines of their own.
+                    env={**environment, "PYTHONHASHSEED": str(rank + 1)},
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 ),

@@ -11,6 +11,7 @@ from keras_sparse_ortho._keras_internals._building import (
     adopt_call_interface,
     is_built_in_calls,
     maybe_build,
+    outside_of_functions,
 )
 from keras_sparse_ortho._keras_internals._checked_assignments import (
     Read,
@@ -64,6 +65,7 @@ from keras_sparse_ortho._keras_internals._object_copy import (
 )
 from keras_sparse_ortho._keras_internals._optimizers import (
     applied_batches,
+    build_restored_optimizer,
     counter_of_batches,
     optimizer_slots,
     refuse_other_slots,
@@ -88,4 +90,9 @@ from keras_sparse_ortho._keras_internals._stand_ins import (
     give_value,
     saves_by_itself,
     value_source,
+)
+from keras_sparse_ortho._keras_internals._tf_tracking import (
+    add_tracked_weight,
+    track_layers,
+    track_variable,
 )

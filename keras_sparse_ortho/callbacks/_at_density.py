@@ -181,7 +181,7 @@ def finish(model: Any, density: float | None = None) -> Any:
             reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:
-        target = asked.pop()
+        (target,) = asked
         steering = ThresholdSteering(target, OneShot(1.0))
         steering.take(thresholds)
         steering.resolve(1)

@@ -7,6 +7,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import (
     applied_batches,
+    build_restored_optimizer,
     counter_of_batches,
     length_of_data,
 )
@@ -68,6 +69,7 @@ class StepCallback(keras.callbacks.Callback):
         if self.workers.count > 1:
             facts = {"callback": type(self).__name__, **structure_facts(self._watched)}
             self.workers.compare("when training begins", facts)
+        build_restored_optimizer(self._watched)
         self.workers.together(self.prepare)
 
     def change_masks(self, step: int, change: Callable[[], T]) -> T:

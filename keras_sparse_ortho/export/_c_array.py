@@ -132,7 +132,7 @@ def _operators(content: bytes) -> tuple[str, ...]:
         for graph in model.subgraphs
         for operator in graph.operators
     }
-    return tuple(sorted(_METHODS.get(name) or _method(name) for name in used))
+    return tuple(sorted(_METHODS.get(name) or _method(name) for name in sorted(used)))
 
 
 def _method(name: str) -> str:

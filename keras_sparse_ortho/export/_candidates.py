@@ -346,7 +346,7 @@ def _modules_of_custom_objects() -> list[str]:
     """Modules that registered something with Keras and that a new process could import."""
     registered = dict(keras.saving.get_custom_objects())
     found = []
-    for name in {getattr(value, "__module__", None) for value in registered.values()}:
+    for name in dict.fromkeys(getattr(value, "__module__", None) for value in registered.values()):
         with contextlib.suppress(ImportError, ValueError):
             if isinstance(name, str) and name != "__main__" and importlib.util.find_spec(name):
                 found.append(name)

@@ -344,7 +344,7 @@ def _whole(
     """The tensors that hold a kernel, with its axes in some order; with scales if `scaled`."""
     kernel = kernel.squeeze()
     tensors = [tensor for tensor in tensors if tensor.about.size == kernel.size]
-    for shape in {tensor.about.shape for tensor in tensors}:
+    for shape in dict.fromkeys(tensor.about.shape for tensor in tensors):
         for order in kernel_orders(kernel.shape, shape):
             arranged = kernel.transpose(order).reshape(shape)
             for axis in (0, -1) if scaled else (0,):

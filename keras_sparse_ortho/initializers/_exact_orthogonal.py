@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_number
+from keras_sparse_ortho._checks import check_density, check_number, told
 from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.initializers._sparse_initializer import (
@@ -137,7 +137,7 @@ class ExactOrthogonal(SparseInitializer):
         if isinstance(angles, dict):
             angles = restored(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles
-        self.rotations = None if rotations is None else [(i, j, angle) for i, j, angle in rotations]
+        self.rotations = None if rotations is None else _triples(rotations)
         structure = as_structure(restored(structure) if isinstance(structure, dict) else structure)
         if structure is not None and not isinstance(structure, Structure):
             raise ValueError(
@@ -258,3 +258,16 @@ class ExactOrthogonal(SparseInitializer):
             "start": self.start,
             "taps": self.taps,
         }
+
+
+def _triples(rotations: Any) -> list[tuple[int, int, float]]:
+    """Explicit rotations, from an argument or a configuration."""
+    try:
+        triples = [(i, j, angle) for i, j, angle in rotations]
+        np.array(triples, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`rotations` must be a list of triples (i, j, angle): two columns and an angle in "
+            f"radians. Received: rotations={told(rotations)}"
+        ) from None
+    return triples

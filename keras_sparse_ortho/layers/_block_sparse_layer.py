@@ -12,6 +12,7 @@ from keras_sparse_ortho._checks import check_density, check_number, check_seed, 
 from keras_sparse_ortho._keras_internals import (
     Axes,
     Read,
+    add_tracked_weight,
     adding_weights,
     check_assignments,
     check_given,
@@ -65,8 +66,7 @@ class BlockSparseLayer(keras.layers.Layer):
         gain: Scale of the exactly orthogonal kernel.
         seed: Seed of the blocks' places and of the exactly orthogonal values. `None` draws one from
             Python's `random`, as Keras does.
-        quantizer: What rounds the live blocks, such as `FakeQuantization("int8")`; see
-            `quantize_aware`.
+        quantizer: Rounds the live blocks, e.g. `FakeQuantization("int8")`; see `quantize_aware`.
         kernel_regularizer: For the live kernel as `(*taps, k r, outputs)`, one column per output.
         kernel_constraint: For the same array.
         **kwargs: As for the namesake.
@@ -264,7 +264,7 @@ class BlockSparseLayer(keras.layers.Layer):
         assert self.quantizer is not None
         lines, *_, cols = self.grid.blocks_shape
         outputs = (lines, *(1 for _ in self.grid.blocks_shape[2:]), cols)
-        self.quantizer.build(outputs, self.add_weight, lambda: to_numpy(self.blocks))
+        self.quantizer.build(outputs, add_tracked_weight(self), lambda: to_numpy(self.blocks))
 
     # --- the dense kernel ------------------------------------------------------------------------
 

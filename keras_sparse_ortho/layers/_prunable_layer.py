@@ -21,6 +21,7 @@ from keras_sparse_ortho._keras_internals import (
     create_along,
     restored,
     stand_in_name_scope,
+    track_variable,
 )
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
@@ -273,6 +274,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 lambda: self.add_weight(name=name_of_own, **kwargs),
                 along_kernel(kwargs["shape"], weight.variable),
             )
+            track_variable(self, made)
             if shared:
                 self._state.shared[name] = made
             return made

@@ -143,7 +143,7 @@ def _free_uses(model: Any) -> Iterator[_Use]:
                 found.append((tensors[0], rule.layer.kernel, -2, False))
         else:
             fixed |= set(tensors)
-    roots = {root(key) for key in fixed}
+    roots = {root(key) for key in sorted(fixed)}
     for key, variable, axis, kernel in found:
         if root(key) not in roots and sizes[key] > 1:
             yield _Use(root(key), variable, axis, kernel)

@@ -41,8 +41,8 @@ class SameFunction:
     def check(self, model: Any) -> None:
         """Raises NotPrunableError unless another form of the model is the same."""
         kernels, others = self._weights_of(model)
-        paths = kernels.keys() | self._kernels.keys()
-        wrong = sorted(path for path in paths if kernels.get(path) != self._kernels.get(path))
+        paths = sorted(kernels.keys() | self._kernels.keys())
+        wrong = [path for path in paths if kernels.get(path) != self._kernels.get(path)]
         if wrong or (others != self._others and not self._divided):
             raise NotPrunableError(
                 f"The model '{self._name}' would not have the weights that it has. Received: "

@@ -115,7 +115,8 @@ def wrap(
         found = prunable_weights(rewritten, unregistered=True)
         masked = {weight.path: weight for weight in found if weight.storage is not None}
         wrong = set(before) ^ {weight.path for weight in found} | given.keys() - masked.keys()
-        wrong |= {path for path in live.keys() - wrong if masked[path].live != live[path]}
+        # In one order: on several devices a live count is gathered, and all processes take part.
+        wrong |= {path for path, n in live.items() if path not in wrong and masked[path].live != n}
         if wrong or len(found) != len(before):
             raise NotPrunableError(
                 "The new model would not have the kernels of the given one, each with the mask "

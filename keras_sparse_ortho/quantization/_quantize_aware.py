@@ -169,7 +169,7 @@ def _chosen(
     """The weights to be quantized, and the layers, by `id`, that stay in floats."""
     layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
     names = names_in(exclude) if exclude is not None else []
-    weights = {weight.path for weight in known}
+    weights = [weight.path for weight in known]
     if names is not None:
         of_layers = [
             name
@@ -212,6 +212,12 @@ def _holders(model: Any, variables: set[int]) -> set[int]:
         held = layer.storages() if hasattr(type(layer), "storages") else {}
         ids = {id(own.weight.variable) for own in held.values()}
         if ids & variables:
+            if not hasattr(layer, "set_quantizer"):
+                raise NotPrunableError(
+                    f"A stack on live blocks, such as '{path}', cannot be quantized. Convert the "
+                    "model with keras_sparse_ortho.to_masked first, or exclude the stack. "
+                    f"Received: {type(layer).__name__}"
+                )
             if not ids <= variables:
                 raise NotPrunableError(
                     "All weights of a wrapped layer are quantized, or none. "

@@ -72,7 +72,7 @@ def test_budgets_by_error_are_judged_on_rows_that_are_held_out(monkeypatch):
     at = int(np.argmin(np.abs(counts - 0.3 * kernel.size)))
     # The network that OBS makes of these rows with so many entries, on others.
     pruned = kso.prune(dense, counts[at] / kernel.size, score="obs", data=x, budget="uniform")
-    lost = fresh @ (kso.prunable_weights(pruned)[0].value() - kernel)
+    lost = fresh @ (kso.prunable_weights(pruned)[0].value - kernel)
     error = np.sum(lost**2) / np.sum((fresh @ kernel) ** 2)
     assert errors[at] > 0.7 * error
     assert errors[-1] == 0

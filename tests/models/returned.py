@@ -180,7 +180,7 @@ STORAGES = {
     "compact": compact,
     "blocks": blocks,
     "pruned": lambda model: kso.prune(model, 0.5),
-    "pruned, compact": lambda model: kso.prune(model, 0.5, storage="compact"),
+    "pruned, compact": lambda model: kso.prune(model, 0.5, budget="erk", storage="compact"),
     "pruned, n by m": lambda model: kso.prune(model, 0.5, structure=kso.NByM(2, 4)),
     "channels": lambda model: kso.prune(model, 0.5, structure=Channels(), include="head"),
     "adopted": kso.adopt_masks,
@@ -201,16 +201,20 @@ STORAGES = {
     "quantized activations": _quantized(masked),
     "lora": lambda model: kso.enable_lora(kso.prune(model, 0.5), rank=2),
     "stripped": lambda model: kso.strip(masked(model)),
+    "stripped, compact": lambda model: kso.strip(compact(model)),
     "stripped, blocks": lambda model: kso.strip(blocks(model)),
     "stripped, low rank": lambda model: kso.strip(low_rank(model)),
 }
 
+REFUSED = [
+    ("quantized activations", "subclassed"),  # it rounds activations at unknown places
+    ("quantized, blocks", "scanned"),  # blocks of many layers have no quantizer
+]
 RETURNED = {
     f"{storage} of {kind}": functools.partial(lambda store, make: store(make()), store, make)
     for storage, store in STORAGES.items()
     for kind, make in KINDS.items()
-    # Where a subclassed model rounds activations is not known: refused.
-    if (storage, kind) != ("quantized activations", "subclassed")
+    if (storage, kind) not in REFUSED
 }
 
 

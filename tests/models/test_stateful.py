@@ -50,7 +50,7 @@ def test_reports_and_layerwise_pruning(kind):
     pruned = kso.prune(model, 0.5, score="obs", data=x)
     other = kso.prune(twin, 0.5, score="obs", data=x)
     for one, two in zip(kso.prunable_weights(pruned), kso.prunable_weights(other), strict=True):
-        np.testing.assert_array_equal(one.value(), two.value())
+        np.testing.assert_array_equal(one.value, two.value)
     assert kso.report(pruned).density == pytest.approx(0.5, abs=0.01)
     for one, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(one, array(variable))

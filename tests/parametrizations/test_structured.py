@@ -221,6 +221,7 @@ def test_gradients_of_low_rank_are_those_of_the_formula(g):
     left, right = array(made.left).astype("float64"), array(made.right).astype("float64")
     shrunk = np.sign(values) * np.maximum(np.abs(values) - t, 0)
     np.testing.assert_allclose(effective_value(made), left * shrunk @ right.T, atol=1e-6)
+    np.testing.assert_allclose(np.matmul(*made.factors()), effective_value(made), atol=1e-6)
     assert made.live_rank == np.count_nonzero(shrunk)
     expected = {
         "left": COEFFICIENTS @ right * shrunk,

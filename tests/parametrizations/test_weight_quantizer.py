@@ -154,7 +154,7 @@ def test_values_of_an_int8_palette_are_the_nearest_integers():
     layer.parametrizations["kernel"].quantizer.palette.assign([1.0, 0.305, -0.71])
     layer.layer.kernel.assign([[0.9, 0.3, -0.7, 0.01]])
     (weight,) = layer.prunable_weights
-    np.testing.assert_allclose(weight.value() * 127, [[127, 39, -90, 0]], atol=1e-4)  # 38.7, -90.2
+    np.testing.assert_allclose(weight.value * 127, [[127, 39, -90, 0]], atol=1e-4)  # 38.7, -90.2
 
 
 def test_values_of_a_palette_get_the_sum_of_their_gradients():

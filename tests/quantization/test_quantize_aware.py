@@ -8,6 +8,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.quantization import FakeQuantize, QuantizeWrapper, quantize_aware
 from tests.helpers import array, jit, slow_case_on_jax, slow_where_traced
+from tests.models import returned
 
 pytestmark = pytest.mark.core
 
@@ -331,3 +332,9 @@ def test_a_network_learns_from_the_one_before_it_was_quantized():
         np.testing.assert_array_equal(array(weight), value)
     for weight in kso.prunable_weights(student):
         assert not weight.value[~weight.mask].any()
+
+
+@pytest.mark.parametrize(("storage", "kind"), returned.REFUSED)
+def test_models_that_no_list_of_returned_ones_has_are_refused(storage, kind):
+    with pytest.raises(NotPrunableError, match=r"activations=None|to_masked first"):
+        returned.STORAGES[storage](returned.KINDS[kind]())
