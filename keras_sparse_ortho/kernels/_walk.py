@@ -183,9 +183,8 @@ def _named(weights: Sequence[PrunableWeight], name: Any) -> set[str]:
         inside = {id(layer) for layer, _ in walk(name, "")}
         return {weight.path for weight in weights if id(weight.owner) in inside}
     if isinstance(name, type):
-        return {
-            weight.path for weight in weights if any(issubclass(k, name) for k in weight.inside)
-        }
+        kinds = {weight.path: (type(weight.owner), *weight.inside) for weight in weights}
+        return {path for path, found in kinds.items() if any(issubclass(k, name) for k in found)}
     listed = [weight.path for weight in weights if weight.registered]
     if is_integer(name) and -len(listed) <= name < len(listed):
         return {listed[name]}
