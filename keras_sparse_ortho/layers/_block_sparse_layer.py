@@ -57,15 +57,13 @@ class BlockSparseLayer(keras.layers.Layer):
     `build`, and implement `call`.
 
     Args:
-        density: Live fraction, `k / I`. The nearest that is possible is taken, and is then the
-            layer's `density`. `None` with `inputs_of`.
+        density: Live fraction, rounded to a possible `k / I`. `None` with `inputs_of`.
         block: `(r, c)`, or one integer for both.
         inputs_of: `(J, k)` integers, the live input blocks of each output block; `None` draws them.
         kernel_initializer: `"exact_orthogonal"`, or an initializer of Keras. `VarianceScaling` and
             its kin take the live inputs and outputs as fans.
         gain: Scale of the exactly orthogonal kernel.
-        seed: Seed of the blocks' places and of the exactly orthogonal values. `None` draws one from
-            Python's `random`, as Keras does.
+        seed: Seed of places and values. `None` draws one from Python's `random`, as Keras does.
         quantizer: Rounds the live blocks, e.g. `FakeQuantization("int8")`; see `quantize_aware`.
         kernel_regularizer: For the live kernel as `(*taps, k r, outputs)`, one column per output.
         kernel_constraint: For the same array.
