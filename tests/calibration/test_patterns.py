@@ -98,6 +98,10 @@ def test_early_rounds_of_n_by_m_take_the_largest_of_each_group_and_the_last_no_m
     # 60 of 80 entries do not fit two of eight: six of eight do.
     np.testing.assert_array_equal(pattern.largest(scores, 60, last=False), ranks < 6)
     np.testing.assert_array_equal(pattern.largest(scores, 20), ranks < 2)
+    # 55 do not fit five of eight: the largest that six of eight leave.
+    least = np.sort(scores[ranks < 6])[-55]
+    some = pattern.largest(scores, 55, last=False)
+    np.testing.assert_array_equal(some, (ranks < 6) & (scores >= least))
     # 15 fit two of eight.
     few = pattern.largest(scores, 15, last=False)
     assert few.sum() == 15
