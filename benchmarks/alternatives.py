@@ -84,7 +84,7 @@ def train_keras(
         if library.__name__ == "keras":
             import keras_sparse_ortho as kso
 
-            return [weight.value() for weight in kso.prunable_weights(model)]
+            return [weight.value for weight in kso.prunable_weights(model)]
         return [v for v in model.trainable_weights if v.shape.rank == 2]
 
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)

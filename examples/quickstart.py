@@ -175,7 +175,7 @@ def run(build, data: Dataset, options: argparse.Namespace) -> Result:
     plain = kso.strip(sparse)
     plain.save(options.output / f"{name.lower()}_plain.keras")
     summary = kso.report(sparse)
-    nonzero = sum(int(np.count_nonzero(w.value())) for w in kso.prunable_weights(plain))
+    nonzero = sum(int(np.count_nonzero(w.value)) for w in kso.prunable_weights(plain))
     assert nonzero <= summary.live, (nonzero, summary.live)
 
     files = {}

@@ -151,7 +151,7 @@ def figures(label: str, model: keras.Model, accuracy: float, folder: Path) -> Fi
     plain = kso.strip(model)
     path = folder / f"{label}.keras"
     plain.save(path)
-    values = [weight.value() for weight in kso.prunable_weights(plain)]
+    values = [weight.value for weight in kso.prunable_weights(plain)]
     live, size = sum(map(np.count_nonzero, values)), sum(value.size for value in values)
     content = b"".join(np.asarray(value).tobytes() for value in plain.get_weights())
     packed = len(gzip.compress(content, mtime=0))

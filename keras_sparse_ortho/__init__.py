@@ -5,7 +5,6 @@
 
 import importlib
 import importlib.util
-import inspect
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -13,7 +12,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("tensorflow", "jax", "torch"):
         raise
-    _others = [name for name in ("jax", "torch") if importlib.util.find_spec(name)]
+    _all = ("tensorflow", "jax", "torch")
+    _others = [name for name in _all if name != error.name and importlib.util.find_spec(name)]
     raise ImportError(
         f"Keras is set to the backend {error.name}, which is not installed. Set the environment "
         "variable KERAS_BACKEND before the first import of Keras, to tensorflow, jax or torch, "
@@ -35,7 +35,7 @@ from keras_sparse_ortho import pruning as pruning
 from keras_sparse_ortho import quantization as quantization
 from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
-from keras_sparse_ortho._other_names import no_attribute
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
 from keras_sparse_ortho.calibration import compensate as compensate
@@ -130,14 +130,12 @@ __all__ = [
 _LOADED_ON_USE = {"export_litert": "export", "load_litert": "export"}
 
 
+_hint, __dir__ = public_names(__name__, __all__)
+
+
 def __getattr__(name: str) -> Any:
     if name in ("export", "tfmot"):
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LOADED_ON_USE:
         return getattr(importlib.import_module(f"{__name__}.{_LOADED_ON_USE[name]}"), name)
-    rooms = {room: own for room in __all__ if inspect.ismodule(own := globals().get(room))}
-    raise no_attribute(__name__, name, rooms)
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    return _hint(name)

@@ -2,8 +2,10 @@
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 
@@ -247,7 +249,8 @@ def hessian_vector_product(
 ) -> list[Any]:
     """`H u`, where `H` is the Hessian of `f` at `values` over all of them and `u = vectors`.
 
-    As the gradient of `<df/dv, u>` (reverse mode twice), which no backend lacks an operation for.
+    Differentiates `<df/dv, u>` by reverse mode twice, which works for every operation that has a
+    second derivative.
     """
 
     def along(inner: list[Any]) -> Any:
@@ -255,4 +258,79 @@ def hessian_vector_product(
         products = [keras.ops.sum(g * u) for g, u in zip(found, vectors, strict=True)]
         return sum(products[1:], products[0])
 
-    return value_and_gradients(along, values)[1]
+    with second_derivatives():
+        return value_and_gradients(along, values)[1]
+
+
+_scopes = 0
+_scopes_lock = threading.Lock()
+_replaced = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def second_derivatives() -> Iterator[None]:
+    """Replaces operations that can be differentiated only once. Call the model inside.
+
+    - `tf.nn.moments` stops the gradient of the mean in the variance. The missing term is zero in
+      first derivatives and wrong in second ones, for every normalization layer.
+    - Flash attention has no second derivative; products and a softmax have.
+
+    Outputs and first derivatives stay the same up to rounding. Scopes may be nested, and entered
+    in several threads: the replacements are global and end with the last scope.
+    """
+    global _scopes
+    with _scopes_lock:
+        if not _scopes:
+            owner, name, function = _differentiable_twice()
+            _replaced.enter_context(mock.patch.object(owner, name, function))
+        _scopes += 1
+    try:
+        yield
+    finally:
+        with _scopes_lock:
+            _scopes -= 1
+            if not _scopes:
+                _replaced.close()
+
+
+def _differentiable_twice() -> tuple[Any, str, Callable[..., Any]]:
+    """The function of the backend to replace, as its module and name, and the replacement."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.nn, "moments", _whole_moments
+    if keras.backend.backend() == "jax":
+        import jax
+
+        of_jax = jax.nn.dot_product_attention
+        return (
+            jax.nn,
+            "dot_product_attention",
+            lambda *args, **options: of_jax(*args, **{**options, "implementation": "xla"}),
+        )
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    of_torch = torch.nn.functional.scaled_dot_product_attention
+    lock = threading.Lock()  # the choice of a kernel is global
+
+    def by_products(*args: Any, **options: Any) -> Any:
+        with lock, sdpa_kernel(SDPBackend.MATH):
+            return of_torch(*args, **options)
+
+    return torch.nn.functional, "scaled_dot_product_attention", by_products
+
+
+def _whole_moments(
+    x: Any, axes: Sequence[int], shift: Any = None, keepdims: bool = False, name: Any = None
+) -> tuple[Any, Any]:
+    """`tf.nn.moments`, whose variance passes gradients through the mean, too."""
+    import tensorflow as tf
+
+    x = tf.convert_to_tensor(x)
+    wide = tf.cast(x, tf.float32) if x.dtype == tf.float16 else x
+    mean = tf.reduce_mean(wide, axes, keepdims=True)
+    variance = tf.reduce_mean(tf.math.squared_difference(wide, mean), axes, keepdims=True)
+    if not keepdims:
+        mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+    return tf.cast(mean, x.dtype), tf.cast(variance, x.dtype)

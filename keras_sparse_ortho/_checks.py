@@ -1,45 +1,46 @@
 """Checks of single arguments, shared by all rooms: integers, seeds, densities and steps."""
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+import re
+from typing import Any
 
 import numpy as np
 
 from keras_sparse_ortho.errors import DensityError
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _LONGEST = 200  # characters of a value that an error message shows
-_SPARSITIES = {"sparsity", "initial_sparsity", "final_sparsity"}
 
 
 def check_density(density: Any, name: str = "density") -> float:
     """Returns `density` as a float; raises DensityError unless it is in (0, 1]."""
-    number = not (isinstance(density, bool | str) or density is None)
-    try:
-        value = float(density) if number else np.nan
-    except (TypeError, ValueError, OverflowError):
-        value = np.nan
+    value = as_float(density)
     if not 0.0 < value <= 1.0:  # also for NaN
-        percent = ""
-        if 2.0 <= value < 100.0:
-            percent = (
-                f" It is the live fraction, not a percentage: {name}={value / 100:.6g} keeps "
-                f"{value:g}%, {name}={1 - value / 100:.6g} prunes {value:g}%."
+        percent = float(density[:-1]) if _is_percent(density) else value
+        hint = " Give a number, not text." if isinstance(density, str) else ""
+        if 2.0 <= percent < 100.0:
+            hint += (
+                f" It is the live fraction, not a percentage: {name}={percent / 100:.6g} keeps "
+                f"{percent:g}%, {name}={1 - percent / 100:.6g} prunes {percent:g}%."
             )
-        raise DensityError(f"`{name}` must be in (0, 1].{percent} Received: {name}={told(density)}")
+        raise DensityError(f"`{name}` must be in (0, 1].{hint} Received: {name}={told(density)}")
     return value
+
+
+def as_float(value: Any) -> float:
+    """A number as a float; NaN for anything else."""
+    try:
+        return math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _is_percent(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?%", value) is not None
 
 
 def check_number(name: str, value: Any) -> float:
     """Returns `value` as a float; raises ValueError unless it is a finite number."""
-    try:
-        number = np.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = np.nan
+    number = as_float(value)
     if not math.isfinite(number):
         raise ValueError(f"`{name}` must be a finite number. Received: {name}={told(value)}")
     return number
@@ -98,25 +99,3 @@ def check_seed(seed: Any) -> int | None:
             f"`seed` must be a non-negative integer or None. Received: seed={told(seed)}"
         )
     return None if seed is None else int(seed)
-
-
-def explains_density(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a function or constructor explain `density` when it is given a `sparsity`."""
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for given in _SPARSITIES & kwargs.keys():
-            sparsity, name = kwargs[given], function.__name__
-            if name == "__init__":
-                name = type(args[0]).__name__
-            density = given.replace("sparsity", "density")
-            example = ""
-            if isinstance(sparsity, float):
-                example = f" A sparsity of {sparsity} is {density}={1 - sparsity:.6g}."
-            raise TypeError(
-                f"{name}() takes a `{density}`, the live fraction.{example} "
-                f"Received: {given}={sparsity!r}"
-            )
-        return function(*args, **kwargs)
-
-    return checked

@@ -241,6 +241,12 @@ def _unpacked(item: Any) -> Batch:
             "A batch must be `x`, `(x, y)` or `(x, y, sample_weight)` of arrays. "
             f"Received: inputs of type {type(batch[0]).__name__}"
         )
+    shapes = [tuple(leaf.shape) for leaf in keras.tree.flatten(batch) if hasattr(leaf, "shape")]
+    if any(shape[:1] == (0,) for shape in shapes):
+        raise ValueError(
+            "A batch must have at least one row; leave empty ones out of the data set. "
+            f"Received: a batch of arrays of the shapes {', '.join(map(str, shapes))}"
+        )
     return batch
 
 

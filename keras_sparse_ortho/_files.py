@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
@@ -22,6 +23,16 @@ _LONGEST = 200  # characters of a file's content that an error message shows
 
 Row = tuple[str, dict[str, Any]]
 """Where the row is (`"line 3"`), and its columns."""
+
+
+def path_of(argument: str, value: Any) -> pathlib.Path:
+    """The path that an argument names; ValueError for what is no path, such as None."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(
+            f"`{argument}` must be a path, a string or a `pathlib.Path`. "
+            f"Received: {argument}={value!r:.200}"
+        )
+    return pathlib.Path(value)
 
 
 @contextlib.contextmanager
@@ -68,6 +79,7 @@ def staging(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
 
     A full disk raises OSError with `ENOSPC`, whichever library noticed it.
     """
+    _check_utf8(parent / name)
     # Word characters only: TensorFlow takes the path for a glob.
     prefix = re.sub(r"[^\w.-]", "_", f".{name[:_NAME_PART]}-kso-{socket.gethostname()[:32]}-")
     for folder in parent.glob(f"{prefix}*"):
@@ -83,6 +95,19 @@ def staging(parent: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
             if not isinstance(error, OSError) and is_full(folder, [str(error)]):
                 raise disk_full(parent, str(error)) from error
             raise
+
+
+def _check_utf8(path: pathlib.Path) -> None:
+    """Raises ValueError for a name that the libraries that write the file cannot be given."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            "The names of files and folders are passed on in UTF-8, and this one has characters "
+            "that Python could not decode. Set the environment variable PYTHONUTF8=1, or a locale "
+            "with UTF-8 (LC_ALL=C.UTF-8), before Python starts. "
+            f"Received: {str(path)!a}, read as {sys.getfilesystemencoding()}"
+        ) from None
 
 
 def is_full(folder: pathlib.Path, reasons: Iterable[str]) -> bool:

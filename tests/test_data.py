@@ -187,6 +187,8 @@ def every_use(data):
         (lambda: iter(()), "must have at least one batch"),
         ([], "must have at least one batch"),
         ([[1.0, 2.0], [3.0, 4.0]], r"of arrays. Received: inputs of type float"),
+        ([(X[:0], Y[:0])], r"at least one row.*shapes \(0, "),
+        ([(X[:3], Y[:0])], r"at least one row.*empty ones out"),
         (3, "Received: data of type int"),
         ("data.csv", "Received: data of type str"),
         (None, "Received: data of type NoneType"),

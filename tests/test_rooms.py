@@ -14,9 +14,9 @@ ROOT = Path(kso.__file__).parent
 # Each room imports only what stands before it; `docs/architecture.md` says what each is for.
 ORDER = (
     *(
-        "_other_names",
         "errors",
         "_checks",
+        "_other_names",
         "_files",
         "_keras_internals",
         "_values",

@@ -197,7 +197,8 @@ def start(way: Way, methods: list[str], folder: Path, seconds: float) -> None:
             (
                 subprocess.Popen(
                     [*command, "--methods", *methods],
-                    env=environment,
+                    # Sets have another order in each process, as on machines of their own.
+                    env={**environment, "PYTHONHASHSEED": str(rank + 1)},
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 ),
@@ -243,7 +244,7 @@ def state(model) -> dict[str, np.ndarray]:
     found = {}
     for weight in kso.prunable_weights(model):
         own = weight.storage
-        value = weight.value()
+        value = weight.value
         mask = np.ones(value.shape, bool) if own is None else own.mask_value()
         assert not value[~mask].any(), f"masked entries of {weight.path} are not 0"
         found[f"mask {weight.path}"], found[f"value {weight.path}"] = mask, value

@@ -11,6 +11,7 @@ from keras_sparse_ortho._keras_internals._building import (
     adopt_call_interface,
     is_built_in_calls,
     maybe_build,
+    outside_of_functions,
 )
 from keras_sparse_ortho._keras_internals._checked_assignments import (
     Read,
@@ -22,7 +23,6 @@ from keras_sparse_ortho._keras_internals._checked_assignments import (
 from keras_sparse_ortho._keras_internals._compiling import (
     compile_like,
     compiled_loss_waits,
-    needs_targets,
 )
 from keras_sparse_ortho._keras_internals._fit import (
     after_epochs,
@@ -67,6 +67,7 @@ from keras_sparse_ortho._keras_internals._object_copy import (
 from keras_sparse_ortho._keras_internals._optimizers import (
     Slot,
     applied_batches,
+    build_restored_optimizer,
     counter_of_batches,
     is_torch_optimizer,
     optimizer_slots,
@@ -93,4 +94,9 @@ from keras_sparse_ortho._keras_internals._stand_ins import (
     give_value,
     saves_by_itself,
     value_source,
+)
+from keras_sparse_ortho._keras_internals._tf_tracking import (
+    add_tracked_weight,
+    track_layers,
+    track_variable,
 )

@@ -36,9 +36,13 @@ def become(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
 
 
 def track_parameters_anew(model: Any) -> None:
-    """Lets torch forget the parameters of variables that were replaced inside a model."""
-    for layer in [model, *model._flatten_layers(include_self=False)]:
-        vars(layer).get("_modules", {}).pop("_torch_params", None)
+    """Gives a model and its layers their torch parameters, as Keras does when a layer is built."""
+    if keras.backend.backend() != "torch":
+        return
+    for layer in model._flatten_layers():
+        for owner in (layer, getattr(layer, "_functional", None)):
+            if owner is not None:
+                owner._track_variables()
 
 
 def _rebind(layer: Any, old: Any) -> None:

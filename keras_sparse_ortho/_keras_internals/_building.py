@@ -82,10 +82,26 @@ class WrapperBuiltByCalls(keras.layers.Wrapper):
         # Keras says of a layer from a file that it is built, whatever its `build_from_config` did.
         if self._waits_for_call:
             self.built = self._waits_for_call = False
-        if not self.built:
-            with self.building():
-                maybe_build(self.layer, call_spec)
-        super()._maybe_build(call_spec)
+        with outside_of_functions():
+            if not self.built:
+                with self.building():
+                    maybe_build(self.layer, call_spec)
+            super()._maybe_build(call_spec)
+
+
+@contextlib.contextmanager
+def outside_of_functions() -> Iterator[None]:
+    """Inside, layers can be built from values, also while TensorFlow traces a function.
+
+    Its `fit` traces the training step of a model that is not built yet.
+    """
+    if keras.backend.backend() != "tensorflow":
+        yield
+        return
+    import tensorflow as tf
+
+    with tf.init_scope():
+        yield
 
 
 def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer) -> None:

@@ -30,8 +30,3 @@ def compiled_loss_waits(model: Any) -> bool:
     """Whether the loss of `compile` makes its variables only at its first call, yet to come."""
     loss = getattr(model, "_compile_loss", None)
     return loss is not None and not loss.built
-
-
-def needs_targets(model: Any) -> bool:
-    """Whether the loss of `compile` compares outputs with targets."""
-    return getattr(model, "_compile_loss", None) is not None

@@ -14,7 +14,8 @@ PRIVATE_NAMES = {
     "Layer._tracker": "adding a variable to a layer that is built",
     "Layer._track_variable": "live values take a kernel's place among the variables of its layer",
     "Layer._untrack_variable": "the kernel that they replace leaves it",
-    "Layer._torch_params": "the parameters that torch sees, made anew when variables change",
+    "Layer._torch_params": "the parameters that torch sees; copies do not share them",
+    "Layer._track_variables": "makes these parameters, when variables have changed",
     # Variables
     "Variable._value": "a kernel that is not stored holds no array",
     "Variable._initializer": "what a variable without a value gives where shapes are traced",

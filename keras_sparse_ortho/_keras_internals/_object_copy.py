@@ -51,11 +51,13 @@ class _Copier:
         self._hashed: list[Callable[[], None]] = []  # their items must be whole to be hashed
         self._empty = {id(variable) for variable in without_values}
         self._plain: set[int] = set()  # objects that are known to lead nowhere
+        self._place = ""  # the attribute that is being copied, for errors
         self._parts = (*_PARTS, tracker_class())
+        self._shared = (*_ATOMS, *_shared_kinds())
 
     def copy(self, value: Any) -> Any:
         """The copy of an object, perhaps still empty; the object itself where it is shared."""
-        if isinstance(value, _ATOMS):
+        if isinstance(value, self._shared):
             return value
         if id(value) in self.copies:
             return self.copies[id(value)]
@@ -98,13 +100,15 @@ class _Copier:
             given = [self.copy(item) for item in value.args]
             named = {key: self.copy(item) for key, item in value.keywords.items()}
             return self._note(value, functools.partial(self.copy(value.func), *given, **named))
-        if _is_torch_tensor(value):
-            return self._note(value, copy.deepcopy(value if value.is_leaf else value.detach()))
+        if _is_state(value):
+            leaf = getattr(value, "is_leaf", True)  # of torch, where others cannot be copied
+            return self._note(value, copy.deepcopy(value if leaf else value.detach()))
         if hasattr(value, "__wrapped__") or not (hasattr(value, "__dict__") or _slots(value)):
             raise NotPrunableError(
-                "A model holds an object of a kind that cannot be copied, and that leads to a "
-                "layer or variable of it. Keep the layer in an attribute, list or dict of its "
-                f"model instead. Received: an object of type {type(value).__qualname__}"
+                "The model cannot be copied: it holds an uncopyable object that refers to one of "
+                "its layers or variables. Keep the layer in an attribute, list or dict instead, or "
+                "pass `in_place=True` to change the model itself. Received: "
+                f"{self._place}, an object of type {type(value).__qualname__}"
             )
         return self._object(value)
 
@@ -127,20 +131,22 @@ class _Copier:
         elif isinstance(value, keras.Operation):
             attributes["_outbound_nodes"] = []  # calls in other models as well; nobody reads it
         for name, item in attributes.items():
+            self._place = f"{type(value).__name__}.{name}"
             # Not by setattr, with which Keras and its backends look at what is set.
             vars(new)[name] = self.copy(_tracked(item) if name in _TRACKED else item)
         if isinstance(value, keras.Variable) and value._value is not None:
             if id(value) in self._empty:
                 await_value(new)
             else:
-                is_torch = _is_torch_tensor(value._value)  # and perhaps a parameter
+                is_torch = keras.backend.backend() == "torch"  # and perhaps a parameter
                 new._initialize(self.copy(value._value) if is_torch else ops.copy(value.value))
 
     def _container(self, value: Any) -> Any:
-        if isinstance(value, dict) and not issubclass(type(value), dict):
-            proxy: Any = value  # TensorFlow's own modules keep dicts so
-            return self.copy(proxy.__wrapped__)
         kind: Any = type(value)
+        if not issubclass(kind, CONTAINERS):  # a proxy, in which TensorFlow keeps dicts and tuples
+            proxy: Any = value
+            whole = self.copy(proxy.__wrapped__)
+            return self._note(value, kind(whole) if isinstance(value, tuple) else whole)
         if isinstance(value, tuple):
             items = [self.copy(item) for item in value]
             if all(new is old for new, old in zip(items, value, strict=True)):
@@ -187,9 +193,9 @@ class _Copier:
         waiting = [value]
         while waiting:
             here = waiting.pop()
-            if isinstance(here, _ATOMS) or id(here) in seen or id(here) in self._plain:
+            if isinstance(here, self._shared) or id(here) in seen or id(here) in self._plain:
                 continue
-            if isinstance(here, self._parts) or _is_torch_tensor(here):
+            if isinstance(here, self._parts) or _is_state(here):
                 return True
             seen[id(here)] = here
             waiting.extend(children(here))
@@ -310,5 +316,20 @@ def tracker_class() -> Any:
     return type(keras.layers.Layer(name="plain")._tracker)
 
 
-def _is_torch_tensor(value: Any) -> bool:
-    return keras.backend.backend() == "torch" and keras.ops.is_tensor(value)
+def _shared_kinds() -> tuple[type, ...]:
+    """Classes of objects that hold variables and belong to no model."""
+    if keras.backend.backend() != "tensorflow":
+        return ()
+    import tensorflow as tf
+
+    return (tf.distribute.Strategy,)
+
+
+def _is_state(value: Any) -> bool:
+    """Whether a value can be changed and is not Keras': a tensor of torch, a `tf.Variable`."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return isinstance(value, tf.Variable)
+    return backend == "torch" and keras.ops.is_tensor(value)

@@ -74,6 +74,18 @@ def _parts(optimizer: Any) -> list[Any]:
     return [optimizer, *getattr(optimizer, "optimizers", [])]
 
 
+def build_restored_optimizer(model: Any) -> None:
+    """Builds an optimizer whose slots a checkpoint of TensorFlow has, and restores when they exist.
+
+    Keras builds it in the first step, which is too late to move the slots before that step.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    parts = [] if optimizer is None else _all(optimizer)
+    if any(getattr(one, "_self_unconditional_deferred_dependencies", None) for one in parts):
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+
+
 def _place(optimizer: Any, variable: Any) -> int | None:
     known = enumerate(optimizer._trainable_variables)
     return next((place for place, other in known if other is variable), None)

@@ -17,6 +17,7 @@ from keras_sparse_ortho._keras_internals._layouts import (
     initialize_layout,
 )
 from keras_sparse_ortho._keras_internals._scopes import in_stateless_scope
+from keras_sparse_ortho._keras_internals._tf_tracking import track_variable, untrack_variable
 
 _SAVING = ("save_own_variables", "load_own_variables")
 
@@ -183,7 +184,7 @@ class StandIns:
         variable.trainable = first.trainable
         _exchange(layer, first, variable)
         for other in others:
-            layer._untrack_variable(other)
+            _untrack(layer, other)
         _SavedByNumber.of(layer).remove(variable.name)
 
     def _placeholder(self, shape: Any, dtype: Any = None) -> Any:
@@ -199,9 +200,14 @@ def _exchange(layer: Any, old: Any, new: Any) -> None:
     """Puts `new` in the place of `old` among the variables that a layer tracks."""
     held = (layer._trainable_variables, layer._non_trainable_variables)
     [(store, place)] = [(s, k) for s in held for k, variable in enumerate(s) if variable is old]
-    layer._untrack_variable(old)
+    _untrack(layer, old)
     _track(layer, new)
     store.insert(place, store.pop())
+
+
+def _untrack(layer: Any, variable: Any) -> None:
+    layer._untrack_variable(variable)
+    untrack_variable(layer, variable)
 
 
 def _track(layer: Any, variable: Any) -> None:
@@ -209,6 +215,7 @@ def _track(layer: Any, variable: Any) -> None:
     layer._tracker.unlock()
     layer._track_variable(variable)
     layer._tracker.locked = locked
+    track_variable(layer, variable)
 
 
 class _SavedByNumber:

@@ -1,5 +1,6 @@
 """Reports on a model: density, size, FLOPs and orthogonality of its kernels, Jacobian spectrum."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.analysis._jacobian import JacobianSpectrum, jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._plots import plot_masks
@@ -17,3 +18,5 @@ __all__ = [
     "plot_masks",
     "report",
 ]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

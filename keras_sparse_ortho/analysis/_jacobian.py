@@ -8,12 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import compiled, value_and_gradients
+from keras_sparse_ortho._backend import compiled, second_derivatives, value_and_gradients
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models import check_built
+from keras_sparse_ortho.models import check_built, from_zero_states
 
 # Up to here, all products with unit vectors and a dense SVD take seconds.
 _EXACT_SIDE = 1024
@@ -221,7 +221,7 @@ class _JacobianProducts:
         states = [keras.ops.stop_gradient(state) for state in states]
         pairs = zip(self._states, states, strict=True)
         # The outer scope catches and drops updates, of seed states for instance.
-        with keras.StatelessScope(), VariableOverrides(pairs):
+        with keras.StatelessScope(), VariableOverrides(pairs), from_zero_states(self._model):
             found = keras.tree.flatten(self._model(x, training=False))
         if len(found) != 1:
             raise NotPrunableError(
@@ -241,9 +241,10 @@ class _JacobianProducts:
         # `J^T v` is linear in v, so the gradient of <J^T v, u> is J u. This needs no forward-mode
         # rules, which some functions lack (live blocks).
         v = keras.ops.zeros((x.shape[0], *self._output_shape), dtype=x.dtype)
-        _, (product,) = value_and_gradients(
-            lambda values: keras.ops.sum(self._transpose_times(states, x, values[0]) * u), [v]
-        )
+        with second_derivatives():
+            _, (product,) = value_and_gradients(
+                lambda values: keras.ops.sum(self._transpose_times(states, x, values[0]) * u), [v]
+            )
         return product
 
 

@@ -1,5 +1,7 @@
 """Pictures of a sparse model: the densities of its kernels, and their masks."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -39,8 +39,9 @@ class Row:
 
     `state` is `"sparse"` for a kernel with a mask or with zeros. Otherwise it says why the kernel
     is dense: `"no mask"` (excluded, or not selected), `"not updated"` (a `MagnitudeMask` that
-    `callbacks.UpdateMasks` has not set yet), or `"not registered"`: the meaning of its axes is
-    unknown (`initializers.kernel_layouts`).
+    `callbacks.UpdateMasks` has not set yet), `"not adopted"` (a sparse initializer without
+    `adopt_masks`, after training), or `"not registered"`: the meaning of its axes is unknown
+    (`initializers.kernel_layouts`).
 
     `block` is the size of live blocks `(inputs, outputs)`, and `least_density` the least density on
     these. Where other kernels of the model are on blocks, `not_on_blocks` says why this one is not.
@@ -77,6 +78,7 @@ class SparsityReport:
         unregistered: One `Row` for each matrix whose layer is not registered.
         bytes: Memory of all these as they are stored, masks and indices included.
         live_bytes: Memory of their live values alone.
+        unadopted: Paths of kernels that a sparse initializer drew and that have no mask.
         params: Parameters of the model as `model.summary()` and `count_params()` count them.
         mask_params: How many of `params` are entries of masks or indices.
     """
@@ -88,6 +90,7 @@ class SparsityReport:
     live_bytes: int = 0
     params: int = 0
     mask_params: int = 0
+    unadopted: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -103,6 +106,11 @@ class SparsityReport:
     def density(self) -> float:
         """Live fraction over all kernels."""
         return _density(self.rows)
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of zeros over all kernels, `1 - density`."""
+        return 1.0 - self.density
 
     @property
     def sparse_density(self) -> float:
@@ -153,6 +161,22 @@ class SparsityReport:
             writer = csv.DictWriter(stream, [*(f.name for f in dataclasses.fields(Row)), "density"])
             writer.writeheader()
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
+
+    def to_dataframe(self) -> Any:
+        """The rows of `to_csv` as a `pandas.DataFrame`.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError(
+                "A data frame needs the package pandas: pip install pandas. Received: no module "
+                "'pandas'"
+            ) from None
+        figures = self.to_dict()
+        return pandas.DataFrame([*figures["weights"], *figures["unregistered"]])
 
     def plot(self) -> Any:
         """Draws the density of every kernel as a bar, and that of all of them as a line.
@@ -218,8 +242,15 @@ class SparsityReport:
         if self.unregistered:
             table.add_row("whole model", "", *_totals(self._everything, number))
         reasons = [f"{row.path}: {row.not_on_blocks}" for row in self.rows if row.not_on_blocks]
-        if reasons:
-            table.caption = "Not on blocks\n" + "\n".join(reasons)
+        notes = ["Not on blocks", *reasons] if reasons else []
+        if self.unadopted:
+            notes += [
+                "No masks: a sparse initializer alone lets every entry train. Before training, "
+                "call adopt_masks(model).",
+                ", ".join(self.unadopted),
+            ]
+        if notes:
+            table.caption = "\n".join(notes)
             table.caption_justify = "left"
         return table
 
@@ -239,7 +270,7 @@ class SparsityReport:
         errors = [row.orthogonality_error for row in rows]
         gains = [row.gain for row in rows]
         taps = [row.taps or "" for row in rows]
-        tells_why = bool(self._sparse) or "not updated" in self.dense.values()
+        tells_why = bool(self._sparse) or {"not updated", "not adopted"} & {*self.dense.values()}
         chosen = {gain for gain in gains if gain is not None} - {1.0}
         return {
             "|G - I|": ["" if error is None else f"{error:.1e}" for error in errors],
@@ -282,6 +313,9 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     sparse kernels (`sparse_density`), of all kernels (`density`) and of all matrices of the model
     (`whole_density`).
 
+    Kernels of a sparse initializer without masks are listed in `unadopted` and below the table:
+    they become dense in training unless `adopt_masks` wraps their layers.
+
     With live blocks (`storage="blocks"`), a row has the size of its blocks and the least density on
     these, or says below the table why the kernel is not on blocks.
 
@@ -295,7 +329,8 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
             leaves open; without it the FLOPs of such a model are unknown.
 
     Returns:
-        A `SparsityReport`, which prints as a table and has `to_dict()`, `to_csv(path)`, `plot()`,
+        A `SparsityReport`, which prints as a table and has `to_dict()`, `to_csv(path)`,
+        `to_dataframe()`, `plot()`,
         the memory of the kernels (`bytes`, and `live_bytes` of live values alone), and how many of
         the `params` that `model.summary()` counts are masks or indices (`mask_params`).
 
@@ -333,6 +368,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
             row if row.block else dataclasses.replace(row, not_on_blocks=reasons.get(row.path))
             for row in known
         ]
+    unadopted = [w for w in weights if w.storage is None and _drawn_by(w) is not None]
     stores = [weight.storage for weight in weights if weight.storage is not None]
     support = [variable for storage in stores for variable in storage.support()]
     values = [weight.variable for weight in weights]
@@ -347,6 +383,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
         ),
         params=sum(math.prod(variable.shape) for variable in model.weights),
         mask_params=sum(math.prod(variable.shape) for variable in support),
+        unadopted=tuple(weight.path for weight in unadopted),
     )
 
 
@@ -354,15 +391,19 @@ def _row(weight: PrunableWeight, orthogonality: bool | str) -> Row:
     live = weight.live
     waits = weight.storage is not None and weight.storage.unfinished() is not None
     sparse = (weight.storage is not None and not waits) or live < weight.size
-    dense = "not updated" if waits else "no mask" if weight.registered else "not registered"
     drawn_by = _drawn_by(weight)
+    dense = "no mask" if weight.registered else "not registered"
+    if waits:
+        dense = "not updated"
+    elif weight.storage is None and drawn_by is not None:
+        dense = "not adopted"
     error = None
     if orthogonality and (orthogonality == "all" or _is_as_drawn(weight)):
-        error = orthogonality_error(weight.value(), weight.layout)
+        error = orthogonality_error(weight.value, weight.layout)
     if len(weight.shape) < 2 and weight.layout is None:  # the layer names its own weights
-        dead = int(np.count_nonzero(weight.value() == 0))
+        dead = int(np.count_nonzero(weight.value == 0))
     else:
-        dead = dead_outputs(weight.value(), weight.layout)
+        dead = dead_outputs(weight.value, weight.layout)
     return Row(
         path=weight.path,
         shape=weight.shape,

@@ -1,5 +1,6 @@
 """How much of every layer is live."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.budgets._allocation import Orthogonal as Orthogonal
 from keras_sparse_ortho.budgets._allocation import allocate as allocate
 from keras_sparse_ortho.budgets._allocation import er, erk, lift, uniform
@@ -10,3 +11,5 @@ from keras_sparse_ortho.budgets._str_resnet50 import str_resnet50
 
 # Public; the other names above are for the other rooms.
 __all__ = ["Budget", "er", "erk", "lift", "str_resnet50", "uniform"]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

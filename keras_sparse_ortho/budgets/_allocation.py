@@ -1,10 +1,12 @@
 """Uniform, ER and ERK budgets, and sharing an exact number of live entries among weights."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_sparse_ortho._checks import explains_density
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError, LayoutError
 from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer, axes_for, layout_for
@@ -16,7 +18,7 @@ Orthogonal = bool | SparseInitializer | Mapping[str, SparseInitializer]
 """Whether kernels must be exactly orthogonal, or their initializer: for all, or by weight path."""
 
 
-@explains_density
+@other_keywords()
 def uniform(
     model: Any,
     density: float,
@@ -63,7 +65,7 @@ def uniform(
     return allocate(weights, density, relative, orthogonal=orthogonal, dense=dense)
 
 
-@explains_density
+@other_keywords()
 def er(
     model: Any,
     density: float,
@@ -98,7 +100,7 @@ def er(
     return _erdos_renyi(weights, density, orthogonal, spatial=False)
 
 
-@explains_density
+@other_keywords()
 def erk(
     model: Any,
     density: float,

@@ -112,15 +112,27 @@ class Budget(Mapping[str, float]):
         return self.live / self.size
 
     def for_weights(self, weights: Sequence[PrunableWeight]) -> "Budget":
-        """This budget with the sizes of a model's weights.
+        """This budget with the paths and sizes of a model's weights.
+
+        A name without a size may also be the path of a layer: all its kernels that the budget does
+        not name themselves get this density.
 
         Raises:
             BudgetError: Missing or unknown weights, different sizes, or a density that leaves a
                 weight without live entries.
         """
         sizes = {weight.path: weight.size for weight in weights}
-        unknown = [path for path in self if path not in sizes]
-        missing = [path for path in sizes if path not in self._densities]
+        densities: dict[str, float] = {}
+        unknown = []
+        for name, density in self.items():
+            inside = [path for path in sizes if path.startswith(f"{name}/")]
+            if name in sizes:
+                densities[name] = density
+            elif name in self.sizes or not inside:
+                unknown.append(name)
+            else:
+                densities |= {path: self._densities.get(path, density) for path in inside}
+        missing = [path for path in sizes if path not in densities]
         if unknown or missing:
             raise BudgetError(
                 "The budget must name exactly the weights to be pruned (see `include` and "
@@ -132,13 +144,14 @@ class Budget(Mapping[str, float]):
                     f"The budget was made for a weight '{path}' of {size} entries. "
                     f"Received: a weight of {sizes[path]}"
                 )
-        for path, density in self.items():
+        for path, density in densities.items():
             if live_count(density, sizes[path]) < 1:
                 raise BudgetError(
                     f"The weight '{path}' of {sizes[path]} entries would have no live one. "
                     f"Received: density={density}"
                 )
-        return Budget(self._densities, sizes, self.lifted_from)
+        lifted = {path: n for path, n in self.lifted_from.items() if path in densities}
+        return Budget(densities, sizes, lifted)
 
     @classmethod
     def from_model(cls, model: Any) -> "Budget":

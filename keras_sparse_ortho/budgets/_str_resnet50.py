@@ -5,12 +5,14 @@ import importlib.resources
 import re
 
 from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError
 
 _TABLE = "str_resnet50.csv"
 
 
+@other_keywords()
 def str_resnet50(density: float = 0.0977) -> Budget:
     """The published budgets of soft threshold reparameterization (STR) for ResNet-50.
 

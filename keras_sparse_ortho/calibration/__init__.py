@@ -1,5 +1,6 @@
 """Trained networks, layer by layer on calibration data: pruning, refits, statistics."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._compensate import compensate
 from keras_sparse_ortho.calibration._layerwise import CALIBRATED as CALIBRATED
@@ -11,3 +12,5 @@ from keras_sparse_ortho.calibration._shares import budget_of_data as budget_of_d
 
 # Public; the other names above are for `pruning`.
 __all__ = ["Channels", "compensate", "restore_statistics"]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

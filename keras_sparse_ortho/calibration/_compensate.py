@@ -39,13 +39,17 @@ def compensate(
 
     Returns:
         By path of each kernel that was refitted, `tr (V - W)^T H (V - W) / tr W^T H W` before and
-        after.
+        after, on the rows of the refit. The error on other rows is larger, the more so the fewer
+        rows there are: compare models on other data.
 
     Raises:
         NotPrunableError: A model that is not built or has no such kernels; inputs that are not
             finite; batches that go through the layers in another order than the first. The model
             is as it was then.
         UnknownWeightError: A dense model that lacks a kernel, or has one of another shape.
+
+    Warns:
+        UserWarning: Fewer than 16 different rows of data.
 
     Limits: what training has changed since the dense kernels is lost. Kernels that do not multiply
     the inputs of their layers (embeddings, recurrent cells), learnt masks and layers of live
@@ -124,7 +128,7 @@ def _solver(
         gram = moments.gram
         wanted, given, mask = (
             kernel.to_matrices(x)
-            for x in (target.finite_raw_value(), weight.value(), weight.storage.mask_value())
+            for x in (target.finite_raw_value(), weight.value, weight.storage.mask_value())
         )
         found = refit(wanted, mask, gram) * mask
         errors[weight.path] = (

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import math
 import pathlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,7 +138,9 @@ class Recipe:
         block, shape = self.blocks.get(weight.path), _canonical_shape(weight)
         if isinstance(self.structure, Channels):
             return WholeInputs(Block(self.structure.group, shape[-1], regular=True), shape)
-        return Entries(self.structure) if block is None else RegularPattern(block, shape)
+        if block is not None:
+            return RegularPattern(block, shape)
+        return Entries(self.structure, math.prod(shape[2:-2]))
 
     def _count(self, weight: PrunableWeight) -> int:
         assert self.counts is not None

@@ -43,9 +43,15 @@ class Pattern(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Entries(Pattern):
-    """Single entries; with a `structure`, at most `n` among every `m` consecutive inputs."""
+    """Single entries; with a `structure`, at most `n` among every `m` consecutive inputs.
+
+    Args:
+        structure: The pattern, if there is one.
+        taps: Taps of a convolution, which come before the inputs; each has groups of its own.
+    """
 
     structure: NByM | None = None
+    taps: int = 1
 
     def precision(self, inverse: np.ndarray) -> np.ndarray:
         """`1 / (H^-1)_ii`, a column."""
@@ -69,9 +75,11 @@ class Entries(Pattern):
             n, m = self.structure.n, self.structure.m
             most = n if last else max(n, math.ceil(count / scores.size * m))
             matrices, k, outputs = scores.shape
-            groups = scores.reshape(matrices, k // m, m, outputs)
-            ranks = np.argsort(np.argsort(-groups, axis=2, kind="stable"), axis=2, kind="stable")
-            scores = np.where(ranks < most, groups, -2.0).reshape(scores.shape)
+            by_tap = scores.reshape(matrices, self.taps, -1, outputs)
+            groups = self.structure.in_groups(by_tap, -3.0)
+            ranks = np.argsort(np.argsort(-groups, axis=-2, kind="stable"), axis=-2, kind="stable")
+            chosen = np.where(ranks < most, groups, -2.0).reshape(matrices, self.taps, -1, outputs)
+            scores = chosen[:, :, : k // self.taps].reshape(scores.shape)
         return largest_mask(scores, count)
 
 

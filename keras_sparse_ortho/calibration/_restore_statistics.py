@@ -1,6 +1,7 @@
 """`restore_statistics`: means and variances of batch normalization, estimated anew."""
 
 import math
+import warnings
 from typing import Any
 
 import keras
@@ -39,26 +40,39 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
         NotPrunableError: A model that is not built or has no `BatchNormalization`; batches that go
             through its layers in another order than the first. The statistics are as they were.
 
+    Warns:
+        UserWarning: Fewer than 16 different rows of data; a model whose layers are all frozen.
+
     Limits: the activations between two layers are held for all batches, and in functional models
     all those that Keras keeps. A layer that is called several times gets the moments of its first
-    call. Layers that no batch reaches keep their statistics, and are not in the list.
+    call. Layers that no batch reaches keep their statistics, and are not in the list. Frozen layers
+    (`trainable=False`) keep theirs as well, as in `fit`.
 
     Example:
 
     >>> import keras, numpy as np
     >>> model = keras.Sequential([keras.Input((1,)), keras.layers.BatchNormalization(name="norm")])
-    >>> restore_statistics(model, np.array([[1.0], [3.0]]))
+    >>> restore_statistics(model, np.arange(17.0)[:, None])
     ['norm']
     >>> [float(v[0]) for v in model.get_layer("norm").get_weights()[2:]]
-    [2.0, 1.0]
+    [8.0, 24.0]
     """
     check_built(model)
     found = [(x, p) for x, p in walk(model, "") if isinstance(x, keras.layers.BatchNormalization)]
-    stops = [_Moments(layer, path) for layer, path in found if layer.built]
-    if not stops:
+    found = [(layer, path) for layer, path in found if layer.built]
+    if not found:
         raise NotPrunableError(
             f"The model must have layers BatchNormalization. Received: model={model.name!r}"
         )
+    stops = [_Moments(layer, path) for layer, path in found if layer.trainable]
+    if not stops:
+        warnings.warn(
+            "No statistics were restored: frozen layers keep theirs. Set `trainable = True` on "
+            "the layers to restore, and reset it afterwards. Received: trainable=False for "
+            f"{', '.join(repr(path) for _, path in found)}",
+            stacklevel=2,
+        )
+        return []
     before = [to_numpy(variable) for stop in stops for variable in stop.variables]
     try:
         missed = sweep(model, calibration_batches(data), stops, verbose)

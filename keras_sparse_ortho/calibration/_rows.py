@@ -91,10 +91,14 @@ class LinearKernel:
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """`X^T X` of a layer's inputs, and `X^T (Y - X)` where those of the given model are `Y`."""
+    """`X^T X` of a layer's inputs, and `X^T (Y - X)` where those of the given model are `Y`.
+
+    `held` is `X^T X` of the rows that were held out, which `gram` lacks.
+    """
 
     gram: Any
     across: Any = None
+    held: Any = None
 
 
 class GramStop(Stop):
@@ -105,6 +109,8 @@ class GramStop(Stop):
         kernel: The kernel.
         solve: What is done with the sums, `Moments` in float64.
         as_given: See `LinearKernel.moments`.
+        hold_out: One of so many rows of each batch is held out, to judge what the others give.
+            1 holds out none.
     """
 
     def __init__(
@@ -113,14 +119,17 @@ class GramStop(Stop):
         kernel: LinearKernel,
         solve: Callable[[Moments], None],
         as_given: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        hold_out: int = 1,
     ) -> None:
         super().__init__(layer, kernel.weight.path)
         self._kernel = kernel
         self._solve = solve
         self._as_given = as_given
+        self._hold_out = hold_out
         self._reference: Any = None
         self._gram: Any = 0.0
         self._across: Any = 0.0
+        self._held: Any = 0.0
 
     def add_reference(self, inputs: Any) -> None:
         """See `Stop.add_reference`."""
@@ -133,6 +142,10 @@ class GramStop(Stop):
             inputs = to_numpy(inputs, copy=False)
             reference = None if reference is None else to_numpy(reference, copy=False)
         with float64_operations():
+            if self._hold_out > 1 and len(inputs) >= self._hold_out:
+                held = np.arange(len(inputs)) % self._hold_out == self._hold_out - 1
+                self._held = self._held + self._kernel.gram(inputs[held])
+                inputs = inputs[~held]
             gram, across = self._kernel.moments(inputs, reference, self._as_given)
             self._gram, self._across = self._gram + gram, self._across + across
 
@@ -146,7 +159,9 @@ class GramStop(Stop):
                 f"The inputs of the layer that owns '{self.path}' must be finite on the "
                 f"calibration data. Received: a sum of squares of {squares}"
             )
-        self._solve(Moments(gram, None if isinstance(across, float) else across))
+        across, held = (None if isinstance(x, float) else x for x in (across, self._held))
+        self._held = None
+        self._solve(Moments(gram, across, held))
 
 
 def as_matrices(kernel: np.ndarray, layout: KernelLayout | None) -> np.ndarray:

@@ -20,6 +20,8 @@ BUDGETS_OF_DATA = ("error", "owl")
 # Measured densities of a kernel, and the least one relative to that of the model.
 _POINTS = 12
 _LEAST = 0.2
+# One of so many rows judges the kernels that are made from the others.
+_HOLD_OUT = 4
 # Of the paper: outliers are this many times the mean; densities differ by at most this.
 _OUTLIER = 5.0
 _MOST = 0.08
@@ -43,7 +45,8 @@ def budget_of_data(
         e_k(c_k) = tr (V - W)^T H (V - W) / tr W^T H W
 
     over the counts `c_k`, where `V` is what OBS makes of the kernel with so many live entries, on
-    the inputs of the given model. It is measured at twelve counts, down to a fifth of the density,
+    the inputs of the given model: `V` of three rows in four, the error on the fourth, which is
+    held out. It is measured at twelve counts, down to a fifth of the density,
     and linear in between on its lower convex hull, where the best counts are exact.
 
     `"owl"`: the more of its scores `|w_i| norm(X_i)` are above five times their mean, the denser
@@ -58,12 +61,14 @@ def budget_of_data(
       2201.13096, for budgets by measured errors
     """
     found: dict[str, Any] = {}
-    measured = (lambda w, g: _curve(w, g, density)) if name == "error" else _outliers
+    measured = (lambda w, m: _curve(w, m, density)) if name == "error" else _outliers
     stops: list[Stop] = []
     for weight in weights:
         kernel = linear_kernel(weight, weight.owner)
         if kernel is not None:
-            stops.append(GramStop(weight.owner, kernel, _recorder(weight, measured, found)))
+            record = _recorder(weight, measured, found)
+            hold_out = _HOLD_OUT if name == "error" else 1
+            stops.append(GramStop(weight.owner, kernel, record, hold_out=hold_out))
     sweep(model, calibration_batches(data), stops, verbose)
     if not found:
         return allocate(weights, density, [1.0] * len(weights), orthogonal=False)
@@ -77,20 +82,24 @@ def _recorder(
     weight: PrunableWeight, measured: Callable[..., Any], found: dict[str, Any]
 ) -> Callable[[Moments], None]:
     def record(moments: Moments) -> None:
-        found[weight.path] = measured(weight, moments.gram)
+        found[weight.path] = measured(weight, moments)
 
     return record
 
 
-def _curve(weight: PrunableWeight, gram: Any, density: float) -> Curve:
-    """Errors of OBS on its way from dense to a fifth of the density."""
+def _curve(weight: PrunableWeight, moments: Moments, density: float) -> Curve:
+    """Errors of OBS on its way from dense to a fifth of the density, on rows that it has not seen.
+
+    On its own rows the error of a kernel with more inputs than rows is close to 0.
+    """
+    judge = moments.gram if moments.held is None else moments.held
     kernel = as_matrices(weight.finite_raw_value(), weight.layout)
     least = _LEAST * density
     grid = [live_count(least ** (k / _POINTS), weight.size) for k in range(1, _POINTS + 1)]
     counts = sorted({max(count, 1) for count in grid}, reverse=True)
     errors = [
-        relative_error(to_numpy(value), kernel, gram)
-        for value, _ in obs_rounds(kernel, counts, gram, Entries())
+        relative_error(to_numpy(value), kernel, judge)
+        for value, _ in obs_rounds(kernel, counts, moments.gram, Entries())
     ]
     return np.array([*counts[::-1], weight.size], float), np.array([*errors[::-1], 0.0])
 
@@ -127,9 +136,9 @@ def _hull(counts: np.ndarray, errors: np.ndarray) -> Curve:
     return counts[kept], errors[kept]
 
 
-def _outliers(weight: PrunableWeight, gram: Any) -> tuple[int, float]:
+def _outliers(weight: PrunableWeight, moments: Moments) -> tuple[int, float]:
     """Entries of a kernel, and the fraction of them whose scores are outliers."""
-    scores = wanda(as_matrices(weight.finite_raw_value(), weight.layout), gram)
+    scores = wanda(as_matrices(weight.finite_raw_value(), weight.layout), moments.gram)
     return weight.size, float(np.mean(scores > _OUTLIER * scores.mean()))
 
 

@@ -3,18 +3,25 @@
 import abc
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._backend import is_traced, without_gradients
-from keras_sparse_ortho._data import first_batches, is_batched
+from keras_sparse_ortho._data import Batch, first_batches, is_batched, samples
+from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.models import from_zero_states
 
 _ROWS = 64
 _MOST_BATCHES = 64
+# With fewer different rows OBS is often behind magnitudes, which need no data.
+_FEWEST_ROWS = 16
 
 
 class Stop(abc.ABC):
@@ -42,12 +49,34 @@ class Stop(abc.ABC):
 
 
 def calibration_batches(data: Any) -> list[Any]:
-    """The inputs of calibration data: arrays in batches of 64 rows, else the first 64 batches."""
+    """The inputs of calibration data: arrays in batches of 64 rows, else the first 64 batches.
+
+    Warns:
+        UserWarning: Fewer than 16 different rows.
+    """
     batched = is_batched(data)
     taken = first_batches(
         data, batch_size=_ROWS, batches=_MOST_BATCHES if batched else None, shuffle=False
     )
+    _warn_of_few_rows(taken)
     return [keras.tree.map_structure(keras.ops.convert_to_tensor, x) for x, _, _ in taken]
+
+
+def _warn_of_few_rows(batches: Sequence[Batch]) -> None:
+    different: set[bytes] = set()
+    for x, _, _ in batches:
+        leaves = [to_numpy(leaf, copy=False) for leaf in keras.tree.flatten(x)]
+        for row in zip(*leaves, strict=False):
+            different.add(b"".join(np.asarray(leaf).tobytes() for leaf in row))
+            if len(different) == _FEWEST_ROWS:
+                return
+    count = sum(samples(batch) for batch in batches)
+    warnings.warn(
+        f"Calibration needs at least {_FEWEST_ROWS} different rows, better a few hundred, such as "
+        "rows of the training data. What is computed from fewer fits these rows and no others. "
+        f"Received: {len(different)} different among {count} rows",
+        stacklevel=level_of_user(),
+    )
 
 
 def sweep(
@@ -82,7 +111,7 @@ def sweep(
     progress = keras.utils.Progbar(len(stops), verbose=verbose)
     runs = [batch for batch in batches for _ in range(1 if as_given is None else 2)]
     steps = _InStep(len(runs), progress, as_given)
-    with _hooked(stops, steps):
+    with _hooked(stops, steps), from_zero_states(model):
         if len(runs) == 1:
             steps.run(model, 0, runs[0])
         else:

@@ -1,6 +1,6 @@
 """Keras callbacks around sparse training."""
 
-from keras_sparse_ortho._other_names import no_attribute
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.callbacks._at_density import BestAtDensity, finish
 from keras_sparse_ortho.callbacks._backup_and_restore import BackupAndRestore
 from keras_sparse_ortho.callbacks._density_run import DensityLogger
@@ -24,6 +24,4 @@ __all__ = [
     "finish",
 ]
 
-
-def __getattr__(name: str) -> object:
-    raise no_attribute(__name__, name)
+__getattr__, __dir__ = public_names(__name__, __all__)

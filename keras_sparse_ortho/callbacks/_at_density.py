@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.callbacks._floors import floored_cut, floors_of
 from keras_sparse_ortho.callbacks._offset_search import entries_of
 from keras_sparse_ortho.callbacks._target_density import DEFAULT_FLOOR, ThresholdSteering
@@ -112,6 +113,7 @@ class BestAtDensity(keras.callbacks.Callback):
     on_predict_batch_end = _pass_on("on_predict_batch_end")
 
 
+@other_keywords()
 def finish(model: Any, density: float | None = None) -> Any:
     """Brings a model to the density that was asked for, without training it.
 
@@ -160,7 +162,8 @@ def finish(model: Any, density: float | None = None) -> Any:
     if density is not None and not thresholds:
         raise NotPrunableError(
             "Masks on a schedule have the density with which it ends: make the model again with "
-            f"another one, or `prune` it. Received: density={density!r}"
+            "another one, or call keras_sparse_ortho.prune(strip(model), density). "
+            f"Received: density={density!r}"
         )
     asked = {t.target_density for t in thresholds if t.target_density is not None}
     if density is not None:
@@ -178,7 +181,7 @@ def finish(model: Any, density: float | None = None) -> Any:
             reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:
-        target = asked.pop()
+        (target,) = asked
         steering = ThresholdSteering(target, OneShot(1.0))
         steering.take(thresholds)
         steering.resolve(1)

@@ -153,16 +153,16 @@ def _move_within_groups(
 ) -> Array:
     """The best dead entries grow of those for which their group of `m` has room."""
     *outer, inputs, outputs = mask.shape
-    groups = (*outer, inputs // structure.m, structure.m, outputs)
     result = mask.reshape(-1).copy()
     result[smallest(value, mask, count, rng)] = False
-    kept = result.reshape(groups)
+    kept = structure.in_groups(result.reshape(mask.shape))
     # The rank of each entry within its group by score, live ones last.
-    keys = np.where(kept, np.inf, -scores.reshape(groups))
-    order = np.lexsort((rng.random(groups), keys), axis=-2)
+    keys = np.where(kept, np.inf, -structure.in_groups(scores, -np.inf))
+    order = np.lexsort((rng.random(keys.shape), keys), axis=-2)
     place = np.empty_like(order)
     np.put_along_axis(place, order, np.arange(structure.m).reshape(-1, 1), axis=-2)
     room = structure.n - kept.sum(axis=-2, keepdims=True)
-    open_ = np.flatnonzero(~kept & (place < room))
+    may_grow = (~kept & (place < room)).reshape(*outer, -1, outputs)[..., :inputs, :]
+    open_ = np.flatnonzero(may_grow)
     result[open_[largest(scores.reshape(-1)[open_], count, rng)]] = True
     return result.reshape(mask.shape)

@@ -1,5 +1,7 @@
 """`DynamicSparseTraining`, the base of SET and RigL, and `SET`: sparse evolutionary training."""
 
+from __future__ import annotations
+
 import abc
 import math
 import warnings

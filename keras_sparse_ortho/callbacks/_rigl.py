@@ -1,5 +1,7 @@
 """`RigL`: grow where the gradient is largest."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +10,6 @@ import keras
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._data import Batch, BatchSource, samples
-from keras_sparse_ortho._keras_internals import needs_targets
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import Workers
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
@@ -105,7 +106,6 @@ class RigL(DynamicSparseTraining):
     def prepare(self) -> None:
         """Finds the weights, and makes the function of their gradients."""
         super().prepare()
-        self._check_targets()
         held_by = [weight.parametrization or weight.owner for weight in self._weights]
         variables = [weight.variable for weight in self._weights]
         # Kept for the next `fit` until the model is compiled again, as Keras keeps its own step.
@@ -116,17 +116,6 @@ class RigL(DynamicSparseTraining):
             return
         self._gradients = DenseGradients(self._watched, self._weights, self._objective)
         self._made_for = belongs_to
-
-    def _check_targets(self) -> None:
-        model = self._watched
-        own_loss = type(model).compute_loss is not keras.Model.compute_loss
-        if self._objective is None and (own_loss or not needs_targets(model)):
-            return
-        if self._source.batch(0)[1] is None:
-            raise ValueError(
-                "RigL grows by the gradient of the loss, which needs targets: pass data=(x, y), or "
-                "a data set of (x, y). Received: data without targets"
-            )
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
         """Magnitudes of the dense gradient, summed over each block where blocks are stored."""
@@ -207,6 +196,11 @@ def _objective(loss: Any) -> Callable[..., Any]:
     inputs_first = type(function).__module__.startswith("torch.nn.")
 
     def objective(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
+        if y is None:
+            raise ValueError(
+                "`loss` compares outputs with labels: give `data` as `(x, y)`, or batches of it. "
+                f"Received: y=None, loss={loss!r}"
+            )
         y_pred = model(x, training=training)
         if isinstance(function, keras.losses.Loss):
             values = function(y, y_pred, sample_weight)

@@ -10,6 +10,7 @@ import keras
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._keras_internals import (
     applied_batches,
+    build_restored_optimizer,
     counter_of_batches,
     is_torch_optimizer,
     length_of_data,
@@ -168,6 +169,7 @@ class StepCallback(keras.callbacks.Callback):
         if self.workers.count > 1:
             facts = {"callback": type(self).__name__, **structure_facts(self._watched)}
             self.workers.compare("when training begins", facts)
+        build_restored_optimizer(self._watched)
         self.workers.together(self.prepare)
         self._prepared = True
         self._logs_first = log_first(self, self._add_to)

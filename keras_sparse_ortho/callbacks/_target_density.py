@@ -10,10 +10,10 @@ from keras_sparse_ortho._checks import (
     check_density,
     check_integer,
     check_number,
-    explains_density,
 )
 from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks._density_run import DensityRun
 from keras_sparse_ortho.callbacks._floors import FlooredCut, floored_cut, floors_of
@@ -260,7 +260,7 @@ class TargetDensity(DensityRun):
     _kind = LearntThreshold
     _names = "SoftThreshold"
 
-    @explains_density
+    @other_keywords()
     def __init__(
         self,
         final_density: float,

@@ -4,14 +4,12 @@ TensorFlow and ai-edge-litert are loaded in subprocesses and only when an export
 importing this module loads neither.
 """
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.export._c_array import CArray, c_array
 from keras_sparse_ortho.export._candidates import ExportConversionError, ExportVerificationError
 from keras_sparse_ortho.export._density_for import DensityTrial, FittedDensity, density_for
-from keras_sparse_ortho.export._export_litert import (
-    ExportFallbackWarning,
-    export_litert,
-    export_routes,
-)
+from keras_sparse_ortho.export._export_litert import export_litert, export_routes
+from keras_sparse_ortho.export._export_warnings import ExportFallbackWarning
 from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
 from keras_sparse_ortho.export._litert_file import LiteRTFileError, WeightZeros
 from keras_sparse_ortho.export._load_litert import LiteRTModel, load_litert
@@ -42,3 +40,5 @@ __all__ = [
     "load_litert",
     "vela_report",
 ]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

@@ -73,7 +73,7 @@ def as_convolutions(model: keras.Model, rows_apart: bool) -> keras.Model:
         kind = ConvAsConvolution if isinstance(layer, L.Conv1D | L.Conv2D) else DenseAsConvolution
         return kind(own, blocks, rows_apart)
 
-    return rewrite(model, replace, in_copy=True)
+    return rewrite(model, replace)
 
 
 def columns_of(kernel: Any, layout: KernelLayout | None, blocks: ZeroBlocks) -> np.ndarray:

@@ -8,9 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from keras_sparse_ortho._files import atomic_write
+from keras_sparse_ortho._files import atomic_write, path_of
 from keras_sparse_ortho.export._candidates import ExportVerificationError
-from keras_sparse_ortho.export._litert_file import read_model, read_record
+from keras_sparse_ortho.export._litert_file import flat, read_model, read_record
 from keras_sparse_ortho.export._load_litert import read_packed
 from keras_sparse_ortho.export._process import is_missing
 from keras_sparse_ortho.export._routes import ExportRouteError
@@ -94,7 +94,7 @@ def c_array(
     """
     if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is None:
         raise ValueError(f"`name` must be a C identifier. Received: {name=}")
-    given = os.fspath(file)
+    given, target = str(path_of("file", file)), path_of("path", path)
     content = read_packed(Path(given))
     route = (read_record(content, given) or {}).get("route")
     if route is not None and route not in ROUTES:
@@ -103,11 +103,12 @@ def c_array(
             "quantize in a call or restore sparse encodings. Export again, with `mode` one of "
             f"these. Received: {given!r} of route {route!r}"
         )
+    content = flat(content)  # LiteRT Micro reads no bytes behind the flatbuffer
     operators, arena = _operators(content), _arena(content, given)
     calls = "".join(f"//   resolver.Add{one}();\n" for one in operators)
     told = "not known: tflite-micro was missing" if arena is None else f"{arena} bytes"
     rows = (content[k : k + 16] for k in range(0, len(content), 16))
-    with atomic_write(Path(path)) as stream:
+    with atomic_write(target) as stream:
         stream.write(
             f"// {Path(given).name}, route {route or 'unknown'}, by keras_sparse_ortho.\n"
             f"// tflite::MicroMutableOpResolver<{len(operators)}> resolver;\n{calls}"
@@ -131,7 +132,7 @@ def _operators(content: bytes) -> tuple[str, ...]:
         for graph in model.subgraphs
         for operator in graph.operators
     }
-    return tuple(sorted(_METHODS.get(name) or _method(name) for name in used))
+    return tuple(sorted(_METHODS.get(name) or _method(name) for name in sorted(used)))
 
 
 def _method(name: str) -> str:

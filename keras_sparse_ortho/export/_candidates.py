@@ -22,16 +22,18 @@ from keras_sparse_ortho.export._block_convolutions import (
     trained_in_blocks,
 )
 from keras_sparse_ortho.export._litert_file import attach, find_kernels, seal, stored_weights
-from keras_sparse_ortho.export._model import Task, full_batches, keras_outputs
+from keras_sparse_ortho.export._model import full_batches, keras_outputs
 from keras_sparse_ortho.export._process import JobError, Worker, converter_backend
 from keras_sparse_ortho.export._report import RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError, Route
 from keras_sparse_ortho.export._sparse_encoding import LEAST_ZEROS, Encoded
+from keras_sparse_ortho.export._task import Task
 from keras_sparse_ortho.export._tracing import write_traced
 from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization import TrainedIntegers, has_trained_ranges
 
+_WIDER = 0.1  # of a range: what is beyond is clipped, not rounded
 _NEAR = 1.05  # bytes of a file over those of the smallest
 
 converter = Worker  # for conversions; tests keep one, as it loads TensorFlow
@@ -45,18 +47,31 @@ class ExportVerificationError(RuntimeError):
     """The LiteRT file crashed, disagreed with Keras, or lost zeros, and was not handed over."""
 
 
+class DisagreementError(ExportVerificationError):
+    """A file that runs and differs from Keras, with the two halves of the message."""
+
+    def __init__(self, rule: str, received: str) -> None:
+        super().__init__(f"{rule} Received: {received}")
+        self.rule, self.received = rule, received
+
+
 _FAILURES = (ExportConversionError, ExportVerificationError, ExportRouteError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The difference of two lists of outputs; `error` is the largest, that of `worst_output`."""
+    """The difference of two lists of outputs; `error` is the largest, that of `worst_output`.
+
+    `clipped` is the largest share of an output's entries that are outside of the other's range, by
+    more than a tenth of it.
+    """
 
     max_abs_diff: float
     mean_abs_diff: float
     argmax_agreement: float | None
     error: float
     worst_output: str
+    clipped: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +130,7 @@ def _encoded(
     if isinstance(content, ExportConversionError):
         return content
     try:
-        encoded = route.finish(_as_trained(route, content.read_bytes(), trained))
+        encoded = route.finish(as_trained(route, content.read_bytes(), trained))
     except Exception as error:
         return error
     if route.of_blocks:
@@ -123,7 +138,7 @@ def _encoded(
     return encoded
 
 
-def _as_trained(route: Route, content: bytes, trained: Sequence[TrainedIntegers]) -> bytes:
+def as_trained(route: Route, content: bytes, trained: Sequence[TrainedIntegers]) -> bytes:
     """The file of a route to int8 with trained integers, if there are some."""
     if not trained or not (route.quantization or "").endswith("int8"):
         return content
@@ -331,7 +346,7 @@ def _modules_of_custom_objects() -> list[str]:
     """Modules that registered something with Keras and that a new process could import."""
     registered = dict(keras.saving.get_custom_objects())
     found = []
-    for name in {getattr(value, "__module__", None) for value in registered.values()}:
+    for name in dict.fromkeys(getattr(value, "__module__", None) for value in registered.values()):
         with contextlib.suppress(ImportError, ValueError):
             if isinstance(name, str) and name != "__main__" and importlib.util.find_spec(name):
                 found.append(name)
@@ -376,7 +391,7 @@ def compare(
     `"rms"`, steady where int8 clips single values, is sqrt(mean d^2) / sqrt(mean y^2). A value that
     is not finite makes the error infinite.
     """
-    diffs, errors, agreements = [], [], []
+    diffs, errors, agreements, clipped = [], [], [], []
     for name, y, z in zip(names, want, got, strict=True):
         if y.shape != z.shape:
             raise ExportVerificationError(
@@ -393,6 +408,8 @@ def compare(
         else:
             scale = float(np.sqrt(np.mean(y**2)))
             errors.append(float(np.sqrt(np.mean(diff**2))) / (scale or 1.0))
+        margin = _WIDER * (z.max() - z.min())
+        clipped.append(float(np.mean((y > z.max() + margin) | (y < z.min() - margin))))
         if y.ndim == 2 and y.shape[1] > 1:
             agreements.append(float(np.mean(y.argmax(1) == z.argmax(1))))
     worst = int(np.argmax(errors))
@@ -403,16 +420,17 @@ def compare(
         argmax_agreement=min(agreements) if agreements else None,
         error=errors[worst],
         worst_output=names[worst],
+        clipped=max(clipped),
     )
 
 
 def _verify(task: Task, got: list[np.ndarray], measure: str, allowed: float) -> Comparison:
     result = compare(task.names, task.want, got, measure)
     if not result.error <= allowed:
-        raise ExportVerificationError(
-            f"The file must agree with Keras to {allowed:g} ({measure} error, see "
-            f"`tolerance`). Received: error={result.error:.3g} at output "
-            f"`{result.worst_output}`, maximal difference {result.max_abs_diff:.3g}"
+        raise DisagreementError(
+            f"The file must agree with Keras to {allowed:g} ({measure} error, see `tolerance`).",
+            f"error={result.error:.3g} at output `{result.worst_output}`, maximal difference "
+            f"{result.max_abs_diff:.3g}, on {len(task.sample[0])} rows ({task.origin})",
         )
     return result
 

@@ -109,8 +109,7 @@ def density_for(
     Args:
         make: Gives a new model for a density, by any verb and budget:
             `lambda d: kso.sparsify(model, d, "uniform", seed=0)`, `lambda d: kso.prune(model, d)`,
-            `lambda d: kso.prune(model, budget=kso.budgets.er(model, d))`. A model written as a
-            class is wrapped in place, so build it anew in there.
+            `lambda d: kso.prune(model, budget=kso.budgets.er(model, d))`.
         max_bytes: The largest file, uncompressed.
         max_ms: The largest time of a call on `accelerator`, as Vela estimates it.
         accelerator: An Ethos-U, as for `vela_report`. Its files are `int8`.
@@ -130,7 +129,9 @@ def density_for(
         ImportError: if TensorFlow, ai-edge-litert or, for `max_ms`, Vela is missing.
         Exception: what `make` and `export_litert` raise at the first density.
 
-    Limits: Dense files (`float32`, `int8`) have the same bytes at every density; give a sparse
+    Limits: Nothing is judged by the data that made it: bytes and estimated times depend on no rows,
+    and `representative_data` are divided as by `export_litert`. Dense files (`float32`, `int8`)
+    have the same bytes at every density; give a sparse
     route for `max_bytes`. Four exports take from half a minute to minutes. After training, or
     with another seed, the same density may take some bytes more or fewer.
 

@@ -13,16 +13,25 @@ import numpy as np
 from rich.console import Console
 
 from keras_sparse_ortho._checks import check_integer
-from keras_sparse_ortho._files import staging
+from keras_sparse_ortho._files import path_of, staging
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.export._candidates import (
     Candidate,
-    ExportVerificationError,
     can_be_encoded,
     candidates,
 )
+from keras_sparse_ortho.export._error_source import explained
+from keras_sparse_ortho.export._export_warnings import (
+    ExportFallbackWarning,
+    warn_of_clipping,
+    warn_of_integers,
+    warn_of_ranges,
+    warn_of_routes,
+    warn_of_rows,
+)
 from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
 from keras_sparse_ortho.export._litert_file import read_weights, seal
-from keras_sparse_ortho.export._model import Task, make_task
+from keras_sparse_ortho.export._model import check_model
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
 from keras_sparse_ortho.export._report import (
     ExportReport,
@@ -40,19 +49,15 @@ from keras_sparse_ortho.export._routes import (
     route_named,
     routes_of,
 )
+from keras_sparse_ortho.export._task import Task, make_task
 from keras_sparse_ortho.export._tracing import CONVERTER
 from keras_sparse_ortho.quantization import has_trained_ranges
 
 # The speed that is given up for a smaller file; less than 5% is within the noise of the clock.
 _NEAR = {"fast": 1.05, "auto": 1.1}
-# Files of trained integers whose biases are rounded, too, are nearer to Keras than this.
-_AS_TRAINED = 0.01
 
 
-class ExportFallbackWarning(UserWarning):
-    """The dense route was taken instead of the one asked for, or the file needs XNNPACK off."""
-
-
+@other_keywords()
 def export_litert(
     model: keras.Model,
     path: str | os.PathLike[str],
@@ -110,13 +115,16 @@ def export_litert(
             try static int8 only with it), unless the model has ranges from `quantize_aware`:
             arrays of shape
             `(rows, *input shape)`, nested like the inputs or a dict by input name, to calibrate
-            the activations on. 100 to 500 rows of real data are usual. Rows that do not fill a
-            last batch are left out. `(x, y)` or a data set work as well.
+            the activations on. 100 to 500 rows of real data are usual. From 16 rows on, one in
+            four (at most 32) is held out for the comparison, unless there is a `sample`. Rows that
+            do not fill a last batch are left out. `(x, y)` or a data set work as well. A warning
+            tells of rows that are few, equal, or scaled unlike training data (see Limits).
         batch_size: Rows that one call of the file takes.
         sample: Arrays of shape `(rows, *input shape)` to compare on, nested likewise; `(x, y)` or
-            batches, as for `fit`, of which the inputs are used. Default:
-            the first rows of `representative_data`, else 8 standard normal rows (more for a
-            larger batch). Needed for integer inputs and for subclassed models.
+            batches, as for `fit`, of which the inputs are used. Default: the rows held out of
+            `representative_data`, its first ones if it has fewer than 16, else 8 standard normal
+            rows (more for a larger batch). One of the two is needed for integer inputs and for
+            subclassed models.
         tolerance: The largest error that passes, in the measure of the route. Let d be
             the difference of one output y. float32: max|d| / max(1, max|y|), default 1e-5. The
             others: sqrt(mean d^2) / sqrt(mean y^2), the error relative to the output as a whole,
@@ -138,22 +146,27 @@ def export_litert(
             dimensions, or the route is known to fail on it.
         ExportConversionError: if the converter refuses the model (with the operations that LiteRT
             lacks) or crashes.
-        ExportVerificationError: if the dense file crashes, disagrees, or lost zeros. If the file
+        ExportVerificationError: if the dense file crashes, disagrees, or lost zeros. The message
+            names the layer of a functional model where the difference starts, and what to try,
+            for which the model is converted once more. If the file
             of a sparse route that was asked for does, the dense route of the same storage is taken,
             with an `ExportFallbackWarning` that gives the reason. The same warning says if the file
-            taken runs without XNNPACK only.
+            taken runs without XNNPACK only, and which routes of a mode gave wrong files.
         OSError: if the file cannot be written, or the disk is full.
 
     Limits: The whole model must run on LiteRT's built-in operations; there is no fallback to
     TensorFlow operations, since a plain interpreter cannot run those (`keras.Model.export` with
     `format="litert"` takes converter options for that). Models of mixed or half precision are
-    exported, and compared, in float32. Strip a subclassed model first, since that changes it in
-    place. Full int8 needs recurrent layers with `unroll=True`.
+    exported, and compared, in float32. Full int8 needs recurrent layers with `unroll=True`.
     In convolutions `+blocks` alone saves time. `dynamic_int8+blocks` quantizes the activations of
     a Dense layer on sequences together for each row of the batch, all others one by one.
     LiteRT Micro lacks the operation DENSIFY of most sparse files: use a dense route there.
     In a dense file zeros are stored like other values, but compress well (`gzip model.tflite`,
     which `load_litert` opens as well). Latencies are those of this machine under its present load.
+    Whether calibration rows are scaled as in training is told by the first BatchNormalization or
+    Normalization layer, whose variance may differ by a factor below 64. In models without one the
+    warning comes only for inputs far from 1 (below 1/32 or above 32) with outputs that hardly vary
+    or are extreme. Rows of the right scale that are unlike the data of use are not noticed.
     On a GPU, Keras may compute in TF32 and so differ by more than 1e-5; raise `tolerance` there.
     Custom layers must be importable in a new process, except on the TensorFlow backend.
 
@@ -171,6 +184,7 @@ def export_litert(
         https://ai.google.dev/edge/litert/models/post_training_quantization)
     """
     _require_litert()
+    check_model(model)
     batch_size = check_integer("batch_size", batch_size)
     threads = check_integer("threads", threads)
     target = check_path(path)
@@ -186,6 +200,8 @@ def export_litert(
     console = Console(quiet=not verbose)
     console.print("Stripping the model and computing Keras' outputs")
     task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
+    warn_of_rows(task)
+    warn_of_ranges(task)
     routes = routes if single else accepted(routes, model)
     if smallest and not can_be_encoded(task.model):
         routes = routes[:1]
@@ -212,7 +228,7 @@ def export_litert(
             reason = wanted[0].outcome.reason
             taken = next(c for c in tried if c.route is fallback)
         if taken.file is None:
-            raise taken.failure or ExportVerificationError("There is no file.")
+            raise explained(task, taken.route, taken.failure)
         if reason is not None:
             warnings.warn(
                 f"Route '{taken.route.name}' was taken in place of '{routes[0].name}'"
@@ -229,14 +245,12 @@ def export_litert(
                 ExportFallbackWarning,
                 stacklevel=2,
             )
-        if trained and (taken.outcome.error or 0.0) > _AS_TRAINED:
-            warnings.warn(
-                f"The file has the trained integers, and yet differs from Keras by "
-                f"{taken.outcome.error:.2%}: biases are rounded in steps that are coarse, most of "
-                "all with int4. Call keras_sparse_ortho.quantization.round_biases(model) when "
-                "training has ended, and measure accuracy after it.",
-                stacklevel=2,
-            )
+        if reason is None:
+            warn_of_routes(wanted)
+        if trained:
+            warn_of_integers(task, taken, model)
+        else:
+            warn_of_clipping(task, taken)
         outcomes = [c.outcome for c in (wanted if taken in wanted else [*wanted, taken])]
         report = _report_on(taken, outcomes, task, target, mode=mode, fallback_reason=reason)
         os.replace(taken.file, target)
@@ -244,6 +258,7 @@ def export_litert(
     return report
 
 
+@other_keywords()
 def export_routes(
     model: keras.Model,
     folder: str | os.PathLike[str],
@@ -289,8 +304,9 @@ def export_routes(
     (True, False)
     """
     _require_litert()
+    check_model(model)
     batch_size = check_integer("batch_size", batch_size)
-    target = Path(folder)
+    target = path_of("folder", folder)
     if not target.is_dir():
         raise ValueError(f"`folder` must exist. Received: folder={str(folder)!r}")
     if routes is None:
@@ -302,6 +318,8 @@ def export_routes(
         if route.needs_representative_data:
             _check_data(route, representative_data, has_trained_ranges(model))
     task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
+    warn_of_rows(task)
+    warn_of_ranges(task)
     results: dict[str, ExportReport | RouteOutcome] = {}
     with staging(target, "routes") as stage:
         task = dataclasses.replace(task, folder=stage)
@@ -415,6 +433,7 @@ def _report_on(
         argmax_agreement=taken.comparison.argmax_agreement,
         measure=taken.route.measure,
         sample_rows=len(task.sample[0]),
+        compared_on=task.origin,
         versions=installed_versions(),
         mode=mode,
         fallback_reason=fallback_reason,
@@ -424,7 +443,7 @@ def _report_on(
 
 def check_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write; ValueError if no LiteRT file can be written there."""
-    target = Path(path)
+    target = path_of("path", path)
     if not target.name or not target.parent.is_dir():
         raise ValueError(
             "`path` must name a file in a folder that exists; make the folder first. "

@@ -100,10 +100,42 @@ class StoredWeight:
 
 
 def read_model(content: bytes) -> Any:
-    """The `ModelT` of a flatbuffer. Large buffers are views of `content`, not copies."""
+    """The `ModelT` of a flatbuffer. Large buffers are views of `content`, not copies.
+
+    Other tools keep large weights behind the flatbuffer (ai-edge-quantizer 0.10: files above 256
+    KiB). `write_model` writes them into it, where LiteRT Micro and others look for them.
+    """
     from ai_edge_litert import schema_py_generated as schema
 
-    return schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    root = schema.Model.GetRootAs(content, 0)
+    model = schema.ModelT.InitFromObj(root)
+    for k, buffer in enumerate(model.buffers):
+        if _is_behind(root.Buffers(k)):
+            buffer.data = _bytes_of(root.Buffers(k), content)
+            buffer.offset = buffer.size = 0
+    return model
+
+
+def flat(content: bytes) -> bytes:
+    """The file with all weights inside of the flatbuffer; the same bytes if they are there."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    root = schema.Model.GetRootAs(content, 0)
+    behind = any(_is_behind(root.Buffers(k)) for k in range(root.BuffersLength()))
+    return write_model(read_model(content)) if behind else content
+
+
+def _is_behind(buffer: Any) -> bool:
+    """Whether the bytes of a buffer lie behind the flatbuffer; an offset of 1 is a placeholder."""
+    return bool(buffer.Offset() > 1 and buffer.Size())
+
+
+def _bytes_of(buffer: Any, content: bytes) -> np.ndarray:
+    """The bytes of a buffer, in the flatbuffer or behind it."""
+    if _is_behind(buffer):
+        return np.frombuffer(content, np.uint8, buffer.Size(), buffer.Offset())
+    inside: np.ndarray = buffer.DataAsNumpy() if buffer.DataLength() else np.empty(0, np.uint8)
+    return inside
 
 
 def write_model(model: Any) -> bytes:
@@ -156,12 +188,13 @@ def stored_weights(content: bytes) -> Iterator[StoredWeight]:
             dtype = _DTYPES.get(type_names.get(tensor.Type(), ""))
             sparsity = tensor.Sparsity()
             # The sparse encoding of a kernel of zeros stores nothing.
-            empty = buffer.DataLength() == 0
+            data = _bytes_of(buffer, content)
+            empty = data.size == 0
             if (empty and sparsity is None) or tensor.ShapeLength() < 2 or dtype is None:
                 continue
             if tensor.Buffer() in seen:  # the bodies of loops share constants with the main graph
                 continue
-            stored = np.empty(0, dtype) if empty else buffer.DataAsNumpy().view(dtype)
+            stored = data.view(dtype)
             shape = tuple(int(size) for size in tensor.ShapeAsNumpy())
             quantized = _quantization(tensor) if stored.dtype.kind in "iu" else (0, 1.0)
             # The zero points of channels fit no row of values; those of kernels are all 0.
@@ -311,7 +344,7 @@ def _whole(
     """The tensors that hold a kernel, with its axes in some order; with scales if `scaled`."""
     kernel = kernel.squeeze()
     tensors = [tensor for tensor in tensors if tensor.about.size == kernel.size]
-    for shape in {tensor.about.shape for tensor in tensors}:
+    for shape in dict.fromkeys(tensor.about.shape for tensor in tensors):
         for order in kernel_orders(kernel.shape, shape):
             arranged = kernel.transpose(order).reshape(shape)
             for axis in (0, -1) if scaled else (0,):

@@ -5,12 +5,14 @@ import hashlib
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho._files import path_of
 from keras_sparse_ortho.export._candidates import compare
 from keras_sparse_ortho.export._litert_file import LiteRTFileError, read_record
 from keras_sparse_ortho.export._model import (
@@ -123,12 +125,67 @@ class LiteRTModel:
         rows = len(arrays[0])
         return {name: np.concatenate(collected)[:rows] for name, collected in pieces.items()}
 
+    def __call__(self, x: Any) -> Any:
+        """As `predict`."""
+        return self.predict(x)
+
+    def evaluate(self, x: Any, y: Any, metrics: Sequence[Any] = ("accuracy",)) -> dict[str, float]:
+        """Compares the outputs of a file that has one output with labels.
+
+        Args:
+            x: As for `predict`.
+            y: Labels, one for each row.
+            metrics: `"accuracy"` (the largest output is the label, for integer or one-hot labels),
+                and Keras metrics: names, objects, or functions of `(y, outputs)`.
+
+        Returns:
+            The value of each metric by its name.
+
+        Raises:
+            ValueError: A file with several outputs; labels that are not classes, for the accuracy.
+        """
+        if len(self.output_names) != 1:
+            raise ValueError(
+                "`evaluate` is for files with one output; compare those of `predict_dict` with "
+                f"your labels. Received: outputs {self.output_names}"
+            )
+        outputs, labels = np.asarray(self.predict(x)), np.asarray(y)
+        found: dict[str, float] = {}
+        for given in metrics:
+            if given == "accuracy":  # Keras' metric of this name compares outputs with labels
+                found["accuracy"] = _accuracy(labels, outputs)
+                continue
+            metric = keras.metrics.get(given)
+            if not isinstance(metric, keras.metrics.Metric):
+                metric = keras.metrics.MeanMetricWrapper(metric, metric.__name__)
+            metric.reset_state()
+            metric.update_state(labels, outputs)
+            found[metric.name] = float(metric.result())
+        return found
+
     def __repr__(self) -> str:
         inputs = ", ".join(f"{s.name}: {s.dtype}{list(s.shape)}" for s in self.inputs)
         return (
             f"LiteRTModel(route={self.route!r}, xnnpack={self.xnnpack}, inputs=[{inputs}], "
             f"outputs={self.output_names})"
         )
+
+
+def _accuracy(labels: np.ndarray, outputs: np.ndarray) -> float:
+    classes = outputs.shape[-1]
+    given = labels
+    if labels.shape == outputs.shape and set(np.unique(labels)) <= {0, 1}:
+        labels = labels.argmax(-1)
+    elif labels.shape == (*outputs.shape[:-1], 1):
+        labels = labels[..., 0]
+    if labels.shape != outputs.shape[:-1] or labels.dtype.kind not in "iu" or classes < 2:
+        raise ValueError(
+            "The accuracy needs integer or one-hot labels, and two or more outputs. Use other "
+            '`metrics`, such as ["mean_squared_error"]. '
+            f"Received: labels of shape {given.shape} and type {given.dtype}, outputs of shape "
+            f"{outputs.shape}"
+        )
+    return float(np.mean(outputs.argmax(-1) == labels))
 
 
 def load_litert(
@@ -186,7 +243,7 @@ def load_litert(
         ("ai_edge_litert",), "`load_litert` runs the file with ai-edge-litert", "ai-edge-litert"
     )
     name = str(path)
-    if not Path(path).is_file():
+    if not path_of("path", path).is_file():
         raise FileNotFoundError(f"`path` must name a LiteRT file. Received: path={name!r}")
     content = read_packed(Path(path))
     record = read_record(content, name)

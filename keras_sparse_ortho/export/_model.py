@@ -9,24 +9,16 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._data import first_batches, is_batched
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import is_sparse_layer
 from keras_sparse_ortho.models import is_clonable, is_graph_of_class, strip
-from keras_sparse_ortho.quantization import (
-    TrainedIntegers,
-    has_trained_ranges,
-    trained_integers,
-)
 
 _SAMPLE_ROWS = 8
-_BATCHES = 16  # taken from a data set; enough for calibration
 _HALF = ("float16", "bfloat16")
 _AUTOMATIC_NAME = re.compile(r"(keras_tensor|input_layer)(_\d+)?")
 
@@ -107,75 +99,9 @@ class Signature:
         return arrays
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What all routes of an export share."""
-
-    model: keras.Model  # plain, in float32
-    signature: Signature
-    names: list[str]  # of the outputs
-    want: list[np.ndarray]  # Keras' outputs on `sample`
-    sample: list[np.ndarray]
-    representative: list[np.ndarray] | None  # rows to calibrate on
-    tolerance: float | None  # None: each route's own
-    timeout: float  # seconds for each job of a subprocess
-    trained: tuple[TrainedIntegers, ...] = ()  # by quantization-aware training
-    folder: Path = Path()  # for staging; to be set before anything is converted
-
-
-def make_task(
-    model: keras.Model,
-    batch_size: int,
-    sample: Any,
-    representative_data: Any,
-    tolerance: float | None,
-    seed: int,
-    timeout: float,
-) -> Task:
-    """Check the model and its data, strip the model and compute its outputs."""
-    if tolerance is not None and not tolerance >= 0:  # `not` refuses NaN as well
-        raise ValueError(f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}")
-    signature = signature_of(model, batch_size, sample)
-    representative = None
-    if representative_data is not None:
-        data = inputs_of(representative_data, signature)
-        representative = signature.flatten(data, "representative_data")
-        if len(representative[0]) < batch_size:
-            raise ValueError(
-                "`representative_data` must fill at least one batch. Received: "
-                f"{len(representative[0])} rows with batch_size={batch_size}"
-            )
-    if sample is not None:
-        rows = signature.flatten(inputs_of(sample, signature), "sample")
-    elif representative is not None:
-        rows = [array[: signature.default_rows] for array in representative]
-    else:
-        rows = signature.random_sample(seed)
-    plain, reference = plain_model(model)
-    names, want = keras_outputs(reference, signature, rows)
-    allowed = None if tolerance is None else float(tolerance)
-    if has_trained_ranges(model):
-        representative = None  # rows to compare on alone
-    trained = tuple(trained_integers(model))
-    return Task(plain, signature, names, want, rows, representative, allowed, timeout, trained)
-
-
-def inputs_of(data: Any, signature: Signature) -> Any:
-    """The inputs alone of data with targets: a tuple as for `fit`, or batches."""
-    if isinstance(data, tuple) and len(leaves(data)) != len(signature.inputs):
-        return data[0]
-    if is_batched(data):
-        inputs = [x for x, _, _ in first_batches(data, batches=_BATCHES)]
-        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *inputs)
-    return data
-
-
 def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Signature:
     """The inputs of a built model, or of the `sample` of a subclassed one, of static shapes."""
-    if not isinstance(model, keras.Model):
-        raise ValueError(
-            f"`model` must be a Keras model. Received: model of type {type(model).__name__}"
-        )
+    check_model(model)
     if not model.built:
         raise ValueError(
             "Only a built model can be exported: its shapes and weights must exist. Call it on "
@@ -189,17 +115,30 @@ def signature_of(model: keras.Model, batch_size: int, sample: Any = None) -> Sig
     elif sample is None:
         raise ValueError(
             f"Model '{model.name}' is subclassed and does not know the shapes of its inputs. "
-            "Pass `sample=` with arrays nested like the inputs. Received: sample=None"
+            "Pass `sample=` (or `representative_data`) with arrays nested like the inputs. "
+            "Received: sample=None"
         )
     else:
         arrays = [(key, np.asarray(array)) for key, array in leaves(sample)]
-        tensors = [(k or "input", (None, *a.shape[1:]), a.dtype.name) for k, a in arrays]
+        # Keras narrows float64, NumPy's default, too.
+        tensors = [
+            (k or "input", (None, *a.shape[1:]), a.dtype.name.replace("float64", "float32"))
+            for k, a in arrays
+        ]
     names = unique_names([name for name, _, _ in tensors], "input")
     specs = tuple(
         InputSpec(name, _static(name, shape, batch_size), dtype)
         for name, (_, shape, dtype) in zip(names, tensors, strict=True)
     )
     return Signature(specs, nesting_of(structure))
+
+
+def check_model(model: Any) -> None:
+    """ValueError for what is no Keras model."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"`model` must be a Keras model. Received: model of type {type(model).__name__}"
+        )
 
 
 def leaves(structure: Any, key: str | None = None) -> list[tuple[str | None, Any]]:
@@ -287,22 +226,9 @@ def plain_model(model: keras.Model) -> tuple[keras.Model, keras.Model]:
 
     The second is the user's own, unless that computes in half precision: then it is the first.
     """
-    subclassed = [
-        layer
-        for layer in all_layers(model)
-        if isinstance(layer, keras.Model) and not (is_clonable(layer) or is_graph_of_class(layer))
-    ]
-    for owner in subclassed:
-        wrapped = [layer.name for layer in all_layers(owner) if is_sparse_layer(layer)]
-        if wrapped:
-            raise ValueError(
-                f"'{owner.name}' is a subclassed model, whose wrappers can only be removed in "
-                "place, which would end its sparse training. Strip it yourself after training: "
-                "`export_litert(strip(model), ...)`. "
-                f"Received: {type(owner).__name__} with the wrapped layers {wrapped[:5]}"
-            )
     stripped = model
-    if model not in subclassed:
+    copied = is_clonable(model) or is_graph_of_class(model)
+    if copied or any(is_sparse_layer(layer) for layer in all_layers(model)):
         stripped = strip(model)
         _drop_negative_zeros(stripped)
     plain = float32_clone(stripped)

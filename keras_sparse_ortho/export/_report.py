@@ -95,6 +95,8 @@ class ExportReport:
         tolerance: The largest `error` that was allowed.
         measure: "max": max|d| / max(1, max|y|); "rms": sqrt(mean d^2) / sqrt(mean y^2).
         sample_rows: Rows that were compared.
+        compared_on: Where these rows come from: `sample`, rows of `representative_data` that were
+            held out from calibration, or random ones; it says if they calibrated the file, too.
         versions: Versions of Keras, of what converted (TensorFlow, or JAX, litert-converter and
             ai-edge-quantizer) and of ai-edge-litert, which ran the file.
         route: Name of the route that was taken, such as "dynamic_int8+1x16".
@@ -130,6 +132,7 @@ class ExportReport:
     fallback_reason: str | None = None
     folded: tuple[str, ...] = ()
     routes: tuple[RouteOutcome, ...] = ()
+    compared_on: str = ""
 
     @property
     def total_weights(self) -> int:
@@ -197,6 +200,7 @@ class ExportReport:
             "zstd": "zstandard is not installed" if zstd is None else f"{zstd:,} bytes",
             "largest difference": f"{self.max_abs_diff:.3g} (mean {self.mean_abs_diff:.3g})",
             "error": f"{self.error:.3g} ({self.measure}, allowed {self.tolerance:g})",
+            "compared on": f"{self.sample_rows} rows ({self.compared_on})",
         }
         if self.load_bytes is not None:
             figures["memory at load"] = f"{self.load_bytes:,} bytes more at the peak"

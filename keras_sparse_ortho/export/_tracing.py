@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho.export._litert_file import read_model
 from keras_sparse_ortho.export._model import all_layers, leaves, pack
 from keras_sparse_ortho.export._trained_ranges import mark
 from keras_sparse_ortho.quantization import fix_ranges, keep_floats
@@ -149,6 +150,7 @@ def quantized(
 
     made = quantizer.Quantizer(bytearray(content))
     made.load_quantization_recipe(recipe)
+    static = batches is not None or bool(trained)
     ranges: dict[str, dict[str, Any]] = {}
     for batch in () if batches is None else batches():
         # One by one: over several the quantizer averages, and most values are out of range.
@@ -160,4 +162,31 @@ def quantized(
                     known[key] = wider(known[key], own[key])
     for name, (low, high) in (trained or {}).items():
         ranges[name] = {"min": np.array([low], np.float32), "max": np.array([high], np.float32)}
+    ranges |= _of_dead_channels(content) if static else {}
     return bytes(made.quantize(ranges or None, enable_progress_report=False).quantized_model)
+
+
+def _of_dead_channels(content: bytes) -> dict[str, dict[str, np.ndarray]]:
+    """Ranges for the channels of weights that have dead ones, which get the range of the widest.
+
+    ai-edge-quantizer gives a channel of zeros the scale 1e-9 / 127. Its bias, an integer in steps
+    of that, does not fit 32 bits and is lost.
+    """
+    from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
+
+    model = read_model(content)
+    found = {}
+    for graph in model.subgraphs:
+        for one in graph.operators:
+            kind = files.TFL_OP_CODE_TO_NAME.get(model.operatorCodes[one.opcodeIndex].builtinCode)
+            axis = files.TFL_OP_TO_WEIGHT_QUANTIZED_DIM.get(kind)
+            tensor = None if axis is None else graph.tensors[one.inputs[1]]
+            values = None if tensor is None else files.get_tensor_data(tensor, model.buffers)
+            if values is None:
+                continue
+            others = tuple(k for k in range(values.ndim) if k != axis)
+            most = np.abs(values).max(axis=others, keepdims=True, initial=0)
+            if not most.all():
+                most = np.where(most > 0, most, most.max() or 1).astype(np.float32)
+                found[files.get_tensor_name(tensor)] = {"min": -most, "max": most}
+    return found

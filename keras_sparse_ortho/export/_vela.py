@@ -17,8 +17,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from keras_sparse_ortho._files import path_of
 from keras_sparse_ortho.export._candidates import ExportConversionError
-from keras_sparse_ortho.export._litert_file import LiteRTFileError, read_record, read_weights
+from keras_sparse_ortho.export._litert_file import LiteRTFileError, flat, read_record, read_weights
 from keras_sparse_ortho.export._load_litert import read_packed
 from keras_sparse_ortho.export._process import require
 
@@ -156,8 +157,8 @@ def vela_report(
     """
     check_accelerator(accelerator)
     require_vela()
-    name = os.fspath(path)
-    content = read_packed(Path(name))
+    name = str(path_of("path", path))
+    content = flat(read_packed(Path(name)))  # Vela reads no weights behind the flatbuffer
     read_record(content, name)  # refuses a file that was changed since it was written
     chosen = {"--system-config": system_config, "--memory-mode": memory_mode}
     options = [text for option, value in chosen.items() if value for text in (option, value)]

@@ -1,5 +1,6 @@
 """Keras initializers that draw a kernel together with its mask."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.initializers._approximate_isometry import ApproximateIsometry
 from keras_sparse_ortho.initializers._attention_layout import AttentionLayout
 from keras_sparse_ortho.initializers._draws import AnyDraw as AnyDraw
@@ -39,3 +40,5 @@ __all__ = [
     "SparseInitializer",
     "kernel_layouts",
 ]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_number
 from keras_sparse_ortho._keras_internals import restored
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
@@ -68,6 +69,7 @@ class ApproximateIsometry(SparseInitializer):
 
     isometry = "approximate"
 
+    @other_keywords()
     def __init__(
         self,
         density: float | None,

@@ -1,5 +1,7 @@
 """`ExactOrthogonal`: EOI as a Keras initializer."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_number, explains_density
+from keras_sparse_ortho._checks import check_density, check_number, told
 from keras_sparse_ortho._keras_internals import restored
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,
@@ -23,6 +26,8 @@ from keras_sparse_ortho.orthogonal import (
     RegularBlocks,
     Rotations,
     Structure,
+    StructureLike,
+    as_structure,
     check_options,
     covering_count,
     exact_orthogonal,
@@ -110,7 +115,7 @@ class ExactOrthogonal(SparseInitializer):
 
     isometry = "exact"
 
-    @explains_density
+    @other_keywords()
     def __init__(
         self,
         density: float | None = None,
@@ -120,7 +125,7 @@ class ExactOrthogonal(SparseInitializer):
         layout: LayoutLike = None,
         angles: AngleLaw = None,
         rotations: Sequence[tuple[int, int, float]] | None = None,
-        structure: Structure | None = None,
+        structure: StructureLike | None = None,
         start: str = "covering",
         taps: str = "center",
     ) -> None:
@@ -132,9 +137,8 @@ class ExactOrthogonal(SparseInitializer):
         if isinstance(angles, dict):
             angles = restored(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles
-        self.rotations = None if rotations is None else [(i, j, angle) for i, j, angle in rotations]
-        if isinstance(structure, dict):
-            structure = restored(structure)
+        self.rotations = None if rotations is None else _triples(rotations)
+        structure = as_structure(restored(structure) if isinstance(structure, dict) else structure)
         if structure is not None and not isinstance(structure, Structure):
             raise ValueError(
                 "`structure` must be a Block, NByM, ConstantFan or None. "
@@ -214,7 +218,7 @@ class ExactOrthogonal(SparseInitializer):
         return "auto" in (self.gain, self.taps)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ExactOrthogonal":
+    def from_config(cls, config: dict[str, Any]) -> ExactOrthogonal:
         """The initializer that `get_config` describes."""
         # Files from before 0.1.0 have these.
         removed = {name: config.get(name) for name in ("norms", "center_density")}
@@ -225,7 +229,7 @@ class ExactOrthogonal(SparseInitializer):
                 )
         return cls(**{name: value for name, value in config.items() if name not in removed})
 
-    def with_options(self, **options: Any) -> "ExactOrthogonal":
+    def with_options(self, **options: Any) -> ExactOrthogonal:
         """The same pattern with other options."""
         return self.from_config({**self.get_config(), **options})
 
@@ -254,3 +258,16 @@ class ExactOrthogonal(SparseInitializer):
             "start": self.start,
             "taps": self.taps,
         }
+
+
+def _triples(rotations: Any) -> list[tuple[int, int, float]]:
+    """Explicit rotations, from an argument or a configuration."""
+    try:
+        triples = [(i, j, angle) for i, j, angle in rotations]
+        np.array(triples, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`rotations` must be a list of triples (i, j, angle): two columns and an angle in "
+            f"radians. Received: rotations={told(rotations)}"
+        ) from None
+    return triples

@@ -6,7 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
@@ -42,7 +43,7 @@ class RandomSparse(SparseInitializer):
     32
     """
 
-    @explains_density
+    @other_keywords()
     def __init__(
         self,
         density: float | None = None,

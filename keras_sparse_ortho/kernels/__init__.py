@@ -1,5 +1,6 @@
 """The weights that can be pruned: what is known of one, how it is held, found and chosen."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.kernels._kernel_layouts import are_experts as are_experts
 from keras_sparse_ortho.kernels._kernel_layouts import is_table as is_table
 from keras_sparse_ortho.kernels._kernel_layouts import kernel_layouts
@@ -22,3 +23,5 @@ from keras_sparse_ortho.orthogonal import KernelLayout
 
 # Public; the other names above are for the other rooms.
 __all__ = ["KernelLayout", "PrunableWeight", "Selection", "kernel_layouts"]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

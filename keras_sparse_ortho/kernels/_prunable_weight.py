@@ -32,6 +32,7 @@ class PrunableWeight:
         drawn_mask: Gives the mask that the weight's initializer drew together with its value,
             while the wrapper of its layer is built; `None` where it was not kept.
         registered: Whether `kernel_layouts` knows the weight; else its layout is guessed.
+        inside: Classes of the layers that hold it, from the model to its owner.
     """
 
     path: str
@@ -42,6 +43,7 @@ class PrunableWeight:
     flops: int | None = None
     drawn_mask: Callable[[], np.ndarray] | None = None
     registered: bool = True
+    inside: tuple[type, ...] = ()
 
     @property
     def parametrization(self) -> Any:
@@ -61,12 +63,12 @@ class PrunableWeight:
     @property
     def mask(self) -> np.ndarray:
         """Which entries are live, a bool array: the mask, or the nonzeros in a plain layer."""
-        return self.value() != 0 if self.storage is None else self.storage.mask_value()
+        return self.value != 0 if self.storage is None else self.storage.mask_value()
 
     @property
     def live(self) -> int:
         """Number of live entries: of the mask, or of nonzeros in a plain layer."""
-        return int(np.count_nonzero(self.value())) if self.storage is None else self.storage.live
+        return int(np.count_nonzero(self.value)) if self.storage is None else self.storage.live
 
     @property
     def density(self) -> float:
@@ -115,6 +117,7 @@ class PrunableWeight:
             )
         return value
 
+    @property
     def value(self) -> np.ndarray:
         """The effective weight as a NumPy array (bfloat16 as float32)."""
         return self.raw_value() if self.storage is None else self.storage.value()

@@ -19,11 +19,13 @@ Selection: TypeAlias = (
     str
     | int
     | keras.layers.Layer
-    | Sequence[str | int | keras.layers.Layer]
+    | type[keras.layers.Layer]
+    | Sequence[str | int | keras.layers.Layer | type[keras.layers.Layer]]
     | Callable[[PrunableWeight], bool]
     | None
 )
-"""Weight paths, layer paths, regular expressions, layers, indices (one or a list); a predicate."""
+"""Weight paths, layer paths, regular expressions, layers, classes of layers, indices (one or a
+list); a predicate."""
 
 
 def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
@@ -99,10 +101,17 @@ def find_kernels(layer: Any, path: str, *, unregistered: bool = False) -> list[P
     With `unregistered` all other matrices come after them; see `own_unregistered`.
     """
     found: dict[int, PrunableWeight] = {}
+    layers = list(walk(layer, path))
+    kinds: dict[str, list[type]] = {}
+    for inner, here in layers:
+        kinds.setdefault(here, []).append(type(inner))
     for own in (own_kernels, own_unregistered) if unregistered else (own_kernels,):
-        for inner, here in walk(layer, path):
+        for inner, here in layers:
+            names = here.split("/")
+            above = [kinds.get("/".join(names[:k]), []) for k in range(len(names) + 1)]
             for weight in own(inner, here):
-                found.setdefault(id(weight.variable), weight)
+                inside = tuple(kind for listed in above for kind in listed)
+                found.setdefault(id(weight.variable), dataclasses.replace(weight, inside=inside))
     return list(found.values())
 
 
@@ -116,12 +125,13 @@ def select(
 
     A string names a weight by its path, all weights of a layer by the layer's path, or all whose
     path it matches as a regular expression: the whole path (`re.fullmatch`), or, where it is
-    anchored by `^` or `$`, a part of it (`re.search`). A layer names all weights in it, an integer
-    the weight at this index of `prunable_weights(model)`. Errors tell the `argument` that the
-    selection was given as, and whether it names `unregistered` matrices.
+    anchored by `^` or `$`, a part of it (`re.search`). A layer names all weights in it, a class of
+    layers those in all its layers, an integer the weight at this index of
+    `prunable_weights(model)`. Errors tell the `argument` that the selection was given as, and
+    whether it names `unregistered` matrices.
 
     Raises:
-        UnknownWeightError: A string, layer or index that names nothing.
+        UnknownWeightError: A string, layer, class or index that names nothing.
     """
     if selection is None:
         return list(weights)
@@ -136,8 +146,8 @@ def select(
             if not isinstance(name, str):
                 raise UnknownWeightError(
                     f"`{argument}` takes paths of weights and layers, regular expressions, layers "
-                    "of the model with prunable weights, and indices of these weights, or a "
-                    f"predicate. There are: {known}. Received: {argument}={name!r}"
+                    "of the model with prunable weights, their classes, and indices of these "
+                    f"weights, or a predicate. There are: {known}. Received: {argument}={name!r}"
                 )
             parts = [weight.path for weight in weights if _matches(re.search, name, weight.path)]
             hint = (
@@ -160,7 +170,7 @@ def select(
 
 def names_in(selection: Any) -> list[Any] | None:
     """The parts of a selection; `None` for a predicate."""
-    if isinstance(selection, str | keras.layers.Layer) or is_integer(selection):
+    if isinstance(selection, str | keras.layers.Layer | type) or is_integer(selection):
         return [selection]
     return None if callable(selection) else list(selection)
 
@@ -172,6 +182,9 @@ def _named(weights: Sequence[PrunableWeight], name: Any) -> set[str]:
     if isinstance(name, keras.layers.Layer):
         inside = {id(layer) for layer, _ in walk(name, "")}
         return {weight.path for weight in weights if id(weight.owner) in inside}
+    if isinstance(name, type):
+        kinds = {weight.path: (type(weight.owner), *weight.inside) for weight in weights}
+        return {path for path, found in kinds.items() if any(issubclass(k, name) for k in found)}
     listed = [weight.path for weight in weights if weight.registered]
     if is_integer(name) and -len(listed) <= name < len(listed):
         return {listed[name]}

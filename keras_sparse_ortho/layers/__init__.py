@@ -1,5 +1,6 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.layers._block_layer_like import block_layer_like
 from keras_sparse_ortho.layers._block_layer_like import plain_layer as plain_layer
 from keras_sparse_ortho.layers._block_layer_like import why_no_block_form as why_no_block_form
@@ -40,3 +41,5 @@ __all__ = [
     "ScannedStack",
     "block_layer_like",
 ]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import is_sparse_layer
@@ -41,6 +42,7 @@ _KINDS: dict[Any, type[BlockSparseLayer]] = {
 _NOT_TAKEN = ("lora_rank", "lora_alpha", "quantization_config", "gptq_unpacked_column_size")
 
 
+@other_keywords()
 def block_layer_like(
     layer: keras.layers.Layer,
     *,

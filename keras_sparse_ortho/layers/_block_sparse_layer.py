@@ -12,12 +12,14 @@ from keras_sparse_ortho._checks import check_density, check_number, check_seed, 
 from keras_sparse_ortho._keras_internals import (
     Axes,
     Read,
+    add_tracked_weight,
     adding_weights,
     check_assignments,
     check_given,
     create_along,
     restored,
 )
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
@@ -55,17 +57,14 @@ class BlockSparseLayer(keras.layers.Layer):
     `build`, and implement `call`.
 
     Args:
-        density: Live fraction, `k / I`. The nearest that is possible is taken, and is then the
-            layer's `density`. `None` with `inputs_of`.
+        density: Live fraction, rounded to a possible `k / I`. `None` with `inputs_of`.
         block: `(r, c)`, or one integer for both.
         inputs_of: `(J, k)` integers, the live input blocks of each output block; `None` draws them.
         kernel_initializer: `"exact_orthogonal"`, or an initializer of Keras. `VarianceScaling` and
             its kin take the live inputs and outputs as fans.
         gain: Scale of the exactly orthogonal kernel.
-        seed: Seed of the blocks' places and of the exactly orthogonal values. `None` draws one from
-            Python's `random`, as Keras does.
-        quantizer: What rounds the live blocks, such as `FakeQuantization("int8")`; see
-            `quantize_aware`.
+        seed: Seed of places and values. `None` draws one from Python's `random`, as Keras does.
+        quantizer: Rounds the live blocks, e.g. `FakeQuantization("int8")`; see `quantize_aware`.
         kernel_regularizer: For the live kernel as `(*taps, k r, outputs)`, one column per output.
         kernel_constraint: For the same array.
         **kwargs: As for the namesake.
@@ -73,6 +72,7 @@ class BlockSparseLayer(keras.layers.Layer):
 
     namesake: ClassVar[Any]
 
+    @other_keywords()
     def __init__(
         self,
         *,
@@ -262,7 +262,7 @@ class BlockSparseLayer(keras.layers.Layer):
         assert self.quantizer is not None
         lines, *_, cols = self.grid.blocks_shape
         outputs = (lines, *(1 for _ in self.grid.blocks_shape[2:]), cols)
-        self.quantizer.build(outputs, self.add_weight, lambda: to_numpy(self.blocks))
+        self.quantizer.build(outputs, add_tracked_weight(self), lambda: to_numpy(self.blocks))
 
     # --- the dense kernel ------------------------------------------------------------------------
 

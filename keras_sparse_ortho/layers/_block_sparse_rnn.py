@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Storage, derived_seed
@@ -31,6 +32,7 @@ class GatesOnBlocks(_Cell):
     gates: ClassVar[int]
     in_one: ClassVar[bool] = True  # the layers inside are parts of the cell; see `walk`
 
+    @other_keywords()
     def __init__(
         self,
         units: int,

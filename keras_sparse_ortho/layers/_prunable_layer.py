@@ -1,5 +1,7 @@
 """`PrunableLayer`: any Keras layer with parametrized weights."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import re
@@ -19,7 +21,9 @@ from keras_sparse_ortho._keras_internals import (
     create_along,
     restored,
     stand_in_name_scope,
+    track_variable,
 )
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
@@ -46,6 +50,8 @@ from keras_sparse_ortho.parametrizations import (
     WeightQuantizer,
     refuse_compact,
 )
+
+_SPARSE = "`parametrization`: FixedMask(density), or MagnitudeMask(schedule)"
 
 
 class _State:
@@ -167,6 +173,7 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     transparent_path = True
 
+    @other_keywords(density=_SPARSE, sparsity=_SPARSE)
     def __init__(
         self,
         layer: keras.layers.Layer,
@@ -267,6 +274,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 lambda: self.add_weight(name=name_of_own, **kwargs),
                 along_kernel(kwargs["shape"], weight.variable),
             )
+            track_variable(self, made)
             if shared:
                 self._state.shared[name] = made
             return made
@@ -339,7 +347,13 @@ class PrunableLayer(WrapperBuiltByCalls):
         effective = {
             id(own.layer_variable): own.current for own in self._state.parametrized.values()
         }
-        return getattr(ShownLayer(self.layer, effective, self._effective_weights), name)
+        shown = ShownLayer(self.layer, effective, self._effective_weights)
+        if name in ("mask", "masks") and not hasattr(self.layer, name):
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no attribute '{name}'. "
+                "Use: {w.path: w.mask for w in prunable_weights(layer)}"
+            )
+        return getattr(shown, name)
 
     @property
     def parametrizations(self) -> dict[str, Parametrization]:
@@ -438,7 +452,7 @@ class PrunableLayer(WrapperBuiltByCalls):
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "PrunableLayer":
+    ) -> PrunableLayer:
         """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
         given, names = _restored(config, custom_objects)
         wrapper = cls(**given)

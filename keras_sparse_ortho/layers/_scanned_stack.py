@@ -19,8 +19,10 @@ from keras_sparse_ortho._keras_internals import (
     check_given,
     check_of,
     check_stored,
+    outside_of_functions,
     restored,
     sublayers,
+    track_variable,
     value_in_scope,
 )
 from keras_sparse_ortho._values import assign, to_numpy
@@ -96,6 +98,7 @@ class ScannedStack(keras.layers.Layer):
         """The layer that is repeated. Its own weights are not those of any layer in the stack."""
         return self._inside.layer
 
+    @outside_of_functions()
     def build(self, input_shape: Any) -> None:
         """Draws the weights of all layers; where they are set later, they are zero."""
         _check_shapes(self.layer, tuple(input_shape))
@@ -111,6 +114,7 @@ class ScannedStack(keras.layers.Layer):
                 constraint=self._inside.constraint(variable),
             )
             self._inside.add(variable, weight)
+            track_variable(self, weight)
             if (check := check_of(variable)) is not None:
                 each = functools.partial(self._inside.check_each, check)
                 check_assignments(weight, each)

@@ -1,5 +1,6 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.models._at_density import DensityGap as DensityGap
 from keras_sparse_ortho.models._at_density import density_gap as density_gap
 from keras_sparse_ortho.models._at_density import model_gap as model_gap
@@ -25,10 +26,12 @@ from keras_sparse_ortho.models._same_function import probe_of_copy as probe_of_c
 from keras_sparse_ortho.models._saved_layers import is_clonable as is_clonable
 from keras_sparse_ortho.models._saved_layers import is_graph_of_class as is_graph_of_class
 from keras_sparse_ortho.models._stateless_loss import Objective, StatelessLoss
+from keras_sparse_ortho.models._stateless_loss import check_labels as check_labels
 from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.models._worker_digests import mask_facts as mask_facts
 from keras_sparse_ortho.models._worker_digests import structure_facts as structure_facts
 from keras_sparse_ortho.models._worker_digests import value_facts as value_facts
+from keras_sparse_ortho.models._zero_states import from_zero_states as from_zero_states
 
 # Public; the other names above are for the other rooms.
 __all__ = [
@@ -45,3 +48,5 @@ __all__ = [
     "to_compact",
     "to_masked",
 ]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

@@ -26,7 +26,7 @@ from keras_sparse_ortho.orthogonal import Block
 from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, refuse_compact
 
 
-def to_compact(model: keras.Model) -> keras.Model:
+def to_compact(model: keras.Model, *, in_place: bool = False) -> keras.Model:
     """The model with fixed masks in compact storage: live values and their indices only.
 
     A kernel `K` with mask `M` becomes `values = vec(K)[M]` and `indices`, as
@@ -36,10 +36,11 @@ def to_compact(model: keras.Model) -> keras.Model:
 
     Args:
         model: A built model with wrapped layers, all of them with `FixedMask` or `CompactMask`.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, compiled as `model` is. A subclassed model is changed in place, and returned,
-        with a new optimizer.
+        A new model, compiled as `model` is. The given one stays as it was.
 
     Raises:
         NotPrunableError: A model that is not built or has no masks; a weight whose parametrization
@@ -73,10 +74,11 @@ def to_compact(model: keras.Model) -> keras.Model:
                 f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"
             )
         refuse_compact(weight)
-    return _masks_as(CompactMask, model, [w for w in weights if not w.parametrization.compact])
+    changing = [w for w in weights if not w.parametrization.compact]
+    return _masks_as(CompactMask, model, changing, in_place)
 
 
-def to_masked(model: keras.Model) -> keras.Model:
+def to_masked(model: keras.Model, *, in_place: bool = False) -> keras.Model:
     """The model in dense storage with masks: the reverse of `to_compact` and of `to_blocks`.
 
     Values and indices, or live blocks, become a dense kernel and its mask
@@ -85,10 +87,11 @@ def to_masked(model: keras.Model) -> keras.Model:
 
     Args:
         model: A built model with wrapped layers, or with layers of live blocks.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, compiled as `model` is. A subclassed model is changed in place, and returned,
-        with a new optimizer.
+        A new model, compiled as `model` is. The given one stays as it was.
 
     Raises:
         NotPrunableError: A model that is not built or has no wrapped layers.
@@ -108,10 +111,13 @@ def to_masked(model: keras.Model) -> keras.Model:
     check_built(model)
     movable = [w for w in prunable_weights(model) if w.storage is not None and w.storage.movable]
     _refuse_dense(model, movable or [w for w in prunable_weights(model) if w.parametrization])
-    return _masks_as(FixedMask, model, [w for w in movable if w.storage and w.storage.compact])
+    changing = [w for w in movable if w.storage and w.storage.compact]
+    return _masks_as(FixedMask, model, changing, in_place)
 
 
-def to_blocks(model: keras.Model, block: int | tuple[int, int] | None = None) -> keras.Model:
+def to_blocks(
+    model: keras.Model, block: int | tuple[int, int] | None = None, *, in_place: bool = False
+) -> keras.Model:
     """The model with layers of live blocks wherever its masks and layers allow.
 
     A wrapped `Dense`, `EinsumDense`, `Conv1D`, `Conv2D`, `Conv3D`, `LSTM` or `GRU` whose mask `M`
@@ -126,10 +132,11 @@ def to_blocks(model: keras.Model, block: int | tuple[int, int] | None = None) ->
             `sparsify(..., structure=Block(32, 32, regular=True))`.
         block: `(r, c)`, or one integer for both, where the masks do not tell which blocks they were
             drawn with.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, compiled as `model` is. A subclassed model is changed in place, and returned,
-        with a new optimizer.
+        A new model, compiled as `model` is. The given one stays as it was.
 
     Raises:
         NotPrunableError: A model that is not built, or none of whose layers can be converted; the
@@ -160,13 +167,13 @@ def to_blocks(model: keras.Model, block: int | tuple[int, int] | None = None) ->
             "keras_sparse_ortho.sparsify(model, density, structure=Block(32, 32, regular=True)). "
             f"Received: {'; '.join(reasons) or 'a model without masks'}"
         )
-    return _to_blocks(model, plans)
+    return _to_blocks(model, plans, in_place)
 
 
-def blocks_where_possible(model: Any) -> Any:
+def blocks_where_possible(model: Any, in_place: bool = False) -> Any:
     """As `to_blocks`; the model itself if none of its layers can be converted."""
     plans, _ = _plans(model, None)
-    return _to_blocks(model, plans) if plans else model
+    return _to_blocks(model, plans, in_place) if plans else model
 
 
 def _refuse_dense(model: Any, sparse: list[PrunableWeight]) -> None:
@@ -180,7 +187,9 @@ def _refuse_dense(model: Any, sparse: list[PrunableWeight]) -> None:
 # --- masks: dense or compact ---------------------------------------------------------------------
 
 
-def _masks_as(kind: type[FixedMask], model: Any, changing: list[PrunableWeight]) -> Any:
+def _masks_as(
+    kind: type[FixedMask], model: Any, changing: list[PrunableWeight], in_place: bool
+) -> Any:
     """The model with fixed masks of one class where `changing` weights are."""
     ids = {id(weight.variable) for weight in changing}
 
@@ -189,7 +198,7 @@ def _masks_as(kind: type[FixedMask], model: Any, changing: list[PrunableWeight])
         changes = any(id(storage.weight.variable) in ids for storage in held)
         return masked_form(own, kind) if changes else None
 
-    return _convert(model, replace, changing)
+    return _convert(model, replace, changing, in_place)
 
 
 def masked_form(layer: Any, kind: type[FixedMask]) -> PrunableLayer:
@@ -223,7 +232,7 @@ def _plans(model: Any, block: Any) -> tuple[dict[int, Any], list[str]]:
     return plans, reasons
 
 
-def _to_blocks(model: Any, plans: dict[int, Any]) -> Any:
+def _to_blocks(model: Any, plans: dict[int, Any], in_place: bool) -> Any:
     def replace(layer: Any, path: str, own: Any) -> Any:
         new = plans.get(id(layer))
         if new is not None:
@@ -234,7 +243,7 @@ def _to_blocks(model: Any, plans: dict[int, Any]) -> Any:
     held = (storage for layer in planned for storage in storages_of(layer).values())
     variables = {id(storage.weight.variable) for storage in held}
     changing = [w for w in prunable_weights(model) if id(w.variable) in variables]
-    return _convert(model, replace, changing)
+    return _convert(model, replace, changing, in_place)
 
 
 def block_form(wrapper: Any, block: int | tuple[int, int] | None = None) -> Any:
@@ -279,13 +288,14 @@ def fill_block_form(new: Any, wrapper: Any) -> None:
 # --- the model and its optimizer -----------------------------------------------------------------
 
 
-def _convert(model: Any, replace: Replace, changing: list[PrunableWeight]) -> Any:
+def _convert(model: Any, replace: Replace, changing: list[PrunableWeight], in_place: bool) -> Any:
     """Replaces layers, and carries compilation and the optimizer's state over.
 
     Args:
         model: A built model.
         replace: See `rewrite`.
         changing: The weights that are in another storage afterwards.
+        in_place: See `rewrite`.
 
     Raises:
         NotPrunableError: A result that would have other weights or compute something else.
@@ -321,7 +331,7 @@ def _convert(model: Any, replace: Replace, changing: list[PrunableWeight]) -> An
         return new
 
     with weights_set_later():
-        return rewrite(model, replace, complete=complete)
+        return rewrite(model, replace, complete=complete, in_place=in_place)
 
 
 def _slot(old: Any, new: Any, slot: np.ndarray, start: float) -> np.ndarray:

@@ -1,5 +1,7 @@
 """`enable_lora`: a sparse model that is trained on by updates of low rank, and stays sparse."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import keras
@@ -22,6 +24,7 @@ def enable_lora(
     include: Selection = None,
     exclude: Selection = None,
     seed: int | None = None,
+    in_place: bool = False,
 ) -> keras.Model:
     """Freezes the sparse kernels of a model, and trains an update of low rank under their masks.
 
@@ -38,10 +41,11 @@ def enable_lora(
             trained as before; set `trainable = False` where they are not to be.
         exclude: Which kernels not.
         seed: For `A`, another one derived for each kernel.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled, with equal outputs. A subclassed model is changed in place, and
-        returned.
+        A new model, not compiled, with equal outputs. The given one stays as it was.
 
     Raises:
         NotPrunableError: A model that is not built or has no masks; a kernel whose mask is not
@@ -103,7 +107,7 @@ def enable_lora(
         same.check(new)
         return new
 
-    return rewrite(model, replace, complete)
+    return rewrite(model, replace, complete, in_place=in_place)
 
 
 def _refuse_other_storage(storage: Any) -> None:

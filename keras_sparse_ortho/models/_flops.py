@@ -24,6 +24,7 @@ from keras_sparse_ortho.layers import (
     BlockSparseEinsumDense,
     ScannedStack,
 )
+from keras_sparse_ortho.models._zero_states import from_zero_states
 
 L = keras.layers
 
@@ -51,7 +52,7 @@ def count_flops(
             cells = [id(cell) for cell in getattr(layer.cell, "cells", [layer.cell])]
             noted[id(layer)] = [key for key in cells if noted.pop(key, None)]
     calls: dict[int, list[tuple[Any, Any]]] = {}
-    with contextlib.ExitStack() as stack:
+    with from_zero_states(model), contextlib.ExitStack() as stack:
         for layer in layers:
             if id(layer) in noted:
                 hook = functools.partial(_noting_call, layer.call, calls, noted[id(layer)])

@@ -15,7 +15,9 @@ from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._same_function import beside_kernels
 
 
-def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str, int]:
+def load_dense_weights(
+    model: keras.Model, path: str | pathlib.Path, *, skip_mismatch: bool = False
+) -> dict[str, int]:
     """Loads the `.weights.h5` of the dense model into the sparse one, under its masks.
 
     The file is that of the model as it was before it was made sparse, or of one that was stripped.
@@ -29,13 +31,19 @@ def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str
     Args:
         model: A built Keras model with wrapped layers, or layers of live blocks.
         path: A `.weights.h5` file.
+        skip_mismatch: Whether to skip layers whose weights in the file have other shapes or are
+            missing, as for Keras' `load_weights`, which warns. They keep their values.
 
     Returns:
-        By path of each sparse weight, how many values that are not zero in the file are dead.
+        By path of each sparse weight that was loaded, how many values that are not zero in the
+        file are dead.
 
     Raises:
         NotPrunableError: A model that is not built, or has no wrapped weights.
         ValueError: A file of another model, as Keras says. The model is as it was then.
+
+    Warns:
+        UserWarning: Skipped layers, as Keras says.
 
     Limits: the state of an optimizer is left as it is: compile the model after loading.
 
@@ -58,18 +66,26 @@ def load_dense_weights(model: keras.Model, path: str | pathlib.Path) -> dict[str
             "The model has no masks that the weights could be loaded under; call its own "
             f"load_weights. Received: model={model.name!r}"
         )
-    kernels, others = _read(model, path, {weight.path for weight in sparse})
+    kernels, others = _read(model, path, {weight.path for weight in sparse}, skip_mismatch)
     for variable, value in zip(_others(model, sparse), others, strict=True):
         assign(variable, value)
-    return {weight.path: _set(weight, kernels[weight.path]) for weight in sparse}
+    loaded = [weight for weight in sparse if weight.path in kernels]
+    return {weight.path: _set(weight, kernels[weight.path]) for weight in loaded}
 
 
-def _read(model: Any, path: Any, paths: set[str]) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+def _read(
+    model: Any, path: Any, paths: set[str], skip_mismatch: bool
+) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
     """The kernels of the file by path, and the other weights; the model stays as it is."""
-    plain = rewrite(model, _dense, in_copy=True)
-    plain.load_weights(path)
+    plain = rewrite(model, _dense)
     kernels = [w for w in prunable_weights(plain, unregistered=True) if w.path in paths]
-    values = {weight.path: weight.value() for weight in kernels}
+    if skip_mismatch:
+        for weight in kernels:  # to see which are loaded
+            assign(weight.variable, np.full(weight.shape, np.nan, "float32"))
+    plain.load_weights(path, skip_mismatch=skip_mismatch)
+    values = {weight.path: weight.value for weight in kernels}
+    if skip_mismatch:
+        values = {path: value for path, value in values.items() if not np.isnan(value).all()}
     return values, [to_numpy(variable) for variable in _others(plain, kernels)]
 
 

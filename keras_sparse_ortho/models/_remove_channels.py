@@ -217,7 +217,7 @@ def _inside_barriers(model: Any) -> list[str]:
         if isinstance(call.rule, Barrier) and getattr(call.layer, "weights", None):
             for weight in prunable_weights(call.layer):
                 layout = weight.layout or KernelLayout.convolution()
-                dead = dead_outputs(weight.value(), layout) if layout.inputs else 0
+                dead = dead_outputs(weight.value, layout) if layout.inputs else 0
                 if dead:
                     where = f"{call.layer.name}/{weight.path}"
                     left.append(f"{dead} of '{where}' in {_named(call.layer)}")

@@ -10,6 +10,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho._keras_internals import computes_its_graph
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models._channel_rules import (
@@ -28,6 +29,7 @@ _ROUNDS = 6  # between the order of one and the blocks
 _LEAST_GAIN = 1e-6
 
 
+@other_keywords()
 def reorder_channels(
     model: keras.Model, density: float, structure: Block | None = None
 ) -> keras.Model:
@@ -141,7 +143,7 @@ def _free_uses(model: Any) -> Iterator[_Use]:
                 found.append((tensors[0], rule.layer.kernel, -2, False))
         else:
             fixed |= set(tensors)
-    roots = {root(key) for key in fixed}
+    roots = {root(key) for key in sorted(fixed)}
     for key, variable, axis, kernel in found:
         if root(key) not in roots and sizes[key] > 1:
             yield _Use(root(key), variable, axis, kernel)

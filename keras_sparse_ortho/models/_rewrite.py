@@ -9,7 +9,6 @@ from keras_sparse_ortho._keras_internals import (
     Snapshot,
     become,
     copy_objects,
-    is_graph,
     track_parameters_anew,
 )
 from keras_sparse_ortho.kernels import walk
@@ -24,24 +23,20 @@ def rewrite(
     replace: Replace,
     complete: Callable[[Any], Any] = lambda rewritten: rewritten,
     without_values: Iterable[Any] = (),
-    in_copy: bool | None = None,
+    in_place: bool = False,
 ) -> Any:
-    """Replaces layers of a model, those of nested models and inside other layers included.
+    """Replaces layers in a copy of a model, also those of nested models and inside other layers.
 
-    A layer *becomes* its replacement, in a copy of functional and Sequential models (`in_copy`),
-    and in subclassed models themselves. If anything fails, the model is as it was.
+    A layer *becomes* its replacement. If anything fails, the given model is as it was. With
+    `in_place` the model itself is changed and returned.
 
-    `replace` is asked for every layer that is neither a model nor wrapped, inner layers first. It
-    returns a built layer to put there, or `None`, given the layer of `model`, its path, and the one
-    in its place in the model that is changed. `complete` makes the model to hand out of the new
-    one, or raises if that is not as planned. Copies of variables `without_values` are set later.
+    `replace(layer, path, own)` is called for every layer that is neither a model nor wrapped, inner
+    layers first: with the layer of `model`, its path, and the same layer in the copy. It returns a
+    built layer for that place, or `None`. `complete` turns the copy into the result, or raises if
+    the copy is not as planned. Copies of the variables `without_values` are set later.
     """
-    if in_copy is None:
-        in_copy = isinstance(model, keras.Sequential) or (
-            isinstance(model, keras.Model) and is_graph(model)
-        )
-    before = None if in_copy else Snapshot(model)
-    target, copies = copy_objects(model, without_values) if in_copy else (model, {})
+    before = Snapshot(model) if in_place else None
+    target, copies = (model, {}) if in_place else copy_objects(model, without_values)
     try:
         layers = list(walk(model, ""))
         wrapped = {id(layer.layer) for layer, _ in layers if isinstance(layer, PrunableLayer)}
@@ -60,7 +55,7 @@ def rewrite(
     except BaseException:
         if before is not None:
             before.restore()
-        track_parameters_anew(model)
+            track_parameters_anew(model)
         raise
     track_parameters_anew(completed)
     return completed

@@ -15,6 +15,7 @@ from keras_sparse_ortho.kernels import storages_of, walk
 from keras_sparse_ortho.layers import ScannedStack
 from keras_sparse_ortho.models._flops import open_specs
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
+from keras_sparse_ortho.models._zero_states import from_zero_states
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 
 
@@ -40,8 +41,8 @@ class SameFunction:
     def check(self, model: Any) -> None:
         """Raises NotPrunableError unless another form of the model is the same."""
         kernels, others = self._weights_of(model)
-        paths = kernels.keys() | self._kernels.keys()
-        wrong = sorted(path for path in paths if kernels.get(path) != self._kernels.get(path))
+        paths = sorted(kernels.keys() | self._kernels.keys())
+        wrong = [path for path in paths if kernels.get(path) != self._kernels.get(path)]
         if wrong or (others != self._others and not self._divided):
             raise NotPrunableError(
                 f"The model '{self._name}' would not have the weights that it has. Received: "
@@ -54,7 +55,7 @@ class SameFunction:
         """Digests of kernels by path, and the number of weights that are not beside kernels."""
         kernels = {
             # Plus 0.0: a dropped entry may be -0.0 in one form, and 0.0 in another.
-            weight.path: digest_of(weight.value() + 0.0)
+            weight.path: digest_of(weight.value + 0.0)
             for weight in prunable_weights(model, unregistered=True)
             if not weight.path.startswith(self._divided)
         }
@@ -107,7 +108,7 @@ def probe_of_copy(model: Any, copy: Any) -> Probe:
         return Probe(model)  # which compares nothing
     theirs = {weight.path: weight for weight in prunable_weights(copy, unregistered=True)}
     ours = prunable_weights(model, unregistered=True)
-    found = ((weight.variable, theirs[weight.path].value()) for weight in ours)  # one at a time
+    found = ((weight.variable, theirs[weight.path].value) for weight in ours)  # one at a time
     return Probe(model, [(v, keras.ops.convert_to_tensor(value, v.dtype)) for v, value in found])
 
 
@@ -149,6 +150,7 @@ def _outputs(model: Any, sample: Any, values: Iterable[tuple[Any, Any]] = ()) ->
     # In a scope that takes all updates, so that no state of the model changes.
     with warnings.catch_warnings(), keras.StatelessScope(), VariableOverrides(values):
         warnings.simplefilter("ignore")
-        outputs = keras.tree.flatten(model(sample, training=False))
+        with from_zero_states(model):
+            outputs = keras.tree.flatten(model(sample, training=False))
     # A class that is changed may round its numbers, or find another largest one, elsewhere.
     return [to_numpy(o) for o in outputs if keras.backend.is_float_dtype(o.dtype)]

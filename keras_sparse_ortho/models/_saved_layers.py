@@ -15,6 +15,8 @@ from keras_sparse_ortho._keras_internals import (
     maybe_build,
     restored,
     sublayers,
+    track_layers,
+    track_parameters_anew,
 )
 from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
 from keras_sparse_ortho.layers import PrunableLayer
@@ -64,6 +66,7 @@ def save_with_layers(layer: Any) -> None:
     for inner, _ in walk(layer, ""):
         if isinstance(inner, SavedWithLayers) and not _holds_ours(inner):
             inner.__class__ = class_of(inner)
+        track_layers(inner)
     _mark(layer)
 
 
@@ -208,6 +211,7 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
             new.build()
         become(layer, new)
     save_with_layers(top)
+    track_parameters_anew(top)
     return top
 
 

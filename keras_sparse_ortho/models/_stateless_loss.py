@@ -22,10 +22,23 @@ Objective = Callable[[Any, Any, Any, Any, bool], Any]
 
 def compiled_loss(model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
     """The loss that `fit` minimises: the one of `compile`, `add_loss`, and regularization."""
+    check_labels(model, y)
     y_pred = model(x, training=training)
     return model.compute_loss(
         x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
     )
+
+
+def check_labels(model: Any, y: Any) -> None:
+    """Raises ValueError for a batch without labels where the compiled loss compares with some."""
+    own = type(model).compute_loss is not keras.Model.compute_loss  # which may need none
+    needs = any(loss is not None for loss in keras.tree.flatten(getattr(model, "loss", None)))
+    if needs and not own and all(label is None for label in keras.tree.flatten(y)):
+        raise ValueError(
+            "The loss that the model was compiled with compares outputs with labels: give `data` "
+            "as `(x, y)`, batches of a data set as well, or an `objective` that needs no labels. "
+            f"Received: y=None, loss={model.loss!r}"
+        )
 
 
 class StatelessLoss:

@@ -21,7 +21,7 @@ from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 L = keras.layers
 
 
-def strip(model: keras.Model) -> keras.Model:
+def strip(model: keras.Model, *, in_place: bool = False) -> keras.Model:
     """Removes every wrapper: a plain Keras model with effective weights and equal outputs.
 
     Each wrapped weight `w` is replaced by its effective weight `w_e`, whose dead entries are
@@ -34,10 +34,11 @@ def strip(model: keras.Model) -> keras.Model:
 
     Args:
         model: A built Keras model, with or without wrapped layers.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new, uncompiled model; a subclassed model is changed in place, and returned, and is to be
-        compiled again.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         NotPrunableError: A model that is not built; a weight whose mask was never set, because
@@ -77,7 +78,7 @@ def strip(model: keras.Model) -> keras.Model:
         same.check(plain)
         return plain
 
-    return rewrite(model, unwrap, complete)
+    return rewrite(model, unwrap, complete, in_place=in_place)
 
 
 def _plain(layer: Any) -> Any:

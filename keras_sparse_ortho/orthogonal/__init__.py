@@ -1,5 +1,6 @@
 """Exactly orthogonal sparse kernels, their layouts, counts and density law; NumPy and SciPy."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.orthogonal._block import Block
 from keras_sparse_ortho.orthogonal._block import best_regular as best_regular
 from keras_sparse_ortho.orthogonal._constant_fan import ConstantFan
@@ -17,6 +18,8 @@ from keras_sparse_ortho.orthogonal._counts import largest_masks as largest_masks
 from keras_sparse_ortho.orthogonal._density_law import expected_density, rotations_for_density
 from keras_sparse_ortho.orthogonal._isometry import approximate_isometry
 from keras_sparse_ortho.orthogonal._isometry import check_stops as check_stops
+from keras_sparse_ortho.orthogonal._kernel import StructureLike as StructureLike
+from keras_sparse_ortho.orthogonal._kernel import as_structure as as_structure
 from keras_sparse_ortho.orthogonal._kernel import check_options as check_options
 from keras_sparse_ortho.orthogonal._kernel import exact_orthogonal, regular_blocks
 from keras_sparse_ortho.orthogonal._layout import KernelLayout, to_polyphase
@@ -68,3 +71,5 @@ __all__ = [
     "to_polyphase",
     "unmask_at_random",
 ]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

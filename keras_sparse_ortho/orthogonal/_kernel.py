@@ -1,11 +1,16 @@
 """Exactly orthogonal kernels of every shape: EOI in each matrix of a layout, on one or all taps."""
 
+from __future__ import annotations
+
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._checks import is_integer
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._block import Block
 from keras_sparse_ortho.orthogonal._counts import (
@@ -18,11 +23,16 @@ from keras_sparse_ortho.orthogonal._counts import (
 )
 from keras_sparse_ortho.orthogonal._eoi import write_orthogonal
 from keras_sparse_ortho.orthogonal._layout import KernelLayout
+from keras_sparse_ortho.orthogonal._n_by_m import NByM
 from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, draw_regular
 from keras_sparse_ortho.orthogonal._rotations import AngleLaw, DrawOptions, Rotations, check_angles
 from keras_sparse_ortho.orthogonal._structure import Structure, center_of
 
+StructureLike = Structure | str | tuple[int, int]
+"""A structure, or a short form of one: `"2:4"`, `"32x32"` or `(32, 32)`."""
 
+
+@other_keywords()
 def exact_orthogonal(
     shape: Sequence[int],
     density: float | None,
@@ -32,7 +42,7 @@ def exact_orthogonal(
     layout: KernelLayout | None = None,
     angles: AngleLaw = None,
     rotations: Rotations | Iterable[tuple[int, int, float]] | None = None,
-    structure: Structure | None = None,
+    structure: StructureLike | None = None,
     start: str = "covering",
     taps: str = "center",
     dtype: type = np.float32,
@@ -121,16 +131,17 @@ def exact_orthogonal(
         np.random.default_rng(seed), gain, check_angles(angles), start == "covering"
     )
     rng = options.rng
-    check_options(start, taps, structure, rotations)
+    pattern: Structure | None = as_structure(structure)
+    check_options(start, taps, pattern, rotations)
     canonical_shape = layout.canonical_shape(shape)
-    if structure is not None:
+    if pattern is not None:
         if density is None:
             raise DensityError(
-                f"A `structure` needs a `density`. Received: structure={structure}, density=None"
+                f"A `structure` needs a `density`. Received: structure={pattern}, density=None"
             )
-        structure.check(canonical_shape)
-        live_entries = structure.live_count(canonical_shape, density)
-        drawn = structure.draw(canonical_shape, live_entries, float(density), options)
+        pattern.check(canonical_shape)
+        live_entries = pattern.live_count(canonical_shape, density)
+        drawn = pattern.draw(canonical_shape, live_entries, float(density), options)
         values, live = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in drawn)
         return values.astype(dtype, copy=False), live
     sequence: Rotations | None = None
@@ -185,6 +196,7 @@ def exact_orthogonal(
     return kernel, mask
 
 
+@other_keywords()
 def regular_blocks(
     shape: Sequence[int],
     density: float,
@@ -249,6 +261,32 @@ def regular_blocks(
     fan_in = structure.fan_in(canonical, structure.live_count(canonical, density))
     options = DrawOptions(np.random.default_rng(seed), gain, check_angles(angles))
     return draw_regular(canonical, structure.rows, structure.cols, fan_in, options, dtype)
+
+
+def as_structure(given: Any, *, regular: bool = False) -> Any:
+    """The structure that a short form stands for: `"2:4"`, `"32x32"`, `(32, 32)`.
+
+    Args:
+        given: A short form; anything else is returned as it is.
+        regular: Whether short forms of blocks are regular.
+
+    Example:
+
+    >>> as_structure("2:4"), as_structure((4, 1)), as_structure("8x8", regular=True)
+    (NByM(n=2, m=4), Block(rows=4, cols=1), Block(rows=8, cols=8, regular=True))
+    """
+    if isinstance(given, str):
+        parts = re.fullmatch(r"(\d+) ?([:xX]) ?(\d+)", given)
+        if parts is None:
+            raise ValueError(
+                '`structure` as text must be "n:m", such as "2:4", or "rows x cols", such as '
+                f'"32x32". Received: structure={given!r}'
+            )
+        sides = int(parts[1]), int(parts[3])
+        return NByM(*sides) if parts[2] == ":" else Block(*sides, regular=regular)
+    if isinstance(given, list | tuple) and len(given) == 2 and all(map(is_integer, given)):
+        return Block(*map(int, given), regular=regular)
+    return given
 
 
 def check_options(

@@ -3,17 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import write_orthogonal
 from keras_sparse_ortho.orthogonal._rotations import DrawOptions
 from keras_sparse_ortho.orthogonal._structure import (
     Structure,
     center_of,
-    describe,
     positive_integers,
 )
 
@@ -31,12 +30,12 @@ class NByM(Structure):
     output, and their entries are zeros. If there are fewer outputs than classes, the inputs of the
     other classes are dead at the center tap.
 
+    If `m` does not divide the inputs, the last group is shorter, as if the kernel were padded with
+    zeros: 3 inputs are one group of `NByM(2, 4)`, with at most 2 live entries.
+
     Args:
         n: Most live entries of a group. Divides `m`.
         m: Consecutive inputs of a group.
-
-    Raises:
-        LayoutError: When a kernel is drawn whose inputs `m` does not divide.
 
     Example:
 
@@ -54,15 +53,18 @@ class NByM(Structure):
         if self.m % self.n:
             raise ValueError(f"`n` must divide `m`. Received: {self}")
 
-    def check(self, canonical_shape: Sequence[int]) -> None:
-        """Refuses inputs that cannot be divided into groups."""
-        inputs = canonical_shape[-2]
-        if inputs % self.m:
-            raise LayoutError(
-                f"{self} needs inputs divisible by {self.m}; change the layer's size or the "
-                "structure, or `exclude` the layer. "
-                f"Received: a kernel of {describe(canonical_shape)}"
-            )
+    def in_groups(self, array: np.ndarray, fill: Any = 0) -> np.ndarray:
+        """`(..., inputs, outputs)` as `(..., groups, m, outputs)`; `fill` pads the last group."""
+        *outer, inputs, outputs = array.shape
+        padding = np.full((*outer, -inputs % self.m, outputs), fill, array.dtype)
+        return np.concatenate([array, padding], axis=-2).reshape(*outer, -1, self.m, outputs)
+
+    def _class_sizes(self, inputs: int, outputs: int) -> tuple[list[int], list[int]]:
+        """Inputs and outputs of each class: in proportion, so that all of the shorter side fit."""
+        groups, rest = divmod(inputs, self.m)
+        parts = apportion(rest, [1.0] * (self.m // self.n))
+        rows = [groups * self.n + part for part in parts]
+        return rows, apportion(outputs, rows)
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
         """Single entries."""
@@ -76,13 +78,16 @@ class NByM(Structure):
     def covering(self, canonical_shape: Sequence[int]) -> int:
         """The longer side of the matrix of each class."""
         batch, parts, *_, inputs, outputs = canonical_shape
-        classes = self.m // self.n
-        shares = [len(share) for share in np.array_split(np.arange(outputs), classes)]
-        return batch * parts * sum(max(inputs // classes, share) for share in shares if share)
+        sizes = zip(*self._class_sizes(inputs, outputs), strict=True)
+        return batch * parts * sum(max(rows, share) for rows, share in sizes if share)
 
     def most(self, canonical_shape: Sequence[int]) -> int:
-        """`n` of every `m` entries."""
-        return math.prod(canonical_shape) * self.n // self.m
+        """`n` of every `m` entries; at the center tap those of the classes."""
+        batch, parts, *taps, inputs, outputs = canonical_shape
+        groups, rest = divmod(inputs, self.m)
+        elsewhere = outputs * (groups * self.n + min(rest, self.n))
+        center = sum(map(math.prod, zip(*self._class_sizes(inputs, outputs), strict=True)))
+        return batch * parts * ((math.prod(taps) - 1) * elsewhere + center)
 
     def draw(
         self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
@@ -91,7 +96,7 @@ class NByM(Structure):
         batch, parts, *taps, inputs, outputs = canonical_shape
         matrices = batch * parts
         at_center = live_count(density, matrices * inputs * outputs)
-        at_center = min(at_center, count, matrices * inputs * outputs * self.n // self.m)
+        at_center = min(at_center, count, self.most((batch, parts, inputs, outputs)))
         least = self.least(canonical_shape)
         if options.cover:
             least = max(least, min(self.covering(canonical_shape), count))
@@ -100,11 +105,10 @@ class NByM(Structure):
         kernel = np.zeros(canonical_shape)
         allowed = np.zeros(canonical_shape, dtype=bool)
         if taps:
-            keys: np.ndarray = options.rng.random(
-                (batch, parts, *taps, inputs // self.m, self.m, outputs)
-            )
+            keys: np.ndarray = self.in_groups(options.rng.random(canonical_shape), np.inf)
             ranks = keys.argsort(axis=-2).argsort(axis=-2)
-            allowed[...] = (ranks < self.n).reshape(canonical_shape)
+            padded = (ranks < self.n).reshape(batch, parts, *taps, -1, outputs)
+            allowed[...] = padded[..., :inputs, :]
         center = center_of(canonical_shape)
         for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
             index = (*matrix, *center)
@@ -120,25 +124,29 @@ class NByM(Structure):
     ) -> None:
         """Fills one zeroed matrix, and the mask of the entries that its classes allow."""
         inputs, outputs = kernel.shape
-        classes = self.m // self.n
+        rows, sizes = self._class_sizes(inputs, outputs)
         allowed[...] = False
         # The shuffled place of an input within its group decides its class.
-        places = np.argsort(options.rng.random((inputs // self.m, self.m)), axis=1)
-        places += np.arange(0, inputs, self.m)[:, None]
+        groups = inputs // self.m
+        places = np.argsort(options.rng.random((groups, self.m)), axis=1)
+        places += np.arange(0, groups * self.m, self.m)[:, None]
         order = np.argsort(options.rng.random(outputs))
-        shares = np.array_split(order, classes)
-        rows = inputs // classes
-        counts = [min(rows, len(share)) for share in shares]
+        rest = groups * self.m + np.argsort(options.rng.random(inputs % self.m))
+        of_rest = np.split(rest, np.cumsum([size - groups * self.n for size in rows])[:-1])
+        shares = np.split(order, np.cumsum(sizes)[:-1])
+        counts = [min(pair) for pair in zip(rows, sizes, strict=True)]
         if options.cover:
-            full = [max(rows, len(share)) if len(share) else 0 for share in shares]
+            full = [max(n, share) if share else 0 for n, share in zip(rows, sizes, strict=True)]
             counts = _raise_towards(counts, full, count)
-        counts = _raise_towards(counts, [rows * len(share) for share in shares], count)
+        most = [n * share for n, share in zip(rows, sizes, strict=True)]
+        counts = _raise_towards(counts, most, count)
         for k, share in enumerate(shares):
             if not len(share):
                 continue
-            part = np.zeros((rows, len(share)))
+            part = np.zeros((rows[k], len(share)))
             write_orthogonal(part, counts[k], options)
-            index = np.ix_(places[:, k * self.n : (k + 1) * self.n].reshape(-1), share)
+            own = places[:, k * self.n : (k + 1) * self.n].reshape(-1)
+            index = np.ix_(np.concatenate([own, of_rest[k]]), share)
             kernel[index] = part
             allowed[index] = True
 

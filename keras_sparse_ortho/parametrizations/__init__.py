@@ -1,5 +1,6 @@
 """How a raw variable becomes the effective weight of its layer."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.parametrizations._compact_mask import CompactMask
 from keras_sparse_ortho.parametrizations._compact_mask import refuse_compact as refuse_compact
 from keras_sparse_ortho.parametrizations._feather import Feather
@@ -52,3 +53,5 @@ __all__ = [
     "ThresholdFunction",
     "WeightQuantizer",
 ]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

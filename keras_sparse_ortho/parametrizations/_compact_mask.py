@@ -19,6 +19,7 @@ from keras_sparse_ortho._keras_internals import (
     value_source,
 )
 from keras_sparse_ortho._optimizer_slots import move_slots
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
@@ -82,6 +83,7 @@ class CompactMask(FixedMask):
 
     compact = True
 
+    @other_keywords()
     def __init__(
         self,
         density: float | None = None,
@@ -112,7 +114,7 @@ class CompactMask(FixedMask):
             variable,
             f"The weight '{weight.path}' is stored compactly (CompactMask): its variable has a "
             "value only while its wrapped layer is called, and takes none. Read "
-            "`keras_sparse_ortho.prunable_weights(model)`, each with a `value()`, or convert with "
+            "`keras_sparse_ortho.prunable_weights(model)`, each with its `value`, or convert with "
             "keras_sparse_ortho.to_masked(model) or strip(model). "
             f"Received: a use of '{variable.path}' outside of a call",
         )

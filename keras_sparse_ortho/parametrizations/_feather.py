@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import check_config, check_number
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._scheduled_mask import ScheduledMask, StraightThroughTopK
@@ -62,6 +63,7 @@ class Feather(StraightThroughTopK):
       Sparsification" (2023), arXiv 2310.02448
     """
 
+    @other_keywords()
     def __init__(
         self,
         schedule: Any,

@@ -6,8 +6,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho._optimizer_slots import warm_slots, zero_slots
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, placed
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
@@ -59,7 +60,7 @@ class FixedMask(Masked):
 
     movable = True
 
-    @explains_density
+    @other_keywords()
     def __init__(
         self,
         density: float | None = None,
@@ -78,6 +79,8 @@ class FixedMask(Masked):
         self.density = None if density is None else check_density(density)
         self.initializer = initializer
         self._given = None if mask is None else self._checked(mask)
+        # Then the layer's own initializer did not draw the mask, and in a file stands its density.
+        self._was_given = mask is not None
         self._drawn_digest = drawn_digest
 
     def _checked(self, mask: Any) -> np.ndarray:
@@ -97,7 +100,9 @@ class FixedMask(Masked):
 
     def clone(self) -> "FixedMask":
         """An unbuilt one with the same settings and given mask, for another weight."""
-        return self._like(None if self._given is not None else self.density, self._given)
+        new = self._like(None if self._given is not None else self.density, self._given)
+        new._was_given = self._was_given
+        return new
 
     def of_class(self, kind: type["FixedMask"]) -> "FixedMask":
         """An unbuilt one of a class, which says how it is stored, with the same settings."""
@@ -110,7 +115,11 @@ class FixedMask(Masked):
 
     def without_given(self) -> "FixedMask":
         """An unbuilt one of the same density, which does not hold a given mask any more."""
-        return self if self._given is None else self._like(self.density)
+        if self._given is None:
+            return self
+        new = self._like(self.density)
+        new._was_given = True
+        return new
 
     def _like(self, density: float | None, mask: np.ndarray | None = None) -> "FixedMask":
         return type(self)(density, mask, self.initializer)
@@ -123,7 +132,18 @@ class FixedMask(Masked):
         config = {"density": self.density, "initializer": initializer}
         if self._drawn_digest is not None:
             config["drawn_digest"] = self._drawn_digest
+        if self._was_given:
+            config["mask_given"] = True
         return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "FixedMask":
+        """The reverse of `get_config`."""
+        config = dict(config)
+        was_given = config.pop("mask_given", False)
+        new = cls(**config)
+        new._was_given = was_given is True
+        return new
 
     def mark_as_drawn(self, kernel: Any = None) -> None:
         """Notes that the raw weight is what its initializer has drawn.
@@ -160,7 +180,9 @@ class FixedMask(Masked):
     @property
     def drawn_by(self) -> SparseInitializer | None:
         """What drew the mask: `initializer`, or that of the weight's layer."""
-        drawn_by = self.initializer or self.weight.initializer
+        drawn_by = self.initializer
+        if drawn_by is None and not self._was_given:
+            drawn_by = self.weight.initializer
         return drawn_by if isinstance(drawn_by, SparseInitializer) else None
 
     def resolve(self, weight: PrunableWeight) -> AnyDraw:
@@ -174,7 +196,7 @@ class FixedMask(Masked):
             return Draw(self._given, None, self.initializer)
         if self.initializer is not None:
             return draw(weight, self.initializer)
-        if isinstance(weight.initializer, SparseInitializer):
+        if isinstance(weight.initializer, SparseInitializer) and not self._was_given:
             drawn = adopt(weight, weight.initializer)
             live = int(np.count_nonzero(drawn.mask))
             if self.density is not None and live_count(self.density, drawn.mask.size) != live:

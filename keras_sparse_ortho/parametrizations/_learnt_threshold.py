@@ -61,6 +61,9 @@ def _inverse_softplus(magnitude: np.ndarray) -> np.ndarray:
         return magnitude + np.log(-np.expm1(-magnitude))
 
 
+STEERED = "callbacks.TargetDensity(density) in `fit`; a threshold learns its density"
+"""What to use in place of a threshold's `density`."""
+
 _FUNCTIONS = {
     "sigmoid": ThresholdFunction(lambda s: keras.ops.sigmoid(s), _logit),
     "exp": ThresholdFunction(lambda s: keras.ops.exp(s), _log),

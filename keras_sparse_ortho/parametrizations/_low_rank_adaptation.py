@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, check_number, check_seed
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -52,6 +53,7 @@ class LowRankAdaptation(FixedMask):
 
     movable = False
 
+    @other_keywords()
     def __init__(
         self,
         rank: int,

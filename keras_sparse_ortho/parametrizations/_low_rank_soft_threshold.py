@@ -7,10 +7,12 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
+    STEERED,
     LearntThreshold,
     ThresholdFunction,
     add_weight_decay,
@@ -78,6 +80,7 @@ class LowRankSoftThreshold(LearntThreshold):
 
     counted = "ranks"
 
+    @other_keywords(density=STEERED, sparsity=STEERED)
     def __init__(
         self,
         rank: int | None = None,

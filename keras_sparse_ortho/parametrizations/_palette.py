@@ -49,7 +49,7 @@ class Palette(WeightQuantizer):
     >>> from keras_sparse_ortho.parametrizations import FixedMask
     >>> layer = PrunableLayer(keras.layers.Dense(64), FixedMask(0.5), quantizer=Palette(4))
     >>> layer.build((None, 64))
-    >>> len(np.unique(layer.prunable_weights[0].value()))
+    >>> len(np.unique(layer.prunable_weights[0].value))
     4
 
     References:

@@ -16,6 +16,7 @@ from keras_sparse_ortho._keras_internals import (
     model_in_fit,
     restored,
 )
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._ranking import largest_magnitudes, number_of, ranks_on_device
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.errors import DensityWarning
@@ -40,6 +41,7 @@ class ScheduledMask(Masked):
     watched = False
     """Whether something is known to update the mask, or it was told that nothing does."""
 
+    @other_keywords()
     def __init__(self, schedule: Any, frequency: int | None = None) -> None:
         super().__init__()
         self.schedule = as_schedule(schedule, frequency)
@@ -239,6 +241,7 @@ class StraightThroughTopK(ScheduledMask):
     - Wortsman, Farhadi and Rastegari, "Discovering Neural Wirings" (NeurIPS 2019), arXiv 1906.00586
     """
 
+    @other_keywords()
     def __init__(self, schedule: Any, frequency: int | None = 1) -> None:
         super().__init__(schedule, frequency)
 

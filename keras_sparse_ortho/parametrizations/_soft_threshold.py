@@ -7,9 +7,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
+    STEERED,
     LearntThreshold,
     ThresholdFunction,
     add_weight_decay,
@@ -68,6 +70,7 @@ class SoftThreshold(LearntThreshold):
       2020), arXiv 2002.03231
     """
 
+    @other_keywords(density=STEERED, sparsity=STEERED)
     def __init__(
         self,
         granularity: str = "layer",
@@ -182,6 +185,7 @@ class ChannelSoftThreshold(LearntThreshold):
       of the Royal Statistical Society B 68, 2006), for the soft threshold of groups
     """
 
+    @other_keywords(density=STEERED, sparsity=STEERED)
     def __init__(
         self,
         g: str | ThresholdFunction = "sigmoid",

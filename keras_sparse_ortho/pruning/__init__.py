@@ -1,6 +1,6 @@
 """Whole models made sparse: `sparsify`, `prune`, `adopt_masks`, `parametrize`."""
 
-from keras_sparse_ortho._other_names import no_attribute
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.pruning._adopt_masks import adopt_masks as adopt_masks
 from keras_sparse_ortho.pruning._block_sizes import why_not_on_blocks as why_not_on_blocks
 from keras_sparse_ortho.pruning._drawing import draw_kernels as draw_kernels
@@ -13,6 +13,4 @@ from keras_sparse_ortho.pruning._sparsify import sparsify as sparsify
 # Public; the other names above are for `tfmot`.
 __all__ = ["adopt_masks", "parametrize", "prune", "sparsify"]
 
-
-def __getattr__(name: str) -> object:
-    raise no_attribute(__name__, name)
+__getattr__, __dir__ = public_names(__name__, __all__)

@@ -1,7 +1,10 @@
 """`adopt_masks`: the masks that the layers' own initializers drew, held from now on."""
 
+from __future__ import annotations
+
 import keras
 
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.initializers import SparseInitializer, adopt
 from keras_sparse_ortho.kernels import Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
@@ -9,12 +12,14 @@ from keras_sparse_ortho.pruning._storage import mask_class
 from keras_sparse_ortho.pruning._wrapping import hold
 
 
+@other_keywords()
 def adopt_masks(
     model: keras.Model,
     *,
     include: Selection = None,
     exclude: Selection = None,
     storage: str = "masked",
+    in_place: bool = False,
 ) -> keras.Model:
     """Wraps the layers whose initializer is one of ours, and holds the masks that it drew.
 
@@ -32,9 +37,11 @@ def adopt_masks(
             and a tenth of the optimizer's. `"auto"`: layers that compute on live blocks
             where masks are of regular blocks and layers allow, compact elsewhere. `to_blocks`,
             `to_compact` and `to_masked` convert.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled. A model written as a class is changed in place, and returned.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         NotPrunableError: A model that is not built or has no such initializers; a kernel that was
@@ -59,4 +66,5 @@ def adopt_masks(
     weights = choose(prunable_weights(model, unregistered=True), include, exclude)
     weights = [w for w in weights if isinstance(w.initializer, SparseInitializer)]
     refuse_unfit(model, weights, "no layer with one of our initializers")
-    return hold(model, weights, {w.path: adopt(w, w.initializer) for w in weights}, storage)
+    draws = {weight.path: adopt(weight, weight.initializer) for weight in weights}
+    return hold(model, weights, draws, storage, in_place=in_place)

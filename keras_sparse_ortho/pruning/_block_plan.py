@@ -103,12 +103,13 @@ class BlockPlan:
                 found[weight.path] = Draw(mask, block=(block.rows, block.cols))
         return found
 
-    def warn(self, model: Any, storage: str) -> None:
-        """One warning of all that was asked for and is not so in the new model."""
+    def reasons(self) -> dict[str, str | None]:
+        """Why each kernel could not be on blocks, as long as its layer is as it was given."""
+        return {w.path: why_not_on_blocks(w, self.budget[w.path], self.size) for w in self.weights}
+
+    def warn(self, model: Any, storage: str, reasons: Mapping[str, str | None]) -> None:
+        """Warns once if kernels of the new model are not on blocks or miss their densities."""
         found = {w.path: w for w in prunable_weights(model, unregistered=True)}
-        reasons = {
-            w.path: why_not_on_blocks(w, self.budget[w.path], self.size) for w in self.weights
-        }
         told = [
             f"'{w.path}' is not on live blocks ({reasons[w.path]})"
             for w in self.weights

@@ -1,12 +1,17 @@
 """`parametrize`: learnt and scheduled sparsity for a whole model."""
 
+from __future__ import annotations
+
+import warnings
 from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import explains_density
+from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
+from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import Parametrization
 from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
 from keras_sparse_ortho.pruning._selection import weights_to_prune
@@ -14,7 +19,7 @@ from keras_sparse_ortho.pruning._storage import in_storage
 from keras_sparse_ortho.pruning._wrapping import hold, wrap
 
 
-@explains_density
+@other_keywords()
 def parametrize(
     model: keras.Model,
     parametrization: Parametrization | type[Parametrization],
@@ -25,6 +30,7 @@ def parametrize(
     exclude: Selection = None,
     unregistered: str = "warn",
     storage: str = "masked",
+    in_place: bool = False,
 ) -> keras.Model:
     """Gives every selected kernel `w` an effective weight `w_e = parametrization(w)`.
 
@@ -39,7 +45,8 @@ def parametrize(
             default arguments.
         density: Global live fraction in the end, in (0, 1], shared out by `budget`. Default: what
             the parametrization itself says, for every kernel alike. A dict or list of densities is
-            taken as the budget.
+            taken as the budget. With a density here, give the parametrization 1.0:
+            `parametrize(model, MagnitudeMask(Cubic(1.0)), 0.1)`.
         budget: `"erk"` (default if there is a density), `"er"`, `"uniform"`, a `Budget`, or a
             dict or list of densities as for `sparsify`.
         include: Which kernels, as for `sparsify`. Default: all kernels and embeddings.
@@ -49,10 +56,11 @@ def parametrize(
             (default) and `"dense"` leave them dense, `"guess"` takes them in as
             `(*batch, in, out)`. `report` lists them.
         storage: `"masked"`; or `"compact"` for a `FixedMask`, as in `sparsify`.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled. A model written as a class cannot be cloned: its layers are
-        wrapped in place, it is returned itself, and is to be compiled again.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         BudgetError: A budget that does not fit the model.
@@ -63,7 +71,8 @@ def parametrize(
         ValueError: A parametrization that shares variables between layers: wrap the whole model.
 
     Warns:
-        UserWarning: Matrices that stay dense because they are not registered.
+        UserWarning: Matrices that stay dense because they are not registered. A density of the
+            parametrization that `density` or `budget` replaces.
 
     Example:
 
@@ -91,13 +100,15 @@ def parametrize(
         table = {weight.path: parametrization.clone() for weight in weights}
     else:
         plan = plan_for(density, "erk" if budget is None else budget, weights, orthogonal=False)
+        _warn_of_another_density(parametrization, plan)
         table = {path: parametrization.for_density(share) for path, share in plan.items()}
     # Masks that are fixed are found here, for the weights as they are given.
     fixed: dict[str, Any] = {path: own for path, own in table.items() if own.movable}
     if fixed:
         draws = {w.path: fixed[w.path].resolve(w) for w in weights}
-        return hold(model, weights, draws, "compact" if parametrization.compact else "masked")
-    return wrap(model, weights, table.__getitem__)
+        storage = "compact" if parametrization.compact else "masked"
+        return hold(model, weights, draws, storage, in_place=in_place)
+    return wrap(model, weights, table.__getitem__, in_place=in_place)
 
 
 def _instance(parametrization: Any) -> Parametrization:
@@ -116,6 +127,19 @@ def _instance(parametrization: Any) -> Parametrization:
             f"Received: {parametrization!r}"
         )
     return parametrization
+
+
+def _warn_of_another_density(parametrization: Parametrization, plan: Budget) -> None:
+    schedule = getattr(parametrization, "schedule", None)
+    own = getattr(parametrization, "density", None) if schedule is None else schedule.final_density
+    if own not in (None, 1.0) and live_count(own, plan.size) != plan.live:
+        kind = type(parametrization).__name__
+        warnings.warn(
+            f"`density` or `budget` replaces the density of the {kind}. Give the {kind} 1.0 if you "
+            "set the density here, or leave `density` and `budget` out. "
+            f"Received: {own:.6g} in the {kind}, replaced by {plan.density:.6g}",
+            stacklevel=4,
+        )
 
 
 def _refuse_global(model: keras.Model, parametrization: Parametrization) -> None:

@@ -1,6 +1,11 @@
 """`prune`: fixed masks on the weights as they are, or refitted to calibration data."""
 
+from __future__ import annotations
+
 import dataclasses
+import functools
+import inspect
+import logging
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping
@@ -9,7 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.calibration import (
     BUDGETS_OF_DATA,
     CALIBRATED,
@@ -22,7 +29,7 @@ from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWei
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import prunable_weights, refuse_unfit
-from keras_sparse_ortho.orthogonal import Block, NByM
+from keras_sparse_ortho.orthogonal import Block, NByM, StructureLike, as_structure
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._drawing import signs_of_training
 from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
@@ -34,17 +41,17 @@ from keras_sparse_ortho.saliency import OF_DATA, Saliency, saliency_by_name
 _OF_FRESH_NETWORKS = ("snip", "grasp", "synflow")
 
 
-@explains_density
+@other_keywords()
 def prune(
     model: keras.Model,
     density: float | Densities | None = None,
     *,
-    score: str | Saliency | Callable[..., Saliency] = "magnitude",
+    score: str | Saliency | Callable[..., Any] = "magnitude",
     budget: BudgetLike | None = None,
     masks: Mapping[str, np.ndarray] | None = None,
     data: Any = None,
     refit: bool = False,
-    structure: NByM | Block | Channels | None = None,
+    structure: StructureLike | Channels | None = None,
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
@@ -52,6 +59,7 @@ def prune(
     storage: str = "masked",
     resume: str | pathlib.Path | None = None,
     verbose: int = 0,
+    in_place: bool = False,
 ) -> keras.Model:
     """Keeps the weights of a model and masks them: `w_e = w` where a mask is live, else 0.
 
@@ -96,13 +104,15 @@ def prune(
             a `Saliency`, a `Budget` or `masks` say it. A dict or list of densities is taken as the
             budget.
         score: `"magnitude"` (default), `"obs"`, `"wanda"`, `"random"`, `"snip"`, `"grasp"` or
-            `"synflow"`; a `Saliency`; or a function of `keras_sparse_ortho.saliency`, called as
-            `score(model, density)`, or with `data` where that is given.
+            `"synflow"`; a `Saliency`; a function of a kernel, which returns an array of its shape;
+            or a function of `keras_sparse_ortho.saliency`, called as `score(model, density)`, or
+            with `data` where that is given.
         budget: Density of each kernel: `"erk"`, `"er"`, `"uniform"`, a `Budget`, or a dict or list
             as for `sparsify`. `None`: the scores of all kernels are compared with each other; with
             `"obs"`, `"wanda"` or a `structure`, `"uniform"`. With `"obs"`, `"wanda"` or
             `"magnitude"` and `data` also `"error"`, the densities of the least sum of the relative
-            errors of the layers' outputs, each measured along the way of OBS (for trained networks
+            errors of the layers' outputs, each measured along the way of OBS, on a fourth of the
+            rows that OBS does not see there (for trained networks
             the best of these; as long again as OBS takes), and `"owl"`, denser where more scores
             of Wanda are above five times their mean.
         masks: From weight path to a bool array of its shape, or from layer path where the layer
@@ -113,13 +123,15 @@ def prune(
             alone: all rows of arrays, in batches of 64; of others the first 64 batches.
         refit: Whether live entries get the values of least squared error on `data`; with `"obs"`
             they always do.
-        structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`: at most `n` live of every `m`
-            consecutive inputs. `Block(rows, cols, regular=True)`: blocks that are live or dead as a
-            whole, in any storage; densities are as with `storage="blocks"`.
+        structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`, or `"2:4"`: at most `n` live of
+            every `m` consecutive inputs. `Block(rows, cols, regular=True)`, `"32x32"` or
+            `(32, 32)`: blocks that are live or dead as a whole, in any storage; densities are as
+            with `storage="blocks"`.
             `calibration.Channels(group)`: whole inputs, for `remove_channels`.
         seed: Integer, for `score="random"` and the choice of samples from arrays.
-        include: Which kernels: weight paths, layer paths, regular expressions, layers or indices
-            into `prunable_weights(model)` (one or a list); or a predicate of a `PrunableWeight`.
+        include: Which kernels: weight paths, layer paths, regular expressions, layers, classes of
+            layers, or indices into `prunable_weights(model)` (one or a list); or a predicate of a
+            `PrunableWeight`.
             Default: all kernels and embeddings.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
         unregistered: What is done with matrices in layers that are neither Keras' nor registered
@@ -140,10 +152,11 @@ def prune(
         resume: A folder, for `"obs"`, `"wanda"` and `refit`: a file is written for each kernel that
             is done, and a run with the same model, data and settings goes on from there.
         verbose: 1 for a progress bar over the kernels, for these.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled. A model written as a class cannot be cloned: its layers are
-        wrapped in place, it is returned itself, and is to be compiled again.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         DensityError: A density outside (0, 1], or none where nothing says it.
@@ -162,7 +175,8 @@ def prune(
             missed by more than a tenth. With `storage="auto"` large kernels that are not on live
             blocks. SNIP, GraSP or SynFlow, which are for untrained networks, on trained weights.
             Kernels that do not multiply the inputs of their layers (embeddings, recurrent cells,
-            transposed convolutions): pruned by magnitude, within their counts.
+            transposed convolutions): pruned by magnitude, within their counts. Fewer than 16
+            different rows of calibration data.
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
     `32 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
@@ -194,17 +208,19 @@ def prune(
     """
     mask_class(storage, masks_are_given=masks is not None)
     density, budget = density_and_budget(density, budget)
+    pattern: Any = as_structure(structure, regular=True)
     layerwise = score in CALIBRATED if isinstance(score, str) else False
     on_blocks = storage == "blocks"
-    if on_blocks and isinstance(structure, Block):
-        structure = dataclasses.replace(structure, regular=True)
-    _check_layerwise(score, data, refit, structure, resume, needs_data=refit or layerwise)
-    if on_blocks and isinstance(structure, NByM | Channels):
+    if on_blocks and isinstance(pattern, Block):
+        pattern = dataclasses.replace(pattern, regular=True)
+    _check_layerwise(score, data, refit, pattern, resume, needs_data=refit or layerwise)
+    if on_blocks and isinstance(pattern, NByM | Channels):
         raise ValueError(
             'storage="blocks" takes the size of blocks as `structure`, such as '
-            f"Block(64, 64). Received: {structure=}"
+            f"Block(64, 64). Received: structure={pattern!r}"
         )
     run = {"data": data, "resume": resume, "verbose": verbose}
+    finish = functools.partial(hold, model, in_place=in_place)
     if masks is not None:
         _refuse_beside(
             "masks",
@@ -212,7 +228,7 @@ def prune(
             score=None if score == "magnitude" else score,
             budget=budget,
             data=None if refit else data,
-            structure=structure,
+            structure=pattern,
             include=include,
             exclude=exclude,
         )
@@ -220,15 +236,17 @@ def prune(
         given = _given(weights, masks)
         if refit:
             given = prune_layers(model, weights, Recipe(masks=masks, refit=True), **run)
-        return hold(model, weights, given, storage)
+        return finish(weights, given, storage)
     if isinstance(score, Saliency):
         _refuse_beside("score", data=None if refit else data, include=include, exclude=exclude)
         weights = choose(prunable_weights(model, unregistered=True), [*score.masks], None)
     else:
         weights = weights_to_prune(model, include, exclude, unregistered)
     refuse_unfit(model, weights, "no kernel that could be pruned")
+    if density is not None and 0.5 < check_density(density) < 1.0:
+        _note_what_stays(float(density))
     of_data = budget if data is not None and str(budget) in BUDGETS_OF_DATA else None
-    if layerwise or structure is not None or (of_data is not None and score == "magnitude"):
+    if layerwise or pattern is not None or (of_data is not None and score == "magnitude"):
         if density is None and budget is None:
             raise _no_density()
         budget = budget or "uniform"
@@ -237,15 +255,15 @@ def prune(
             plan = budget_of_data(str(of_data), model, weights, share, data, verbose)
         else:
             plan = plan_for(density, budget, weights, orthogonal=False)
-        if on_blocks or isinstance(structure, Block):
+        if on_blocks or isinstance(pattern, Block):
             fixed = not isinstance(budget, str)
-            size = structure if isinstance(structure, Block) else None
+            size = pattern if isinstance(pattern, Block) else None
             blocks = BlockPlan.of(weights, plan, size, orthogonal=False, given=fixed)
             recipe = Recipe(str(score), blocks.budget.counts, blocks=blocks.blocks, refit=refit)
             draws = prune_layers(model, blocks.weights, recipe, **run)
-            return hold(model, blocks.weights, draws, storage, blocks)
-        recipe = Recipe(str(score), plan.counts, structure=structure, refit=refit)
-        return hold(model, weights, prune_layers(model, weights, recipe, **run), storage)
+            return finish(blocks.weights, draws, storage, blocks)
+        recipe = Recipe(str(score), plan.counts, structure=pattern, refit=refit)
+        return finish(weights, prune_layers(model, weights, recipe, **run), storage)
     if refit and score not in OF_DATA:
         data = None
     if budget is not None:
@@ -273,11 +291,11 @@ def prune(
             chosen = {path: draw.mask for path, draw in draws.items()}
             recipe = Recipe(masks=chosen, blocks=blocks.blocks, refit=True)
             draws = prune_layers(model, blocks.weights, recipe, **run)
-        return hold(model, blocks.weights, draws, storage, blocks)
+        return finish(blocks.weights, draws, storage, blocks)
     if refit:
         given = prune_layers(model, weights, Recipe(masks=chosen, refit=True), **run)
-        return hold(model, weights, given, storage)
-    return hold(model, weights, _given(weights, chosen), storage)
+        return finish(weights, given, storage)
+    return finish(weights, _given(weights, chosen), storage)
 
 
 def _check_layerwise(
@@ -317,6 +335,19 @@ def _warn_if_trained(model: Any, weights: list[PrunableWeight], score: Any) -> N
         )
 
 
+@functools.cache  # once for each density
+def _note_what_stays(density: float) -> None:
+    """Logs how much is kept: those who count sparsity mean the rest."""
+    logging.getLogger("keras_sparse_ortho").warning(
+        "prune keeps %g%% of the entries (density=%g). To prune that many: density=%g, or "
+        "sparsity=%g.",
+        100 * density,
+        density,
+        float(f"{1 - density:.6g}"),
+        density,
+    )
+
+
 def _no_density() -> DensityError:
     return DensityError(
         "prune needs a `density`, the live fraction, or a `budget` that says it. "
@@ -341,7 +372,10 @@ def _scored(
         "on_collapse": "error" if collapse_matters else "ignore",
     }
     if callable(score):
-        found = score(model, density, *([] if data is None else [data]), **options)
+        args = [model, density, *([] if data is None else [data])]
+        if not _takes(score, *args, **options):
+            return _of_kernels(score, density, data, weights, options["on_collapse"])
+        found = score(*args, **options)
         if not isinstance(found, Saliency):
             raise ValueError(
                 "A function given as `score` must return a Saliency, as those of "
@@ -350,6 +384,41 @@ def _scored(
         return found
     assert density is not None
     return saliency_by_name(score, model, density, data, seed=seed, **options)
+
+
+def _takes(function: Callable[..., Any], *args: Any, **options: Any) -> bool:
+    try:
+        inspect.signature(function).bind(*args, **options)
+    except (TypeError, ValueError):  # ValueError: some builtin functions have no signature
+        return False
+    return True
+
+
+def _of_kernels(
+    function: Callable[..., Any],
+    density: float | None,
+    data: Any,
+    weights: list[PrunableWeight],
+    on_collapse: str,
+) -> Saliency:
+    """The scores that a function of a kernel gives."""
+    name = str(getattr(function, "__name__", "score"))
+    if data is not None:
+        raise ValueError(
+            "A function of a kernel given as `score` uses no data: leave `data` out. "
+            f"Received: score={name}, data of type {type(data).__name__}"
+        )
+    scores = []
+    for weight in weights:
+        score = to_numpy(function(weight.raw_value()))
+        if score.shape != weight.shape:
+            raise ValueError(
+                "A function given as `score` takes a kernel and returns an array of its shape, or "
+                "takes (model, density, include=, on_collapse=) and returns a Saliency. "
+                f"Received: score={name}, shape {score.shape} for '{weight.path}' {weight.shape}"
+            )
+        scores.append(score)
+    return Saliency(name, check_density(density), weights, scores, on_collapse)
 
 
 def _named(

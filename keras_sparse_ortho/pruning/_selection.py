@@ -3,6 +3,8 @@
 import warnings
 from typing import Any
 
+from keras_sparse_ortho._checks import told
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, select
 from keras_sparse_ortho.models import prunable_weights
 
@@ -15,7 +17,7 @@ def weights_to_prune(
     """The weights that `include`, `exclude` and `unregistered` select; see `sparsify`.
 
     Raises:
-        NotPrunableError: A model that is not built.
+        NotPrunableError: A model that is not built; an `include` and `exclude` that leave nothing.
         UnknownWeightError: An `include` or `exclude` that names nothing.
         ValueError: An unknown `unregistered`.
 
@@ -29,10 +31,17 @@ def weights_to_prune(
         )
     everything = prunable_weights(model, unregistered=True)
     known = [weight for weight in everything if weight.registered]
-    if unregistered == "guess":
-        return choose(everything, include, exclude)
     others = [weight for weight in everything if not weight.registered]
-    weights = choose(known, include, exclude, others)
+    if unregistered == "guess":
+        weights = choose(everything, include, exclude)
+    else:
+        weights = choose(known, include, exclude, others)
+    if known and not weights:
+        raise NotPrunableError(
+            "`include` and `exclude` leave no kernel. There are: "
+            f"{', '.join(weight.path for weight in known)}. "
+            f"Received: include={told(include)}, exclude={told(exclude)}"
+        )
     if unregistered == "warn" and include is None:
         named = [] if exclude is None else select(everything, exclude, "exclude")
         left = {weight.path for weight in named}

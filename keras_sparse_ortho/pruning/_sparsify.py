@@ -1,15 +1,17 @@
 """`sparsify`: sparse kernels, drawn anew, for a whole model."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 import keras
 
-from keras_sparse_ortho._checks import explains_density
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import refuse_unfit
-from keras_sparse_ortho.orthogonal import Structure
+from keras_sparse_ortho.orthogonal import Structure, StructureLike, as_structure
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._drawing import draw_kernels, warn_of_training_lost
 from keras_sparse_ortho.pruning._planning import (
@@ -23,19 +25,20 @@ from keras_sparse_ortho.pruning._storage import mask_class
 from keras_sparse_ortho.pruning._wrapping import hold
 
 
-@explains_density
+@other_keywords()
 def sparsify(
     model: keras.Model,
     density: float | Densities | None = None,
     budget: BudgetLike = "erk",
     initializer: str | SparseInitializer = "exact_orthogonal",
     *,
-    structure: Structure | None = None,
+    structure: StructureLike | None = None,
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
     unregistered: str = "warn",
     storage: str = "masked",
+    in_place: bool = False,
 ) -> keras.Model:
     """Draws sparse kernels anew, exactly orthogonal by default, with fixed masks of exact count.
 
@@ -66,14 +69,16 @@ def sparsify(
             `ExactOrthogonal(gain="auto", taps="auto")` they are chosen for each kernel by what
             follows its layer; that trained no better where each start had a learning rate of its
             own (benchmarks/results/methods.md).
-        structure: `Block`, `NByM` or `ConstantFan` for every selected kernel. With
-            `storage="blocks"` the size of blocks, which are regular.
+        structure: `Block`, `NByM` or `ConstantFan` for every selected kernel, or a short form:
+            `"2:4"`, `"16x1"`, `(16, 1)`. With `storage="blocks"` the size of blocks, which are
+            regular.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras
             does, so that `keras.utils.set_random_seed` makes it reproducible). Paths count: name
             the layers, or a second model gets `dense_1` where the first had `dense`, and other
             kernels.
-        include: Which kernels: weight paths, layer paths, regular expressions, layers or indices
-            into `prunable_weights(model)` (one or a list); or a predicate of a `PrunableWeight`.
+        include: Which kernels: weight paths, layer paths, regular expressions, layers, classes of
+            layers, or indices into `prunable_weights(model)` (one or a list); or a predicate of a
+            `PrunableWeight`.
             Default: all kernels and embeddings.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
         unregistered: What is done with matrices in layers that are neither Keras' nor registered
@@ -89,10 +94,11 @@ def sparsify(
             was given for it; the total is at most `density`. `"auto"`: live blocks where the
             masks are of regular blocks already, compact elsewhere. `to_blocks`, `to_compact` and
             `to_masked` convert.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled. A model written as a class cannot be cloned: its layers are
-        wrapped in place, it is returned itself, and is to be compiled again.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         DensityError: A density outside (0, 1], or none where the budget is a name.
@@ -149,15 +155,16 @@ def sparsify(
             f"keras_sparse_ortho.adopt_masks(model). Received: density=None, budget={budget!r}"
         )
     blocks = None
-    structures: Structure | Mapping[str, Structure] | None = structure
+    pattern: Structure | None = as_structure(structure)
+    structures: Structure | Mapping[str, Structure] | None = pattern
     if storage == "blocks":
         asked = plan_for(density, budget, weights, orthogonal=True)
         given = not isinstance(budget, str)
-        blocks = BlockPlan.of(weights, asked, structure, orthogonal=True, given=given)
+        blocks = BlockPlan.of(weights, asked, pattern, orthogonal=True, given=given)
         weights, density, budget = blocks.weights, None, blocks.budget
         structures = blocks.blocks
     draws = draw_kernels(
         model, weights, density, budget, initializer, structures, seed, dense=not kind.compact
     )
     warn_of_training_lost(model, weights)
-    return hold(model, weights, draws, storage, blocks)
+    return hold(model, weights, draws, storage, blocks, in_place=in_place)

@@ -32,6 +32,8 @@ def hold(
     draws: MutableMapping[str, AnyDraw],
     storage: str = "masked",
     plan: BlockPlan | None = None,
+    *,
+    in_place: bool = False,
 ) -> Any:
     """Gives weights fixed masks, and the values that were drawn with them.
 
@@ -49,9 +51,11 @@ def hold(
     def mask(path: str) -> Parametrization:
         return kind(mask=draws[path].mask, initializer=draws[path].initializer)
 
-    sparse = wrap(model, weights, mask, draws, on_blocks=storage in ("auto", "blocks"))
+    on_blocks = storage in ("auto", "blocks")
+    reasons = {} if plan is None else plan.reasons()
+    sparse = wrap(model, weights, mask, draws, on_blocks=on_blocks, in_place=in_place)
     if plan is not None:
-        plan.warn(sparse, storage)
+        plan.warn(sparse, storage, reasons)
     return sparse
 
 
@@ -62,6 +66,7 @@ def wrap(
     draws: MutableMapping[str, AnyDraw] | None = None,
     *,
     on_blocks: bool = False,
+    in_place: bool = False,
 ) -> Any:
     """Wraps every layer that owns some of the weights: see `places_to_wrap`.
 
@@ -110,7 +115,8 @@ def wrap(
         found = prunable_weights(rewritten, unregistered=True)
         masked = {weight.path: weight for weight in found if weight.storage is not None}
         wrong = set(before) ^ {weight.path for weight in found} | given.keys() - masked.keys()
-        wrong |= {path for path in live.keys() - wrong if masked[path].live != live[path]}
+        # In one order: on several devices a live count is gathered, and all processes take part.
+        wrong |= {path for path, n in live.items() if path not in wrong and masked[path].live != n}
         if wrong or len(found) != len(before):
             raise NotPrunableError(
                 "The new model would not have the kernels of the given one, each with the mask "
@@ -118,7 +124,7 @@ def wrap(
             )
         if rewritten is not model:
             probe_of_copy(model, rewritten).check(rewritten)
-        return blocks_where_possible(rewritten) if on_blocks else rewritten
+        return blocks_where_possible(rewritten, in_place) if on_blocks else rewritten
 
     later = [
         weight.variable
@@ -126,4 +132,4 @@ def wrap(
         if (path in draws and draws[path].sets_values) or parametrization_of(path).compact
     ]
     with weights_set_later():
-        return rewrite(model, replace, complete, without_values=later)
+        return rewrite(model, replace, complete, without_values=later, in_place=in_place)

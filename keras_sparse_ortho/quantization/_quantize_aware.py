@@ -1,11 +1,14 @@
 """`quantize_aware`: a model that is trained with the rounding of its integer file."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import body_of, is_graph
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, names_in, select, walk
@@ -21,6 +24,7 @@ from keras_sparse_ortho.quantization._placing import Rounding, roundings
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
 
 
+@other_keywords()
 def quantize_aware(
     model: keras.Model,
     weights: str | WeightQuantizer | None = "int8",
@@ -28,6 +32,7 @@ def quantize_aware(
     *,
     exclude: Selection = None,
     momentum: float = 0.99,
+    in_place: bool = False,
 ) -> keras.Model:
     """Lets a model compute as its integer file will, and be trained so.
 
@@ -49,10 +54,11 @@ def quantize_aware(
         activations: `"int8"` or `None`.
         exclude: Weights, as for `sparsify`, or paths of layers; their layers stay in floats.
         momentum: Of the ranges, see `FakeQuantize`.
+        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
+            copied; the error says so.
 
     Returns:
-        A new model, not compiled; a subclassed model is changed in place and returned, and is to
-        be compiled again.
+        A new model, not compiled. The given one stays as it was.
 
     Raises:
         NotPrunableError: A model that is not built, has nothing to be quantized or is quantized
@@ -75,7 +81,7 @@ def quantize_aware(
     ...     keras.layers.Dense(10, name="head"),
     ... ])
     >>> model = quantize_aware(kso.sparsify(dense, 0.1, seed=0), weights="int4")
-    >>> [len(np.unique(w.value()[:, 0])) <= 15 for w in kso.prunable_weights(model)]
+    >>> [len(np.unique(w.value[:, 0])) <= 15 for w in kso.prunable_weights(model)]
     [True, True]
 
     Reference:
@@ -154,7 +160,7 @@ def quantize_aware(
         return rewritten
 
     with weights_set_later():
-        return rewrite(model, replace, complete)
+        return rewrite(model, replace, complete, in_place=in_place)
 
 
 def _chosen(
@@ -163,7 +169,7 @@ def _chosen(
     """The weights to be quantized, and the layers, by `id`, that stay in floats."""
     layers = {path: layer for layer, path in reversed(list(walk(model, ""))) if path}
     names = names_in(exclude) if exclude is not None else []
-    weights = {weight.path for weight in known}
+    weights = [weight.path for weight in known]
     if names is not None:
         of_layers = [
             name
@@ -206,6 +212,12 @@ def _holders(model: Any, variables: set[int]) -> set[int]:
         held = layer.storages() if hasattr(type(layer), "storages") else {}
         ids = {id(own.weight.variable) for own in held.values()}
         if ids & variables:
+            if not hasattr(layer, "set_quantizer"):
+                raise NotPrunableError(
+                    f"A stack on live blocks, such as '{path}', cannot be quantized. Convert the "
+                    "model with keras_sparse_ortho.to_masked first, or exclude the stack. "
+                    f"Received: {type(layer).__name__}"
+                )
             if not ids <= variables:
                 raise NotPrunableError(
                     "All weights of a wrapped layer are quantized, or none. "

@@ -16,6 +16,8 @@ from keras_sparse_ortho.quantization._trained import has_trained_ranges, integer
 
 L = keras.layers
 Scales = dict[int, np.ndarray]  # of kernels, by `id` of the layer that has it
+Change = tuple[Any, np.ndarray]  # a variable and its new value
+_ROUNDING = 1e-6  # of a bias, in float32
 
 
 def round_biases(model: keras.Model) -> keras.Model:
@@ -59,7 +61,7 @@ def round_biases(model: keras.Model) -> keras.Model:
     >>> _ = model(np.eye(4, dtype="float32"), training=True)
     >>> model.layers[0].bias.assign([0.3, 0.0]) is not None
     True
-    >>> kernel = kso.prunable_weights(model)[0].value()
+    >>> kernel = kso.prunable_weights(model)[0].value
     >>> model = kso.quantization.round_biases(model)
     >>> bias = float(keras.ops.convert_to_numpy(model.layers[0].bias)[0])
     >>> steps = bias / (np.abs(kernel[:, 0]).max() / 7 / 255)
@@ -71,18 +73,34 @@ def round_biases(model: keras.Model) -> keras.Model:
             "Which range belongs to which kernel is known of functional and Sequential models "
             f"alone. Received: {type(model).__name__}"
         )
+    for variable, value in _changes(model):
+        assign(variable, value)
+    return model
+
+
+def biases_are_rounded(model: keras.Model) -> bool:
+    """Whether `round_biases` would change nothing, up to the rounding of floats."""
+    return not is_graph(model) or all(
+        np.all(np.abs(value - to_numpy(variable)) <= _ROUNDING * np.abs(value).max(initial=0))
+        for variable, value in _changes(model)
+    )
+
+
+def _changes(model: Any) -> list[Change]:
+    """The variables of a graph to be changed, and their new values."""
     has_trained_ranges(model)  # raises where one is not set
+    changes: list[Change] = []
     scales: Scales = {}
     for weight in prunable_weights(model):
         parts = integers_of(weight)
         if parts is not None and parts[0].any():
             scales[id(weight.owner)] = parts[1].reshape(-1)
-    _round(model, scales)
-    return model
+    _round(model, scales, changes)
+    return changes
 
 
-def _round(model: Any, scales: Scales) -> dict[int, float]:
-    """Rounds the biases of a graph; returns the steps of its tensors by their `id`."""
+def _round(model: Any, scales: Scales, changes: list[Change]) -> dict[int, float]:
+    """Notes the new biases of a graph; returns the steps of its tensors by their `id`."""
     calls = graph_calls(model)
     steps: dict[int, float] = {}
     for call in calls:
@@ -90,16 +108,16 @@ def _round(model: Any, scales: Scales) -> dict[int, float]:
         own = getattr(layer, "of_inputs", None) if isinstance(layer, QuantizeWrapper) else None
         given = [one.step() for one in own] if own else [steps.get(id(t)) for t in call.inputs]
         if isinstance(inner, keras.Model):
-            found = _round(inner, scales)
+            found = _round(inner, scales, changes)
             ends = keras.tree.flatten(graph_ends(inner)[1])
             results = [found.get(id(tensor)) for tensor in ends]
         else:
-            _round_inside(layer, given, scales)
+            _round_inside(layer, given, scales, changes)
             step = given[0] if given and len(set(given)) == 1 else None
             after = [one.operation for one in calls if _takes(one, call.outputs)]
             fused = getattr(layer, "of_output", None) is None and len(after) == 1
             norm = innermost(after[0]) if fused else None
-            _round_one(inner, step, scales, norm)
+            _round_one(inner, step, scales, changes, norm)
             results = [_step_after(layer, inner, step)] * len(call.outputs)
         for tensor, one in zip(call.outputs, results, strict=True):
             if one is not None:
@@ -118,20 +136,22 @@ def _step_after(layer: Any, inner: Any, step: float | None) -> float | None:
     return step if passes_on(inner) else fixed_step(inner)
 
 
-def _round_inside(layer: Any, given: list[Any], scales: Scales) -> None:
-    """Rounds the biases of layers inside another one, such as those of an attention."""
+def _round_inside(layer: Any, given: list[Any], scales: Scales, changes: list[Change]) -> None:
+    """Notes the new biases of layers inside another one, such as those of an attention."""
     inner = innermost(layer)
     # Those of an attention are on query, value (key) and value; with a key apart the order is open.
     if len(given) == 2 or len(set(given)) == 1:
         for one, step in zip(projections(inner), (given[0], given[-1], given[-1]), strict=False):
-            _round_one(innermost(one), step, scales)
+            _round_one(innermost(one), step, scales, changes)
     for own, _ in walk(inner, ""):
         if own is not layer and isinstance(own, QuantizeWrapper) and own.of_inputs:
-            _round_one(innermost(own), own.of_inputs[0].step(), scales)
+            _round_one(innermost(own), own.of_inputs[0].step(), scales, changes)
 
 
-def _round_one(layer: Any, step: float | None, scales: Scales, norm: Any = None) -> None:
-    """Rounds the bias of a layer, or the one of the batch normalization that is folded into it."""
+def _round_one(
+    layer: Any, step: float | None, scales: Scales, changes: list[Change], norm: Any = None
+) -> None:
+    """Notes the bias of a layer, or that of the batch normalization that is folded into it."""
     scale = scales.pop(id(layer), None)  # once, where a layer is called several times
     if scale is None or step is None:
         return
@@ -139,7 +159,8 @@ def _round_one(layer: Any, step: float | None, scales: Scales, norm: Any = None)
     if not isinstance(norm, L.BatchNormalization):
         if bias is not None and scale.size in (1, bias.shape[-1], np.prod(bias.shape)):
             value = to_numpy(bias).astype(np.float64)
-            assign(bias, value + _to_steps(value.reshape(-1), step * scale).reshape(value.shape))
+            change = _to_steps(value.reshape(-1), step * scale).reshape(value.shape)
+            changes.append((bias, value + change))
         return
     mean = to_numpy(norm.moving_mean).astype(np.float64)
     gain = 1 / np.sqrt(to_numpy(norm.moving_variance) + np.float64(norm.epsilon))
@@ -149,10 +170,11 @@ def _round_one(layer: Any, step: float | None, scales: Scales, norm: Any = None)
         return
     if norm.center:
         beta = to_numpy(norm.beta).astype(np.float64)
-        assign(norm.beta, beta + _to_steps(whole + beta, step * scale * np.abs(gain)))
+        change = _to_steps(whole + beta, step * scale * np.abs(gain))
+        changes.append((norm.beta, beta + change))
     else:
         change = _to_steps(whole, step * scale * np.abs(gain))
-        assign(norm.moving_mean, mean - change / np.where(gain == 0, 1, gain))
+        changes.append((norm.moving_mean, mean - change / np.where(gain == 0, 1, gain)))
 
 
 def _to_steps(value: np.ndarray, steps: np.ndarray) -> np.ndarray:

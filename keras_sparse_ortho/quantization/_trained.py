@@ -1,13 +1,14 @@
 """What training has fixed for an integer file: integers and scales of kernels, and ranges."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
@@ -41,7 +42,7 @@ def integers_of(weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
     if quantizer is None:
         return None
     parts: tuple[np.ndarray, np.ndarray] | None
-    parts = quantizer.integers(weight.value(), weight.outputs_shape)
+    parts = quantizer.integers(weight.value, weight.outputs_shape)
     return parts
 
 
@@ -55,6 +56,20 @@ def has_trained_ranges(model: keras.Model) -> bool:
             f"real data with training=True. Received: no range of {unset[:5]}"
         )
     return bool(layers)
+
+
+@contextlib.contextmanager
+def without_ranges(model: keras.Model) -> Iterator[None]:
+    """Inside, the activations of a model are not rounded."""
+    known = [layer.seen for layer, _ in walk(model, "") if isinstance(layer, FakeQuantize)]
+    before = [float(to_numpy(seen)) for seen in known]
+    for seen in known:
+        assign(seen, 0.0)
+    try:
+        yield
+    finally:
+        for seen, value in zip(known, before, strict=True):
+            assign(seen, value)
 
 
 def fix_ranges(

@@ -1,5 +1,6 @@
 """Scores for the entries of kernels: SNIP, GraSP, SynFlow, magnitude, random."""
 
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.saliency._by_name import OF_DATA as OF_DATA
 from keras_sparse_ortho.saliency._by_name import SALIENCIES as SALIENCIES
 from keras_sparse_ortho.saliency._by_name import saliency_by_name as saliency_by_name
@@ -9,3 +10,5 @@ from keras_sparse_ortho.saliency._synflow import synflow
 
 # Public; the other names above are for the other rooms.
 __all__ = ["Saliency", "grasp", "magnitude", "random", "snip", "synflow"]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

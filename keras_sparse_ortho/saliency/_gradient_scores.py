@@ -1,18 +1,21 @@
 """`snip` and `grasp`: scores from first and second derivatives of the loss."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import hessian_vector_product
+from keras_sparse_ortho._backend import hessian_vector_product, second_derivatives
 from keras_sparse_ortho._data import Batch, first_batches, refuse_separate_targets, samples
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho._workers import digest_of, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
-from keras_sparse_ortho.models import Objective, StatelessLoss
+from keras_sparse_ortho.models import Objective, StatelessLoss, check_labels, from_zero_states
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
 L = keras.losses
@@ -25,6 +28,7 @@ _NAMES = {
 }
 
 
+@other_keywords()
 def snip(
     model: Any,
     density: float,
@@ -71,7 +75,7 @@ def snip(
         NotPrunableError: Weights that are wrapped or not finite, scores that are not finite.
         WorkerError: On all processes that train one model, if their weights differ.
         TypeError: Targets as a separate argument, `x, y` instead of `(x, y)`.
-        ValueError: No data, or a model that was not compiled.
+        ValueError: No data, no labels, or a model that was not compiled.
 
     Limits: at low densities a layer may be left with no live entries; `synflow` prevents that. In
     mixed_float16 small gradients underflow: score the model in float32. If several processes train
@@ -103,6 +107,7 @@ def snip(
     return Saliency("SNIP", density, weights, scores, on_collapse)
 
 
+@other_keywords()
 def grasp(
     model: Any,
     density: float,
@@ -202,6 +207,7 @@ class _DataLoss:
         self.temperature = temperature
 
     def __call__(self, model: Any, x: Any, y: Any, sample_weight: Any, training: bool) -> Any:
+        check_labels(model, y)
         y_pred = model(x, training=training)
         if self.temperature != 1:
             y_pred = self._with_temperature(model, y_pred)
@@ -281,7 +287,8 @@ class _Derivatives:
         self._progress = keras.utils.Progbar(steps, verbose=verbose, unit_name="batch")
         if compiled_loss_waits(model):
             # What a loss creates in its first call must not be created while tracing.
-            self._loss.loss([v.value for v in variables], *self._batches[0])
+            with from_zero_states(model):
+                self._loss.loss([v.value for v in variables], *self._batches[0])
 
     def gradient(self) -> list[np.ndarray]:
         """The gradient for each variable, in float64."""
@@ -295,7 +302,8 @@ class _Derivatives:
         return self._mean(lambda batch: run(None, *batch, u))
 
     def _mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
-        mean = self._workers.together(lambda: self._own_mean(of))
+        with from_zero_states(self._loss.model):
+            mean = self._workers.together(lambda: self._own_mean(of))
         return self._workers.mean(mean, self._total)
 
     def _own_mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
@@ -317,7 +325,8 @@ def _hessian_product(loss: Any, values: list[Any], vectors: list[Any]) -> list[A
 
         # Forward over reverse takes a third of the memory of reverse over reverse.
         try:
-            return jax.jvp(jax.grad(loss), (values,), (vectors,))[1]
+            with second_derivatives():
+                return jax.jvp(jax.grad(loss), (values,), (vectors,))[1]
         except TypeError:  # a function without a forward-mode rule, such as layers of live blocks
             pass
     return hessian_vector_product(loss, values, vectors)

@@ -1,5 +1,7 @@
 """`Saliency`: scores of a model's kernels, with their masks and budget; two baseline scores."""
 
+from __future__ import annotations
+
 import random as python_random
 import warnings
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in
@@ -154,8 +157,8 @@ class Saliency:
             return
         text = (
             f"Layer collapse: {self.method} at density {self.density:.6g} leaves these weights "
-            "without live entries, so no signal passes them. Use a higher density, `exclude` "
-            "them, another method, or on_collapse='warn' and `orthogonal_budget`. "
+            "without live entries, so no signal passes them. Use a higher density, `exclude` them, "
+            'or give every kernel its share with prune(model, density, budget="erk"). '
             f"Received: {self.collapsed}"
         )
         if how == "error":
@@ -169,6 +172,7 @@ class Saliency:
         return "\n".join(lines) + ">"
 
 
+@other_keywords()
 def magnitude(
     model: Any,
     density: float,
@@ -206,6 +210,7 @@ def magnitude(
     return Saliency("magnitude", density, weights, scores, on_collapse)
 
 
+@other_keywords()
 def random(
     model: Any,
     density: float,

@@ -1,5 +1,7 @@
 """`synflow`: pruning without data, by conserved synaptic saliency."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +14,12 @@ import numpy as np
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import Selection, walk
 from keras_sparse_ortho.layers import ScannedStack
-from keras_sparse_ortho.models import input_specs
+from keras_sparse_ortho.models import from_zero_states, input_specs
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
@@ -41,6 +44,7 @@ _BY_INPUT = tuple(
 )
 
 
+@other_keywords()
 def synflow(
     model: Any,
     density: float,
@@ -176,7 +180,11 @@ def _synaptic_flow(
             def flow(inner: list[Any]) -> Any:
                 pairs = zip([*variables, *others], [*inner, *constants], strict=True)
                 # The outer scope catches and drops updates, of seed states for instance.
-                with keras.StatelessScope(), VariableOverrides(pairs):
+                with (
+                    keras.StatelessScope(),
+                    VariableOverrides(pairs),
+                    from_zero_states(model),
+                ):
                     outputs = keras.tree.flatten(model(ones, training=False))
                     sums = [keras.ops.sum(keras.ops.cast(o, dtype)) for o in outputs]
                 return sum(sums[1:], sums[0])
@@ -227,7 +235,8 @@ def _linearized(model: Any, dtype: str) -> Iterator[None]:
             call = _replacement(layer)
             if call is not None:
                 stack.enter_context(mock.patch.object(layer, "call", call))
-            activation = getattr(layer, "activation", None)
+            # Recurrent layers only show the activation of their cell.
+            activation = vars(layer).get("activation")
             if callable(activation) and not isinstance(activation, L.Layer):
                 # In recurrent cells only this one; recurrent_activation, the gates, stays.
                 stack.enter_context(mock.patch.object(layer, "activation", _identity))

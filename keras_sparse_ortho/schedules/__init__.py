@@ -1,6 +1,6 @@
 """When and how much: densities as functions of the training step."""
 
-from keras_sparse_ortho._other_names import no_attribute
+from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.schedules._schedule import (
     Constant,
     Cubic,
@@ -23,6 +23,4 @@ __all__ = [
     "as_schedule",
 ]
 
-
-def __getattr__(name: str) -> object:
-    raise no_attribute(__name__, name)
+__getattr__, __dir__ = public_names(__name__, __all__)

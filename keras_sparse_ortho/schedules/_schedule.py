@@ -13,8 +13,8 @@ from keras_sparse_ortho._checks import (
     check_integer,
     check_moment,
     check_number,
-    explains_density,
 )
+from keras_sparse_ortho._other_names import other_keywords
 
 # The default frequency: at least _UPDATES updates, at most _MOST_STEPS steps between two.
 _UPDATES = 100
@@ -192,7 +192,7 @@ class Constant(Schedule):
     [False, True, False, True]
     """
 
-    @explains_density
+    @other_keywords()
     def __init__(
         self,
         final_density: float,
@@ -222,7 +222,7 @@ class OneShot(Constant):
     (1.0, 0.1, True, False)
     """
 
-    @explains_density
+    @other_keywords()
     def __init__(self, final_density: float, step: int | float = 0) -> None:
         super().__init__(final_density, step, step, 1)
 
@@ -262,7 +262,7 @@ class Polynomial(Schedule):
     0.325
     """
 
-    @explains_density
+    @other_keywords()
     def __init__(
         self,
         final_density: float,
@@ -298,7 +298,7 @@ class _FixedPower(Polynomial):
 
     _POWER: float
 
-    @explains_density
+    @other_keywords()
     def __init__(
         self,
         final_density: float,

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_sparse_ortho._checks import check_density, explains_density
+from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
@@ -347,7 +348,7 @@ def _hold(model: Any, table: Mapping[str, AnyDraw]) -> Any:
     return result
 
 
-@explains_density
+@other_keywords()
 def prune_exact_orthogonal(
     model: Any,
     density: float | None = None,

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import sys
+import types
 
 import keras
 import numpy as np
@@ -229,6 +230,34 @@ def test_masks_that_wait_for_their_first_update_are_told():
     assert summary.dense == dict.fromkeys(SIZES, "not updated")
     assert str(summary).count("not updated") == 3
     assert not kso.report(kso.finish(model)).dense
+
+
+def test_an_initializer_alone_is_told_with_the_next_step():
+    drawn = kso.initializers.ExactOrthogonal(0.1, seed=0)
+    hidden = L.Dense(32, kernel_initializer=drawn, name="hidden")
+    model = keras.Sequential([keras.Input((16,)), hidden, L.Dense(4, name="head")])
+    summary = kso.report(model)
+    assert summary.unadopted == ("hidden/kernel",)
+    assert "Before training, call adopt_masks(model). hidden/k" in " ".join(str(summary).split())
+    assert summary.dense == {"head/kernel": "no mask"}  # it is sparse until it is trained
+    for made in (kso.adopt_masks(model), kso.strip(kso.adopt_masks(model))):
+        assert not kso.report(made).unadopted
+        assert "adopt_masks" not in str(kso.report(made))
+    hidden.kernel.assign(np.ones((16, 32)))
+    assert kso.report(model).dense["hidden/kernel"] == "not adopted"
+    assert "not adopted" in str(kso.report(model))
+
+
+def test_sparsity_and_a_data_frame(monkeypatch):
+    summary = kso.report(sparse())
+    assert summary.sparsity == 1 - summary.density
+    stand_in = types.SimpleNamespace(DataFrame=lambda rows: rows)
+    monkeypatch.setitem(sys.modules, "pandas", stand_in)
+    rows = summary.to_dataframe()
+    assert [(row["path"], row["live"]) for row in rows] == [(r.path, r.live) for r in summary.rows]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"pip install pandas. Received: no module 'pandas'"):
+        summary.to_dataframe()
 
 
 def test_notebooks_get_the_table_escaped():

@@ -160,7 +160,7 @@ def test_deep_networks_under_every_initializer(methods, net):
         model, callbacks, _ = methods.build(net, name, 0.2, 0, data, options)
         assert not callbacks
         rows = kso.report(model, orthogonality="all").rows  # some are changed after the draw
-        squared = [(w.value() ** 2).sum() / 32 for w in kso.prunable_weights(model)][1:-1]
+        squared = [(w.value**2).sum() / 32 for w in kso.prunable_weights(model)][1:-1]
         if "eoi" in name:
             assert all(row.orthogonality_error < 1e-5 for row in rows)
             assert [row.gain for row in rows[:-1]] == pytest.approx([gain] * 4, abs=1e-4)

@@ -331,6 +331,26 @@ def test_a_budget_travels_from_model_to_model(model, tmp_path):
     assert json.loads(json.dumps(dict(Budget.from_model(again))))["head/kernel"] > 0.3
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_names_of_layers_stand_for_their_kernels(tmp_path, suffix):
+    model = keras.Sequential([keras.Input((4, 8)), L.GRU(8, name="gru"), L.Dense(4, name="head")])
+    names = {"gru/gru_cell/kernel": 0.25, "gru": 0.5, "head": 0.75}
+    Budget(names).save(tmp_path / f"b{suffix}")
+    plan = Budget.load(tmp_path / f"b{suffix}").for_weights(kso.prunable_weights(model))
+    assert [*plan.items()] == [
+        ("gru/gru_cell/kernel", 0.25),
+        ("gru/gru_cell/recurrent_kernel", 0.5),
+        ("head/kernel", 0.75),
+    ]
+    assert kso.prune(model, budget=Budget(names)).count_params() > model.count_params()
+    for wrong in (Budget({**names, "tail": 0.5}), Budget({**names, "hea": 0.5})):
+        with pytest.raises(BudgetError, match=r"unknown \['(tail|hea)'\], missing \[\]"):
+            wrong.for_weights(kso.prunable_weights(model))
+    sized = Budget(names, {"head": 32})
+    with pytest.raises(BudgetError, match=r"unknown \['head'\], missing \['head/kernel'\]"):
+        sized.for_weights(kso.prunable_weights(model))
+
+
 def test_equality_is_that_of_the_densities():
     budget = Budget({"a": 0.5, "b": 0.25})
     assert budget == Budget({"b": 0.25, "a": 0.5}, {"a": 8}, ["b"])

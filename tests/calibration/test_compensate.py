@@ -37,7 +37,7 @@ def test_it_gives_what_prune_gives_with_a_refit(storage):
     assert set(errors) == set(masks)
     assert all(0 < after <= given < 1 for given, after in errors.values())
     for one, two in zip(kso.prunable_weights(pruned), kso.prunable_weights(expected), strict=True):
-        np.testing.assert_allclose(one.value(), two.value(), atol=1e-5)
+        np.testing.assert_allclose(one.value, two.value, atol=1e-5)
         if one.path in masks:
             np.testing.assert_array_equal(one.storage.mask_value(), masks[one.path])
     assert float(np.mean((array(pruned(x)) - array(dense(x))) ** 2)) < before

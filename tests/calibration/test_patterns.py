@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_sparse_ortho import Block
+from keras_sparse_ortho import Block, NByM
 from keras_sparse_ortho.calibration import _solve
 from keras_sparse_ortho.calibration._patterns import Entries, RegularPattern, WholeInputs
 
@@ -89,6 +89,29 @@ def test_rounds_drop_blocks_and_never_wake_them():
         assert not (mask & ~before).any()
         before = mask
     assert before.sum() == 24
+
+
+def test_early_rounds_of_n_by_m_take_the_largest_of_each_group_and_the_last_no_more_than_n():
+    pattern, (kernel, gram) = Entries(NByM(2, 8)), problem((1, 1, 16, 5))
+    scores = np.abs(kernel)
+    ranks = np.argsort(np.argsort(-scores.reshape(1, 2, 8, 5), axis=2), axis=2).reshape(1, 16, 5)
+    # 60 of 80 entries do not fit two of eight: six of eight do.
+    np.testing.assert_array_equal(pattern.largest(scores, 60, last=False), ranks < 6)
+    np.testing.assert_array_equal(pattern.largest(scores, 20), ranks < 2)
+    # 55 do not fit five of eight: the largest that six of eight leave.
+    least = np.sort(scores[ranks < 6])[-55]
+    some = pattern.largest(scores, 55, last=False)
+    np.testing.assert_array_equal(some, (ranks < 6) & (scores >= least))
+    # 15 fit two of eight.
+    few = pattern.largest(scores, 15, last=False)
+    assert few.sum() == 15
+    assert not (few & (ranks >= 2)).any()
+    found, mask = _solve.obs(kernel, 20, gram, pattern)
+    assert (mask.reshape(1, 2, 8, 5).sum(axis=2) == 2).all()
+    # Entries go in eight rounds; all at once costs more.
+    costs = Entries().costs(kernel, Entries().precision(np.linalg.inv(_solve.damped(gram))))
+    at_once = _solve.refit(kernel, pattern.largest(costs, 20), gram)
+    assert loss(found, kernel, gram) < loss(at_once, kernel, gram)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 12, 5), (1, 1, 3, 8, 6), (2, 1, 8, 4)])

@@ -44,7 +44,7 @@ def test_masked_positions_do_not_count():
     inputs = keras.Input((4, 2))
     norm = L.BatchNormalization(name="norm")
     model = keras.Model(inputs, norm(L.Masking(-1.0)(inputs)))
-    x = np.random.default_rng(0).normal(size=(9, 4, 2)).astype("float32")
+    x = np.random.default_rng(0).normal(size=(18, 4, 2)).astype("float32")
     x[:, 3] = -1.0
     kso.restore_statistics(model, x)
     kept = x[:, :3].reshape(-1, 2)
@@ -80,6 +80,24 @@ def test_refusals_and_failures():
     model = keras.Model(inputs, Failing()(norm(inputs)))
     before = norm.get_weights()
     with pytest.raises(RuntimeError, match="half way"):
-        kso.restore_statistics(model, np.ones((100, 4), "float32"))
+        kso.restore_statistics(model, np.arange(400.0).reshape(100, 4))
     for one, two in zip(before, norm.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_frozen_layers_keep_their_statistics():
+    model, x = network(), rows()
+    first, second = model.get_layer("first"), model.get_layer("second")
+    first.trainable = False
+    before = first.get_weights()
+    assert kso.restore_statistics(model, x) == ["second"]
+    for one, two in zip(before, first.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert np.abs(array(second.moving_mean)).max() > 0.01
+    model.trainable = False
+    statistics = second.get_weights()
+    with pytest.warns(UserWarning, match=r"Set `trainable = True`.*for 'first', 'second'") as told:
+        assert kso.restore_statistics(model, x) == []
+    assert told[0].filename == __file__
+    for one, two in zip(statistics, second.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)

@@ -78,9 +78,18 @@ def test_large_inputs_are_summed_in_pieces(monkeypatch):
 
     x = np.random.default_rng(0).normal(size=(6, 9, 8, 3)).astype("float32")
     kernel = last_kernel(L.Conv2D(4, 3), (9, 8, 3))
-    whole = kernel.gram(x)
+    given = x + np.random.default_rng(1).normal(size=x.shape).astype("float32")
+    rows, wanted = (array(kernel.rows(inputs)).astype("float64") for inputs in (x, given))
     monkeypatch.setattr(_rows, "_CHUNK", 1000)
-    np.testing.assert_allclose(kernel.gram(x), whole, rtol=1e-12)
+    gram, across = kernel.moments(x, given)
+    turned = np.swapaxes(rows, 1, 2)
+    np.testing.assert_allclose(gram, turned @ rows, rtol=1e-12)
+    np.testing.assert_allclose(across, turned @ (wanted - rows), atol=1e-9)
+    # As before an embedding, from several matrices of rows.
+    kernel = last_kernel(L.Dense(2), (8, 3))
+    gram, across = kernel.moments(x[..., 0, :].repeat(8, 0), given[..., 0, :].repeat(8, 0))
+    rows, wanted = (v[..., 0, :].repeat(8, 0).reshape(-1, 3).astype("f8") for v in (x, given))
+    np.testing.assert_allclose(across[0], rows.T @ (wanted - rows), atol=1e-9)
 
 
 class Doubled(L.Dense):

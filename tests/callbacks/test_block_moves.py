@@ -59,7 +59,7 @@ def test_rigl_moves_the_blocks_that_it_moves_in_a_mask():
         mask = ours.storage.mask_value()
         np.testing.assert_array_equal(mask, theirs.parametrization.mask_value(), ours.path)
         assert (mask != old).any()
-        np.testing.assert_allclose(ours.value(), theirs.value(), atol=2e-5)
+        np.testing.assert_allclose(ours.value, theirs.value, atol=2e-5)
 
 
 @pytest.mark.core
@@ -70,7 +70,7 @@ def test_set_keeps_fans_and_values_and_starts_new_blocks_from_zero():
     moving = SET(frequency=1, end_step=100, fraction=0.9)
     moving.set_model(model)
     moving.on_train_begin()
-    old = {path: (places, w.value()) for path, (places, w) in blocks_of(model).items()}
+    old = {path: (places, w.value) for path, (places, w) in blocks_of(model).items()}
     slots = {
         path: [array(slot) for slot, *_ in optimizer_slots(model.optimizer, w.variable)]
         for path, (_, w) in blocks_of(model).items()
@@ -96,7 +96,7 @@ def test_set_keeps_fans_and_values_and_starts_new_blocks_from_zero():
                 if not same.size:
                     assert not blocks[j, place].any()
                     new += entries
-        np.testing.assert_array_equal(weight.value(), np.where(live, value, 0))
+        np.testing.assert_array_equal(weight.value, np.where(live, value, 0))
     assert moved == new > 0
 
 

@@ -291,7 +291,7 @@ def test_finish_resets_the_moments_of_pruned_weights_of_thresholds():
     fit(model, epochs=2)
     kso.finish(model, 0.25)
     for weight in kso.prunable_weights(model):
-        live = weight.value() != 0
+        live = weight.value != 0
         for slot in moments(model.optimizer, weight.variable):
             assert not slot[~live].any()
             assert slot[live].any()

@@ -148,7 +148,7 @@ def test_compact_storage_moves_the_same_entries(kind):
         np.testing.assert_array_equal(mask, theirs.parametrization.mask_value())
         assert (mask != before).any()
         assert (np.diff(array(ours.parametrization.indices)) > 0).all()
-        np.testing.assert_allclose(ours.value(), theirs.value(), atol=1e-6)
+        np.testing.assert_allclose(ours.value, theirs.value, atol=1e-6)
         slots = [
             optimizer_slots(model.optimizer, weight.variable)
             for model, weight in ((masked, theirs), (compact, ours))

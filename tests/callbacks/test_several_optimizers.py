@@ -56,7 +56,7 @@ def test_a_model_is_converted_with_its_optimizers():
     compact = kso.to_compact(model)
     fit(model), fit(compact)
     for a, b in zip(kso.prunable_weights(model), kso.prunable_weights(compact), strict=True):
-        np.testing.assert_allclose(a.value(), b.value(), atol=1e-6)
+        np.testing.assert_allclose(a.value, b.value, atol=1e-6)
     if hasattr(keras.optimizers, "MultiOptimizer"):
         model = network(two_optimizers(".*a/kernel"))
         fit(model)

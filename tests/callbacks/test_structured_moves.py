@@ -20,6 +20,7 @@ CASES = [
     (ConstantFan("in"), (12, 32), KernelLayout.recurrent(4)),
     (NByM(2, 4), (16, 9), None),
     (NByM(1, 4), (2, 2, 8, 6), None),
+    (NByM(2, 4), (3, 11, 6), None),
 ]
 
 
@@ -37,7 +38,9 @@ def fans(structure, mask):
 
 def groups(structure, mask):
     *outer, inputs, outputs = mask.shape
-    return mask.reshape(*outer, inputs // structure.m, structure.m, outputs).sum(axis=-2)
+    padding = [(0, 0)] * mask.ndim
+    padding[-2] = (0, -inputs % structure.m)
+    return np.pad(mask, padding).reshape(*outer, -1, structure.m, outputs).sum(axis=-2)
 
 
 @pytest.mark.parametrize(("structure", "shape", "layout"), CASES, ids=str)

@@ -95,7 +95,7 @@ def test_a_training_step_around_two_models(tmp_path):
     assert np.isfinite(model.fit(images, batch_size=2, verbose=0).history["loss"]).all()
     assert_masked(model)
     expected = outputs(model.encoder, model.decoder)
-    plain = kso.strip(model)  # in place
+    plain = kso.strip(model)
     for kept in (plain, kso.sparsify(autoencoder(), DENSITY)):
         loaded = []
         for part in (kept.encoder, kept.decoder):

@@ -76,11 +76,11 @@ def test_blocks_of_chosen_sizes(make):
         assert sorted(weight.owner.block) == [16, longer], weight.path
         assert (inputs < outputs) == (weight.owner.block[0] < weight.owner.block[1])
         assert weight.live / weight.size <= 0.25
-    before = [weight.value() for weight in kernels]
+    before = [weight.value for weight in kernels]
     sparse.compile("adam", "mse", jit_compile=False)
     sparse.fit(X, np.zeros((4, 8, 256), "float32"), batch_size=2, verbose=0)
     for weight, old in zip(kernels, before, strict=True):
-        assert not np.array_equal(weight.value(), old), weight.path
+        assert not np.array_equal(weight.value, old), weight.path
         assert weight.live == np.count_nonzero(old)
     plain = kso.strip(sparse)
     np.testing.assert_allclose(array(plain(X)), array(sparse(X)), atol=1e-5)

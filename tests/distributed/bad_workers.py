@@ -5,6 +5,7 @@ noted as well, and the next case finds both processes at the same place.
 """
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -152,12 +153,32 @@ if BACKEND == "jax":
         with mesh(".*a/kernel"):
             sparse(width=15)
 
+    def sharded(storages, kind):
+        """What public functions return, where each process has a half of each kernel."""
+        from tests.models import returned
+
+        with mesh(".*kernel$"):
+            for number, storage in enumerate(storages):
+                keras.utils.set_random_seed(number)
+                model = returned.STORAGES[storage](returned.KINDS[kind]())
+                model.compile("sgd", "mse")
+                started(model, kso.callbacks.CheckWorkers()).on_epoch_end(0)
+                kso.report(model)
+
+    SHARDED = {
+        "sharded_masks": ("masked", "compact", "pruned", "adopted", "stripped"),
+        "sharded_blocks": ("blocks", "to_blocks", "to_masked", "stripped, blocks"),
+        "sharded_thresholds": ("soft threshold", "magnitude", "feather", "quantized", "lora"),
+    }
+    for name, storages in SHARDED.items():
+        CASES[name] = functools.partial(sharded, storages, "attention")
+
 
 @contextlib.contextmanager
 def mesh(pattern):
     """Kernels whose path matches a pattern are cut along their outputs, half for each process."""
     distribution = keras.distribution
-    devices = distribution.list_devices()
+    devices = distribution.list_devices()[::2]  # one of each process
     layout = distribution.LayoutMap(
         distribution.DeviceMesh((1, len(devices)), ["batch", "model"], devices)
     )

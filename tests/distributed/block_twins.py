@@ -52,7 +52,7 @@ def state(model):
     weights = kso.prunable_weights(model)
     own = {id(weight.variable) for weight in weights}
     others = [v for v in model.trainable_variables if id(v) not in own]
-    return {w.path: w.value() for w in weights} | {v.path: array(v) for v in others}
+    return {w.path: w.value for w in weights} | {v.path: array(v) for v in others}
 
 
 def moving(rows):

@@ -63,7 +63,8 @@ def test_two_processes_of_torch_with_rigl(tmp_path):
     environment = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)}
     for rank in range(2):
         command = [sys.executable, script, str(rank), port, tmp_path]
-        running.append(subprocess.Popen(command, env=environment))
+        own = {**environment, "PYTHONHASHSEED": str(rank + 1)}  # sets have another order
+        running.append(subprocess.Popen(command, env=own))
     one = trained_by_torch("blocks")
     try:
         assert [process.wait(timeout=300) for process in running] == [0, 0]

@@ -204,6 +204,14 @@ def test_layouts_that_do_not_fit(tmp_path, case):
     assert all(said[case] for said in run_two(tmp_path, [case]))
 
 
+@pytest.mark.slow
+@pytest.mark.jax_only
+def test_processes_with_halves_of_kernels_read_them_in_one_order(tmp_path):
+    cases = ["sharded_masks", "sharded_blocks", "sharded_thresholds"]
+    nothing = dict.fromkeys(cases, "")
+    assert run_two(tmp_path, cases) == [nothing, nothing]
+
+
 def run_two(folder, cases, seconds=300):
     """What two processes of `bad_workers.py` have noted for each case; fails if they hang."""
     script = ROOT / "tests" / "distributed" / "bad_workers.py"
@@ -215,9 +223,8 @@ def run_two(folder, cases, seconds=300):
     for rank in range(2):
         with logs[rank].open("w") as log:
             command = [sys.executable, script, str(rank), *ports, outputs[rank], *cases]
-            running.append(
-                subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-            )
+            own = {**environment, "PYTHONHASHSEED": str(rank + 1)}  # sets have another order
+            running.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
     end = time.monotonic() + seconds
     while time.monotonic() < end and any(process.poll() is None for process in running):
         time.sleep(0.1)

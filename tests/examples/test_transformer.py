@@ -29,7 +29,7 @@ def test_the_last_lines_say_what_came_out(run_example, capsys):
 
     plain = keras.saving.load_model(folder / "sparse.keras")
     plain(np.zeros((1, 8, 8, 1), "float32"))
-    held = {w.path: np.count_nonzero(w.value()) for w in kso.prunable_weights(plain)}
+    held = {w.path: np.count_nonzero(w.value) for w in kso.prunable_weights(plain)}
     assert sum(held.values()) == sparse["live"]
     ends = {"patch/kernel": 4 * 16, "head/kernel": 16 * 10}
     assert ends.items() <= held.items()

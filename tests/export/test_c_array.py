@@ -16,6 +16,13 @@ from keras_sparse_ortho.export import (
     c_array,
     export_litert,
 )
+from keras_sparse_ortho.export._litert_file import (
+    flat,
+    read_model,
+    read_weights,
+    stored_weights,
+    write_model,
+)
 from tests.export.models import layers
 
 pytestmark = pytest.mark.tensorflow_only
@@ -54,6 +61,35 @@ def test_header_has_the_file_and_its_operators(file, tmp_path, monkeypatch):
     packed.write_bytes(gzip.compress(file.read_bytes()))
     assert c_array(packed, tmp_path / "again.h").operators == found.operators
     assert bytes_in((tmp_path / "again.h").read_text(), "model_data") == file.read_bytes()
+
+
+def behind(content):
+    """The file with its largest buffer behind the flatbuffer, as ai-edge-quantizer writes it."""
+    model = read_model(content)
+    buffer = max(model.buffers, key=lambda one: 0 if one.data is None else len(one.data))
+    data, buffer.data = bytes(buffer.data), None
+    buffer.offset = buffer.size = len(data)
+    start = -(-len(write_model(model)) // 16) * 16
+    buffer.offset = start
+    return write_model(model).ljust(start, b"\0") + data
+
+
+def test_weights_behind_the_flatbuffer_are_read_and_written_into_it(file, tmp_path):
+    model = read_model(file.read_bytes())
+    model.buffers[model.metadata[-1].buffer].data = None  # the record: as of another tool
+    model.metadata = model.metadata[:-1]
+    plain = write_model(model)
+    other = behind(plain)
+    assert len(other) > len(plain) - 64
+    assert read_weights(other) == read_weights(plain)
+    for one, two in zip(stored_weights(other), stored_weights(plain), strict=True):
+        np.testing.assert_array_equal(one.values, two.values)
+    assert write_model(read_model(other)) == plain
+    assert flat(plain) is plain
+    (tmp_path / "m.tflite").write_bytes(other)
+    found = c_array(tmp_path / "m.tflite", tmp_path / "m.h", name="m")
+    assert bytes_in((tmp_path / "m.h").read_text(), "m") == plain
+    assert found.bytes == len(plain)
 
 
 @pytest.fixture

@@ -179,6 +179,16 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path, tiny_file):
     assert list(tmp_path.iterdir()) == [foreign]
 
 
+@pytest.mark.parametrize("place", ["caf\udcc3\udca9/m.tflite", "caf\udcc3\udca9.tflite"])
+def test_names_that_the_locale_cannot_decode(tmp_path, place):
+    """As "café" is under LC_ALL=C: the remedy is in the message, and nothing is left there."""
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    with pytest.raises(ValueError, match=r"PYTHONUTF8=1.*Received: .*udcc3.*read as utf-8"):
+        export_litert(tiny(), path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize("place", ["m[1].tflite", "d[1]/m.tflite", "a*?\\/m{,}.tflite"])
 def test_names_that_tensorflow_takes_for_patterns(tmp_path, place):
     path = tmp_path / place

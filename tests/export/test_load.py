@@ -60,6 +60,26 @@ def test_predict_of_any_number_of_rows(all_routes):
     assert "float32[1, 64]" in repr(file)
 
 
+def test_a_file_is_called_and_evaluated(all_routes):
+    _, data, want, folder, _ = all_routes
+    file = load_litert(folder / "float32.tflite")
+    np.testing.assert_array_equal(file(data), file.predict(data))
+    labels = want.argmax(-1)
+    labels[0] = (labels[0] + 1) % want.shape[-1]
+    accuracy = {"accuracy": 1 - 1 / len(labels)}
+    one_hot = np.eye(want.shape[-1])[labels]
+    for y in (labels, labels[:, None], one_hot):
+        assert file.evaluate(data, y) == pytest.approx(accuracy)
+    metrics = ["accuracy", keras.losses.mean_squared_error, "sparse_categorical_accuracy"]
+    found = file.evaluate(data, labels, metrics=metrics[::2])
+    assert found == pytest.approx({**accuracy, "sparse_categorical_accuracy": 1 - 1 / len(labels)})
+    found = file.evaluate(data, want, metrics=metrics[1:2])
+    assert found == pytest.approx({"mean_squared_error": 0.0}, abs=1e-9)
+    for wrong in (want, labels[:-1], labels.astype("float32")):
+        with pytest.raises(ValueError, match=r"The accuracy needs integer or one-hot.*Received"):
+            file.evaluate(data, wrong)
+
+
 @pytest.mark.parametrize(
     ("x", "message"),
     [

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import _report, export_litert
+from keras_sparse_ortho.export import _report, c_array, export_litert, export_routes, load_litert
 from keras_sparse_ortho.export._process import Worker
 from tests.export.models import layers, tiny
 
@@ -39,6 +39,9 @@ def test_unbuilt_model(path):
 
 def test_no_model(path):
     refused("must be a Keras model", layers.Dense(2), path)
+    refused("must be a Keras model. Received: model of type NoneType", None, path)
+    with pytest.raises(ValueError, match="must be a Keras model"):
+        export_routes(None, path.parent)
 
 
 def test_dynamic_dimension_names_the_input(path):
@@ -93,6 +96,15 @@ def test_names_of_several_inputs(path):
 
 
 def test_path(tmp_path):
+    refused("`path` must be a path, .*path=None", tiny(), None)
+    for call, argument in (
+        (lambda: export_routes(tiny(), None), "folder"),
+        (lambda: load_litert(None), "path"),
+        (lambda: c_array(None, "m.h"), "file"),
+        (lambda: c_array("m.tflite", None), "path"),
+    ):
+        with pytest.raises(ValueError, match=f"`{argument}` must be a path.*{argument}=None"):
+            call()
     refused("path=.*none", tiny(), tmp_path / "none" / "m.tflite")
     refused("must name a file", tiny(), tmp_path)
 

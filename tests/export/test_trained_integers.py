@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import _export_litert, export_litert, load_litert
+from keras_sparse_ortho.export import _export_warnings, export_litert, load_litert
 from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
 from keras_sparse_ortho.parametrizations import LearntScale, Palette
 from keras_sparse_ortho.quantization import quantize_aware, round_biases, trained_integers
@@ -53,7 +53,7 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
     model, x = trained(make, WEIGHTS[weights])
     report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:256])
     assert report.error < 0.01
-    sizes = {weight.value().size for weight in kso.prunable_weights(model)}
+    sizes = {weight.value.size for weight in kso.prunable_weights(model)}
     kernels = [weight for weight in report.weights if weight.size in sizes]
     assert {weight.dtype for weight in kernels} == {"int8"}
     assert len(kernels) == len(kso.prunable_weights(model))
@@ -107,7 +107,7 @@ def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
 
 def test_a_file_with_other_integers_is_refused(tmp_path, monkeypatch):
     model, x = trained(mlp, "int4", rounded=False)
-    monkeypatch.setattr(_export_litert, "_AS_TRAINED", 1e-5)  # a CNN is above 1%
+    monkeypatch.setattr(_export_warnings, "_AS_TRAINED", 1e-5)  # a CNN is above 1%
     with pytest.warns(UserWarning, match=r"differs from Keras by 0.\d+%.*round_biases\(model\)"):
         report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
     kernels = trained_integers(model)

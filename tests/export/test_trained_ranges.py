@@ -69,7 +69,7 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tm
     check_integers(model, report.path)
     check_ranges(model, report.path)
     kernels = kso.prunable_weights(model)
-    sizes = {weight.value().size for weight in kernels}
+    sizes = {weight.value.size for weight in kernels}
     held = [one for one in report.weights if one.size in sizes]
     assert {one.dtype for one in held} == {"int8"}
     assert len(held) == len(kernels)

@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import ExportRouteError, export_litert, load_litert
+from keras_sparse_ortho.export import (
+    ExportRouteError,
+    RouteOutcome,
+    export_litert,
+    export_routes,
+    load_litert,
+)
 from keras_sparse_ortho.export._process import converter_backend
-from tests.helpers import slow_case_on_jax, slow_on_jax
+from tests.helpers import array, slow_case_on_jax, slow_on_jax
 
 # On TensorFlow it cannot be missing.
 pytestmark = [pytest.mark.core, pytest.mark.not_tensorflow]
@@ -94,6 +100,57 @@ def test_files_of_blocks(mode, tmp_path):
     )
     stored, every = (sum(one.size for one in each.weights) for each in (report, dense))
     assert stored < 0.5 * every  # files of so few weights are not smaller
+
+
+def large():
+    """In int8, too, the second kernel takes 1.3 MB, and a quarter of it 320 KiB."""
+    layers = [L.Dense(1024, activation="relu", name="wide"), L.Dense(1280, name="large")]
+    return keras.Sequential([keras.Input((64,)), *layers, L.Dense(8, name="head")])
+
+
+@pytest.mark.slow
+def test_every_route_of_a_large_model(tmp_path):
+    keras.utils.set_random_seed(0)
+    options = {"structure": kso.Block(32, 32, regular=True), "storage": "blocks"}
+    model = kso.sparsify(large(), 0.25, exclude=["wide", "head"], seed=0, **options)
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
+    found = export_routes(model, tmp_path, representative_data=x)
+    assert len(found) == 12
+    assert {name: one.reason for name, one in found.items() if isinstance(one, RouteOutcome)} == {}
+    assert min(one.bytes for one in found.values()) > 300 * 1024
+    trained = kso.quantize_aware(model)
+    trained(x, training=True)
+    report = export_litert(trained, tmp_path / "q.tflite", quantization="int8", sample=x)
+    assert report.error < 3e-3
+
+
+@pytest.mark.parametrize("mode", ["int8", *map(slow_case_on_jax, ["float16", "dynamic_int8"])])
+def test_weights_behind_the_flatbuffer(mode, tmp_path):
+    """ai-edge-quantizer puts them there in files of more than 256 KiB."""
+    keras.utils.set_random_seed(0)
+    layers = [L.Dense(640, name="large"), L.Dense(4, name="head")]
+    model = kso.sparsify(keras.Sequential([keras.Input((512,)), *layers]), 0.3, seed=0)
+    x = np.random.default_rng(0).normal(size=(32, 512)).astype("float32")
+    data = x if mode == "int8" else None
+    report = export_litert(model, tmp_path / "m.tflite", mode=mode, representative_data=data)
+    assert report.bytes > 300 * 1024
+    live = sum(weight.live for weight in kso.prunable_weights(model))
+    assert report.total_zeros >= report.total_weights - live
+    assert report.error < 0.05
+
+
+def test_dead_channels_keep_their_biases(tmp_path):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((32,)), L.Dense(16, name="half"), L.Dense(4, name="head")]
+    )
+    for layer in model.layers:
+        layer.kernel.assign(array(layer.kernel) * (np.arange(layer.units) % 2))
+        layer.bias.assign(np.linspace(1, 2, layer.units))
+    x = np.random.default_rng(0).normal(size=(32, 32)).astype("float32")
+    path = tmp_path / "m.tflite"
+    report = export_litert(model, path, mode="int8", representative_data=x, tolerance=0.03)
+    assert report.error < 0.03
 
 
 @slow_on_jax

@@ -36,10 +36,10 @@ def test_flattened_convolutions_inside_sparsify():
     )
     sparse = kso.sparsify(model, 0.5, "uniform", ApproximateIsometry(1.0, gain=2.0), seed=0)
     conv, head = kso.prunable_weights(sparse)
-    matrix = conv.value().reshape(27, 16)
+    matrix = conv.value.reshape(27, 16)
     np.testing.assert_allclose(matrix.T @ matrix, 4 * np.eye(16), atol=1e-2)
     assert (conv.live, head.live) == (216, 2880)
-    assert (conv.value() != 0).sum() == 216
+    assert (conv.value != 0).sum() == 216
 
 
 def test_progress_can_be_seen(capsys):

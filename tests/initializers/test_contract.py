@@ -140,6 +140,9 @@ def test_refusals():
         AttentionLayout(2, 4)((5, 5, 5))
     with pytest.raises(DensityError, match=r"least density is 0.015625"):
         ExactOrthogonal(0.001)(SHAPE)
+    for rotations in ({"class_name": "Zeros"}, {"abc": 1}, 5, [(0, 1)]):
+        with pytest.raises(ValueError, match=r"`rotations` must be a list of triples.*Received"):
+            ExactOrthogonal(rotations=rotations)
 
 
 def test_random_masks_of_another_seed_hold_other_values():

@@ -152,7 +152,7 @@ def test_a_wrapped_convolution_keeps_the_norm_under_circular_padding(strides, fi
     )
     [weight] = wrapped.prunable_weights
     assert weight.live == round(0.15 * weight.size)
-    assert dead_outputs(weight.value()) == 0
+    assert dead_outputs(weight.value) == 0
 
 
 def test_a_wrapped_transposed_convolution_keeps_the_norm():
@@ -181,7 +181,7 @@ def test_no_output_of_a_sparsified_model_is_dead():
     )
     sparse = kso.sparsify(model, 0.05, seed=0)
     for weight in kso.prunable_weights(sparse, flops=False):
-        assert dead_outputs(weight.value(), weight.layout) == max(
+        assert dead_outputs(weight.value, weight.layout) == max(
             0, weight.shape[-1] - weight.live
         ), weight.path
 

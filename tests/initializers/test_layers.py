@@ -48,7 +48,7 @@ def test_in_bare_layers(name):
     model = keras.Sequential([keras.Input(shape), make(16, kernel_initializer=eoi, **options)])
     weight = prunable_weights(model)[0]
     assert weight.layout == (layout or KernelLayout.dense()) or layout is None
-    assert orthogonality_error(weight.value(), weight.layout, gain=1.2) < 1e-6
+    assert orthogonality_error(weight.value, weight.layout, gain=1.2) < 1e-6
     assert weight.live <= round(0.4 * weight.size)
 
 
@@ -60,7 +60,7 @@ def test_attention_projections_along_their_true_axes():
     found = prunable_weights(model)
     assert len(found) == 4
     for weight in found:
-        assert orthogonality_error(weight.value(), weight.layout, gain=1.0) < 1e-6
+        assert orthogonality_error(weight.value, weight.layout, gain=1.0) < 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -69,7 +69,7 @@ def test_wrapped_layers_are_orthogonal_along_their_true_axes(kind):
     for weight in prunable_weights(model):
         if weight.parametrization is not None:
             assert weight.live == round(DENSITY * weight.size)
-            assert orthogonality_error(weight.value(), weight.layout, gain=1.0) < 1e-6
+            assert orthogonality_error(weight.value, weight.layout, gain=1.0) < 1e-6
 
 
 def test_a_saved_model_with_initializers_of_ours(tmp_path):

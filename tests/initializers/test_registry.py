@@ -106,7 +106,7 @@ def test_a_registered_custom_layer_is_orthogonal_along_its_axes_when_wrapped():
     assert weight.live == round(0.25 * 24 * 12)
     # The bare initializer, which sees only the shape, drew one tall matrix instead.
     bare, _ = eoi.sample((24, 12))
-    assert (bare != weight.value()).any()
+    assert (bare != weight.value).any()
 
 
 @pytest.mark.core

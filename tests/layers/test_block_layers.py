@@ -112,7 +112,7 @@ def test_prunable_weights_and_report():
     for path, weight in weights.items():
         assert weight.shape == plain[path].shape
         assert weight.flops == plain[path].flops, path
-        np.testing.assert_array_equal(weight.value(), plain[path].value())
+        np.testing.assert_array_equal(weight.value, plain[path].value)
         if weight.storage is not None:
             assert weight.live == weight.storage.mask_value().sum()
             assert weight.density in (0.25, 0.5)
@@ -123,6 +123,13 @@ def test_prunable_weights_and_report():
     model.summary(print_fn=lambda text, line_break=False: None)
     # A budget of what there is.
     assert kso.Budget.from_model(model).live == summary.live
+
+
+@pytest.mark.parametrize(("asked", "made"), [(0.23, 0.25), (0.27, 0.25), (0.36, 0.375)])
+def test_the_nearest_possible_density_is_taken(asked, made):
+    layer = BlockSparseDense(64, density=asked, block=8, seed=0)
+    layer.build((None, 64))
+    assert layer.density == made
 
 
 @pytest.mark.core

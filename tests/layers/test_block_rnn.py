@@ -78,7 +78,7 @@ def test_it_equals_its_masked_twin(kind, tmp_path):
     twins = kso.prunable_weights(masked)
     for weight, twin in zip(kso.prunable_weights(blocks), twins, strict=True):
         np.testing.assert_array_equal(weight.mask, twin.mask)
-        np.testing.assert_allclose(weight.value(), twin.value(), atol=1e-5)
+        np.testing.assert_allclose(weight.value, twin.value, atol=1e-5)
     again = kso.to_blocks(masked)  # with the moments of the optimizer
     np.testing.assert_allclose(fit(again), fit(masked), atol=1e-5)
     x, _ = data(blocks, 3)

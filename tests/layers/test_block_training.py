@@ -67,7 +67,7 @@ def test_fifty_steps_equal_those_of_masked_layers(optimizer):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert losses[0][-1] < losses[0][0]
     for name in ("c", "d"):
-        expected = masked[name].prunable_weights[0].value()
+        expected = masked[name].prunable_weights[0].value
         np.testing.assert_allclose(model.get_layer(name).kernel_value(), expected, atol=1e-4)
 
 

@@ -59,7 +59,7 @@ def test_masked_weights_gradients_and_moments_are_exactly_zero(kinds, optimizer)
         mask = weight.parametrization.mask_value()
         assert mask.sum() == round(DENSITY * mask.size), weight
         assert not weight.raw_value()[~mask].any(), weight
-        assert not weight.value()[~mask].any(), weight
+        assert not weight.value[~mask].any(), weight
         assert not table[id(weight.variable)][~mask].any(), weight
         slots = moments(model.optimizer, weight.variable)
         assert slots
@@ -88,7 +88,7 @@ def test_compact_storage_trains_as_masks_do(kinds):
     for theirs, ours in zip(weights_of(masked), weights_of(compact), strict=True):
         mask = theirs.parametrization.mask_value()
         np.testing.assert_array_equal(ours.parametrization.mask_value(), mask)
-        np.testing.assert_allclose(ours.value(), theirs.value(), atol=2e-5)
+        np.testing.assert_allclose(ours.value, theirs.value, atol=2e-5)
         assert (ours.path, ours.shape, ours.live) == (theirs.path, theirs.shape, theirs.live)
         # Nothing dense is kept: neither a variable of the model nor a slot of the optimizer.
         assert all(ours.parametrization.kernel is not v for v in compact.variables)

@@ -29,7 +29,7 @@ def network():
 def largest_dead(model, raw):
     """The largest magnitude of a dead entry."""
     [weight] = [w for w in kso.prunable_weights(model) if w.path == "wide/kernel"]
-    value = weight.raw_value() if raw else weight.value()
+    value = weight.raw_value() if raw else weight.value
     return np.abs(value[~weight.parametrization.mask_value()]).max()
 
 

@@ -130,7 +130,7 @@ def test_a_kernel_drawn_along_the_wrong_axes_is_drawn_again():
     x = keras.Input((5, 32))
     wrapper(x, x)
     for weight in wrapper.prunable_weights:
-        matrix = weight.value().astype("float64").reshape(32, 32)
+        matrix = weight.value.astype("float64").reshape(32, 32)
         assert np.abs(matrix.T @ matrix - np.eye(32)).max() < 1e-6
 
 
@@ -172,7 +172,7 @@ def test_a_layer_that_is_built_late_draws_once(monkeypatch, lazily):
             assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
             assert isinstance(weight.initializer, ExactOrthogonal)  # as before it was built
             if weight.path != "depthwise_conv1d/kernel":
-                assert orthogonality_error(weight.value(), weight.layout) < 1e-6
+                assert orthogonality_error(weight.value, weight.layout) < 1e-6
 
 
 def test_random_sparse_masks_are_adopted():
@@ -180,7 +180,7 @@ def test_random_sparse_masks_are_adopted():
     layer.build((None, 10))
     [weight] = layer.prunable_weights
     assert weight.live == 32
-    assert (weight.value() != 0).sum() == 32
+    assert (weight.value != 0).sum() == 32
 
 
 def test_a_custom_layer_by_registration_and_by_duck_type():
@@ -202,7 +202,7 @@ def test_a_custom_layer_by_registration_and_by_duck_type():
         outputs = array(wrapper(x))
         [weight] = wrapper.prunable_weights
         assert weight.live == 24
-        np.testing.assert_allclose(outputs[0], weight.value().sum(0), atol=1e-6)
+        np.testing.assert_allclose(outputs[0], weight.value.sum(0), atol=1e-6)
 
 
 def test_built_inside_a_scope_that_only_traces():

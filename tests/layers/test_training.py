@@ -7,9 +7,24 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho import PrunableLayer
+from keras_sparse_ortho import (
+    CompactMask,
+    FixedMask,
+    LowRankSoftThreshold,
+    MagnitudeMask,
+    PrunableLayer,
+)
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
-from tests.helpers import array, classifier_loss, data, jit, slow_on_tensorflow, two_device_strategy
+from keras_sparse_ortho.layers import BlockSparseDense, ScannedStack
+from tests.helpers import (
+    array,
+    classifier_loss,
+    data,
+    jit,
+    part_of_a_run,
+    slow_on_tensorflow,
+    two_device_strategy,
+)
 
 L = keras.layers
 
@@ -31,7 +46,7 @@ def check_masks(model):
     for weight in kso.prunable_weights(model):
         mask = weight.parametrization.mask_value()
         assert not weight.raw_value()[~mask].any()
-        assert not weight.value()[~mask].any()
+        assert not weight.value[~mask].any()
     return kso.Budget.from_model(model).live
 
 
@@ -137,7 +152,7 @@ def test_float16_and_bfloat16_layers():
         [weight] = layer.prunable_weights
         assert keras.backend.standardize_dtype(weight.variable.dtype) == dtype
         assert weight.live == round(0.2 * 16 * 32)
-        gram = weight.value().astype("float64")
+        gram = weight.value.astype("float64")
         assert np.abs(gram @ gram.T - np.eye(16)).max() < 2e-2
         model.compile("sgd", "mse")
         model.fit(np.ones((8, 16)), np.zeros((8, 32)), verbose=0)
@@ -280,3 +295,29 @@ def test_mask_aware_layers_get_their_mask():
     np.testing.assert_allclose(array(sparse(tokens)), array(plain(tokens)), atol=1e-6)
     shorter = np.array([[3, 4, 5, 0, 0, 0], [1, 2, 3, 0, 0, 0]])
     assert np.abs(array(sparse(tokens)) - array(sparse(shorter))).max() > 1e-3
+
+
+@pytest.mark.tensorflow_only
+def test_fit_builds_a_model_that_does_not_know_its_inputs():
+    """TensorFlow traces the training step of such a model, where no value can be read."""
+
+    def dense(parametrization, **kwargs):
+        return PrunableLayer(L.Dense(16, **kwargs), parametrization)
+
+    drawn = {"kernel_initializer": ExactOrthogonal(0.5, seed=0)}
+    model = keras.Sequential(
+        [
+            dense(FixedMask(), **drawn),
+            dense(CompactMask(), **drawn),
+            dense(LowRankSoftThreshold()),
+            dense(MagnitudeMask(0.5)),
+            BlockSparseDense(16, density=0.5, block=4),
+            ScannedStack(L.Dense(16), 2),
+        ]
+    )
+    model.compile("adam", "mse", jit_compile=jit())
+    x = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
+    with part_of_a_run():
+        model.fit(x, x, verbose=0)
+    masked, compact, *_, blocks, _ = (weight.live for weight in kso.prunable_weights(model))
+    assert masked == compact == blocks == 128

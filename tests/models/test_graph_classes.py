@@ -129,7 +129,7 @@ def test_the_whole_way(name, storage, tmp_path):
     sparse.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
     sparse.train_on_batch({"ids": IDS}, np.zeros_like(before))
     for weight in kso.prunable_weights(sparse):
-        assert not weight.value()[~weight.parametrization.mask_value()].any()
+        assert not weight.value[~weight.parametrization.mask_value()].any()
     expected = array(sparse({"ids": IDS}))
     sparse.save(tmp_path / "sparse.keras")
     loaded = keras.saving.load_model(tmp_path / "sparse.keras")

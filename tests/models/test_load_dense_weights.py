@@ -38,7 +38,7 @@ def test_values_are_taken_under_the_mask(name, tmp_path):
     for variable in dense.weights:  # moving averages and biases, too
         variable.assign(np.random.default_rng(1).normal(size=variable.shape))
     dense.save_weights(tmp_path / "dense.weights.h5")
-    values = {weight.path: weight.value() for weight in kso.prunable_weights(dense)}
+    values = {weight.path: weight.value for weight in kso.prunable_weights(dense)}
     others = [array(v) for v in dense.weights if len(v.shape) == 1]
     keras.utils.clear_session(free_memory=False)  # the same names once more
     sparse = kso.sparsify(make(), 0.5, seed=0, **options)
@@ -51,7 +51,7 @@ def test_values_are_taken_under_the_mask(name, tmp_path):
     assert dead == {w.path: (~masks[w.path]).sum() for w in wrapped}
     for weight in kso.prunable_weights(sparse):
         np.testing.assert_array_equal(
-            weight.value(), np.where(masks[weight.path], values[weight.path], 0)
+            weight.value, np.where(masks[weight.path], values[weight.path], 0)
         )
     for weight in kso.prunable_weights(dense):
         weight.variable.assign(values[weight.path] * masks[weight.path])
@@ -61,6 +61,27 @@ def test_values_are_taken_under_the_mask(name, tmp_path):
         [v for v in plain.weights if len(v.shape) == 1], others, strict=True
     ):
         np.testing.assert_array_equal(array(found), expected)
+
+
+@pytest.mark.parametrize("storage", ["masked", "compact"])
+def test_layers_of_other_shapes_are_skipped(storage, tmp_path):
+    dense = network()
+    dense.save_weights(tmp_path / "dense.weights.h5")
+    values = {weight.path: weight.value for weight in kso.prunable_weights(dense)}
+    keras.utils.clear_session(free_memory=False)  # the same names once more
+    *layers, _ = network().layers
+    other = keras.Sequential([keras.Input(SHAPE), *layers, L.Dense(5, name="head")])
+    sparse = kso.sparsify(other, 0.5, seed=0, storage=storage)
+    before = kso.prunable_weights(sparse)[-1].value
+    with pytest.raises(ValueError, match="head"):
+        kso.load_dense_weights(sparse, tmp_path / "dense.weights.h5")
+    with pytest.warns(UserWarning, match="head"):
+        dead = kso.load_dense_weights(sparse, tmp_path / "dense.weights.h5", skip_mismatch=True)
+    *loaded, head = kso.prunable_weights(sparse)
+    assert [*dead] == [weight.path for weight in loaded]
+    np.testing.assert_array_equal(head.value, before)
+    for weight in loaded:
+        np.testing.assert_array_equal(weight.value, weight.mask * values[weight.path])
 
 
 def test_learnt_thresholds_get_all_of_the_file(tmp_path):

@@ -214,8 +214,9 @@ def third_time(function):
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("make", FORMS)
-def test_failures_when_much_has_been_changed(make, monkeypatch):
+def test_failures_when_much_has_been_changed(make, in_place, monkeypatch):
     masked = compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adam())
     compact = compiled(kso.sparsify(make(), 0.5, seed=0, storage="compact"), "adam")
     for name, (verb, owner, attribute) in LATE.items():
@@ -226,13 +227,13 @@ def test_failures_when_much_has_been_changed(make, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(owner, attribute, failure)
             with pytest.raises(Broken):
-                verb(model)
+                verb(model, in_place=in_place)
         assert state(model) == before, name
     for model in (masked, compact):  # and all of them go on as if nothing had happened
         counts = {weight.path: weight.live for weight in kso.prunable_weights(model)}
         model.train_on_batch(X, Y)
         for weight in kso.prunable_weights(model):
-            assert np.count_nonzero(weight.value()) <= counts[weight.path]
+            assert np.count_nonzero(weight.value) <= counts[weight.path]
         expected = array(model(X))
         np.testing.assert_array_equal(array(kso.strip(model)(X)), expected)
 
@@ -243,7 +244,7 @@ def test_values_that_were_set_are_put_back(monkeypatch):
     before = state(model)
     monkeypatch.setattr(_strip.SameFunction, "check", breaks)
     with pytest.raises(Broken):
-        kso.strip(model)
+        kso.strip(model, in_place=True)
     assert state(model) == before
 
 
@@ -257,7 +258,7 @@ def test_live_blocks_that_fail_after_the_masks_are_held(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(_conversion, "compile_like", breaks)
         with pytest.raises(Broken):
-            kso.adopt_masks(model, storage="auto")
+            kso.adopt_masks(model, storage="auto", in_place=True)
     assert state(model) == before
     assert isinstance(kso.adopt_masks(model, storage="auto").chain[1], kso.layers.BlockSparseDense)
 

@@ -26,7 +26,7 @@ def caught(model, *names):
     """The share of these kernels' energy that is in their best blocks."""
     structure = kso.Block(8, 8, regular=True)
     sparse = kso.prune(model, 0.25, structure=structure, include=[*names], budget="uniform")
-    kept = sum(np.square(w.value()).sum() for w in kso.prunable_weights(sparse) if w.live < w.size)
+    kept = sum(np.square(w.value).sum() for w in kso.prunable_weights(sparse) if w.live < w.size)
     whole = sum(np.square(np.asarray(model.get_layer(n).kernel)).sum() for n in names)
     return kept / whole
 

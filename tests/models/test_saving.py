@@ -161,7 +161,7 @@ def test_a_model_written_as_a_class(tmp_path):
     x = np.ones((2, 16), "float32")
     model = Late(name="late")
     model(x)
-    assert kso.sparsify(model, 0.4, seed=0) is model
+    model = kso.sparsify(model, 0.4, seed=0)
     paths = [weight.path for weight in kso.prunable_weights(model)]
     assert len(paths) == 6
     expected = array(model(x))
@@ -183,7 +183,6 @@ def test_a_model_written_as_a_class(tmp_path):
     assert len(kso.prunable_weights(outer)) == 6
 
     plain = kso.strip(loaded)
-    assert plain is loaded
     assert type(plain) is Late
     plain.save(tmp_path / "plain.keras")
     plain = loaded_in_another_place(tmp_path / "plain.keras")

@@ -200,6 +200,15 @@ def test_a_frozen_threshold_passes_gradients_to_live_entries_only():
     assert made.frozen
 
 
+def test_live_entries_that_a_frozen_threshold_rounds_to_zero_keep_their_signs():
+    _, made = built(SoftThreshold(s_init=10.0))
+    below = effective_value(made) == 0
+    assert (KERNEL[below] < 0).any()
+    made.freeze(np.ones(KERNEL.shape, bool))
+    np.testing.assert_array_equal(np.sign(made.weight.raw_value()), np.sign(KERNEL))
+    assert np.abs(made.weight.raw_value()[below]).max() < 1e-30
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -64,7 +64,7 @@ def check_grid(model, dtype):
     quantized = [weight for weight in kso.prunable_weights(model) if weight.storage is not None]
     assert len(quantized) >= 2
     for weight in quantized:
-        value, levels = weight.value(), DTYPES[dtype]
+        value, levels = weight.value, DTYPES[dtype]
         matrix = value.reshape(-1, value.shape[-1])
         scale = np.abs(matrix).max(0)
         steps = matrix[:, scale > 0] * (levels / scale[scale > 0])
@@ -120,7 +120,7 @@ def test_a_palette_is_learnt_and_saved(storage, tmp_path):
     for weight in kso.prunable_weights(model):
         if weight.storage is None:
             continue
-        value, quantizer = weight.value(), weight.storage.quantizer
+        value, quantizer = weight.value, weight.storage.quantizer
         assert not np.array_equal(array(quantizer.palette), before[weight.path])
         assert not value[~weight.mask].any()
         assert 3 <= len(np.unique(value)) <= 5
@@ -136,7 +136,7 @@ def test_values_of_a_palette_of_many_rows_get_the_same_sums(compiled):
     layer = kso.PrunableLayer(dense, FixedMask(0.5), quantizer=Palette(7))
     model = keras.Sequential([keras.Input((51,)), layer])
     quantizer = layer.parametrizations["kernel"].quantizer
-    before, value = array(quantizer.palette), layer.prunable_weights[0].value()
+    before, value = array(quantizer.palette), layer.prunable_weights[0].value
     x, y = rng.normal(size=(4, 51)), rng.normal(size=(4, 50))
     gradient = 2 * x.T @ (x @ value - y) / y.size
     want = [gradient[value == one].sum() for one in before]
@@ -146,6 +146,17 @@ def test_values_of_a_palette_of_many_rows_get_the_same_sums(compiled):
     np.testing.assert_allclose(before - array(quantizer.palette), want, rtol=1e-4, atol=1e-5)
 
 
+def test_values_of_an_int8_palette_are_the_nearest_integers():
+    dense = keras.layers.Dense(4, use_bias=False)
+    mask = FixedMask(mask=np.ones((1, 4), bool))
+    layer = kso.PrunableLayer(dense, mask, quantizer=Palette(4, "int8"))
+    layer.build((None, 1))
+    layer.parametrizations["kernel"].quantizer.palette.assign([1.0, 0.305, -0.71])
+    layer.layer.kernel.assign([[0.9, 0.3, -0.7, 0.01]])
+    (weight,) = layer.prunable_weights
+    np.testing.assert_allclose(weight.value * 127, [[127, 39, -90, 0]], atol=1e-4)  # 38.7, -90.2
+
+
 def test_values_of_a_palette_get_the_sum_of_their_gradients():
     dense = keras.layers.Dense(1, use_bias=False)
     mask = np.array([[True], [True], [True], [False], [True]])
@@ -153,7 +164,7 @@ def test_values_of_a_palette_get_the_sum_of_their_gradients():
     model = keras.Sequential([keras.Input((5,)), layer])
     dense.kernel.assign([[0.9], [1.2], [-2.0], [0.0], [0.2]])
     layer.parametrizations["kernel"].quantizer.palette.assign([1.0, -1.5])
-    value = layer.prunable_weights[0].value().ravel()
+    value = layer.prunable_weights[0].value.ravel()
     np.testing.assert_array_equal(value, [1.0, 1.0, -1.5, 0.0, 0.0])
     model.compile(keras.optimizers.SGD(1.0), "mse")
     model.train_on_batch(np.array([[1.0, 2.0, 4.0, 8.0, 1.0]]), np.array([[0.0]]))
@@ -180,7 +191,7 @@ def test_scales_are_learnt_and_saved(storage, tmp_path):
     for weight in kso.prunable_weights(copy):
         if weight.storage is None:
             continue
-        value, quantizer = weight.value(), weight.storage.quantizer
+        value, quantizer = weight.value, weight.storage.quantizer
         changed = array(quantizer.log_scale) != before[weight.path]
         assert changed.mean() > 0.7
         assert not value[~weight.mask].any()
@@ -199,7 +210,7 @@ def test_learnt_scales_start_where_rounding_changes_least(dtype):
     layer.build((None, 200))
     (weight,) = layer.prunable_weights
     raw, most = weight.raw_value(), DTYPES[dtype]
-    found = np.square(weight.value() - raw).sum(0)
+    found = np.square(weight.value - raw).sum(0)
     errors = []
     for scale in np.linspace(0.02, 1, 400)[:, None] * np.abs(raw).max(0) / most:
         rounded = np.clip(np.rint(raw / scale), -most, most) * scale
@@ -215,7 +226,7 @@ def test_gradients_of_a_learnt_scale():
     quantizer = layer.parametrizations["kernel"].quantizer
     dense.kernel.assign([[0.9], [1.2], [-4.0], [0.0], [0.2]])
     quantizer.log_scale.assign([[np.log(0.5)]])
-    value = layer.prunable_weights[0].value().ravel()
+    value = layer.prunable_weights[0].value.ravel()
     np.testing.assert_allclose(value, [1.0, 1.0, -3.5, 0.0, 0.0], rtol=1e-6)
     model.compile(keras.optimizers.SGD(1e-2), "mse")
     model.train_on_batch(np.array([[1.0, 2.0, 4.0, 8.0, 1.0]]), np.array([[0.0]]))
@@ -261,7 +272,7 @@ def test_scales_are_those_of_each_output():
     layer.build((None, 3))
     dense.kernel.assign([[0.0, 70.0], [0.9, 14.0], [-1.75, 26.0]])
     want = [[0.0, 70.0], [1.0, 10.0], [-1.75, 30.0]]
-    np.testing.assert_array_equal(layer.prunable_weights[0].value(), want)
+    np.testing.assert_array_equal(layer.prunable_weights[0].value, want)
     integers, scale = layer.parametrizations["kernel"].quantizer.integers(np.array(want), (1, 3))
     np.testing.assert_array_equal(integers, [[0, 7], [4, 1], [-7, 3]])
     np.testing.assert_array_equal(scale, [[0.25, 10.0]])
@@ -273,7 +284,7 @@ def test_ternary_weights_have_the_mean_of_what_is_above_the_threshold():
     layer = kso.PrunableLayer(dense, FixedMask(mask=mask), quantizer=FakeQuantization("ternary"))
     layer.build((None, 4))
     dense.kernel.assign([[3.0], [-5.0], [1.0], [0.0]])  # mean 3, threshold 2.1
-    np.testing.assert_array_equal(layer.prunable_weights[0].value().ravel(), [4, -4, 0, 0])
+    np.testing.assert_array_equal(layer.prunable_weights[0].value.ravel(), [4, -4, 0, 0])
 
 
 def test_the_gradient_goes_straight_through_to_live_weights():

@@ -103,7 +103,7 @@ def test_the_norm_is_that_of_the_usual_kernel_under_a_mask(layer, shape):
     masked = RandomSparse(0.3, usual, seed=0)
     many = [masked.at_density(0.3, seed, weight.shape).sample(weight.shape) for seed in range(200)]
     expected = np.mean([np.square(kernel).sum() for kernel, _ in many])
-    assert np.square(weight.value()).sum() == pytest.approx(expected, rel=0.05)
+    assert np.square(weight.value).sum() == pytest.approx(expected, rel=0.05)
 
 
 def test_residual_branches_and_concatenations():

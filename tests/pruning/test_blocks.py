@@ -142,10 +142,10 @@ def test_pruning_keeps_the_blocks_of_largest_magnitude():
     assert weight.storage.block == (16, 16)
     mask = weight.storage.mask_value()
     assert weight.density == 0.0625
-    np.testing.assert_array_equal(weight.value(), np.where(mask, before, 0))
+    np.testing.assert_array_equal(weight.value, np.where(mask, before, 0))
     sums = np.abs(before).reshape(16, 16, 16, 16).sum(axis=(1, 3))
     best = sums[linear_sum_assignment(sums, maximize=True)].sum()
-    assert np.abs(weight.value()).sum() == pytest.approx(best, rel=1e-5)
+    assert np.abs(weight.value).sum() == pytest.approx(best, rel=1e-5)
     assert not weight.storage.is_as_drawn()
 
 
@@ -158,7 +158,7 @@ def test_pruned_convolutions_keep_the_values_of_all_taps():
     (weight,) = kso.prunable_weights(sparse)
     assert type(weight.owner).__name__ == "BlockSparseConv2D"
     kept = np.where(weight.storage.mask_value(), before, 0)
-    np.testing.assert_array_equal(weight.value(), kept)
+    np.testing.assert_array_equal(weight.value, kept)
     plain = kso.strip(sparse)
     np.testing.assert_allclose(array(sparse(x)), array(plain(x)), atol=1e-5)
 
@@ -447,7 +447,7 @@ def test_masks_of_blocks_in_dense_storage():
         on_blocks = kso.prune(dense, 0.25, score="obs", data=x, storage="blocks", **options)
         by_magnitude = kso.prune(dense, 0.25, **options)
     for one, two in zip(*map(kso.prunable_weights, (masked, on_blocks)), strict=True):
-        np.testing.assert_allclose(one.value(), two.value(), atol=1e-6)
+        np.testing.assert_allclose(one.value, two.value, atol=1e-6)
     for model in (masked, by_magnitude):
         for weight in kso.prunable_weights(model)[:2]:
             mask = weight.storage.mask_value().reshape(-1, 8, 16, 8, 16)
@@ -524,7 +524,7 @@ def test_blocks_of_random_shapes_are_their_masked_twins(kind, inputs, outputs, d
     assert weight.density <= density
     np.testing.assert_array_equal(weight.storage.mask_value(), twin.storage.mask_value())
     np.testing.assert_allclose(fit(blocks, 1), fit(masked, 1), atol=1e-5)
-    np.testing.assert_allclose(weight.value(), twin.value(), atol=1e-5)
+    np.testing.assert_allclose(weight.value, twin.value, atol=1e-5)
     x, _ = data(blocks, 3)
     expected = array(masked(x))
     with tempfile.TemporaryDirectory() as folder:
@@ -552,7 +552,7 @@ def test_rigl_moves_the_blocks_that_it_moves_in_the_masked_twin(kind):
     mask = weight.storage.mask_value()
     assert (mask != before).any()
     np.testing.assert_array_equal(mask, twin.storage.mask_value())
-    np.testing.assert_allclose(weight.value(), twin.value(), atol=1e-5)
+    np.testing.assert_allclose(weight.value, twin.value, atol=1e-5)
 
 
 def test_state_of_wide_kernels_is_a_tenth():

@@ -34,7 +34,7 @@ def test_every_kind_of_model_keeps_its_outputs(make):
     assert [w.path for w in weights] == list(plain)
     for weight in weights:
         assert isinstance(weight.parametrization, SoftThreshold)
-        np.testing.assert_array_equal(weight.value(), plain[weight.path])
+        np.testing.assert_array_equal(weight.value, plain[weight.path])
 
 
 def test_the_straight_through_mask_ranks_the_weights_that_were_given():
@@ -54,6 +54,18 @@ def test_a_learnt_budget_moves_to_another_method():
     budget = kso.Budget.from_model(model)
     other = kso.parametrize(dense(), StraightThroughTopK(1.0), budget=budget)
     assert [w.live for w in kso.prunable_weights(other)] == [256, 40]
+
+
+def test_a_second_density_is_told():
+    cubic = MagnitudeMask(kso.schedules.Cubic(0.1))
+    with pytest.warns(UserWarning, match=r"replaces.*0.1 in the MagnitudeMask, replaced by 0.25"):
+        model = kso.parametrize(dense(), cubic, 0.25)
+    shares = [w.parametrization.schedule.final_density for w in kso.prunable_weights(model)]
+    assert 0.1 not in shares
+    with pytest.warns(UserWarning, match=r"0.5 in the FixedMask, replaced by 0.25"):
+        kso.parametrize(dense(), FixedMask(0.5), budget={".*": 0.25})
+    kso.parametrize(dense(), cubic, 0.1)  # the same density
+    kso.parametrize(dense(), MagnitudeMask(kso.schedules.Cubic(1.0)), 0.1)
 
 
 def test_include_and_exclude():

@@ -117,7 +117,7 @@ def test_the_layers_own_structures_hold_where_kernels_are_drawn_anew(density):
     size = sum(mask.size for mask in masks.values())
     assert sum(mask.sum() for mask in masks.values()) == round(density * size)
     for weight in kso.prunable_weights(sparse):
-        kernel = weight.value().astype(np.float64)
+        kernel = weight.value.astype(np.float64)
         if kernel.shape[0] < kernel.shape[1]:
             kernel = kernel.T
         assert np.abs(kernel.T @ kernel - np.eye(kernel.shape[1])).max() < 1e-6
@@ -130,7 +130,7 @@ def test_adopting_keeps_structures_and_kernels():
     masks = assert_structured(sparse)
     assert set(masks) == {"a/kernel", "b/kernel"}
     assert masks["b/kernel"].sum() == round(0.25 * kernel.size)
-    np.testing.assert_array_equal(kso.prunable_weights(sparse)[1].value(), kernel)
+    np.testing.assert_array_equal(kso.prunable_weights(sparse)[1].value, kernel)
 
 
 def test_densities_that_the_structures_do_not_allow():
@@ -166,7 +166,7 @@ def test_the_degree_follows_from_the_density(budget, relu):
     for mask in (first, second):
         assert set(mask.sum(axis=0)) == set(mask.sum(axis=1)) == {6}
     assert (first != second).any()
-    largest = np.linalg.norm(kernels_of(sparse)[0].value(), 2)
+    largest = np.linalg.norm(kernels_of(sparse)[0].value, 2)
     np.testing.assert_allclose(largest, 1.5 * (np.sqrt(2) if relu else 1), rtol=1e-6)
 
 

@@ -86,7 +86,7 @@ def test_guessed_ones_are_masked_like_all_others(storage, tmp_path):
     model = kso.sparsify(network(), 0.5, seed=0, unregistered="guess", storage=storage)
     [mix] = [w for w in kso.prunable_weights(model) if w.path == "mixer/mix"]
     assert mix.layout == KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))
-    for matrix in mix.value():
+    for matrix in mix.value:
         np.testing.assert_allclose(matrix.T @ matrix, np.eye(8), atol=1e-6)
     figures = kso.report(model)
     assert figures.live == 168

@@ -8,6 +8,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.quantization import FakeQuantize, QuantizeWrapper, quantize_aware
 from tests.helpers import array, jit, slow_case_on_jax, slow_where_traced
+from tests.models import returned
 
 pytestmark = pytest.mark.core
 
@@ -145,6 +146,14 @@ def test_recurrent_layers_stay_in_floats_between_roundings():
     assert quantized == ["head/kernel"]
 
 
+def test_a_range_has_a_least_width():
+    layer = FakeQuantize()
+    layer.build()
+    assert layer.step() == pytest.approx(1e-6 / 255)  # biases are divided by it
+    assert not array(layer(np.zeros((2, 3)), training=True)).any()
+    assert layer.step() == pytest.approx(1e-6 / 255)
+
+
 def test_layers_behind_an_excluded_one_round_their_inputs():
     model = quantize_aware(mlp(), exclude="curved")
     assert rounded(model) == {"hidden": (1, False, True), "head": (1, False, True)}
@@ -240,16 +249,17 @@ class Written(keras.Model):
         return self.head(self.hidden(x))
 
 
-def test_subclassed_models_are_quantized_in_place_in_their_weights(tmp_path):
+def test_weights_of_subclassed_models_are_quantized(tmp_path):
     model = Written()
     x = np.random.default_rng(0).normal(size=(4, 12)).astype("float32")
     y = array(model(x))
     with pytest.raises(NotPrunableError, match="activations=None"):
         quantize_aware(model)
     np.testing.assert_array_equal(array(model(x)), y)
-    assert quantize_aware(model, "int4", None) is model
-    assert all(len(np.unique(w.value()[:, 0])) <= 15 for w in kso.prunable_weights(model))
-    fit(model, (12,))
+    quantized = quantize_aware(model, "int4", None)
+    np.testing.assert_array_equal(array(model(x)), y)
+    assert all(len(np.unique(w.value[:, 0])) <= 15 for w in kso.prunable_weights(quantized))
+    fit(quantized, (12,))
 
 
 def test_refusals():
@@ -321,4 +331,10 @@ def test_a_network_learns_from_the_one_before_it_was_quantized():
     for weight, value in zip(teacher.weights, before, strict=True):
         np.testing.assert_array_equal(array(weight), value)
     for weight in kso.prunable_weights(student):
-        assert not weight.value()[~weight.mask].any()
+        assert not weight.value[~weight.mask].any()
+
+
+@pytest.mark.parametrize(("storage", "kind"), returned.REFUSED)
+def test_models_that_no_list_of_returned_ones_has_are_refused(storage, kind):
+    with pytest.raises(NotPrunableError, match=r"activations=None|to_masked first"):
+        returned.STORAGES[storage](returned.KINDS[kind]())

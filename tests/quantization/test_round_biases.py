@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.quantization import quantize_aware, round_biases, trained_integers
+from keras_sparse_ortho.quantization import (
+    biases_are_rounded,
+    quantize_aware,
+    round_biases,
+    trained_integers,
+)
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
@@ -38,7 +43,9 @@ def test_biases_are_whole_steps_of_input_and_kernel():
     layers = [L.Dense(6, activation="softmax", name="first"), L.Dense(3, name="head")]
     model = seen(keras.Sequential([keras.Input((8,)), *layers]), (8,))
     before = [array(layer.bias) for layer in model.layers]
+    assert not biases_are_rounded(model)
     assert round_biases(model) is model
+    assert biases_are_rounded(model)
     scales = scales_of(model)
     first, head = model.layers
     for layer, was in ((first, before[0]), (head, before[1])):
@@ -57,6 +64,7 @@ def test_what_a_folded_normalization_adds_is_whole_steps(center):
     x = L.ReLU()(norm(L.Conv2D(4, 3, name="first")(inputs)))
     dense = keras.Model(inputs, L.Dense(2, name="head")(L.Flatten()(x)))
     model = round_biases(seen(dense, (5, 5, 2)))
+    assert biases_are_rounded(model)
     norm, first = model.get_layer("norm"), model.get_layer("first")
     gain = array(norm.gamma) / np.sqrt(array(norm.moving_variance) + norm.epsilon)
     whole = gain * (array(first.bias) - array(norm.moving_mean))

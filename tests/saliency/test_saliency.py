@@ -277,7 +277,7 @@ def test_the_ways_on_from_a_saliency():
         mask = scored.masks[weight.path]
         np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
         layer = model.get_layer(weight.path.split("/")[0])
-        np.testing.assert_array_equal(weight.value(), array(layer.kernel) * mask)
+        np.testing.assert_array_equal(weight.value, array(layer.kernel) * mask)
     exact = kso.sparsify(model, budget=scored.orthogonal_budget, seed=0)
     assert {w.path: w.live for w in kso.prunable_weights(exact)} == (
         scored.orthogonal_budget.counts
@@ -302,10 +302,44 @@ def test_refusals():
         rule = rf"as a tuple: {name}\(model, density, \(x, y\)\)\. Received: 2 separate"
         with pytest.raises(TypeError, match=rule):
             getattr(saliency, name)(model, 0.5, x, y)
+        for unlabelled in (x, [(x,)], lambda: iter([(x, None)])):
+            with pytest.raises(ValueError, match=r"labels: give `data` as `\(x, y\)`.*y=None"):
+                kso.prune(model, 0.5, score=name, data=unlabelled)
     with pytest.raises(ValueError, match="rounds=0"):
         saliency.synflow(model, 0.5, rounds=0)
     with pytest.raises(ValueError, match="on_collapse='skip'"):
         saliency.random(model, 0.5, on_collapse="skip")
+
+
+def test_losses_that_need_no_labels():
+    class Reconstructs(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean((x - y_pred) ** 2)
+
+    inputs, (x, _) = keras.Input((3,)), data()
+    model = Reconstructs(inputs, L.Dense(3, name="a")(inputs))
+    model.compile(loss="mse", jit_compile=JIT)
+    found = joined(saliency.snip(model, 0.5, x))
+    model.compile(loss=None, jit_compile=JIT)
+    np.testing.assert_allclose(joined(saliency.snip(model, 0.5, x)), found, rtol=1e-5)
+    plain = keras.Model(inputs, model.output)
+    plain.compile(loss="mse", jit_compile=JIT)
+    np.testing.assert_allclose(joined(saliency.snip(plain, 0.5, (x, x))), found, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [-0.3, 1.2])
+def test_one_probability_gives_the_scores_of_its_logit(bias):
+    model, twin = network(), network()
+    x, y = data()
+    for one, activation in ((model, None), (twin, "sigmoid")):
+        one.layers[1].activation = keras.activations.get(activation)
+        one.set_weights([*model.get_weights()[:3], np.full(3, bias)])
+        from_logits = activation is None
+        one.compile(loss=keras.losses.BinaryCrossentropy(from_logits=from_logits), jit_compile=JIT)
+    labels = np.eye(3)[y]
+    expected = joined(saliency.grasp(model, 0.5, (x, labels)))
+    found = joined(saliency.grasp(twin, 0.5, (x, labels)))
+    np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
 
 
 # --- masks within a budget ----------------------------------------------------------------------

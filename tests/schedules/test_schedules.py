@@ -153,23 +153,6 @@ def test_refusals(make, message):
     assert issubclass(DensityError, ValueError)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Cubic(final_sparsity=0.9), r"Cubic\(\) takes a `final_density`.*=0.1\. Received"),
-        (lambda: OneShot(sparsity=0.9), r"OneShot\(\) takes a `density`.* is density=0.1\."),
-        (lambda: kso.callbacks.TargetDensity(sparsity=0.9), r"TargetDensity\(\) takes a `density`"),
-        (lambda: kso.FixedMask(sparsity=0.9), r"FixedMask\(\) takes a `density`"),
-        (lambda: kso.initializers.RandomSparse(sparsity=0.9), r"RandomSparse\(\) takes a `dens"),
-        (lambda: kso.initializers.ExactOrthogonal(sparsity=0.9), r"ExactOrthogonal\(\) takes a"),
-        (lambda: kso.budgets.erk(None, sparsity=1), r"erk\(\) takes a .*fraction\. Received: spa"),
-    ],
-)
-def test_a_sparsity_is_told_what_a_density_is(make, message):
-    with pytest.raises(TypeError, match=message):
-        make()
-
-
 def test_the_base_cannot_be_made():
     with pytest.raises(TypeError):
         Schedule(0.1, 0, None, 1)

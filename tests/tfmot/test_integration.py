@@ -297,7 +297,7 @@ def test_zeros_in_later_stages(tf_keras, sparsity):
     held = trained(kso.tfmot.prune_with_mask(tf_keras.Model(inputs, outputs), density=0.3))
     plain = sparsity.strip_pruning(held)
     zeros = {
-        w.path.split("/")[0]: (w.variable.shape, w.value() == 0)
+        w.path.split("/")[0]: (w.variable.shape, w.value == 0)
         for w in kso.tfmot.prunable_weights(plain)
     }
 

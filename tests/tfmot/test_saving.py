@@ -118,7 +118,7 @@ def folder(tmp_path_factory):
                     model.save(place / name, save_format=form)
             np.save(place / "y.npy", model(X).numpy())
             for index, weight in enumerate(kso.tfmot.prunable_weights(model)):
-                np.save(place / f"{index}.npy", weight.value())
+                np.save(place / f"{index}.npy", weight.value)
                 if weight.state is not None:  # a live entry may be 0: away from a 3 x 3's center
                     np.save(place / f"{index}_mask.npy", weight.state.mask())
                     np.save(place / f"{index}_raw.npy", weight.raw_value())
@@ -165,7 +165,7 @@ for kind, stage, form in {SAVED}:
     for index, weight in enumerate(weights):
         value = np.load(f"{{place}}/{{index}}.npy")
         assert weight.wrapped, (key, weight)
-        assert (weight.value() == value).all(), (key, weight)
+        assert (weight.value == value).all(), (key, weight)
         raw = np.load(f"{{place}}/{{index}}_raw.npy")
         assert (weight.raw_value() == raw).all(), (key, weight)
         if kind == "soft":
@@ -180,7 +180,7 @@ for kind, stage, form in {SAVED}:
         model.fit(x, np.ones((16, 5)), verbose=0)
         for index, weight in enumerate(weights):
             assert not weight.variable.numpy()[~weight.state.mask()].any(), (key, weight)
-            assert (weight.value() != np.load(f"{{place}}/{{index}}.npy")).any()
+            assert (weight.value != np.load(f"{{place}}/{{index}}.npy")).any()
         if name != "model":  # of a SavedModel tf_keras restores no optimizer
             assert int(model.optimizer.iterations) == 3, key
 """
@@ -214,7 +214,7 @@ def test_clones(fitted, kind):
     ):
         assert new.wrapped
         np.testing.assert_array_equal(new.state.mask(), old.state.mask())
-        assert (new.value() != old.value()).any()
+        assert (new.value != old.value).any()
     clone.set_weights(model.get_weights())
     x = np.random.default_rng(1).normal(size=(4, 6, 6, 4)).astype("float32")
     np.testing.assert_allclose(clone(x), model(x), atol=1e-6)
@@ -261,4 +261,4 @@ def test_clone_of_soft_thresholds(fitted):
     x = np.random.default_rng(1).normal(size=(4, 6, 6, 4)).astype("float32")
     np.testing.assert_array_equal(clone(x), model(x))
     for weight in kso.tfmot.prunable_weights(clone):
-        np.testing.assert_array_equal(weight.variable, weight.value())
+        np.testing.assert_array_equal(weight.variable, weight.value)

@@ -73,7 +73,7 @@ def test_training_is_that_of_keras_3(tf_keras, g, granularity):
         assert mine.path == other.path
         assert 0 < mine.live < mine.size
         np.testing.assert_allclose(mine.raw_value(), other.raw_value(), atol=1e-4)
-        np.testing.assert_allclose(mine.value(), other.value(), atol=1e-4)
+        np.testing.assert_allclose(mine.value, other.value, atol=1e-4)
         made = mine.parametrization
         np.testing.assert_allclose(
             keras.ops.convert_to_numpy(made.s), other.state.s.numpy(), rtol=1e-4

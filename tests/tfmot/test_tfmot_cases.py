@@ -216,9 +216,9 @@ def test_without_the_callback(tf_keras, kind):
     model.predict(x, verbose=0)
     model.evaluate(x, y, verbose=0)
     [weight] = kso.tfmot.prunable_weights(model)
-    before = weight.value()
+    before = weight.value
     model.fit(x, y, verbose=0)
-    assert (weight.value() != before).any()
+    assert (weight.value != before).any()
     assert 0 < weight.live < weight.size
     assert not weight.variable.numpy()[~weight.state.mask()].any()
 
@@ -290,7 +290,7 @@ def test_attributes_of_a_class(tf_keras, kind):
     assert len(weights) == 2
     for weight in weights:
         assert 0 < weight.live < weight.size
-        np.testing.assert_array_equal(weight.variable, weight.value())
+        np.testing.assert_array_equal(weight.variable, weight.value)
 
 
 def test_no_step_has_a_sort(tf_keras, sparsity):

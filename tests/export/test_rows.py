@@ -1,0 +1,215 @@
+"""Which rows a file is compared on, and calibration rows that the model was not trained on."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.export import _export_warnings, export_litert
+from keras_sparse_ortho.export._candidates import compare
+from keras_sparse_ortho.export._model import keras_outputs, signature_of
+from keras_sparse_ortho.export._rows import doubts, rows_of
+from keras_sparse_ortho.export._task import make_task
+from tests.helpers import array
+
+pytestmark = pytest.mark.core
+
+L = keras.layers
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(256, 32)).astype("float32")
+IMAGES = RNG.uniform(size=(64, 8, 8, 1)).astype("float32")
+
+
+def mlp(head="linear"):
+    """With biases and outputs as large as training leaves them."""
+    keras.utils.set_random_seed(0)
+    layers = [L.Dense(64, "relu", name="hidden"), L.Dense(4, head, name="head")]
+    model = keras.Sequential([keras.Input((32,)), *layers])
+    for variable in model.weights:
+        scale = 5.0 if variable.path == "head/kernel" else 1.0
+        shift = 0.1 * RNG.normal(size=variable.shape) if "bias" in variable.path else 0.0
+        variable.assign(scale * array(variable) + shift)
+    return model
+
+
+def cnn():
+    keras.utils.set_random_seed(0)
+    layers = [L.Conv2D(8, 3, activation="relu"), L.Flatten(), L.Dense(4, activation="softmax")]
+    return keras.Sequential([keras.Input((8, 8, 1)), *layers])
+
+
+def normalized(x=IMAGES):
+    """A batch normalization with the statistics of `x` behind a convolution."""
+    keras.utils.set_random_seed(0)
+    conv, norm = L.Conv2D(8, 3), L.BatchNormalization(momentum=0.0, name="norm")
+    layers = [conv, norm, L.ReLU(), L.Flatten(), L.Dense(4)]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers])
+    norm(conv(x), training=True)
+    return model
+
+
+def adapted():
+    norm = L.Normalization(name="adapted")
+    norm.adapt(300 + 40 * X)
+    return keras.Sequential([keras.Input((32,)), norm, L.Dense(4)])
+
+
+def doubts_of(model, rows):
+    return doubts(model, signature_of(model, 1, rows), [rows])
+
+
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [
+        (mlp, X),
+        (lambda: mlp("softmax"), X),
+        (cnn, IMAGES),
+        (normalized, 2 * IMAGES - 1),
+        (lambda: normalized(255 * IMAGES), 255 * IMAGES),
+        (adapted, 300 + 40 * X),
+        (lambda: keras.Sequential([keras.Input((8,)), L.Dense(4, use_bias=False)]), 300 * X[:, :8]),
+    ],
+)
+def test_rows_like_those_of_training_are_not_doubted(make, rows):
+    model = make()
+    if len(model.layers) == 1:  # what was trained on large values gives small ones
+        model.layers[0].kernel.assign(array(model.layers[0].kernel) / 300)
+    assert doubts_of(model, rows) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "rows", "doubt"),
+    [
+        (mlp, X / 255, "at most 0.0.* at the first kernel, and the outputs hardly vary"),
+        (mlp, X * 255, "at the first kernel, and the outputs extreme"),
+        (lambda: mlp("softmax"), X * 255, "and the outputs extreme"),
+        (mlp, 0 * X, "all rows are equal"),
+        (mlp, X[:15], "15 rows are few"),
+        (mlp, X[:1], "1 row is few"),
+        (normalized, IMAGES / 255, "'norm' .BatchNormalization. is 1.5e-05 times the one"),
+        (normalized, IMAGES * 255, r"is 6.5e\+04 times the one that it was trained with"),
+        (adapted, X, "'adapted' .Normalization. is 0.00"),
+    ],
+)
+def test_rows_that_are_few_equal_or_scaled_otherwise(make, rows, doubt):
+    (found,) = doubts_of(make(), rows)
+    assert re.search(doubt, found), found
+
+
+def test_layers_inside_of_loops_and_tables_tell_nothing():
+    for layer, rows in (
+        (L.LSTM(4), RNG.normal(size=(20, 5, 3)).astype("float32")),
+        (L.TimeDistributed(L.Dense(4)), RNG.normal(size=(20, 5, 3)).astype("float32")),
+        (L.Embedding(9, 4), RNG.integers(0, 9, (20, 5)).astype("float32")),
+    ):
+        model = keras.Sequential([keras.Input(rows.shape[1:]), layer, L.Flatten(), L.Dense(2)])
+        assert doubts_of(model, rows) == []
+
+
+def test_rows_to_compare_on_are_held_out():
+    signature = signature_of(mlp(), 1)
+    rows = rows_of(signature, None, [X[:100]], trained=False, seed=0)
+    assert rows.origin == "rows held out of representative_data"
+    (kept,), (apart,) = rows.calibrating, rows.compared
+    assert (len(kept), len(apart)) == (75, 25)
+    both = np.concatenate([kept, apart])
+    np.testing.assert_array_equal(np.unique(both, axis=0), np.unique(X[:100], axis=0))
+    assert len(rows_of(signature, None, [X], trained=False, seed=0).compared[0]) == 32
+
+
+@pytest.mark.parametrize(
+    ("sample", "data", "batch", "trained", "origin", "calibrating"),
+    [
+        (None, X[:15], 1, False, "representative_data, rows that calibrated the file", 15),
+        (None, X[:20], 16, False, "representative_data, rows that calibrated the file", 20),
+        (None, X[:40], 1, True, "representative_data", None),
+        (X[:9], X[:40], 1, False, "sample, rows that calibrated the file", 40),
+        (X[30:50], X[:40], 1, False, "sample", 40),
+        (None, None, 1, False, "standard normal rows", None),
+    ],
+)
+def test_where_rows_come_from(sample, data, batch, trained, origin, calibrating):
+    signature = signature_of(mlp(), batch)
+    given = [None if one is None else [one] for one in (sample, data)]
+    rows = rows_of(signature, *given, trained=trained, seed=0)
+    assert rows.origin == origin
+    assert (rows.calibrating and len(rows.calibrating[0])) == calibrating
+
+
+def test_outputs_beyond_the_range_of_a_file_are_clipped():
+    y = np.linspace(-1, 1, 100)[:, None]
+    assert compare(["y"], [y], [y + 0.05], "rms").clipped == 0
+    assert compare(["y"], [y], [np.clip(y, -1, 0.5)], "rms").clipped == pytest.approx(
+        0.17, abs=0.02
+    )
+    assert compare(["y"], [y], [np.clip(y, -0.5, 1)], "rms").clipped == pytest.approx(
+        0.17, abs=0.02
+    )
+
+
+def task_of(model, rows):
+    return make_task(model, 1, rows, None, None, 0, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        (X, None),
+        (X / 255, "changes Keras' own outputs by [0-9]+%"),
+        (0 * X, "must hold more than zero.*hidden"),
+    ],
+)
+def test_trained_ranges_are_judged_on_rows_of_the_user(seen, message):
+    model = kso.quantize_aware(mlp())
+    model(seen, training=True)
+    task = task_of(model, X[:32])
+    if message is None:
+        _export_warnings.warn_of_ranges(task)
+    else:
+        with pytest.warns(UserWarning, match=message):
+            _export_warnings.warn_of_ranges(task)
+    _, (after,) = keras_outputs(task.model, task.signature, task.sample)
+    np.testing.assert_array_equal(after, task.want[0])
+
+
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = L.Dense(4)
+
+    def call(self, x):
+        return self.head(x)
+
+
+@pytest.mark.parametrize("data", [X, (X, X[:, 0]), [(X[:32], X[:32, 0])] * 4, X.astype("float64")])
+def test_representative_data_give_the_shapes_of_a_subclassed_model(data):
+    model = Net()
+    model(X[:1])
+    rows = iter(data) if isinstance(data, list) else data
+    task = make_task(model, 1, None, rows, None, 0, 60.0)
+    assert task.signature.inputs[0].shape == (1, 32)
+    assert task.signature.inputs[0].dtype == "float32"
+
+
+@pytest.mark.tensorflow_only
+def test_an_int8_file_of_wrongly_scaled_rows_is_doubted(tmp_path):
+    with pytest.warns(UserWarning, match="these rows are doubtful.*hardly vary"):
+        export_litert(mlp(), tmp_path / "m.tflite", mode="int8", representative_data=X / 255)
+    report = export_litert(mlp(), tmp_path / "m.tflite", mode="int8", representative_data=X)
+    assert (report.compared_on, report.sample_rows) == ("rows held out of representative_data", 32)
+    assert "32 rows (rows held out of representative_data)" in str(report)
+
+
+@pytest.mark.tensorflow_only
+def test_clipped_outputs_are_told(tmp_path):
+    with pytest.warns(UserWarning, match=r"[0-9]+% of the outputs are clipped"):
+        export_litert(
+            mlp(),
+            tmp_path / "m.tflite",
+            mode="int8",
+            representative_data=X / 2,
+            sample=X[:32],
+            tolerance=1.0,
+        )

@@ -1,0 +1,160 @@
+"""Subclassed models: copied object by object, or changed in place where they say so."""
+
+import functools
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
+from tests.helpers import array
+
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(16, 12)).astype("float32")
+Y = np.zeros((16, 3), "float32")
+
+
+class Net(keras.Model):
+    """Two layers, and what else a user may keep in a model."""
+
+    def __init__(self, extra=lambda model: None):
+        super().__init__()
+        self.hidden = L.Dense(16, activation="relu", name="hidden")
+        self.head = L.Dense(3, name="head")
+        extra(self)
+
+    def call(self, x):
+        return self.head(self.hidden(x))
+
+
+class Holder:
+    def __init__(self, layer):
+        self.layer = layer
+
+
+class Slots:
+    __slots__ = ("layer",)
+
+    def __init__(self, layer):
+        self.layer = layer
+
+
+EXTRAS = {
+    "a metric": lambda m: setattr(m, "mean", keras.metrics.Mean()),
+    "an optimizer": lambda m: setattr(m, "second", keras.optimizers.Adam()),
+    "a lock": lambda m: setattr(m, "lock", threading.Lock()),
+    "a generator": lambda m: setattr(m, "rows", (row for row in range(3))),
+    "an object": lambda m: setattr(m, "holder", Holder(m.hidden)),
+    "slots": lambda m: setattr(m, "holder", Slots(m.hidden)),
+    "bound methods": lambda m: setattr(m, "partial", functools.partial(m.call)),
+    "keys": lambda m: setattr(m, "table", {m.hidden: 1}),
+}
+
+
+def built(extra=lambda model: None):
+    model = Net(extra)
+    model.compile("sgd", "mse")
+    model.train_on_batch(X, Y)
+    return model
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_copy_shares_no_weight_whatever_the_model_keeps(name):
+    model = built(EXTRAS[name])
+    before = [array(v) for v in model.weights], array(model(X))
+    sparse = kso.prune(model, 0.3)
+    assert isinstance(sparse, Net)
+    assert not sparse.compiled
+    sparse.compile("sgd", "mse")
+    sparse.train_on_batch(X, Y)
+    plain = kso.strip(sparse)
+    np.testing.assert_allclose(array(plain(X)), array(sparse(X)), atol=1e-6)
+    held = {id(v) for v in (*sparse.weights, *plain.weights)}
+    assert not held & {id(v) for v in model.weights}
+    if hasattr(plain, "holder"):
+        assert plain.holder.layer is plain.hidden
+    for value, variable in zip(before[0], model.weights, strict=True):
+        np.testing.assert_array_equal(array(variable), value)
+    np.testing.assert_array_equal(array(model(X)), before[1])
+    model.train_on_batch(X, Y)
+
+
+@pytest.mark.core
+def test_in_place_changes_the_model_itself():
+    model = Net()
+    model(X)
+    assert kso.sparsify(model, 0.5, seed=0, in_place=True) is model
+    assert kso.strip(model, in_place=True) is model
+    assert kso.parametrize(model, kso.SoftThreshold(), in_place=True) is model
+    assert kso.strip(model, in_place=True) is model
+    assert kso.prune(model, 0.5, in_place=True) is model
+    assert kso.to_compact(model, in_place=True) is model
+    assert kso.to_masked(model, in_place=True) is model
+    assert kso.enable_lora(model, 2, in_place=True) is model
+    assert kso.strip(model, in_place=True) is model
+    blocks = {"structure": kso.Block(3, 4, regular=True), "storage": "auto", "include": "hidden"}
+    assert kso.prune(model, 0.5, in_place=True, **blocks) is model
+    assert isinstance(model.hidden, kso.layers.BlockSparseDense)
+    assert kso.strip(model, in_place=True) is model
+    assert kso.quantize_aware(model, "int4", None, in_place=True) is model
+    assert isinstance(model.hidden, kso.PrunableLayer)
+
+
+def uncopyable(model):
+    """A compiled function of the backend, which has the layers in it."""
+    function = lambda x: model.head(model.hidden(x))  # noqa: E731
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        model.compiled_call = tf.function(function)
+    else:
+        import jax
+
+        model.compiled_call = jax.jit(function)
+
+
+@pytest.mark.parametrize("storage", ["masked", "compact"])
+def test_a_model_that_cannot_be_copied(storage):
+    model = built(uncopyable)
+    expected = array(model(X))
+    with pytest.raises(NotPrunableError, match=r"`in_place=True`.* Received: Net.compiled_call"):
+        kso.prune(model, 0.3, storage=storage)
+    np.testing.assert_array_equal(array(model(X)), expected)
+    assert kso.prune(model, 0.3, storage=storage, in_place=True) is model
+
+
+@pytest.mark.tensorflow_only
+def test_variables_of_tensorflow_are_copied():
+    import tensorflow as tf
+
+    model = built(lambda m: setattr(m, "factor", tf.Variable(2.0)))
+    sparse = kso.prune(model, 0.3)
+    sparse.factor.assign(3.0)
+    assert float(model.factor) == 2.0
+
+
+@pytest.mark.core
+def test_a_subclassed_model_inside_a_functional_one_stays_as_it_was():
+    inner = built()
+    inputs = keras.Input((12,))
+    outer = keras.Model(inputs, inner(inputs))
+    expected = array(outer(X))
+    sparse = kso.prune(outer, 0.3)
+    assert kso.report(sparse).density < 0.31
+    assert type(inner.hidden) is L.Dense
+    np.testing.assert_array_equal(array(outer(X)), expected)
+
+
+@pytest.mark.core
+def test_masks_that_were_given_to_a_layer_of_a_sparse_initializer_are_loaded(tmp_path):
+    model = keras.Sequential([keras.Input((12,))])
+    model.add(L.Dense(16, kernel_initializer=kso.initializers.ExactOrthogonal(0.5), name="a"))
+    model.add(L.Dense(3, name="b"))
+    for storage in ("masked", "compact"):
+        pruned = kso.prune(model, 0.2, storage=storage)
+        pruned.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        np.testing.assert_array_equal(array(loaded(X)), array(pruned(X)))
+        assert kso.prunable_weights(loaded)[0].parametrization.drawn_by is None
