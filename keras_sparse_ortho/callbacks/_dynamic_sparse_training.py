@@ -253,8 +253,9 @@ class SET(DynamicSparseTraining):
         exclude: Which of these to leave out.
         seed: An integer.
         warm_moments: bool. Whether second moments (Adam's `v`) of grown entries start at the mean
-            of the layer's live ones. With 0, the default and the paper's way, their first update
-            under Adam is 1 to 3 learning rates, which is 40 times that of the others.
+            of the layer's others. With 0, the default and the paper's way, their first update under
+            Adam is 1 to 3 learning rates, 40 times that of the others. The mean lets the loss rise
+            less after an update, but cost accuracy (`benchmarks/results/warm_moments.md`).
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
