@@ -66,13 +66,15 @@ def log_first(callback: Any, add: Callable[[Any], None]) -> bool:
         frame = frame.f_back
     else:
         return False
-    if (first := vars(callbacks).get("_kso_log_first")) is None:
+    first: dict[int, Callable[[Any], None]] | None = vars(callbacks).get("_kso_log_first")
+    if first is None:
         first = vars(callbacks)["_kso_log_first"] = {}
+        functions = first
         before = callbacks.on_epoch_end
 
         def on_epoch_end(epoch: int, logs: Any = None) -> None:
             logs = {} if logs is None else logs
-            for function in first.values():
+            for function in functions.values():
                 function(logs)
             before(epoch, logs)
 

@@ -79,7 +79,7 @@ def build_restored_optimizer(model: Any) -> None:
 
     Keras builds it in the first step, which is too late to move the slots before that step.
     """
-    optimizer = getattr(model, "optimizer", None)
+    optimizer: Any = getattr(model, "optimizer", None)
     parts = [] if optimizer is None else _all(optimizer)
     if any(getattr(one, "_self_unconditional_deferred_dependencies", None) for one in parts):
         with model.distribute_strategy.scope():
