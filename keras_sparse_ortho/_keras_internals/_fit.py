@@ -66,10 +66,8 @@ def log_first(callback: Any, add: Callable[[Any], None]) -> bool:
         frame = frame.f_back
     else:
         return False
-    first: dict[int, Callable[[Any], None]] | None = vars(callbacks).get("_kso_log_first")
-    if first is None:
-        first = vars(callbacks)["_kso_log_first"] = {}
-        functions = first
+    functions: dict[int, Callable[[Any], None]] = vars(callbacks).setdefault("_kso_log_first", {})
+    if not functions:
         before = callbacks.on_epoch_end
 
         def on_epoch_end(epoch: int, logs: Any = None) -> None:
@@ -79,7 +77,7 @@ def log_first(callback: Any, add: Callable[[Any], None]) -> bool:
             before(epoch, logs)
 
         vars(callbacks)["on_epoch_end"] = on_epoch_end
-    first[id(callback)] = add
+    functions[id(callback)] = add
     return True
 
 
