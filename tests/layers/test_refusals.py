@@ -80,7 +80,7 @@ def test_a_density_that_contradicts_the_initializer():
 
 @pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.5, float("nan"), "0.1", True])
 def test_a_density_outside_its_range(density):
-    with pytest.raises(DensityError, match=r"must be.* in \(0, 1\]. Received: density="):
+    with pytest.raises(DensityError, match=r"must be.* in \(0, 1\]\..* Received: density="):
         FixedMask(density)
 
 
