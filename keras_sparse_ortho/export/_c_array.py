@@ -103,7 +103,7 @@ def c_array(
             "quantize in a call or restore sparse encodings. Export again, with `mode` one of "
             f"these. Received: {given!r} of route {route!r}"
         )
-    content = flat(content)  # LiteRT Micro reads no bytes behind the flatbuffer
+    content = flat(content, given)  # LiteRT Micro reads no bytes behind the flatbuffer
     operators, arena = _operators(content), _arena(content, given)
     calls = "".join(f"//   resolver.Add{one}();\n" for one in operators)
     told = "not known: tflite-micro was missing" if arena is None else f"{arena} bytes"

@@ -116,13 +116,19 @@ def read_model(content: bytes) -> Any:
     return model
 
 
-def flat(content: bytes) -> bytes:
+def flat(content: bytes, path: str) -> bytes:
     """The file with all weights inside of the flatbuffer; the same bytes if they are there."""
     from ai_edge_litert import schema_py_generated as schema
 
-    root = schema.Model.GetRootAs(content, 0)
-    behind = any(_is_behind(root.Buffers(k)) for k in range(root.BuffersLength()))
-    return write_model(read_model(content)) if behind else content
+    try:
+        root = schema.Model.GetRootAs(content, 0)
+        behind = any(_is_behind(root.Buffers(k)) for k in range(root.BuffersLength()))
+        return write_model(read_model(content)) if behind else content
+    except Exception as error:  # the generated code checks nothing
+        raise LiteRTFileError(
+            "The file must be a LiteRT model, and it is no flatbuffer of one: it is damaged, or of "
+            f"another kind. Received: {path!r} with {len(content)} bytes ({error})"
+        ) from error
 
 
 def _is_behind(buffer: Any) -> bool:

@@ -158,8 +158,9 @@ def vela_report(
     check_accelerator(accelerator)
     require_vela()
     name = str(path_of("path", path))
-    content = flat(read_packed(Path(name)))  # Vela reads no weights behind the flatbuffer
+    content = read_packed(Path(name))
     read_record(content, name)  # refuses a file that was changed since it was written
+    content = flat(content, name)  # Vela reads no weights behind the flatbuffer
     chosen = {"--system-config": system_config, "--memory-mode": memory_mode}
     options = [text for option, value in chosen.items() if value for text in (option, value)]
     with tempfile.TemporaryDirectory() as folder:

@@ -190,7 +190,6 @@ def test_models_written_as_classes_and_layers_that_no_batch_reaches():
     model = built()
     with pytest.warns(UserWarning, match=r"pruned by magnitude.*Received: 'unused/kernel'$"):
         pruned = kso.prune(model, 0.25, score="obs", data=rows())
-    assert pruned is model
     assert [w.live for w in kso.prunable_weights(pruned)] == [16, 16, 16]
 
 

@@ -99,7 +99,7 @@ def test_a_straight_through_mask_is_that_of_the_weights_in_every_step():
 
 
 def test_a_budget_says_how_much_of_each_weight():
-    model = network(MagnitudeMask(Linear(0.5, 0, 8, frequency=2)), density=0.2, budget="er")
+    model = network(MagnitudeMask(Linear(1.0, 0, 8, frequency=2)), density=0.2, budget="er")
     fit(model, UpdateMasks())
     weights = kso.prunable_weights(model)
     assert sum(w.live for w in weights) == round(0.2 * 768)

@@ -85,7 +85,7 @@ def test_weights_behind_the_flatbuffer_are_read_and_written_into_it(file, tmp_pa
     for one, two in zip(stored_weights(other), stored_weights(plain), strict=True):
         np.testing.assert_array_equal(one.values, two.values)
     assert write_model(read_model(other)) == plain
-    assert flat(plain) is plain
+    assert flat(plain, "m.tflite") is plain
     (tmp_path / "m.tflite").write_bytes(other)
     found = c_array(tmp_path / "m.tflite", tmp_path / "m.h", name="m")
     assert bytes_in((tmp_path / "m.h").read_text(), "m") == plain
@@ -143,3 +143,9 @@ def test_refusals(file, tmp_path):
     with pytest.raises(ValueError, match="C identifier"):
         c_array(file, tmp_path / "other.h", name="2nd")
     assert not (tmp_path / "other.h").exists()
+
+
+def test_a_file_that_is_no_flatbuffer(tmp_path):
+    (tmp_path / "noise.tflite").write_bytes(b"\x1c\0\0\0TFL3" + bytes(range(256)))
+    with pytest.raises(LiteRTFileError, match="no flatbuffer"):
+        c_array(tmp_path / "noise.tflite", tmp_path / "noise.cc")

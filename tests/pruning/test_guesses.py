@@ -324,7 +324,7 @@ def test_the_fraction_that_stays_is_logged_once(caplog):
 
 def test_signatures_in_help_are_short():
     for function in (kso.prune, kso.sparsify, kso.parametrize, kso.saliency.snip, kso.budgets.erk):
-        assert len(str(inspect.signature(function))) < 550
+        assert len(str(inspect.signature(function))) < 600
 
 
 def test_percent_in_text_is_explained():
