@@ -86,7 +86,7 @@ def test_damaged_files(files, tmp_path):
     with pytest.raises(LiteRTFileError, match="truncated"):
         vela_report(path)
     path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(200))  # no file of ours, and no flatbuffer
-    with pytest.raises((LiteRTFileError, ExportConversionError), match="Vela|no flatbuffer"):
+    with pytest.raises((LiteRTFileError, ExportConversionError), match=r"Vela|no flatbuffer"):
         vela_report(path)
 
 
