@@ -52,8 +52,9 @@ class _Copier:
         self._empty = {id(variable) for variable in without_values}
         self._plain: set[int] = set()  # objects that are known to lead nowhere
         self._place = ""  # the attribute that is being copied, for errors
-        self._parts = (*_PARTS, tracker_class())
-        self._shared = (*_ATOMS, *_shared_kinds())
+        shared, self._states = _kinds_of_backend()
+        self._parts = (*_PARTS, tracker_class(), *self._states)
+        self._shared = (*_ATOMS, *shared)
 
     def copy(self, value: Any) -> Any:
         """The copy of an object, perhaps still empty; the object itself where it is shared."""
@@ -100,7 +101,7 @@ class _Copier:
             given = [self.copy(item) for item in value.args]
             named = {key: self.copy(item) for key, item in value.keywords.items()}
             return self._note(value, functools.partial(self.copy(value.func), *given, **named))
-        if _is_state(value):
+        if isinstance(value, self._states):
             leaf = getattr(value, "is_leaf", True)  # of torch, where others cannot be copied
             return self._note(value, copy.deepcopy(value if leaf else value.detach()))
         if hasattr(value, "__wrapped__") or not (hasattr(value, "__dict__") or _slots(value)):
@@ -195,7 +196,7 @@ class _Copier:
             here = waiting.pop()
             if isinstance(here, self._shared) or id(here) in seen or id(here) in self._plain:
                 continue
-            if isinstance(here, self._parts) or _is_state(here):
+            if isinstance(here, self._parts):
                 return True
             seen[id(here)] = here
             waiting.extend(children(here))
@@ -316,20 +317,14 @@ def tracker_class() -> Any:
     return type(keras.layers.Layer(name="plain")._tracker)
 
 
-def _shared_kinds() -> tuple[type, ...]:
-    """Classes of objects that hold variables and belong to no model."""
-    if keras.backend.backend() != "tensorflow":
-        return ()
-    import tensorflow as tf
-
-    return (tf.distribute.Strategy,)
-
-
-def _is_state(value: Any) -> bool:
-    """Whether a value can be changed and is not Keras': a tensor of torch, a `tf.Variable`."""
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
+def _kinds_of_backend() -> tuple[tuple[type, ...], tuple[type, ...]]:
+    """Classes of the backend: objects with variables of no model, and state that is not Keras'."""
+    if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return isinstance(value, tf.Variable)
-    return backend == "torch" and keras.ops.is_tensor(value)
+        return (tf.distribute.Strategy,), (tf.Variable,)
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return (), (torch.Tensor,)
+    return (), ()
