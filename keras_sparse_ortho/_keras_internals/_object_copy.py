@@ -102,8 +102,9 @@ class _Copier:
             named = {key: self.copy(item) for key, item in value.keywords.items()}
             return self._note(value, functools.partial(self.copy(value.func), *given, **named))
         if isinstance(value, self._states):
-            leaf = getattr(value, "is_leaf", True)  # of torch, where others cannot be copied
-            return self._note(value, copy.deepcopy(value if leaf else value.detach()))
+            state: Any = value
+            leaf = getattr(state, "is_leaf", True)  # of torch, where others cannot be copied
+            return self._note(value, copy.deepcopy(state if leaf else state.detach()))
         if hasattr(value, "__wrapped__") or not (hasattr(value, "__dict__") or _slots(value)):
             raise NotPrunableError(
                 "The model cannot be copied: it holds an uncopyable object that refers to one of "
