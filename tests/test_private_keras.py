@@ -5,9 +5,12 @@ import importlib
 import pathlib
 
 import keras
+import numpy as np
 import pytest
 
-from keras_sparse_ortho._keras_internals import PRIVATE_NAMES
+import keras_sparse_ortho as kso
+from keras_sparse_ortho._keras_internals import BEHAVIOURS, PRIVATE_NAMES
+from tests.helpers import array
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_sparse_ortho"
 ROOM = PACKAGE / "_keras_internals"
@@ -87,3 +90,135 @@ def test_no_other_room_imports_private_keras():
     for path in PACKAGE.rglob("*.py"):
         if ROOM not in path.parents:
             assert not used(path)[0], path
+
+
+def behaviour(name):
+    """A test of what Keras does without promising it: the name stands in the table."""
+    assert name in BEHAVIOURS
+    TESTED.add(name)
+    return pytest.mark.core
+
+
+TESTED = set()
+
+
+def layer():
+    keras.utils.set_random_seed(0)
+    made = keras.layers.Dense(3, name="dense")
+    made.build((None, 4))
+    return made
+
+
+X = np.ones((2, 4), "float32")
+
+
+@behaviour("a layer is its class and its dictionary")
+def test_class_and_dictionary():
+    one, other = layer(), keras.layers.Activation("relu")
+    expected = array(one(X))
+    other.__class__ = type(one)
+    vars(other).clear()
+    vars(other).update(vars(one))
+    np.testing.assert_array_equal(array(other(X)), expected)
+
+
+@behaviour("graphs call the layer objects that they hold")
+def test_graphs_call_objects():
+    held = layer()
+    model = keras.Sequential([keras.Input((4,)), held])
+
+    class Doubled(keras.layers.Dense):
+        def call(self, inputs):
+            return 2 * super().call(inputs)
+
+    before = array(model(X))
+    held.__class__ = Doubled
+    np.testing.assert_allclose(array(model(X)), 2 * before, rtol=1e-6)
+
+
+@behaviour("Keras binds `build` to the object")
+def test_build_is_in_the_dictionary():
+    made = layer()
+    assert "build" in vars(made)
+    held = [cell.cell_contents for cell in vars(made)["build"].__closure__ or ()]
+    assert any(value is made or getattr(value, "__self__", None) is made for value in held)
+
+
+class Overriding(keras.StatelessScope):
+    def __init__(self, variable, value):
+        super().__init__()
+        self.pair = (variable, value)
+
+    def get_current_value(self, variable):
+        return self.pair[1] if variable is self.pair[0] else super().get_current_value(variable)
+
+
+@behaviour("a variable asks the scope for its value")
+def test_scopes_answer_for_values():
+    made = layer()
+    with Overriding(made.kernel, keras.ops.ones((4, 3))):
+        inside = array(made(X))
+    np.testing.assert_allclose(inside, np.full((2, 3), 4.0))
+    assert not np.allclose(array(made(X)), 4.0)
+
+
+@behaviour("a scope knows the one around it")
+def test_scopes_are_nested():
+    with keras.StatelessScope() as outer, keras.StatelessScope() as inner:
+        assert inner.original_scope is outer
+
+
+@behaviour("variables are created without values in a stateless scope")
+def test_variables_without_values():
+    pending = keras.src.backend.common.global_state.get_global_attribute
+    before = len(pending("uninitialized_variables", [], set_to_default=True))
+    with keras.StatelessScope():
+        made = layer()
+        assert made.kernel._value is None
+    assert len(pending("uninitialized_variables")) in (before, before + 2)
+    assert made.kernel.shape == (4, 3)
+
+
+@behaviour("a layer saves its own variables by number")
+def test_own_variables_are_numbered():
+    class Pair(keras.layers.Layer):
+        def build(self, shape):
+            self.a = self.add_weight(shape=(2,), initializer="ones")
+            self.b = self.add_weight(shape=(3,), initializer="zeros")
+
+    made, store = Pair(), {}
+    made.build(None)
+    made.save_own_variables(store)
+    assert {key: np.shape(value) for key, value in store.items()} == {"0": (2,), "1": (3,)}
+
+
+@behaviour("set_weights assigns one variable after the other")
+def test_set_weights_calls_assign():
+    made, calls = layer(), []
+    for variable in made.weights:
+        assign = type(variable).assign
+        vars(variable)["assign"] = lambda value, v=variable, a=assign: (calls.append(v), a(v, value))
+    made.set_weights([np.ones((4, 3)), np.zeros(3)])
+    assert [v.name for v in calls] == ["kernel", "bias"]
+
+
+@behaviour("a class is saved by its registered name")
+def test_classes_are_found_by_registered_names():
+    wrapper = kso.layers.PrunableLayer
+    name = keras.saving.get_registered_name(wrapper)
+    assert name == "keras_sparse_ortho>PrunableLayer"
+    assert keras.saving.get_registered_object(name) is wrapper
+
+
+@behaviour("optimizers build one slot after the other for each variable")
+def test_slots_follow_variables():
+    made, adam = layer(), keras.optimizers.Adam()
+    adam.build(made.trainable_variables)
+    shapes = [tuple(v.shape) for v in adam.variables[2:]]
+    assert shapes == [(4, 3), (3,), (4, 3), (3,)] or shapes == [(4, 3), (4, 3), (3,), (3,)]
+    assert len(adam._trainable_variables) == 2
+
+
+@pytest.mark.numpy_only
+def test_each_behaviour_has_a_test():
+    assert TESTED == set(BEHAVIOURS)

@@ -67,6 +67,8 @@ def found(name):
         return operator.attrgetter(rest)(kso)
     if first == "keras":
         return operator.attrgetter(rest)(keras)
+    if first in kso.__all__ and rest and first not in ROOMS:  # sparsify.in_place
+        return operator.attrgetter(rest)(getattr(kso, first))
     if first in ROOMS and rest:
         return operator.attrgetter(rest)(getattr(kso, first))
     last = name.rpartition(".")[2]
@@ -128,7 +130,7 @@ def test_functions_and_arguments_in_messages_exist():
         ("Call keras_sparse_ortho.nothing(model).", ["keras_sparse_ortho.nothing"]),
         ("Use callbacks.Nothing, or nothing(x).", ["callbacks.Nothing", "nothing"]),
         ("Use prune(model, on_collapse=True).", ["prune(on_collapse=)"]),
-        ("Use strip(model), prune(model, refit=True) or keras.Input(shape).", []),
+        ("Use strip(model), prune(model, data=x) or keras.Input(shape).", []),
     ],
 )
 def test_the_search_finds_what_is_missing(text, wrong):

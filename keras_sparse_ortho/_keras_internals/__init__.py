@@ -60,7 +60,7 @@ from keras_sparse_ortho._keras_internals._layouts import (
     mesh_size,
     stand_in_name_scope,
 )
-from keras_sparse_ortho._keras_internals._names import PRIVATE_NAMES
+from keras_sparse_ortho._keras_internals._names import BEHAVIOURS, PRIVATE_NAMES
 from keras_sparse_ortho._keras_internals._object_copy import (
     copy_objects,
 )

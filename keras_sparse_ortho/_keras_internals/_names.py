@@ -38,3 +38,18 @@ PRIVATE_NAMES = {
     "keras.src.ops.function.make_node_key": "the keys in `Function._nodes`",
 }
 """By name, as `Class.attribute` or as what is imported, the purpose. Tested on each Keras."""
+
+BEHAVIOURS = {
+    "a layer is its class and its dictionary": "`become` gives an object another layer's",
+    "graphs call the layer objects that they hold": "a layer that has become another one is called",
+    "Keras binds `build` to the object": "`become` binds it anew",
+    "a variable asks the scope for its value": "wrapped layers see effective weights",
+    "a scope knows the one around it": "what is not overridden goes there: losses, updates, values",
+    "variables are created without values in a stateless scope": "no dense kernel is allocated",
+    "a layer saves its own variables by number": "live values and indices take a kernel's place",
+    "set_weights assigns one variable after the other": "indices are checked before the first",
+    "a class is saved by its registered name": "a derived class saves wrappers inside a layer",
+    "optimizers build one slot after the other for each variable": "slots move with live entries",
+}
+"""What Keras does without promising it, and what relies on it. `docs/core.md` explains the parts;
+`tests/test_private_keras.py` tests each on the Keras that is installed."""
