@@ -1,6 +1,5 @@
 """Which layers the configuration of a model has, and how layers of ours elsewhere are saved."""
 
-import contextvars
 import functools
 from typing import Any
 
@@ -20,9 +19,6 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
 from keras_sparse_ortho.layers import PrunableLayer
-
-# Whether layers are being made as their classes make them, whatever stood in them.
-_making_plain: contextvars.ContextVar[bool] = contextvars.ContextVar("making_plain", default=False)
 
 
 def is_clonable(model: Any) -> bool:
@@ -130,11 +126,8 @@ class SavedWithLayers:
             ValueError: What is no such configuration.
         """
         _check_saved(config)
-        inside = _making_plain.set(True)
-        try:
-            layer = restored(config["model"], custom_objects)
-        finally:
-            _making_plain.reset(inside)
+        # Layers inside are made as their classes make them, whatever stood in them.
+        layer = restored(_with_plain_layers(config["model"]), custom_objects)
         if not isinstance(layer, keras.layers.Layer):
             raise ValueError(
                 "The configuration of a layer with others inside must name its class. "
@@ -144,7 +137,7 @@ class SavedWithLayers:
             layer.build_from_config(config["build_config"])  # without an Input
         if is_graph_of_class(layer):
             return _with_layers(layer, config, custom_objects)
-        if not _making_plain.get():
+        if config["layers"]:
             layer.__class__ = _derived_class(class_of(layer))
             vars(layer)["_layers_to_come"] = config, custom_objects  # not for Keras to track
         return layer
@@ -169,6 +162,18 @@ class SavedWithLayers:
             maybe_build(self, call_spec)
             _with_layers(self, *kept)
         super()._maybe_build(call_spec)  # type: ignore[misc]
+
+
+def _with_plain_layers(config: Any) -> Any:
+    """A configuration in which no class is to hold layers that its constructor does not make."""
+    if isinstance(config, list | tuple):
+        return type(config)(map(_with_plain_layers, config))
+    if not isinstance(config, dict):
+        return config
+    plain = {key: _with_plain_layers(value) for key, value in config.items()}
+    if {"model", "names", "layers"} <= plain.keys() and isinstance(plain["layers"], dict):
+        plain["layers"] = {}
+    return plain
 
 
 def _check_saved(config: Any) -> None:
@@ -199,7 +204,7 @@ def _with_layers(top: Any, config: dict[str, Any], custom_objects: Any) -> Any:
         )
     for layer, name in zip(layers, names, strict=True):
         layer.name = name
-    if _making_plain.get():
+    if not config["layers"]:
         return top
     # Inner layers first. Some may be ours: in the configuration of the class, which takes them.
     for layer, path in reversed(_named(top)):
