@@ -1,6 +1,6 @@
 """Time of a training step of our TFMOT wrappers against TFMOT's own, interleaved, in tf_keras.
 
-    python benchmarks/bench_tfmot.py
+    python benchmarks/tfmot.py
 
 Writes `results/tfmot.md`. Rivals are the dense model, the same model in TFMOT's wrapper (between
 updates of its masks, and in a step that updates them), in `PruneWithMask` and in
@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
-from timing import interleaved, machine, markdown, parsed, write
+from record import interleaved, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
 

@@ -1,9 +1,17 @@
-"""Batches in a new order in each epoch, whatever the backend."""
+"""Data, batches and curves of training, for the scripts of this folder."""
 
+import pathlib
+import sys
 from typing import Any
 
 import keras
 import numpy as np
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
+
+from data import Dataset, load
+
+__all__ = ["Dataset", "Progress", "load", "shuffled", "whole_batches"]
 
 
 def whole_batches(x: np.ndarray, y: np.ndarray, size: int) -> dict[str, Any]:
@@ -17,8 +25,8 @@ def shuffled(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> dict[str, An
 
     Keras 3.15 on TensorFlow shuffles arrays by an operation within a dataset, which restarts in
     each epoch: after `keras.utils.set_random_seed` all epochs have the same batches in the same
-    order, which costs a dense MLP on Fashion-MNIST a point after ten epochs (`batch_order.py`). JAX
-    and torch shuffle outside, and tf_keras uses one dataset for all epochs.
+    order, which costs a dense MLP on Fashion-MNIST a point after ten epochs (`moving_masks.py
+    order`). JAX and torch shuffle outside, and tf_keras uses one dataset for all epochs.
 
     Args:
         x: Inputs.
@@ -45,3 +53,34 @@ def shuffled(x: np.ndarray, y: np.ndarray, size: int, seed: int) -> dict[str, An
     options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = False  # its threads would take half of a single core
     return {"x": batches.prefetch(2).with_options(options), "shuffle": False}
+
+
+class Progress(keras.callbacks.Callback):
+    """Training accuracy in windows of steps: `(last step, accuracy within the window)`.
+
+    In the first epoch every image is new to the network when it is counted, so this is an accuracy
+    on unseen images, at no cost.
+
+    Args:
+        window: Steps that are averaged.
+    """
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.points: list[tuple[int, float]] = []
+        self._steps = 0
+        self._before = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Metrics begin anew."""
+        self._steps, self._before = 0, 0.0
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Recovers the windows from the running mean of the epoch."""
+        assert logs is not None
+        self._steps += 1
+        if self._steps % self.window == 0:
+            total = float(logs["accuracy"]) * self._steps
+            self.points.append((self._steps, (total - self._before) / self.window))
+            self._before = total
