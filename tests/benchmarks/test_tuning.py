@@ -1,7 +1,6 @@
 """Learning rates chosen on a validation split, live channels, and the deep networks."""
 
 import dataclasses
-import tomllib
 
 import keras
 import numpy as np
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.tensorflow_only
 
 def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     lines = tmp_path / "runs.jsonl"
-    settings = tomllib.loads((methods.HERE / "methods.toml").read_text())
+    settings = methods.settings("methods")
     low, best, high = settings["cnn"]["learning_rates"]
     seen, final = [], []
 
@@ -33,7 +32,7 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     monkeypatch.setattr(methods, "train", train)
     small = ["--dataset", "digits", "--densities", "0.1", "--epochs", "1", "--tune"]
     small += ["--out", str(lines), "--methods", "base_erk"]
-    methods.main([*small, "--seeds", "0"])
+    methods.methods([*small, "--seeds", "0"])
     twice = [low, low, best, best, high, high]
     assert [rate for *_, rate in seen] == [*twice, best]
     assert final == [False] * 6 + [True]
@@ -41,7 +40,7 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     kept = samples * 9 // 10
     assert [(train, test) for _, train, test, _ in seen[:6]] == [(kept, samples - kept)] * 6
     assert seen[6][1] == samples
-    methods.main([*small, "--seeds", "0", "1"])  # what is there is not repeated
+    methods.methods([*small, "--seeds", "0", "1"])  # what is there is not repeated
     assert [rate for *_, rate in seen[7:]] == [best]
     table = lines.with_suffix(".md").read_text()
     assert "| 0.1 | base_erk | 90.00 +- 0.00 | 2 |" in table
@@ -50,7 +49,7 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     old = lines.read_text()
     lines.write_text(old.replace('"validation": 0.9', '"validation": 0.1'))
     monkeypatch.setattr(methods, "WIDENED", 0)
-    methods.main([*small, "--seeds", "0", "1"])
+    methods.methods([*small, "--seeds", "0", "1"])
     assert [rate for *_, rate in seen[8:]] == [high, high]
     assert "| 0.1 | base_erk | 50.00 +- 70.71 | 2 |" in lines.with_suffix(".md").read_text()
 
@@ -78,16 +77,16 @@ def test_a_grid_goes_on_where_the_best_is_at_its_edge(
     monkeypatch.setattr(methods, "train", train)
     small = ["--dataset", "digits", "--densities", "0.1", "--epochs", "1", "--tune", "--seeds"]
     small += ["0", "--out", str(lines), "--methods", "base_erk"]
-    methods.main(small)
+    methods.methods(small)
     count = len(seen)
-    methods.main(small)  # what is there is not repeated
+    methods.methods(small)  # what is there is not repeated
     assert len(seen) == count
     assert f"| {expected} |" in lines.with_suffix(".md").read_text()
 
 
 def test_a_grid_at_chance_does_not_go_on(methods, monkeypatch, tmp_path, capsys):
     lines = tmp_path / "runs.jsonl"
-    settings = tomllib.loads((methods.HERE / "methods.toml").read_text())
+    settings = methods.settings("methods")
     rates = settings["cnn"]["learning_rates"]
 
     def train(net, method, density, seed, data, options, rate=None):
@@ -100,7 +99,7 @@ def test_a_grid_at_chance_does_not_go_on(methods, monkeypatch, tmp_path, capsys)
 
     monkeypatch.setattr(methods, "train", train)
     small = ["--dataset", "digits", "--densities", "0.1", "0.2", "--epochs", "1", "--seeds", "0"]
-    methods.main([*small, "--out", str(lines), "--methods", "base_erk", "dense"])
+    methods.methods([*small, "--out", str(lines), "--methods", "base_erk", "dense"])
     found = [run["learning_rate"] for run in methods.finished(lines) if "validation" in run]
     assert sorted(found) == sorted(6 * rates)  # three rows, two seeds
     table = lines.with_suffix(".md").read_text()
@@ -151,10 +150,10 @@ def test_live_channels(methods):
 )
 @pytest.mark.slow
 def test_deep_networks_under_every_initializer(methods, net):
-    options = methods.tomllib.loads((methods.HERE / "deep.toml").read_text())[net]
+    options = methods.settings("deep")[net]
     data = methods.load("digits")
     data = dataclasses.replace(data, x_train=data.x_train[:128], y_train=data.y_train[:128])
-    options |= {"width": 32, "depth": 3, "jit": False, "budgets": methods.HERE}
+    options |= {"width": 32, "depth": 3, "jit": False, "budgets": None}
     gain = 2**0.5 if net == "deep_mlp_relu" else 1.0247
     for name in options["methods"]:
         model, callbacks, _ = methods.build(net, name, 0.2, 0, data, options)
@@ -173,12 +172,10 @@ def test_deep_networks_under_every_initializer(methods, net):
 
 @pytest.mark.slow
 def test_the_command_line_of_the_deep_networks(methods, tmp_path):
-    import deep
-
     out = tmp_path / "deep.jsonl"
     small = ["--dataset", "digits", "--samples", "256", "--epochs", "1", "--densities", "0.2"]
     small += ["--seeds", "0", "--no-jit", "--depth", "2", "--out", str(out), "--no-tune"]
-    deep.main([*small, "--net", "deep_mlp", "deep_cnn", "--methods", "eoi_auto"])
+    methods.deep([*small, "--net", "deep_mlp", "deep_cnn", "--methods", "eoi_auto"])
     runs = methods.finished(out)
     assert [run["net"] for run in runs] == ["deep_mlp", "deep_cnn"]
     assert [run["live_channels"] for run in runs] == [[], []]  # nothing is ReLU here
