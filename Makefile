@@ -180,7 +180,10 @@ notebooks: $(STAMP)
 release-check: $(STAMP)
 	@$(PY) tools/release.py $(ARGS)
 
-test-tensorflow test-jax test-torch test-docs test-wheel: test-%: $(STAMP)
+test-docs: $(STAMP)
+	@$(PY) tools/check.py docs site
+
+test-tensorflow test-jax test-torch test-wheel: test-%: $(STAMP)
 	@$(PY) tools/check.py $*
 
 lint: $(STAMP)

@@ -1,10 +1,10 @@
 """LiteRT files of sparse networks: size and time on XNNPACK.
 
-    python benchmarks/litert.py NAME [options]
+    python benchmarks/litert_files.py NAME [options]
 
 The measurements:
 
-- `files`: latency and size of every LiteRT route against dense float32 and dense int8.
+- `routes`: latency and size of every LiteRT route against dense float32 and dense int8.
 - `blocks`: latency of LiteRT files of whole blocks against the best dense int8 and dense float32
   ones.
 """
@@ -28,7 +28,7 @@ from keras_sparse_ortho.export import BenchmarkCase, ExportReport, export_routes
 from keras_sparse_ortho.kernels import kernel_layouts, walk
 from keras_sparse_ortho.orthogonal import regular_pattern
 
-# --- files ----------------------------------------------------------------------------------------
+# --- routes ---------------------------------------------------------------------------------------
 
 
 L = keras.layers
@@ -281,12 +281,12 @@ def _latency_table(mine: list[dict]) -> str:
     return markdown(header, lines)
 
 
-def files() -> None:
+def routes() -> None:
     """Latency and size of every LiteRT route against dense float32 and dense int8.
 
-        KERAS_BACKEND=tensorflow python benchmarks/litert.py files  # all: about an hour
-        KERAS_BACKEND=tensorflow python benchmarks/litert.py files --model mlp --density 0.1
-        KERAS_BACKEND=tensorflow python benchmarks/litert.py files --table  # only the table
+        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes  # all: about an hour
+        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes --model mlp --density 0.1
+        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes --table  # only the table
 
     One part is one model, density and batch size. Its figures go to `results/litert.json` when it
     is done, and finished parts are not repeated (except with `--again`), so a run may be stopped.
@@ -300,7 +300,7 @@ def files() -> None:
     without XNNPACK where both agreed with Keras before; the faster one counts and the table says
     which. Each file has run and agreed with Keras before (`export_routes`).
     """
-    parser = described(files)
+    parser = described(routes)
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--density", type=float, action="append")
     parser.add_argument("--batch", type=int, action="append")
@@ -514,10 +514,10 @@ def blocks_table(rows: list[dict]) -> str:
 def blocks() -> None:
     """Latency of LiteRT files of whole blocks against the best dense int8 and dense float32 ones.
 
-        KERAS_BACKEND=tensorflow python benchmarks/litert.py blocks  # all: half an hour
-        KERAS_BACKEND=tensorflow python benchmarks/litert.py blocks --network mlp --batch 1
-        KERAS_BACKEND=tensorflow python benchmarks/litert.py blocks --table  # only the table
-        KERAS_BACKEND=tensorflow python benchmarks/litert.py blocks --without-amx
+        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py blocks  # all: half an hour
+        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py blocks --network mlp --batch 1
+        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py blocks --table  # only the table
+        KERAS_BACKEND=tensorflow python benchmarks/litert_files.py blocks --without-amx
 
     The networks are an MLP 4 x 1024, four 3x3 convolutions of 256 channels at 14 x 14, a
     MobileNetV1- like CNN at 96 x 96 and an encoder of two blocks (64 tokens, 256 wide,
@@ -566,4 +566,4 @@ def blocks() -> None:
 
 
 if __name__ == "__main__":
-    chosen(files, blocks)
+    chosen(routes, blocks)
