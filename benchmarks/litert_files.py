@@ -22,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from record import RESULTS, chosen, described, machine, markdown, parsed, write
+from record import RESULTS, chosen, described, finished, machine, markdown, parsed, write
 
 from keras_sparse_ortho.export import BenchmarkCase, ExportReport, export_routes, latencies
 from keras_sparse_ortho.kernels import kernel_layouts, walk
@@ -34,7 +34,7 @@ from keras_sparse_ortho.orthogonal import regular_pattern
 L = keras.layers
 THREADS = (1, 2)
 STRUCTURES = {"elements": 1, "blocks 4x1": 4, "blocks 16x1": 16}
-FILE = RESULTS / "litert.json"
+FILE = RESULTS / "litert.jsonl"
 
 
 def mlp(inputs: int = 1024, widths: tuple[int, ...] = (2048, 2048, 1024)) -> keras.Model:
@@ -288,7 +288,7 @@ def routes() -> None:
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes --model mlp --density 0.1
         KERAS_BACKEND=tensorflow python benchmarks/litert_files.py routes --table  # only the table
 
-    One part is one model, density and batch size. Its figures go to `results/litert.json` when it
+    One part is one model, density and batch size. Its figures go to `results/litert.jsonl` when it
     is done, and finished parts are not repeated (except with `--again`), so a run may be stopped.
     The table is `results/litert.md`.
 
@@ -314,7 +314,7 @@ def routes() -> None:
     quick |= {"routes": ["float32", "dynamic_int8", "dynamic_int8+1x16"]}
     options = parsed(parser, quick)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    rows = json.loads(FILE.read_text()) if FILE.exists() else []
+    rows = finished(FILE)
     parts = [
         (name, density, batch)
         for name in options.model or ("mlp", "cnn")
@@ -328,7 +328,7 @@ def routes() -> None:
         print("{}, density {:g}, batch {}".format(*one), flush=True)
         found = part(*one, options.seconds, options.structures, options.routes)
         rows = [r for r in rows if (r["model"], r["density"], r["batch"]) != one] + found
-        FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not rows:
         parser.error("nothing is measured yet")
     write("litert", table(rows))
@@ -372,7 +372,7 @@ def deny() -> None:
 
 # --- blocks ---------------------------------------------------------------------------------------
 
-BLOCKS_FILE = RESULTS / "litert_blocks.json"
+BLOCKS_FILE = RESULTS / "litert_blocks.jsonl"
 DENSE_INT8 = ("dynamic_int8", "int8")
 BLOCKS = ("dynamic_int8+blocks", "int8+blocks")
 ROUTES = ["float32", *DENSE_INT8, "dynamic_int8+1x16", "float32+blocks", *BLOCKS]
@@ -549,7 +549,7 @@ def blocks() -> None:
     amx = not options.without_amx and "amx_int8" in Path("/proc/cpuinfo").read_text()
     if options.without_amx:
         deny()
-    rows = json.loads(BLOCKS_FILE.read_text()) if BLOCKS_FILE.exists() else []
+    rows = finished(BLOCKS_FILE)
     for one in [] if options.table else PARTS:
         chosen = (options.network, options.block, options.batch)
         if any(wanted and value not in wanted for wanted, value in zip(chosen, one, strict=True)):
@@ -559,7 +559,7 @@ def blocks() -> None:
         print("{}, blocks of {}, batch {}".format(*one), flush=True)
         found = [r | {"amx": amx} for r in blocks_part(*one, options.seconds, options.routes)]
         rows = [r for r in rows if _key(r) != (*one, amx)] + found
-        BLOCKS_FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+        BLOCKS_FILE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not rows:
         parser.error("nothing is measured yet")
     write("litert_blocks", blocks_table(rows))

@@ -43,7 +43,6 @@ import keras_sparse_ortho as kso
 
 HERE = pathlib.Path(__file__).resolve().parent
 LINES = RESULTS / "quantized.jsonl"
-VELA_LINES = RESULTS / "quantized_vela.jsonl"
 ACCELERATORS = ("ethos-u55-128", "ethos-u85-256")
 # Epochs and learning rates: sparse from the first step, and those after it.
 NETS = {
@@ -191,7 +190,7 @@ def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
     data = load("fashion_mnist")
     for method in ("int8 after", "int8", "int4", "palette 16", "ternary"):
         here = setting | {"method": method}
-        if any(here.items() <= run.items() for run in finished(VELA_LINES)):
+        if any("vela" in run and here.items() <= run.items() for run in finished(LINES)):
             continue
         model = trained(net, "float" if method == "int8 after" else method, seed, data, given)
         if method != "int8 after":
@@ -203,14 +202,14 @@ def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
             found = {name: vela_report(path, name).to_dict() for name in ACCELERATORS}
         kept = ("ms", "weight_bytes", "encoded_bytes", "vela")
         found = {name: {key: one[key] for key in kept} for name, one in found.items()}
-        append(VELA_LINES, here | {"vela": found})
+        append(LINES, here | {"vela": found})
         print(here, found, flush=True)
 
 
 def vela_table(given: argparse.Namespace) -> str:
     """A table of the estimates, if there are some."""
     known = {"images": given.images, "density": given.density}
-    runs = [run for run in finished(VELA_LINES) if known.items() <= run.items()]
+    runs = [run for run in finished(LINES) if "vela" in run and known.items() <= run.items()]
     rows = []
     for name in ACCELERATORS if runs else ():
         for run in runs:
