@@ -11,6 +11,18 @@ import keras_sparse_ortho as kso
 pytestmark = pytest.mark.tensorflow_only
 
 
+SMALL = ["--dataset", "digits", "--epochs", "1", "--densities"]
+
+
+def run(net, method, density, seed, options, rate, accuracy, **more):
+    """What training gives, without any."""
+    return {
+        **{"net": net, "method": method, "density": density, "seed": seed, "accuracy": accuracy},
+        **{"epochs": 1, "learning_rate": rate, "jit": False, "live": 1, "size": 2, "flops": 3},
+        **{"backend": "none", "settings": options["settings"], **more},
+    }
+
+
 def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     lines = tmp_path / "runs.jsonl"
     settings = methods.settings("methods")
@@ -22,16 +34,10 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
         seen.append((data.name, len(data.x_train), len(data.x_test), rate))
         accuracy = {low: 0.2, best: 0.9, high: 1.0}[rate]
         accuracy *= 1 - (rate == high) * seed  # the best one with one seed, of no use with another
-        return {
-            **{"net": net, "method": method, "density": density, "seed": seed},
-            **{"accuracy": accuracy, "epochs": 1, "learning_rate": rate, "jit": False},
-            **{"live": 1, "size": 2, "flops": 3, "backend": "none"},
-            "settings": options["settings"],
-        }
+        return run(net, method, density, seed, options, rate, accuracy)
 
     monkeypatch.setattr(methods, "train", train)
-    small = ["--dataset", "digits", "--densities", "0.1", "--epochs", "1", "--tune"]
-    small += ["--out", str(lines), "--methods", "base_erk"]
+    small = [*SMALL, "0.1", "--tune", "--out", str(lines), "--methods", "base_erk"]
     methods.methods([*small, "--seeds", "0"])
     twice = [low, low, best, best, high, high]
     assert [rate for *_, rate in seen] == [*twice, best]
@@ -67,16 +73,11 @@ def test_a_grid_goes_on_where_the_best_is_at_its_edge(
         seen.append(rate)
         if peak == 0.128 and rate < 0.01:  # counts as tried
             raise methods.BudgetError("The layer 'a' has no live entry. Received: 0 entries")
-        return {
-            **{"net": net, "method": method, "density": density, "seed": seed},
-            **{"accuracy": 1 / (1 + 0.1 * abs(np.log2(rate / peak))), "epochs": 1, "jit": False},
-            **{"learning_rate": rate, "live": 1, "size": 2, "flops": 3, "backend": "none"},
-            "settings": options["settings"],
-        }
+        accuracy = 1 / (1 + 0.1 * abs(np.log2(rate / peak)))
+        return run(net, method, density, seed, options, rate, accuracy)
 
     monkeypatch.setattr(methods, "train", train)
-    small = ["--dataset", "digits", "--densities", "0.1", "--epochs", "1", "--tune", "--seeds"]
-    small += ["0", "--out", str(lines), "--methods", "base_erk"]
+    small = [*SMALL, "0.1", "--seeds", "0", "--out", str(lines), "--methods", "base_erk"]
     methods.methods(small)
     count = len(seen)
     methods.methods(small)  # what is there is not repeated
@@ -90,17 +91,12 @@ def test_a_grid_at_chance_does_not_go_on(methods, monkeypatch, tmp_path, capsys)
     rates = settings["cnn"]["learning_rates"]
 
     def train(net, method, density, seed, data, options, rate=None):
-        return {
-            **{"net": net, "method": method, "density": density, "seed": seed},
-            **{"accuracy": 0.1, "epochs": 1, "jit": False, "seconds": 90.0},
-            **{"learning_rate": rate, "live": 1, "size": 2, "flops": 3, "backend": "none"},
-            "settings": options["settings"],
-        }
+        return run(net, method, density, seed, options, rate, 0.1, seconds=90.0)
 
     monkeypatch.setattr(methods, "train", train)
-    small = ["--dataset", "digits", "--densities", "0.1", "0.2", "--epochs", "1", "--seeds", "0"]
+    small = [*SMALL, "0.1", "0.2", "--seeds", "0"]
     methods.methods([*small, "--out", str(lines), "--methods", "base_erk", "dense"])
-    found = [run["learning_rate"] for run in methods.finished(lines) if "validation" in run]
+    found = [one["learning_rate"] for one in methods.finished(lines) if "validation" in one]
     assert sorted(found) == sorted(6 * rates)  # three rows, two seeds
     table = lines.with_suffix(".md").read_text()
     assert table.count(f"| {len(rates)} x 2 | chance |") == 3
