@@ -14,6 +14,9 @@ OLDEST_STAMP := $(OLDEST)/.installed
 FORMATS := .venv-formats
 FORMATS_STAMP := $(FORMATS)/.installed
 
+NIGHTLY := .venv-keras-nightly
+NIGHTLY_STAMP := $(NIGHTLY)/.installed
+
 NO_TF := .venv-no-tensorflow
 NO_TF_STAMP := $(NO_TF)/.installed
 
@@ -30,16 +33,18 @@ PIP := -m pip --disable-pip-version-check install -qq --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-oldest test-compat test-formats test-no-tensorflow test-tensorflow test-jax test-torch \
-	test-docs test-faults test-mutants test-wheel lint format clean \
+.PHONY: help setup demo test test-slow test-quick test-oldest test-keras-nightly test-compat test-formats test-no-tensorflow \
+	test-tensorflow test-jax test-torch test-docs test-faults test-mutants test-wheel lint format clean \
 	bench bench-quick figures docs notebooks release-check
 
 help:
 	@echo "make demo          train, sparsify, strip and export on real data (examples/quickstart.py)"
+	@echo "make test-quick    two minutes, for a first change: lint, short tests on TensorFlow and JAX"
 	@echo "make test          everything that must pass: lint, docs, the suite on three backends, wheel"
 	@echo "make lint          ruff and mypy only      make format  let ruff rewrite"
 	@echo "make test-slow     make test, and the slow tests with it"
 	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"
+	@echo "make test-keras-nightly  the suite on the Keras of last night"
 	@echo "make test-compat   models of keras-hub, keras-rs, keras.applications, keras.io (ARGS=backends)"
 	@echo "make test-no-tensorflow  LiteRT files without TensorFlow, on JAX and torch"
 	@echo "make test-formats  exports to ONNX, OpenVINO and C arrays, run by their runtimes, on three backends"
@@ -84,6 +89,17 @@ $(COMPAT_STAMP): $(STAMP)
 	@$(COMPAT)/bin/python $(PIP) --editable ".[compat]"
 	@touch $@
 
+# keras-nightly is the package `keras` under another name: installed in its place.
+$(NIGHTLY_STAMP): pyproject.toml Makefile
+	$(if $(PYTHON),,$(error Python 3.11 or newer is needed; name it with make PYTHON=...))
+	@echo "setting up $(NIGHTLY) (the first time takes minutes)"
+	@test -x $(NIGHTLY)/bin/python || $(PYTHON) -m venv $(NIGHTLY)
+	@$(NIGHTLY)/bin/python $(PIP) $(TORCH)
+	@$(NIGHTLY)/bin/python $(PIP) --editable ".[test]"
+	@$(NIGHTLY)/bin/python -m pip uninstall -qq --yes keras
+	@$(NIGHTLY)/bin/python $(PIP) --pre keras-nightly
+	@touch $@
+
 $(NO_TF_STAMP): pyproject.toml Makefile
 	$(if $(PYTHON),,$(error Python 3.11 or newer is needed; name it with make PYTHON=...))
 	@echo "setting up $(NO_TF)"
@@ -110,12 +126,19 @@ demo: $(STAMP)
 test: $(STAMP)
 	@$(PY) tools/check.py
 
+test-quick: $(STAMP)
+	@$(PY) tools/check.py lint quick
+
 test-slow: $(STAMP)
 	@$(PY) tools/check.py --slow
 
 test-oldest: $(OLDEST_STAMP)
 	@PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning" \
 		$(OLDEST)/bin/python tools/check.py tensorflow jax torch
+
+test-keras-nightly: $(NIGHTLY_STAMP)
+	@PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning" \
+		$(NIGHTLY)/bin/python tools/check.py tensorflow jax torch
 
 test-compat: $(COMPAT_STAMP)
 	@$(COMPAT)/bin/python tools/compatibility.py $(ARGS)
@@ -157,7 +180,10 @@ notebooks: $(STAMP)
 release-check: $(STAMP)
 	@$(PY) tools/release.py $(ARGS)
 
-test-tensorflow test-jax test-torch test-docs test-wheel: test-%: $(STAMP)
+test-docs: $(STAMP)
+	@$(PY) tools/check.py docs site
+
+test-tensorflow test-jax test-torch test-wheel: test-%: $(STAMP)
 	@$(PY) tools/check.py $*
 
 lint: $(STAMP)

@@ -4,25 +4,25 @@
     python benchmarks/faster.py --net wide_cnn                     # an hour; on TensorFlow
     python benchmarks/faster.py --summary                          # the table of finished runs
 
-A wide MLP and a wide CNN (`faster.toml`): dense; with single live entries in masks (`eoi_auto`); on
-live blocks of 16, 32 and 64; RigL on blocks of 32; dense with shorter schedules, too. Each row has
-its own learning rate, the best on a validation split, and 88% are read on that split, not on the
-test set. Every run is a line of `results/faster.jsonl`; finished runs are not repeated. The
+A wide MLP and a wide CNN: dense; with single live entries in masks (`eoi_auto`); on live
+blocks of 16, 32 and 64; RigL on blocks of 32; dense with shorter schedules, too. Each row has its
+own learning rate, the best on a validation split, and 88% are read on that split, not on the test
+set. Every run is a line of `results/faster.jsonl`; finished runs are not repeated. The
 tables go to `results/faster.md`. Seconds are those of the steps alone, measured apart and
-interleaved, on an idle machine, by `methods_time.py --settings faster`.
+interleaved, on an idle machine, by `methods.py time_of_training --settings faster`.
 """
 
 import itertools
 import json
 import pathlib
 import statistics
-import tomllib
 from typing import Any
 
 from methods import command_line
-from methods_runs import HERE, changed, identity, latest
+from methods_runs import changed, identity, latest
 from methods_summary import mean_and_deviation, tries_and_edge
 from methods_table import DENSE, METHODS
+from networks import settings
 from record import finished, machine, markdown
 
 GOAL = 0.88
@@ -82,7 +82,7 @@ def table(
 
 def summarize(lines: pathlib.Path) -> str:
     """The text of `results/faster.md`."""
-    settings = tomllib.loads((HERE / "faster.toml").read_text())
+    known = settings("faster")
     all_runs = finished(lines)
     runs = list(latest(all_runs).values())
     text = "# Training on live blocks: accuracy, and time to 88%\n\n"
@@ -92,12 +92,14 @@ def summarize(lines: pathlib.Path) -> str:
     text += "the best one there of those tried, each with so many seeds. At an edge the chosen one "
     text += "is the least or the largest. Density is that of the hidden kernels; stem and head are "
     text += "dense. Seconds are those of a step of training times the steps of an epoch, medians "
-    text += "of interleaved turns of one process (`methods_time.py --settings faster`).\n"
+    text += (
+        "of interleaved turns of one process (`methods.py time_of_training --settings faster`).\n"
+    )
     file = lines.with_name("faster_time.json")
     times = json.loads(file.read_text()) if file.exists() else {}
     for kind in sorted({(run["net"], changed(run)) for run in runs}):
         mine = [run for run in runs if (run["net"], changed(run)) == kind]
-        used = settings[kind[0]] | (mine[0].get("settings") or {})
+        used = known[kind[0]] | (mine[0].get("settings") or {})
         about = json.dumps({k: used[k] for k in ("width", "depth", "samples")})
         epochs = max(run["epochs"] for run in mine)
         text += f"\n## {kind[0]}, epochs: {epochs}{kind[1]}\n\n{about}\n\n"

@@ -1,13 +1,15 @@
-"""Accuracy and FLOPs of sparse training methods on Fashion-MNIST.
+"""Accuracy, FLOPs and time of sparse training methods, network by network.
 
-    python benchmarks/methods.py                                  # the small CNN, the whole grid
-    python benchmarks/methods.py --net resnet20 --methods dense eoi_erk rigl
-    python benchmarks/methods.py --no-tune --out other.jsonl      # all at one learning rate
-    python benchmarks/methods.py --summary                        # the table of finished runs
+    python benchmarks/methods.py NAME [options]
 
-Settings are in `methods.toml`. Every run is a line of `results/methods.jsonl`; finished runs are
-not repeated, so the script can be killed, restarted, and run in parts. The table goes to
-`results/methods.md`, with the time ratios of `methods_time.py`.
+- `methods`: on Fashion-MNIST, a small CNN and ResNet-20;
+- `deep`: deep networks without normalization;
+- `contemporary`: ResNet, VGG-16, MobileNetV1 and a vision transformer;
+- `time_of_training`: of training under every method against the dense network, interleaved.
+
+Settings are in `methods.toml`. Every run of a comparison is a line of `results/NAME.jsonl`;
+finished runs are not repeated, so the script can be killed, restarted, and run in parts. The table
+goes to `results/NAME.md`, with `--summary` only that.
 
 Each method first trains at each density with all `learning_rates`, with the first two seeds and
 without the last tenth of the training set, the validation split; where the best is at an edge of
@@ -20,12 +22,13 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import json
 import os
 import pathlib
 import statistics
 import time
-import tomllib
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Two threads that wait for each other make AI's many small products 100 times slower.
@@ -33,17 +36,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
 import numpy as np
-from curves import Progress
-from example_data import Dataset, load
-from methods_runs import CHANCE, CHOOSING, HERE, Run, identity, keep, latest, missing, tried
-from methods_summary import summarize
+from methods_runs import CHANCE, CHOOSING, Run, identity, keep, latest, missing, tried
+from methods_summary import TIMES, summarize
 from methods_table import METHODS
-from networks import NETWORKS
-from record import RESULTS, finished, parsed, say_left, write_page
-from shuffled import shuffled, whole_batches
+from networks import NETWORKS, settings
+from record import RESULTS, append, chosen, described, finished, parsed, say_left, write_page
+from training import Dataset, Progress, load, shuffled, whole_batches
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import BudgetError
+from keras_sparse_ortho.errors import BudgetError, DensityWarning
 
 OPTIMIZERS = {
     "adam": keras.optimizers.Adam,
@@ -54,6 +55,8 @@ OVERRIDES = ("dataset", "samples", "depth")
 QUICK = {"samples": 2048, "epochs": 1, "densities": [0.1], "seeds": [0], "tune": False}
 WIDENED = 4
 """How often a grid of learning rates goes on."""
+BUDGETS = "budgets.jsonl"
+"""The budgets that STR has learnt, for the methods that start with them."""
 SMALL = {"methods": ["dense", "base_erk", "eoi_auto", "str"]}
 
 
@@ -79,8 +82,8 @@ def build(
     plan |= {"data": (data.x_train, data.y_train), "batch_size": options["batch_size"]}
     if "activation" in options:
         plan["gain"] = kso.analysis.critical_gain(options["activation"], options["bias_std"])
-    name = f"{net}_{options['epochs']}_epochs_str_{density}_{seed}.csv"
-    plan["budget_file"] = options["budgets"] / name
+    plan["str"] = {"net": net, "epochs": options["epochs"], "density": density, "seed": seed}
+    plan["budgets"] = options["budgets"]
     model, callbacks = METHODS[method](dense, plan)
     rate = learning_rate or options["learning_rate"]
     rate = keras.optimizers.schedules.CosineDecay(rate, steps)
@@ -144,8 +147,9 @@ def train(
     curve = fit(model, callbacks, learnt, options, seed)
     accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
     if method == "str" and options.get("final", True):
-        plan["budget_file"].parent.mkdir(parents=True, exist_ok=True)
-        kso.Budget.from_model(model).save(plan["budget_file"])
+        budget = kso.Budget.from_model(model)
+        sizes = {name: int(size) for name, size in budget.sizes.items()}
+        append(plan["budgets"], plan["str"] | {"densities": dict(budget), "sizes": sizes})
     weights = kso.prunable_weights(model, flops=True)
     return {
         "net": net,
@@ -268,15 +272,15 @@ def command_line(
 
     Args:
         arguments: Of the command line.
-        name: Of the settings in this folder, and of the results.
+        name: Of the settings in `methods.toml`, and of the results.
         title: Of the table.
         nets: The networks by default; `None` for all.
         summary: What makes the table, if not `summarize`.
         quick: Other defaults of the command line, with `--quick`.
     """
-    settings = tomllib.loads((HERE / f"{name}.toml").read_text())
+    known = settings(name)
     parser = argparse.ArgumentParser(description=title)
-    parser.add_argument("--net", nargs="+", choices=settings, default=nets or list(settings))
+    parser.add_argument("--net", nargs="+", choices=known, default=nets or list(known))
     parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--densities", nargs="+", type=float)
     parser.add_argument("--seeds", nargs="+", type=int)
@@ -291,13 +295,13 @@ def command_line(
     given = parsed(parser, QUICK | (quick or {}), arguments)
     out = given.out or RESULTS / f"{name}.jsonl"
     for net in [] if given.summary else given.net:
-        options = dict(settings[net])
+        options = dict(known[net])
         options |= {"jit": options.get("jit", True) and not given.no_jit}
-        options |= {"budgets": out.parent / "budgets", "tune": given.tune}
+        options |= {"budgets": out.with_name(BUDGETS), "tune": given.tune}
         other = {key: getattr(given, key) for key in OVERRIDES if getattr(given, key)}
         options |= other
         options |= {"epochs": given.epochs} if given.epochs else {}
-        options["settings"] = {k: v for k, v in other.items() if settings[net].get(k) != v}
+        options["settings"] = {k: v for k, v in other.items() if known[net].get(k) != v}
         data = load(options["dataset"])
         if samples := options.get("samples"):
             cut = slice(samples)
@@ -313,15 +317,159 @@ def command_line(
             for epochs in options.get("shorter", []):
                 shorter = options | {"epochs": epochs}
                 run_missing(out, net, grid | {"methods": ["dense"]}, data, shorter)
-    text = summarize(out, settings, title) if summary is None else summary(out)
+    text = summarize(out, known, title) if summary is None else summary(out)
     seeds = {run["seed"] for run in finished(out)}
     write_page(out.with_suffix(".md"), text, seeds)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+def methods(arguments: list[str] | None = None) -> None:
+    """Methods on Fashion-MNIST.
+
+    python benchmarks/methods.py methods                             # the small CNN, the whole grid
+    python benchmarks/methods.py methods --net resnet20 --methods dense eoi_erk rigl
+    python benchmarks/methods.py methods --no-tune --out other.jsonl    # all at one learning rate
+    """
     command_line(arguments, "methods", "Methods on Fashion-MNIST", ["cnn"], quick=SMALL)
 
 
+def deep(arguments: list[str] | None = None) -> None:
+    """Deep networks without normalization on Fashion-MNIST.
+
+    python benchmarks/methods.py deep                                # all networks and methods
+    python benchmarks/methods.py deep --net deep_mlp --methods base_scaled eoi_auto
+    """
+    title = "Deep networks without normalization on Fashion-MNIST"
+    quick = {"net": ["deep_mlp"], "depth": 5, "methods": ["dense", "base_erk", "eoi_auto"]}
+    command_line(arguments, "deep", title, None, quick=quick)
+
+
+CONTEMPORARY = ["resnet20", "resnet32", "vgg16", "mobilenet", "vit"]
+"""Those on CIFAR-10 are not trained by default: 200 epochs each."""
+
+
+def contemporary(arguments: list[str] | None = None) -> None:
+    """Contemporary networks.
+
+    python benchmarks/methods.py contemporary                        # ten hours of two cores
+    KERAS_BACKEND=jax python benchmarks/methods.py contemporary --net cifar10_resnet32    # on a GPU
+    python benchmarks/methods.py contemporary --net vit --methods blocks_8 --densities 0.0625
+    """
+    quick = {"net": ["vit"], "methods": ["dense", "base_erk", "eoi_auto"]}
+    command_line(arguments, "contemporary", "Contemporary networks", CONTEMPORARY, quick=quick)
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+TURN = (
+    14  # steps, unless the settings have a frequency: the default for four epochs of the small CNN
+)
+WARM_UP = 2  # turns: the second compiles what only comes once masks have moved
+
+
+class Turn(keras.callbacks.Callback):
+    """Ends training after one epoch, and records its seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        """Starts the clock: the setup of an epoch sometimes waits for half a second."""
+        if batch == 0:
+            self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Stops."""
+        self.seconds.append(time.perf_counter() - self._start)
+        self.model.stop_training = True
+
+
+class Case:
+    """A training run that continues one turn at a time."""
+
+    def __init__(self, net: str, method: str, density: float, data: Dataset, options: dict) -> None:
+        seed = options["seeds"][0]
+        self.model, self.callbacks, self.plan = build(net, method, density, seed, data, options)
+        self.steps = self.plan["frequency"] or TURN
+        count = self.steps * options["batch_size"]
+        self.data = data.x_train[:count], data.y_train[:count]
+        self.turn = Turn()
+
+    def __call__(self) -> None:
+        """One turn. Schedules are those of the whole run: `epochs` says how long that is."""
+        with warnings.catch_warnings():  # a turn ends before its schedule does
+            warnings.simplefilter("ignore", DensityWarning)
+            self.model.fit(
+                *self.data,
+                batch_size=self.plan["batch_size"],
+                initial_epoch=len(self.turn.seconds),
+                epochs=self.plan["steps"] // self.steps,
+                verbose=0,
+                callbacks=[*self.callbacks, self.turn],
+            )
+
+
+def turns(
+    net: str,
+    density: float,
+    data: Dataset,
+    options: dict,
+    rounds: int,
+    methods: Iterable[str] | None = None,
+) -> dict:
+    """Median seconds of a turn of each method, and of the dense network once more."""
+    cases = {}
+    for name in (*(METHODS if methods is None else methods), "dense again"):
+        try:
+            cases[name] = Case(net, name.removesuffix(" again"), density, data, options)
+        except BudgetError as error:  # a mask that empties a layer
+            print(f"{name}: {error}")
+    for _ in range(WARM_UP + rounds):
+        for case in cases.values():
+            case()
+    return {name: statistics.median(r.turn.seconds[WARM_UP:]) for name, r in cases.items()}
+
+
+def time_of_training() -> None:
+    """Time of training under every method against the dense network, interleaved.
+
+        python benchmarks/methods.py time_of_training --net resnet20 --rounds 3
+        python benchmarks/methods.py time_of_training --settings faster --net wide_cnn
+
+    The methods train in turn, for as many steps as between two mask updates, so that other load on
+    the machine affects all of them. Updates of masks, thresholds and extra gradients are as
+    frequent as in a run; compilation and the setup of an epoch are excluded. The ratios of the
+    medians go to `results/methods_time.json`, for the table of `methods`; seconds of a step of the
+    networks of `faster.py` to `results/faster_time.json`. `eoi_str` needs the budget of a finished
+    run of `str`.
+    """
+    parser = described(time_of_training)
+    parser.add_argument("--settings", choices=["methods", "faster"], default="methods")
+    parser.add_argument("--net", default="cnn")
+    parser.add_argument("--density", type=float, default=0.05)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--no-jit", action="store_true", help="without XLA")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
+    given = parsed(parser, {"rounds": 2, "methods": ["dense", "base_erk", "gmp"]})
+    options = dict(settings(given.settings)[given.net])
+    options |= {"jit": not given.no_jit, "budgets": RESULTS / BUDGETS}
+    data = load(options["dataset"])
+    seconds = turns(given.net, given.density, data, options, given.rounds, given.methods)
+    ratios = {name: value / seconds["dense"] for name, value in seconds.items()}
+    for name, value in seconds.items():
+        print(f"{name:12} {value:8.3f} s  {ratios[name]:.3f}")
+    file = RESULTS / TIMES.replace("methods", given.settings)
+    measured = json.loads(file.read_text()) if file.exists() else {}
+    if given.settings == "methods":
+        measured[given.net] = ratios
+    else:
+        turn = options.get("frequency", TURN)
+        steps = {name: value / turn for name, value in seconds.items()}
+        measured.setdefault(given.net, {})[f"{given.density:g}"] = steps
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(measured, indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    main()
+    chosen(methods, deep, contemporary, time_of_training)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from methods_table import DENSE
 from record import append
 
-HERE = pathlib.Path(__file__).parent
 Run = dict
 CHOOSING = 2
 """How many seeds choose a learning rate."""

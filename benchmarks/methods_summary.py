@@ -4,13 +4,12 @@ import itertools
 import json
 import pathlib
 import statistics
-import tomllib
 
 import keras
 import numpy as np
-from candidates import CANDIDATES
-from methods_runs import CHANCE, HERE, Run, changed, identity, latest, tried
-from methods_table import DENSE, METHODS
+from methods_runs import CHANCE, Run, changed, identity, latest, tried
+from methods_table import CANDIDATES, DENSE, METHODS
+from networks import settings
 from record import finished, machine, markdown
 from scipy import stats
 
@@ -21,7 +20,7 @@ RIVALS = dict.fromkeys(CANDIDATES, "gmp") | {
     "base_sign_in": "base_erk",
     "eoi_positive": "eoi_auto",
 }
-"""What the methods of `candidates.py` must be ahead of."""
+"""What the methods of `methods_table.py` must be ahead of."""
 
 
 def mean_and_deviation(values: list[float], scale: float = 1.0) -> str:
@@ -133,7 +132,7 @@ def _channels(runs: list[list[list[int]]]) -> str:
     return "/".join(f"{count:.0f}" for count in live)
 
 
-def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
+def summarize(lines: pathlib.Path, known: dict, title: str) -> str:
     """The text of `results/methods.md`."""
     all_runs = finished(lines)
     runs = list(latest(all_runs).values())
@@ -147,18 +146,18 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
     text += "MFLOPs are multiply-adds of the live entries for one sample. Live channels are those "
     text += "after ReLU that are not constant over 1000 test images, in the end. A time ratio is "
     text += "that of training against the dense network, without compilation and what sets up an "
-    text += "epoch, timed apart and interleaved by `methods_time.py` at one density. A method "
+    text += "epoch, timed apart and interleaved at one density (`time_of_training`). A method "
     text += "without a row has not been run, or left a layer without any live entry (collapse). "
     text += "Tries are the learning rates that were compared on the validation split, each with so "
     text += "many seeds; at an edge the chosen one is the least or the largest of them: a better "
     text += "one may lie beyond. At chance no rate is above it.\n"
     times = lines.with_name(TIMES)
     ratios = json.loads(times.read_text()) if times.exists() else {}
-    of_times = tomllib.loads((HERE / "methods.toml").read_text())
+    of_times = settings("methods")
     for kind in sorted({(*identity(run)[:2], changed(run)) for run in runs}):
         mine = [run for run in runs if (*identity(run)[:2], changed(run)) == kind]
         net, epochs, other = kind
-        used = settings[net] | (mine[0].get("settings") or {})
+        used = known[net] | (mine[0].get("settings") or {})
         keys = ("filters", "width", "depth", "activation", "optimizer", "batch_size")
         keys += ("frequency", "learning_rates", "samples", "include")
         about = ", ".join(f"{key} {used[key]}" for key in keys if key in used)
@@ -167,7 +166,7 @@ def summarize(lines: pathlib.Path, settings: dict, title: str) -> str:
         # JAX and torch have a new order of batches in each epoch in any case.
         if not used.get("reshuffle", True) and any(run["backend"] == "tensorflow" for run in mine):
             about += ", one order of batches for all epochs"
-        timed = ratios.get(net, {}) if settings[net] == of_times.get(net) else {}
+        timed = ratios.get(net, {}) if known[net] == of_times.get(net) else {}
         text += f"\n## {net}, epochs: {epochs}{other}\n\n{about}\n\n{table(mine, timed, all_runs)}"
         text += candidates(mine)
         if timed:

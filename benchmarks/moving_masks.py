@@ -1,14 +1,18 @@
-"""RigL against the random mask it starts from, by the steps between its updates.
+"""Small questions about masks and their training: RigL's updates, floors, moments, order.
 
-    python benchmarks/moving_masks.py [--nets mlp cnn] [--epochs 10 40]
+    python benchmarks/moving_masks.py NAME [options]
 
-An MLP 784-300-300-10 at density 0.02 and the small CNN of methods.py at 0.05, Adam, cosine decay,
-on scikit-learn's digits enlarged to 28 x 28: each is drawn several times, turned, moved and scaled,
-with noise; no digit is in both sets. Every run is a line of `results/moving_masks.jsonl`, and is
-not repeated. Writes `results/moving_masks.md`.
+The measurements:
+
+- `rigl`: RigL against the random mask it starts from, by the steps between its updates.
+- `floors`: STR under `TargetDensity` with and without its floor, and its rank of entries out of
+  reach.
+- `moments`: RigL and SET under Adam, by what the second moments of grown entries start from.
+- `order`: accuracy lost because Keras on TensorFlow repeats the order of batches once a seed is
+  set.
 """
 
-import argparse
+import dataclasses
 import itertools
 import os
 
@@ -17,9 +21,26 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import methods
 import numpy as np
-from example_data import Dataset
 from methods_summary import beside, mean_and_deviation
-from record import RESULTS, append, finished, markdown, parsed, told, write
+from record import (
+    RESULTS,
+    append,
+    chosen,
+    described,
+    finished,
+    machine,
+    markdown,
+    parsed,
+    told,
+    write,
+)
+from training import Dataset, load, shuffled, whole_batches
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.callbacks._offset_search import HostEntries
+
+# --- rigl -----------------------------------------------------------------------------------------
+
 
 L = keras.layers
 LINES = RESULTS / "moving_masks.jsonl"
@@ -129,9 +150,17 @@ def summarize() -> None:
     write("moving_masks", text + markdown(header, rows), {run["seed"] for run in runs})
 
 
-def main() -> None:
-    """The runs that are missing, and the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def rigl() -> None:
+    """RigL against the random mask it starts from, by the steps between its updates.
+
+        python benchmarks/moving_masks.py rigl [--nets mlp cnn] [--epochs 10 40]
+
+    An MLP 784-300-300-10 at density 0.02 and the small CNN of methods.py at 0.05, Adam, cosine
+    decay, on scikit-learn's digits enlarged to 28 x 28: each is drawn several times, turned,
+    moved and scaled, with noise; no digit is in both sets. Every run is a line of
+    `results/moving_masks.jsonl`, and is not repeated. Writes `results/moving_masks.md`.
+    """
+    parser = described(rigl)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--epochs", nargs="+", type=int)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -148,5 +177,290 @@ def main() -> None:
     summarize()
 
 
+# --- floors ---------------------------------------------------------------------------------------
+
+
+FLOORS_LINES = RESULTS / "floors.jsonl"
+DENSITY = 0.05
+FLOORS_OPTIONS = {"filters": [24, 48, 48], "batch_size": 128, "frequency": 50, "jit": True}
+VARIANTS = {
+    "floor, by magnitude": (0.3, True),
+    "floor, by place": (0.3, False),
+    "no floor, by magnitude": (0.0, True),
+    "no floor, by place": (0.0, False),
+}
+FLOORS_KEY = ("net", "variant", "rate", "seed", "epochs")
+by_magnitude = HostEntries.beyond
+
+
+def by_place(entries: HostEntries) -> HostEntries:
+    """Entries out of reach, all equal, so that the first of them are kept."""
+    found = by_magnitude(entries)
+    critical = found._critical(np.ones(found._keys.shape, bool)).reshape(found._keys.shape)
+    return HostEntries(np.where(critical > -np.inf, 0.0, -np.inf))
+
+
+def pooled(data: Dataset) -> Dataset:
+    """Images of half the height and width."""
+
+    def halved(x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x.reshape(-1, 14, 2, 14, 2, 1).mean((2, 4)))
+
+    return dataclasses.replace(data, x_train=halved(data.x_train), x_test=halved(data.x_test))
+
+
+def floors_train(run: dict, data: Dataset) -> dict:
+    """One run."""
+    keras.utils.clear_session()
+    floor, ranked = VARIANTS[run["variant"]]
+    HostEntries.beyond = by_magnitude if ranked else by_place
+
+    def method(model: keras.Model, plan: dict) -> tuple:
+        model = kso.parametrize(model, kso.SoftThreshold())
+        return model, [kso.callbacks.TargetDensity(plan["density"], floor=floor)]
+
+    methods.METHODS["floors"] = method
+    options = FLOORS_OPTIONS | {"epochs": run["epochs"], "budgets": RESULTS}
+    seed, rate = run["seed"], run["rate"]
+    model, callbacks, _ = methods.build("cnn", "floors", DENSITY, seed, data, options, rate)
+    methods.fit(model, callbacks, data, options, seed)
+    accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
+    weights = kso.prunable_weights(model)
+    shares = [weight.density for weight in weights]
+    live, size = sum(w.live for w in weights), sum(w.size for w in weights)
+    return run | {"accuracy": float(accuracy), "live": live, "size": size, "shares": shares}
+
+
+def floors_summarize() -> None:
+    """The table."""
+    runs = finished(FLOORS_LINES)
+    rows = []
+    keys = sorted({tuple(run[name] for name in FLOORS_KEY[:3]) for run in runs})
+    for net, variant, rate in sorted(keys, key=lambda k: (k[0], list(VARIANTS).index(k[1]), k[2])):
+        mine = [
+            run
+            for run in runs
+            if tuple(run[name] for name in FLOORS_KEY[:3]) == (net, variant, rate)
+        ]
+        found = [run["accuracy"] for run in mine]
+        shares = np.mean([run["shares"] for run in mine], axis=0)
+        counts = {run["live"] for run in mine}
+        rows.append(
+            [
+                *(net, variant, f"{rate:g}", mean_and_deviation(found, 100)),
+                f"{100 * min(found):.2f}",
+                "/".join(f"{share:.3f}" for share in shares),
+                ", ".join(f"{count}" for count in sorted(counts)),
+                f"{len(mine)}",
+            ]
+        )
+    text = "# Floors of TargetDensity\n\nSTR on Fashion-MNIST at density 0.05: 1590 of 31800 "
+    text += "entries. Shares are the densities of the layers in order, the head last.\n\n"
+    header = ["net", "variant", "rate", "test accuracy [%]", "worst", "shares", "live", "seeds"]
+    write("floors", text + markdown(header, rows), {run["seed"] for run in runs})
+
+
+def floors() -> None:
+    """STR under `TargetDensity` with and without its floor, and its rank of entries out of reach.
+
+        python benchmarks/moving_masks.py floors [--nets cnn14 cnn] [--rates 0.016 0.032]
+
+    The small CNN of methods.py on Fashion-MNIST at density 0.05, Adam, cosine decay, four epochs;
+    `cnn14` has the same weights on images pooled to 14 x 14, a third of the work. Entries of
+    magnitude 1 and more are out of a sigmoid's reach: they are ranked by magnitude, or, as
+    before, by place. Every run is a line of `results/floors.jsonl`, and is not repeated. Writes
+    `results/floors.md`.
+    """
+    parser = described(floors)
+    parser.add_argument("--nets", nargs="+", choices=["cnn14", "cnn"], default=["cnn14", "cnn"])
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.008, 0.016, 0.032, 0.064])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=4)
+    quick = {"nets": ["cnn14"], "rates": [0.032], "seeds": [0], "epochs": 1}
+    options = parsed(parser, quick)
+    data = load("fashion_mnist")
+    sets = {"cnn": data, "cnn14": pooled(data)}
+    there = [tuple(run[name] for name in FLOORS_KEY) for run in finished(FLOORS_LINES)]
+    grid = itertools.product(options.nets, VARIANTS, options.rates, options.seeds)
+    missing = []
+    for net, variant, rate, seed in grid:
+        ablated = net == "cnn14" and rate in (0.016, 0.032) and seed == 0
+        row = (net, variant, rate, seed, options.epochs)
+        if row not in there and (ablated or variant == "floor, by magnitude"):
+            missing.append(dict(zip(FLOORS_KEY, row, strict=True)))
+    for run in told("floors", missing):
+        append(FLOORS_LINES, floors_train(run, sets[run["net"]]))
+    floors_summarize()
+
+
+# --- moments --------------------------------------------------------------------------------------
+
+
+RATE, EVERY, AFTER, BATCH, MOMENTS_DENSITY = 0.002, 50, 10, 128, 0.05
+
+
+class Rises(keras.callbacks.Callback):
+    """How far the loss on some images rises in the steps after each update."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        super().__init__()
+        self.batch, self.rises = (x, y), []
+        self.step, self.before = 0, 0.0
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Takes the loss."""
+        self.step += 1
+        since = self.step % EVERY
+        if (self.step < EVERY or since > AFTER) and since:
+            return
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()
+        x, y = self.batch
+        loss = keras.losses.sparse_categorical_crossentropy
+        now = float(keras.ops.mean(loss(y, self.model(x), from_logits=True)))
+        if since:
+            self.rises[-1] = max(self.rises[-1], now - self.before)
+        else:
+            self.before = now
+            self.rises.append(-np.inf)
+
+
+def moments_train(method: str, warm: bool, seed: int, epochs: int, data) -> dict:
+    """The rises of a run, and its accuracy."""
+    keras.utils.set_random_seed(seed)
+    model = kso.sparsify(mlp((28, 28, 1), 10, {}), MOMENTS_DENSITY, seed=seed)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(RATE), loss, metrics=["accuracy"])
+    options = {"frequency": EVERY, "seed": seed, "warm_moments": warm}
+    options["end_step"] = int(0.75 * epochs * (len(data.x_train) // BATCH))
+    callbacks = kso.callbacks
+    train_data = data.x_train, data.y_train
+    moving = (
+        callbacks.SET(**options)
+        if method == "SET"
+        else callbacks.RigL(train_data, BATCH, **options)
+    )
+    watch = Rises(data.x_train[:1000], data.y_train[:1000])
+    model.fit(*train_data, BATCH, epochs, verbose=0, callbacks=[moving, watch])
+    rises = watch.rises[: options["end_step"] // EVERY]
+    accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
+    return {"worst": max(rises), "mean": float(np.mean(rises)), "accuracy": float(accuracy)}
+
+
+def moments() -> None:
+    """RigL and SET under Adam, by what the second moments of grown entries start from.
+
+        python benchmarks/moving_masks.py moments [--epochs 20]
+
+    An MLP 784-300-300-10 at density 0.05 on scikit-learn's digits enlarged to 28 x 28 (`digits`
+    of moving_masks.py), Adam at one constant rate, an update every 50 steps. The loss on 1,000
+    training images is taken before each update and after each of the ten steps that follow; the
+    rise is the largest of these less the one before. Writes `results/warm_moments.md`.
+    """
+    parser = described(moments)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--copies", type=int, default=12)
+    options = parsed(parser, {"epochs": 3, "seeds": [0], "copies": 6})
+    data, rows = digits(options.copies), []
+    for method, warm in itertools.product(("SET", "RigL"), (False, True)):
+        runs = [moments_train(method, warm, seed, options.epochs, data) for seed in options.seeds]
+        print(method, warm, runs, flush=True)
+        found = [
+            mean_and_deviation([run[name] for run in runs], 1000) for name in ("worst", "mean")
+        ]
+        accuracy = mean_and_deviation([run["accuracy"] for run in runs], 100)
+        rows.append([method, "mean of the others" if warm else "0", *found, accuracy])
+    text = "# What second moments of grown entries start from\n\nAn MLP 784-300-300-10 at density "
+    text += f"{MOMENTS_DENSITY}, {options.epochs} epochs of Adam({RATE}), an update every "
+    text += f"{EVERY} steps; rises of the training loss in the {AFTER} steps after an update.\n\n"
+    header = ["method", "start", "worst rise [0.001]", "mean rise [0.001]", "test accuracy [%]"]
+    write("warm_moments", text + markdown(header, rows), options.seeds)
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+
+ORDER_BATCH, ORDER_DENSITY = 128, 0.1
+
+
+def fed(data: Dataset, how: str, seed: int) -> dict:
+    """What `fit` takes."""
+    if how == "dataset":
+        return shuffled(data.x_train, data.y_train, ORDER_BATCH, seed)
+    return whole_batches(data.x_train, data.y_train, ORDER_BATCH)
+
+
+def orders(how: str, epochs: int = 3) -> int:
+    """Number of different first batches over some epochs, seen by a model that does not learn."""
+    seen: list[float] = []
+
+    class First(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+            if batch == 0:
+                seen.append(float((logs or {})["loss"]))
+
+    rows = np.arange(10 * ORDER_BATCH, dtype="float32")[:, None]
+    data = Dataset("rows", rows, rows[:, 0], rows, rows[:, 0])
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Activation("linear")])
+    model.compile(loss=lambda y, found: found, jit_compile=False)
+    model.fit(**fed(data, how, 0), epochs=epochs, verbose=0, callbacks=[First()])
+    return len(set(seen))
+
+
+def accuracy(kind: str, how: str, seed: int, data: Dataset, epochs: int) -> float:
+    """On the test set, in percent."""
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input(data.x_train.shape[1:]),
+            layers.Flatten(),
+            layers.Dense(512, activation="relu"),
+            layers.Dense(256, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+    if kind == "sparse":
+        model = kso.sparsify(model, ORDER_DENSITY, initializer="random_sparse", seed=seed)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"], jit_compile=False)
+    model.fit(**fed(data, how, seed), epochs=epochs, verbose=0)
+    return 100 * model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
+
+
+def order() -> None:
+    """Accuracy lost because Keras on TensorFlow repeats the order of batches once a seed is set.
+
+        python benchmarks/moving_masks.py order
+
+    An MLP 784-512-256-10 on Fashion-MNIST, Adam, batch 128, dense and with a random mask: `fit`
+    on arrays, and on a dataset that has another order in each epoch (training.py). Counts the
+    orders that the first epochs see. Writes `results/batch_order.md`.
+    """
+    parser = described(order)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--samples", type=int, help="train on so many only")
+    given = parsed(parser, {"epochs": 2, "seeds": [0], "samples": 2048})
+    data, few = load("fashion_mnist"), slice(given.samples)
+    data = Dataset(data.name, data.x_train[few], data.y_train[few], data.x_test, data.y_test)
+    rows = []
+    for how in ("arrays", "dataset"):
+        cells = [how, f"{orders(how)} of 3"]
+        for kind in ("dense", "sparse"):
+            found = [accuracy(kind, how, seed, data, given.epochs) for seed in given.seeds]
+            print(how, kind, found, flush=True)
+            cells.append(mean_and_deviation(found))
+        rows.append(cells)
+    text = f"# The order of batches\n\n{machine()}, {keras.backend.backend()}. MLP 784-512-256-10, "
+    text += f"Fashion-MNIST, {given.epochs} epochs of Adam, after `keras.utils.set_random_seed`; "
+    text += f"the random mask has the density {ORDER_DENSITY}. Test accuracy in percent, mean and "
+    text += "standard deviation over seeds.\n\n"
+    header = ["`fit` on", "orders of epochs", "dense", "random mask"]
+    write("batch_order", text + markdown(header, rows), given.seeds)
+
+
 if __name__ == "__main__":
-    main()
+    chosen(rigl, floors, moments, order)

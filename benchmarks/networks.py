@@ -1,15 +1,130 @@
-"""The networks of methods.py, deep.py and contemporary.py: `(shape, classes, options) -> model`."""
+"""The networks of the benchmarks.
 
+`NETWORKS` are those of `methods.py` and `faster.py`: `(shape, classes, options) -> model`. `WHOLE`
+are those of `blocks.py step_times`: `gpt2` and `llama` start from embedded tokens, as embedding
+tables have no blocks; `hub_gpt2` and `hub_llama` are whole backbones of keras-hub, which must be
+installed, with a small vocabulary.
+"""
+
+import functools
+import pathlib
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
 import keras
-from contemporary_networks import mobilenet, vgg16, vision_transformer
-from network_parts import augmented, convolution, normalization
 
 from keras_sparse_ortho.layers import CircularPadding, ScannedStack
 
 L = keras.layers
+
+
+def settings(name: str) -> dict[str, Any]:
+    """The networks of a comparison of `methods.toml`, with their settings."""
+    file = pathlib.Path(__file__).with_name("methods.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))[name]
+
+
+def convolution(filters: int, kernel: int, strides: int, name: str) -> Any:
+    """Without a bias, because a normalization follows."""
+    return L.Conv2D(filters, kernel, strides, padding="same", use_bias=False, name=name)
+
+
+def normalization(name: str) -> Any:
+    """Batch normalization."""
+    # Keras' 0.99 is too slow for runs of one epoch whose weights shrink in the middle: the moving
+    # averages would still be those of the dense network.
+    return L.BatchNormalization(momentum=0.9, name=name)
+
+
+def augmented(x: Any, options: dict[str, Any]) -> Any:
+    """In training, images mirrored and moved by up to an eighth, where the options ask for it."""
+    if not options.get("augment"):
+        return x
+    x = L.RandomFlip("horizontal", seed=0, name="mirrored")(x)
+    return L.RandomTranslation(1 / 8, 1 / 8, "constant", "nearest", seed=1, name="moved")(x)
+
+
+def vgg16(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+    """Simonyan and Zisserman (2015), D, with batch normalization and one dense layer as head.
+
+    `filters` are those of the five stages of two and three 3x3 convolutions.
+    """
+    x = inputs = keras.Input(shape)
+    x = augmented(x, options)
+    for stage, width in enumerate(options["filters"]):
+        for block in range(2 if stage < 2 else 3):
+            name = f"stage_{stage}_conv_{block}"
+            x = L.ReLU()(normalization(f"{name}_norm")(convolution(width, 3, 1, name)(x)))
+        x = L.MaxPooling2D(2, padding="same")(x)
+    x = L.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, L.Dense(classes, name="head")(x))
+
+
+def mobilenet(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
+    """Howard et al. (2017), its width times `alpha`, with a first stride of 1, for small images.
+
+    Depthwise 3x3 and pointwise convolutions in turn, each normalized.
+    """
+    widths = (64, *(128,) * 2, *(256,) * 2, *(512,) * 6, *(1024,) * 2)
+    alpha = options["alpha"]
+    x = inputs = keras.Input(shape)
+    x = convolution(round(32 * alpha), 3, 1, "stem")(augmented(x, options))
+    x = L.ReLU()(normalization("stem_norm")(x))
+    before = widths[0]
+    for k, width in enumerate(widths):
+        name, strides = f"block_{k}", 1 if width == before else 2
+        depthwise = L.DepthwiseConv2D(
+            3, strides, padding="same", use_bias=False, name=f"{name}_depthwise"
+        )
+        x = L.ReLU()(normalization(f"{name}_depthwise_norm")(depthwise(x)))
+        x = convolution(round(width * alpha), 1, 1, f"{name}_pointwise")(x)
+        x = L.ReLU()(normalization(f"{name}_pointwise_norm")(x))
+        before = width
+    x = L.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, L.Dense(classes, name="head")(x))
+
+
+def vision_transformer(
+    shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> keras.Model:
+    """Dosovitskiy et al. (2021): square patches, `depth` pre-norm blocks of `width` units.
+
+    The two dense layers of each block's MLP are `mlp_*_wide` and `mlp_*_narrow`. Tokens are
+    averaged for the head.
+    """
+    width = options["width"]
+    x = inputs = keras.Input(shape)
+    x = L.Conv2D(width, options["patch"], options["patch"], name="patches")(augmented(x, options))
+    tokens = x.shape[1] * x.shape[2]
+    x = L.Reshape((tokens, width))(x)
+    x = Positions(name="positions")(x)
+    for k in range(options["depth"]):
+        y = L.LayerNormalization(name=f"attention_norm_{k}")(x)
+        attention = L.MultiHeadAttention(
+            options["heads"], width // options["heads"], name=f"attention_{k}"
+        )
+        x = L.Add()([x, attention(y, y)])
+        y = L.LayerNormalization(name=f"mlp_norm_{k}")(x)
+        y = L.Dense(4 * width, activation="gelu", name=f"mlp_{k}_wide")(y)
+        x = L.Add()([x, L.Dense(width, name=f"mlp_{k}_narrow")(y)])
+    x = L.GlobalAveragePooling1D()(L.LayerNormalization(name="last_norm")(x))
+    return keras.Model(inputs, L.Dense(classes, name="head")(x))
+
+
+@keras.saving.register_keras_serializable(package="benchmarks")
+class Positions(keras.Layer):
+    """Adds a learnt vector for each position to the tokens `(batch, tokens, width)`."""
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Creates them."""
+        self.vectors = self.add_weight(
+            name="vectors", shape=input_shape[1:], initializer=keras.initializers.RandomNormal(0.02)
+        )
+
+    def call(self, inputs: Any) -> Any:
+        """Tokens and positions."""
+        return inputs + self.vectors
 
 
 def cnn(shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> keras.Model:
@@ -144,4 +259,85 @@ NETWORKS: dict[str, Network] = {
     "circular_cnn": stacked_cnn,
     "wide_mlp": wide_mlp,
     "wide_cnn": wide_cnn,
+}
+
+WIDTH, DEPTH, TOKENS, HEADS, VOCABULARY = 512, 4, 128, 8, 1024
+
+
+def gpt2() -> keras.Model:
+    """Radford et al. (2019): pre-norm decoder blocks with GELU, 512 wide, 4 deep, 128 tokens."""
+    x = inputs = keras.Input((TOKENS, WIDTH))
+    for k in range(DEPTH):
+        y = L.LayerNormalization(name=f"attention_norm_{k}")(x)
+        attention = L.MultiHeadAttention(HEADS, WIDTH // HEADS, name=f"attention_{k}")
+        x = L.Add()([x, attention(y, y, use_causal_mask=True)])
+        y = L.LayerNormalization(name=f"mlp_norm_{k}")(x)
+        y = L.Dense(4 * WIDTH, activation="gelu", name=f"mlp_{k}_wide")(y)
+        x = L.Add()([x, L.Dense(WIDTH, name=f"mlp_{k}_narrow")(y)])
+    return keras.Model(inputs, L.LayerNormalization(name="last_norm")(x))
+
+
+def llama() -> keras.Model:
+    """Touvron et al. (2023), without rotations: RMS norms, two key heads, SwiGLU of 1536 units."""
+    x = inputs = keras.Input((TOKENS, WIDTH))
+    for k in range(DEPTH):
+        y = L.RMSNormalization(name=f"attention_norm_{k}")(x)
+        attention = L.GroupQueryAttention(
+            WIDTH // HEADS, HEADS, 2, use_bias=False, name=f"attention_{k}"
+        )
+        x = L.Add()([x, attention(y, y, use_causal_mask=True)])
+        y = L.RMSNormalization(name=f"mlp_norm_{k}")(x)
+        options: dict[str, Any] = {"use_bias": False}
+        gate = L.Dense(3 * WIDTH, activation="silu", name=f"mlp_{k}_gate", **options)(y)
+        y = L.Multiply()([gate, L.Dense(3 * WIDTH, name=f"mlp_{k}_wide", **options)(y)])
+        x = L.Add()([x, L.Dense(WIDTH, name=f"mlp_{k}_narrow", **options)(y)])
+    return keras.Model(inputs, L.RMSNormalization(name="last_norm")(x))
+
+
+def hub_gpt2() -> keras.Model:
+    """keras-hub's GPT-2 of the same size, with its dropout."""
+    import keras_hub
+
+    return keras_hub.models.GPT2Backbone(
+        VOCABULARY, DEPTH, HEADS, WIDTH, 4 * WIDTH, max_sequence_length=TOKENS
+    )
+
+
+def hub_llama() -> keras.Model:
+    """keras-hub's Llama of the same size, with rotations and causal attention."""
+    import keras_hub
+
+    return keras_hub.models.LlamaBackbone(
+        vocabulary_size=VOCABULARY,
+        num_layers=DEPTH,
+        num_query_heads=HEADS,
+        hidden_dim=WIDTH,
+        intermediate_dim=3 * WIDTH,
+        num_key_value_heads=2,
+    )
+
+
+def vit() -> keras.Model:
+    """A vision transformer, 256 wide, 6 deep, of 64 patches of 4 x 4 pixels."""
+    return vision_transformer((32, 32, 3), 10, {"width": 256, "depth": 6, "heads": 4, "patch": 4})
+
+
+def vgg() -> keras.Model:
+    """The first ten convolutions of VGG-16, with batch normalization, for images of 32 x 32.
+
+    Not the last three, of 512 channels at 2 x 2: XLA computes them at a hundredth of the usual
+    speed on processors, so that blocks would be compared with that.
+    """
+    return vgg16((32, 32, 3), 10, {"filters": (64, 128, 256, 512)})
+
+
+def lstm(units: int) -> keras.Model:
+    """A layer on 64 steps of as many features."""
+    return keras.Sequential([keras.Input((64, units)), L.LSTM(units, name="lstm")])
+
+
+WHOLE = {
+    **{"gpt2": gpt2, "llama": llama, "vit256": vit, "vgg": vgg},
+    **{f"lstm{units}": functools.partial(lstm, units) for units in (512, 1024)},
+    **{"hub_gpt2": hub_gpt2, "hub_llama": hub_llama},
 }

@@ -99,7 +99,7 @@ def data(name: str, steps: int) -> tuple:
 
         (trained, tested), size = lm.text(), lm.BATCH
         return (*lm.windows(trained, size * steps, 0), *lm.windows(tested, 256, 1), size)
-    from example_data import load
+    from training import load
 
     images = load("fashion_mnist")
     rows, size = np.random.default_rng(0).permutation(55000)[: 128 * steps], 128

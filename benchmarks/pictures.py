@@ -3,34 +3,172 @@
     python benchmarks/pictures.py                    # all, into docs/
     python benchmarks/pictures.py --only thresholds
 
-`gain`, `very_deep` and `routes` are drawn from `results/` and marked with a digest of them, so that
+Those in `SOURCES` are drawn from `results/` and marked with a digest of them, so that
 `tools/figures.py --check` can tell when they are old. The others show masks, densities and
 thresholds computed by the package.
 """
 
 import argparse
+import io
 import os
+import re
 from decimal import Decimal
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
+import matplotlib as mpl
 import numpy as np
-from cells import number, one_cell, rounded
-from drawing import DENSE, GREEN, OTHER, OURS, PLAIN, VIOLET, mask, new, save
+from cells import digest, number, one_cell, rounded
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from record import RESULTS, finished, parsed
+from record import RESULTS, finished, middle_of_processes, parsed
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.orthogonal import exact_orthogonal, expected_density
 
+WIDTH = 5.2  # inches: on a phone of 390 pixels a label is 11 pixels high
+# Each can be read on white and on black.
+DENSE, PLAIN, OURS, OTHER = "#8a8f98", "#b8860b", "#d1495b", "#2e86ab"
+GREEN, VIOLET = "#6a994e", "#b05fa8"
+MASK = ListedColormap(["#00000000", OURS])
+"""The colours of dead and live entries."""
+
+_INK = "#010203"  # stands for the colour of text and axes
+_STYLE = """<style>
+svg { --ink: #24292f; }
+@media (prefers-color-scheme: dark) { svg { --ink: #d8dade; } }
+</style>
+"""
+mpl.rcParams.update(
+    {
+        "font.size": 11,
+        "axes.titlesize": 11,
+        "axes.titlelocation": "left",
+        "legend.fontsize": 10,
+        "legend.frameon": False,
+        "xtick.labelsize": 10,
+        "ytick.labelsize": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.facecolor": "none",
+        "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
+        "svg.hashsalt": "keras_sparse_ortho",  # the same names of clip paths each time
+        **dict.fromkeys(
+            ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK
+        ),
+    }
+)
+
+
+def new(height: float) -> Figure:
+    """An empty picture of the common width."""
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def mask(panel: Axes, live: object, title: str) -> None:
+    """Draws a mask, with a frame."""
+    panel.imshow(live, cmap=MASK, vmin=0, vmax=1, interpolation="nearest")
+    panel.set(xticks=[], yticks=[])
+    panel.set_title(title, fontsize=9)
+    panel.spines[:].set_visible(True)
+
+
+def save(figure: Figure, path: Path, sources: list[str] = ()) -> None:
+    """Writes an SVG, marked with a digest of the results that it was drawn from."""
+    marks = {"Date": None, "Creator": None, "Title": path.stem}
+    if sources:
+        marks["Source"] = digest(sources, RESULTS)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata=marks, dpi=200)
+    drawn = buffer.getvalue().replace(_INK, "var(--ink)")
+    drawn = re.sub(r"(<svg\b[^>]*>\s*)", lambda found: found[0] + _STYLE, drawn, count=1)
+    path.write_text("\n".join(line.rstrip() for line in drawn.splitlines()) + "\n", "utf-8")
+
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+STYLES = {
+    "dense": ("dense", DENSE, "-"),
+    "masked": ("masked", PLAIN, "--"),
+    "compact": ("compact", OTHER, "-."),
+    "blocks 32": ("blocks of 32", OURS, "-"),
+    "blocks 64": ("blocks of 64", VIOLET, "-"),
+}
+
+
+GROWTH = {"jax": ("JAX", OURS), "tensorflow XLA": ("TensorFlow XLA", OTHER)}
+"""By backend the label and colour."""
+
+
+def faster(setting="jax", model="mlp2048", batch=128):
+    """Two panels: wall clock of a step, and state, relative to the dense model."""
+    wanted = (setting, model, batch)
+    found = [
+        line
+        for line in finished(RESULTS / "blocks.jsonl")
+        if (line["setting"], line["model"], line["batch"]) == wanted
+    ]
+    lines = middle_of_processes(found, lambda line: (line["rival"], line["density"]), "wall_ratio")
+    places = {line["machine"] for line in lines.values()}
+    title = f"{setting}, {model}, batch {batch}, {'; '.join(sorted(places))}"
+    figure = new(5.6)
+    panels = figure.subplots(2)
+    densities = sorted({density for _, density in lines})
+    for rival, (label, color, dash) in STYLES.items():
+        found = [lines[rival, d] for d in densities if (rival, d) in lines]
+        # Blocks are plotted at their actual density.
+        x = [line["density"] if rival == "dense" else line["live"] for line in found]
+        dense = [lines["dense", line["density"]]["state_mib"] for line in found]
+        parts = [line["state_mib"] / base for line, base in zip(found, dense, strict=True)]
+        for panel, y in zip(panels, ([line["wall_ratio"] for line in found], parts), strict=True):
+            panel.plot(x, y, dash, color=color, label=label, marker="o", markersize=4)
+    for panel, name in zip(
+        panels, ("time of a training step", "weights and optimizer"), strict=True
+    ):
+        panel.set(title=f"{name}, dense = 1", ylim=(0, None))
+        panel.set_xticks(densities, [f"{d:g}" for d in densities])
+    panels[1].set_xlabel(f"density (live fraction)\n{title}")
+    panels[1].xaxis.label.set_fontsize(9)
+    panels[0].legend()
+    return figure
+
+
+def growth(rival="blocks 64"):
+    """Three panels: the step over width, density and batch, the other two held, and its floor."""
+    kind = ("setting", "model", "batch", "density", "rival")
+    lines = finished(RESULTS / "blocks.jsonl")
+    found = middle_of_processes(lines, lambda line: tuple(line[k] for k in kind), "wall_ratio")
+    panels = {
+        "width, density 0.1, batch 128": {w: (w, 128, 0.1) for w in (1024, 2048, 4096)},
+        "density, width 4096, batch 128": {d: (4096, 128, d) for d in (0.05, 0.1, 0.2)},
+        "batch, width 4096, density 0.1": {n: (4096, n, 0.1) for n in (32, 128, 512)},
+    }
+    figure = new(7.6)
+    for panel, (title, points) in zip(figure.subplots(3), panels.items(), strict=True):
+        for setting, (label, color) in GROWTH.items():
+            each = {
+                x: found[setting, f"mlp{width}", batch, density, rival]
+                for x, (width, batch, density) in points.items()
+            }
+            ratios = [line["wall_ratio"] for line in each.values()]
+            panel.plot([*each], ratios, color=color, label=label, marker="o", markersize=4)
+        floor = [line["live"] for line in each.values()]
+        panel.plot([*each], floor, "--", color=DENSE, label="floor: live fraction")
+        panel.set(title=f"step over {title}, dense = 1", ylim=(0, None), xscale="log")
+        panel.set_xticks([*points], [f"{x:g}" for x in points])
+        panel.minorticks_off()
+    figure.axes[0].legend()
+    return figure
+
+
 SOURCES = {
     "gain": ["blocks.md", "deep.md", "litert.md", "methods.md"],
     "very_deep": ["deep.jsonl"],
     "routes": ["litert_blocks.md"],
+    "faster": ["blocks.jsonl"],
+    "growth": ["blocks.jsonl"],
 }
 
 
@@ -248,7 +386,7 @@ def routes() -> Figure:
     return figure
 
 
-DRAWN = (gain, routes, very_deep, density_law, thresholds, structures, budgets)
+DRAWN = (gain, routes, very_deep, faster, growth, density_law, thresholds, structures, budgets)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 

@@ -1,29 +1,48 @@
-"""Sparse networks quantized after training and in training: accuracy of models and of files.
+"""Int4, int8, ternary and palettes: accuracy, files, and time of a step.
 
-    python benchmarks/quantized.py [--nets cnn mobilenet] [--seeds 3]
-    python benchmarks/quantized.py --summary
+    python benchmarks/quantized.py NAME [options]
 
-For each seed the CNN of `one_shot.py` and the MobileNet of `contemporary.py` are trained sparse
-from the first step on Fashion-MNIST; then every method goes on from these weights for some epochs
-more, the float network as well, all at the same rates (Adam, cosine decay). Each run is a line of
-`results/quantized.jsonl`; trained models stay in `out/quantized`, and neither is made twice.
-`results/quantized.md` has the means.
+The measurements:
+
+- `accuracies`: sparse networks quantized after training and in training: accuracy of models and
+  of files.
+- `step_times`: the time of a step of quantization-aware training, beside that of the masked
+  network.
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import statistics
 import tempfile
 
-from contemporary_networks import mobilenet
-from one_shot import network, shown
-from record import QUICK, RESULTS, append, finished, markdown, parsed, told, write
-
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+from networks import mobilenet
+from one_shot import network, shown
+from record import (
+    QUICK,
+    RESULTS,
+    append,
+    chosen,
+    described,
+    finished,
+    markdown,
+    parsed,
+    told,
+    wall_and_cpu,
+    write,
+)
+
+import keras_sparse_ortho as kso
+
+# --- accuracies -----------------------------------------------------------------------------------
+
 HERE = pathlib.Path(__file__).resolve().parent
 LINES = RESULTS / "quantized.jsonl"
-VELA_LINES = RESULTS / "quantized_vela.jsonl"
 ACCELERATORS = ("ethos-u55-128", "ethos-u85-256")
 # Epochs and learning rates: sparse from the first step, and those after it.
 NETS = {
@@ -139,7 +158,7 @@ def trained(net: str, method: str, seed: int, data, given: argparse.Namespace):
 
 def measure(net: str, seed: int, given: argparse.Namespace) -> None:
     """Appends the lines of a seed that are missing."""
-    from example_data import load
+    from training import load
 
     from keras_sparse_ortho.quantization import round_biases
 
@@ -162,7 +181,7 @@ def measure(net: str, seed: int, given: argparse.Namespace) -> None:
 
 def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
     """Appends what Vela says of the files of a seed; missing ones alone."""
-    from example_data import load
+    from training import load
 
     from keras_sparse_ortho.export import export_litert, vela_report
     from keras_sparse_ortho.quantization import round_biases
@@ -171,7 +190,7 @@ def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
     data = load("fashion_mnist")
     for method in ("int8 after", "int8", "int4", "palette 16", "ternary"):
         here = setting | {"method": method}
-        if any(here.items() <= run.items() for run in finished(VELA_LINES)):
+        if any("vela" in run and here.items() <= run.items() for run in finished(LINES)):
             continue
         model = trained(net, "float" if method == "int8 after" else method, seed, data, given)
         if method != "int8 after":
@@ -183,14 +202,14 @@ def estimate(net: str, seed: int, given: argparse.Namespace) -> None:
             found = {name: vela_report(path, name).to_dict() for name in ACCELERATORS}
         kept = ("ms", "weight_bytes", "encoded_bytes", "vela")
         found = {name: {key: one[key] for key in kept} for name, one in found.items()}
-        append(VELA_LINES, here | {"vela": found})
+        append(LINES, here | {"vela": found})
         print(here, found, flush=True)
 
 
 def vela_table(given: argparse.Namespace) -> str:
     """A table of the estimates, if there are some."""
     known = {"images": given.images, "density": given.density}
-    runs = [run for run in finished(VELA_LINES) if known.items() <= run.items()]
+    runs = [run for run in finished(LINES) if "vela" in run and known.items() <= run.items()]
     rows = []
     for name in ACCELERATORS if runs else ():
         for run in runs:
@@ -256,8 +275,19 @@ def summarize(given: argparse.Namespace) -> None:
     write("quantized", text + vela_table(given), seeds)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def accuracies() -> None:
+    """Sparse networks quantized after training and in training: accuracy of models and of files.
+
+        python benchmarks/quantized.py accuracies [--nets cnn mobilenet] [--seeds 3]
+        python benchmarks/quantized.py accuracies --summary
+
+    For each seed the CNN of `one_shot.py` and the MobileNet of `methods.py contemporary` are
+    trained sparse from the first step on Fashion-MNIST; then every method goes on from these
+    weights for some epochs more, the float network as well, all at the same rates (Adam, cosine
+    decay). Each run is a line of `results/quantized.jsonl`; trained models stay in
+    `out/quantized`, and neither is made twice. `results/quantized.md` has the means.
+    """
+    parser = described(accuracies)
     parser.add_argument("--nets", nargs="+", default=list(NETS), choices=NETS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=10000)
@@ -272,5 +302,85 @@ def main() -> None:
     summarize(given)
 
 
+# --- step_times -----------------------------------------------------------------------------------
+
+
+STEP_TIMES_LINES = RESULTS / "quantized_step.jsonl"
+L = keras.layers
+STEPS = 3  # of one measurement
+
+
+def mlp() -> keras.Model:
+    """Three layers of 1024 units, and a head."""
+    hidden = [L.Dense(1024, activation="relu") for _ in range(3)]
+    return keras.Sequential([keras.Input((1024,)), *hidden, L.Dense(10)])
+
+
+STEP_TIMES_NETS = {"CNN": (network, (28, 28, 1)), "MLP of 1024": (mlp, (1024,))}
+
+
+def some_steps(model: keras.Model, x: np.ndarray, y: np.ndarray) -> None:
+    """Steps, each waited for."""
+    for _ in range(STEPS):
+        float(model.train_on_batch(x, y))
+
+
+def step_times_measure(name: str, rounds: int) -> None:
+    """Appends the times of the steps of one network."""
+    make, shape = STEP_TIMES_NETS[name]
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(128, *shape)).astype("float32"), rng.integers(0, 10, 128)
+    masked = kso.sparsify(make(), 0.1, seed=0)
+    models = {"masked": masked, "int8, weights alone": kso.quantize_aware(masked, "int8", None)}
+    for method in ("int8", "int4", "palette 16"):
+        models[method] = kso.quantize_aware(masked, weights_of(method))
+    compact = kso.sparsify(make(), 0.1, seed=0, storage="compact")
+    models["palette 16, compact storage"] = kso.quantize_aware(compact, weights_of("palette 16"))
+    for model in models.values():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=True)
+    cases = {kind: functools.partial(some_steps, model, x, y) for kind, model in models.items()}
+    times = wall_and_cpu(cases, rounds, warm_up=2)
+    for kind, (wall, cpu) in times.items():
+        row = {"backend": keras.backend.backend(), "network": name, "kind": kind}
+        row |= {"ms": 1e3 * wall / STEPS, "cpu_ms": 1e3 * cpu / STEPS}
+        row |= {"relative": wall / times["masked"][0], "cpu": cpu / times["masked"][1]}
+        append(STEP_TIMES_LINES, row)
+        print(row, flush=True)
+
+
+def step_times() -> None:
+    """The time of a step of quantization-aware training, beside that of the masked network.
+
+        KERAS_BACKEND=jax python benchmarks/quantized.py step_times
+
+    Steps of the CNN of `one_shot.py` and of an MLP of three layers of 1024 units, density 0.1,
+    batch 128, under XLA and interleaved, are lines of `results/quantized_step.jsonl`;
+    `results/quantized_step.md` has the last of each backend.
+    """
+    parser = described(step_times)
+    parser.add_argument("--nets", nargs="+", default=list(STEP_TIMES_NETS), choices=STEP_TIMES_NETS)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--summary", action="store_true", help="only write the table")
+    given = parsed(parser, quick={"rounds": 1})
+    if not given.summary:
+        for name in given.nets:
+            step_times_measure(name, given.rounds)
+    last = {
+        (run["backend"], run["network"], run["kind"]): run for run in finished(STEP_TIMES_LINES)
+    }
+    rows = [
+        [*key, f"{run['ms']:.1f}", f"{run['relative']:.2f}", f"{run['cpu']:.2f}"]
+        for key, run in sorted(last.items())
+    ]
+    header = ["backend", "network", "weights", "step [ms]", "to masked", "CPU time to masked"]
+    write(
+        "quantized_step",
+        "# A step of quantization-aware training\n\nUnder XLA, batch 128, density 0.1; medians of "
+        "interleaved calls. Activations are int8 but in the second kind.\n\n"
+        + markdown(header, rows),
+    )
+
+
 if __name__ == "__main__":
-    main()
+    chosen(accuracies, step_times)

@@ -1,14 +1,15 @@
-"""Writes results with machine, versions, commit, command and seeds.
+"""What the scripts share: the command line, times taken in turns, and where results go.
 
-`write` writes `results/<name>.md` for people and `results/<name>.tables.json` for programs;
+`write` writes `results/<name>.md`, with machine, versions, commit, command and seeds;
 `append` adds a long run as a line of `results/<name>.jsonl`, with machine and versions. With
-`--quick`, or if the environment variable KSO_RESULTS names another folder, everything goes
-there: results of small settings are never mixed with the real ones.
+`--quick`, or if the environment variable KSO_RESULTS names another folder, everything goes there:
+results of small settings are never mixed with the real ones.
 """
 
 import argparse
 import datetime
 import importlib.metadata
+import inspect
 import json
 import os
 import pathlib
@@ -17,13 +18,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cells import tables
-
 HERE = pathlib.Path(__file__).resolve().parent
-QUICK = "--quick" in sys.argv[1:]
+COMMAND = tuple(sys.argv)
+"""Of this process, with the name of the measurement, which `chosen` takes away."""
+QUICK = "--quick" in COMMAND
 RESULTS = pathlib.Path(
     os.environ.setdefault("KSO_RESULTS", str(HERE / ("out/quick" if QUICK else "results")))
 )
@@ -38,6 +39,24 @@ _PACKAGES = (
     *("onnxruntime", "openvino"),
 )
 _SETTINGS = ("KERAS_BACKEND", "XLA_FLAGS", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES")
+
+
+def chosen(*measurements: Callable[[], None]) -> None:
+    """Runs the measurement that the first argument names; the others are its own."""
+    names = {one.__name__: one for one in measurements}
+    parser = argparse.ArgumentParser(usage="%(prog)s NAME [--help] ...")
+    parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
+    name = parser.parse_args(sys.argv[1:2]).name
+    del sys.argv[1]
+    names[name]()
+
+
+def described(measurement: Callable[..., None]) -> argparse.ArgumentParser:
+    """A parser whose help is the docstring of a measurement."""
+    return argparse.ArgumentParser(
+        description=inspect.getdoc(measurement),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def parsed(
@@ -95,9 +114,7 @@ def commit() -> str:
 def about(seeds: Iterable[int] = (0,)) -> dict[str, Any]:
     """Everything recorded with a page."""
     return {
-        "command": " ".join(
-            ["python", f"benchmarks/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]]
-        ),
+        "command": f"python benchmarks/{' '.join([pathlib.Path(COMMAND[0]).name, *COMMAND[1:]])}",
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "machine": machine(),
@@ -148,12 +165,12 @@ def told(part: str, runs: Sequence[Any]) -> Iterator[Any]:
 
 
 def write(name: str, text: str, seeds: Iterable[int] = (0,)) -> None:
-    """Prints a result and writes it to `<name>.md` and `<name>.tables.json`."""
+    """Prints a result and writes it to `<name>.md`."""
     write_page(RESULTS / f"{name}.md", text, seeds)
 
 
 def write_page(page: pathlib.Path, text: str, seeds: Iterable[int] = (0,)) -> None:
-    """Prints a result, writes it to a page, and its tables to a file beside that."""
+    """Prints a result and writes it to a page, with what is recorded about it."""
     made = about(seeds)
     known = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     text = f"{text.rstrip()}\n\nMade by `{made['command']}`, commit {made['commit']}, "
@@ -161,8 +178,6 @@ def write_page(page: pathlib.Path, text: str, seeds: Iterable[int] = (0,)) -> No
     text += f"{known}.\n"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
-    found = json.dumps({"about": made, "tables": tables(text)}, indent=1, ensure_ascii=False)
-    page.with_suffix(".tables.json").write_text(found + "\n", encoding="utf-8")
     print(text)
 
 
@@ -170,3 +185,57 @@ def markdown(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+def interleaved(
+    cases: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1
+) -> dict[str, float]:
+    """Median seconds of each case, run in turn, so that noise affects all of them."""
+    return {name: wall for name, (wall, _) in wall_and_cpu(cases, rounds, warm_up).items()}
+
+
+def wall_and_cpu(
+    cases: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1
+) -> dict[str, tuple[float, float]]:
+    """As `interleaved`, with wall-clock and CPU seconds."""
+    for run in cases.values():
+        for _ in range(warm_up):
+            run()
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, run in cases.items():
+            start, worked = time.perf_counter(), time.process_time()
+            run()
+            times[name].append((time.perf_counter() - start, time.process_time() - worked))
+    return {
+        name: (statistics.median(w for w, _ in pairs), statistics.median(c for _, c in pairs))
+        for name, pairs in times.items()
+    }
+
+
+def middle_of_processes(
+    lines: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], Hashable], by: str
+) -> dict[Hashable, dict[str, Any]]:
+    """For each kind of result, the median line of all processes of the last day and commit.
+
+    Memory placement in a process moves a ratio by a tenth. Of an even number the larger of the
+    middle two counts.
+    """
+    kinds: dict[Hashable, list[dict[str, Any]]] = {}
+    for line in lines:
+        kinds.setdefault(key(line), []).append(line)
+    found = {}
+    for name, mine in kinds.items():
+        same = [line for line in mine if _occasion(line) == _occasion(mine[-1])]
+        found[name] = sorted(same, key=lambda line: line[by])[len(same) // 2]
+        found[name] = found[name] | {"processes": len(same)}
+    return found
+
+
+def _occasion(line: dict[str, Any]) -> Hashable:
+    """Day and commit; a line without them is its own group."""
+    made = line.get("made")
+    return (made["date"], made["commit"].rstrip("+")) if made else id(line)

@@ -1,33 +1,48 @@
-"""Accuracy of trained networks on blocks beside dense ones: in Keras, and as LiteRT files.
+"""Trained networks as files: accuracy, size and time where they are run.
 
-    python benchmarks/shipped.py
-    python benchmarks/shipped.py --data digits --seeds 1
-    python benchmarks/shipped.py --summary               # only the table, from the lines there are
+    python benchmarks/shipped.py NAME [options]
 
-An MLP of three hidden layers and a CNN of four 3x3 convolutions are trained on digits and on
-Fashion-MNIST, dense and by `sparsify(model, density, storage="blocks")`, in the same way (Adam,
-cosine decay). The head, and the first convolution, are dense. Each is exported in float32 and in
-static int8, those on blocks as `+blocks`, and Keras and both files answer the whole test set.
-Finished runs are lines of `results/shipped.jsonl` and not repeated; the table is
-`results/shipped.md`.
+The measurements:
+
+- `files`: accuracy of trained networks on blocks beside dense ones: in Keras, and as LiteRT
+  files.
+- `ethos_u`: what Vela estimates for trained networks on Ethos-U: dense, single zeros, quantized,
+  2:4.
+- `runtimes`: latency of live blocks in ONNX Runtime and OpenVINO, as `model.export` of Keras
+  writes them.
 """
 
-import argparse
+import importlib.util
 import os
 import statistics
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from example_data import Dataset, load
-from record import RESULTS, append, finished, machine, markdown, parsed, write
+from record import (
+    RESULTS,
+    append,
+    chosen,
+    described,
+    finished,
+    interleaved,
+    machine,
+    markdown,
+    parsed,
+    write,
+)
+from training import Dataset, load
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import ExportReport, export_routes, load_litert
+from keras_sparse_ortho.export import ExportReport, export_routes, load_litert, vela_report
+from keras_sparse_ortho.parametrizations import Palette
+
+# --- files ----------------------------------------------------------------------------------------
+
 
 L = keras.layers
 METHODS = ("dense", "blocks")
@@ -129,10 +144,21 @@ def table(runs: list[dict]) -> str:
     return markdown([*header, "int8 file [%]", "float32 kB", "int8 kB"], lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def files() -> None:
+    """Accuracy of trained networks on blocks beside dense ones: in Keras, and as LiteRT files.
+
+        python benchmarks/shipped.py files
+        python benchmarks/shipped.py files --data digits --seeds 1
+        python benchmarks/shipped.py files --summary  # only the table, from the lines there are
+
+    An MLP of three hidden layers and a CNN of four 3x3 convolutions are trained on digits and on
+    Fashion-MNIST, dense and by `sparsify(model, density, storage="blocks")`, in the same way
+    (Adam, cosine decay). The head, and the first convolution, are dense. Each is exported in
+    float32 and in static int8, those on blocks as `+blocks`, and Keras and both files answer the
+    whole test set. Finished runs are lines of `results/shipped.jsonl` and not repeated; the table
+    is `results/shipped.md`.
+    """
+    parser = described(files)
     parser.add_argument("--data", choices=["digits", "fashion_mnist"], action="append")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="default: by data and network")
@@ -183,5 +209,289 @@ def main() -> None:
     write("shipped", text + table(runs), seeds=[one["seed"] for one in runs])
 
 
+# --- ethos_u --------------------------------------------------------------------------------------
+
+ACCELERATORS = ("ethos-u55-128", "ethos-u55-256", "ethos-u65-256", "ethos-u85-256")
+# Of the sparse networks, what their weights are in the last epochs.
+QUANTIZED = {"0.1, trained as int8": "int8", "0.1, palette of 16": Palette(16, "int8")}
+SPARSE = ("density 0.1", *QUANTIZED)
+ETHOS_U_METHODS = {"mlp": ("dense", *SPARSE), "cnn": ("dense", *SPARSE, "2:4")}
+ETHOS_U_EPOCHS, ETHOS_U_SAMPLES = {"mlp": 5, "cnn": 6}, {"mlp": 60_000, "cnn": 60_000}
+ROWS = 2000  # of the test set, on which the file is run
+
+
+def ethos_u_network(net: str, method: str, seed: int) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    if net == "mlp":
+        hidden = [
+            L.Flatten(),
+            *(L.Dense(n, "relu", name=f"h{k}") for k, n in enumerate((512, 512, 256))),
+        ]
+    else:
+        sizes = ((64, 2), (128, 1), (128, 2))
+        hidden = [
+            L.Conv2D(32, 3, 2, padding="same", activation="relu", name="stem"),
+            *(
+                L.Conv2D(n, 3, step, padding="same", activation="relu", name=f"c{k}")
+                for k, (n, step) in enumerate(sizes)
+            ),
+            L.GlobalAveragePooling2D(),
+        ]
+    model = keras.Sequential([keras.Input((28, 28, 1)), *hidden, L.Dense(10, name="head")])
+    dense = ["head"] if net == "mlp" else ["stem", "head"]
+    if method == "2:4":
+        pattern = kso.NByM(2, 4)
+        return kso.sparsify(model, 0.5, "uniform", structure=pattern, exclude=dense, seed=seed)
+    return model if method == "dense" else kso.sparsify(model, 0.1, exclude=dense, seed=seed)
+
+
+def ethos_u_fit(model: keras.Model, data: Dataset, epochs: int, samples: int, rate: float) -> None:
+    steps = epochs * -(-samples // 128)
+    model.compile(
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(rate, steps)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=keras.backend.backend() == "jax",  # TensorFlow trains CNNs faster without
+    )
+    x, y = data.x_train[:samples], data.y_train[:samples]
+    model.fit(x, y, batch_size=128, epochs=epochs, verbose=0)
+
+
+def ethos_u_run(net: str, method: str, data: Dataset, epochs: int, samples: int, seed: int) -> dict:
+    """Trains one network, and compiles its file for each accelerator."""
+    model = ethos_u_network(net, method, seed)
+    ethos_u_fit(model, data, epochs, samples, RATE)
+    if method in QUANTIZED:
+        model = kso.quantize_aware(model, QUANTIZED[method])
+        ethos_u_fit(model, data, -(-epochs // 3), samples, RATE / 4)
+        kso.quantization.round_biases(model)
+    calibration = None if method in QUANTIZED else data.x_train[:200]
+    _, accuracy = model.evaluate(data.x_test, data.y_test, batch_size=1000, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{net}.tflite")
+        report = kso.export_litert(
+            model, path, quantization="int8", representative_data=calibration
+        )
+        opened = load_litert(path)
+        guesses = opened.predict(data.x_test[:ROWS]).argmax(axis=1)
+        found = {name: vela_report(path, name) for name in ACCELERATORS}
+    return {
+        "accuracy": float(accuracy),
+        "file_accuracy": float(np.mean(guesses == data.y_test[:ROWS])),
+        "live": report.density,
+        "weights": report.total_weights,
+        "vela": {name: {**one.to_dict(), "path": path.name} for name, one in found.items()},
+    }
+
+
+def tables(runs: list[dict], seeds: int, about: str) -> str:
+    """A table of accuracies and one of estimates, both as means over the seeds."""
+
+    def these(net: str, method: str) -> list[dict]:
+        return [one for one in runs if (one["net"], one["method"]) == (net, method)]
+
+    accuracies, estimates = [], []
+    for net, methods in ETHOS_U_METHODS.items():
+        for method in methods:
+            if not (found := these(net, method)):
+                continue
+            live, whole, file = (
+                statistics.mean(one[name] for one in found)
+                for name in ("live", "accuracy", "file_accuracy")
+            )
+            cells = [f"{live:.3f}", f"{100 * whole:.1f}", f"{100 * file:.1f}"]
+            accuracies.append([net, method, *cells])
+    for name in ACCELERATORS:
+        for net, methods in ETHOS_U_METHODS.items():
+            dense = statistics.mean(one["vela"][name]["ms"] for one in these(net, "dense"))
+            for method in methods:
+                if not (made := [one["vela"][name] for one in these(net, method)]):
+                    continue
+                ms = statistics.mean(one["ms"] for one in made)
+                sizes = [
+                    statistics.mean(one[size] for one in made) / 1024
+                    for size in ("weight_bytes", "encoded_bytes")
+                ]
+                cells = [f"{ms:.3f}", f"{dense / ms:.2f}", *(f"{one:.0f}" for one in sizes)]
+                estimates.append([name, net, method, *cells])
+    compiler = runs[0]["vela"][ACCELERATORS[0]]["vela"]
+    left = ", ".join(
+        sorted({k for one in runs for k in one["vela"][ACCELERATORS[0]]["cpu_operators"]})
+    )
+    return (
+        f"# Trained networks on Ethos-U, as Vela {compiler} estimates them\n\n{about}\n\n"
+        f"## Accuracy\n\nTest accuracy, mean over the seeds ({seeds}): of Keras on all, of the "
+        f"int8 file on the first {ROWS} rows. Live: nonzero weights in the file.\n\n"
+        + markdown(["network", "method", "live", "Keras [%]", "file [%]"], accuracies)
+        + "\n## Estimates\n\nTime of a call, batch 1, in Vela's own configuration for each "
+        f"accelerator; nothing was run on a device. On the CPU, and not timed: {left}. KiB of "
+        "weights before and after Vela's encoding.\n\n"
+        + markdown(
+            ["accelerator", "network", "method", "ms", "times as fast", "KiB", "encoded KiB"],
+            estimates,
+        )
+    )
+
+
+def ethos_u() -> None:
+    """What Vela estimates for trained networks on Ethos-U: dense, single zeros, quantized, 2:4.
+
+        python benchmarks/shipped.py ethos_u
+        python benchmarks/shipped.py ethos_u --seeds 1 --epochs 1 --samples 2048
+
+    An MLP 784-512-512-256-10 and a CNN of four 3x3 convolutions (32 to 128 channels, 14 x 14 down
+    to 4 x 4) are trained on Fashion-MNIST, all in the same way, Adam with cosine decay: dense;
+    with single zeros at density 0.1 (`sparsify`, exactly orthogonal, ERK); the same, trained on
+    with int8 weights or a palette of 16 values, a third of the epochs at a quarter of the rate;
+    the CNN also with `NByM(2, 4)`. The first convolution and the head are dense. Each is exported
+    as static int8, its file's accuracy taken on the test set, and compiled by Arm's compiler
+    Vela. Finished runs are lines of `results/ethos_u.jsonl` and not repeated; the tables are
+    `results/ethos_u.md`. Needs the extra `ethos-u`.
+    """
+    parser = described(ethos_u)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--epochs", type=int, help=f"default {ETHOS_U_EPOCHS}")
+    parser.add_argument(
+        "--samples", type=int, help=f"pictures to train on, default {ETHOS_U_SAMPLES}"
+    )
+    parser.add_argument(
+        "--summary", action="store_true", help="only the tables, from the lines there are"
+    )
+    options = parsed(parser, {"seeds": 1, "epochs": 1, "samples": 1024})
+    lines = RESULTS / "ethos_u.jsonl"
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    data = None
+    runs = []
+    for seed in range(options.seeds):
+        for net, methods in ETHOS_U_METHODS.items():
+            for method in methods:
+                settings = {
+                    "net": net,
+                    "method": method,
+                    "seed": seed,
+                    "epochs": options.epochs or ETHOS_U_EPOCHS[net],
+                    "samples": options.samples or ETHOS_U_SAMPLES[net],
+                }
+                done = (one for one in finished(lines) if settings.items() <= one.items())
+                row = next(done, None)
+                if row is None:
+                    if options.summary:
+                        continue
+                    data = data or load("fashion_mnist")
+                    row = settings | ethos_u_run(
+                        net, method, data, settings["epochs"], settings["samples"], seed
+                    )
+                    append(lines, row)
+                    print(row, flush=True)
+                runs.append(row)
+    trained = {one["net"]: f"{one['epochs']} epochs on {one['samples']:,} pictures" for one in runs}
+    about = (
+        f"{machine()}, Keras {keras.__version__}. Fashion-MNIST; "
+        f"{'; '.join(f'{net.upper()}: {how}' for net, how in trained.items())}; batch 128, Adam "
+        f"({RATE}, cosine decay)."
+    )
+    write("ethos_u", tables(runs, options.seeds, about), seeds=range(options.seeds))
+
+
+# --- runtimes -------------------------------------------------------------------------------------
+
+NEEDED = ("onnxruntime", "openvino", "tf2onnx")
+RUNTIMES_DENSITY = 1 / 8
+
+
+def networks(width: int, blocks: list[int]) -> dict[str, keras.Model]:
+    """The dense MLP, and that of each size of blocks."""
+    keras.utils.set_random_seed(0)
+    hidden = [L.Dense(width, activation="relu", name=f"dense_{k}") for k in range(4)]
+    dense = keras.Sequential([keras.Input((width,), name="x"), *hidden])
+    found = {"dense": dense}
+    for side in blocks:
+        structure = kso.Block(side, side, regular=True)
+        options = {"structure": structure, "storage": "blocks", "seed": 0}
+        found[f"blocks of {side}"] = kso.sparsify(dense, RUNTIMES_DENSITY, **options)
+    return found
+
+
+def onnx_runtime(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
+    import onnxruntime
+
+    path = str(folder / "model.onnx")
+    spec = [keras.InputSpec(shape=x.shape, dtype="float32")]
+    model.export(path, format="onnx", input_signature=spec, verbose=False)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(path, options)
+    given = {session.get_inputs()[0].name: x}
+    return lambda: session.run(None, given)[0]
+
+
+def openvino(model: keras.Model, x: np.ndarray, threads: int, folder: Path) -> Callable:
+    import openvino
+
+    path = str(folder / "model.xml")
+    spec = [keras.InputSpec(shape=x.shape, dtype="float32")]
+    model.export(path, format="openvino", input_signature=spec, verbose=False)
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
+    return lambda: request.infer([x])[0]
+
+
+RUNTIMES = {"ONNX Runtime": onnx_runtime, "OpenVINO": openvino}
+
+
+def measured(
+    models: dict[str, keras.Model], runtime: str, batch: int, threads: int, rounds: int
+) -> list[list[str]]:
+    """A line of the table for each network."""
+    width = models["dense"].input_shape[-1]
+    x = np.random.default_rng(0).standard_normal((batch, width)).astype("float32")
+    cases = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model in models.items():
+            place = Path(folder, name)
+            place.mkdir()
+            cases[name] = RUNTIMES[runtime](model, x, threads, place)
+            want = keras.ops.convert_to_numpy(model(x))
+            np.testing.assert_allclose(cases[name](), want, atol=1e-5)
+        times = interleaved(cases, rounds, warm_up=20)
+    return [
+        [runtime, str(batch), str(threads), name, f"{1e3 * t:.3f}", f"{times['dense'] / t:.2f}"]
+        for name, t in times.items()
+    ]
+
+
+def runtimes() -> None:
+    """Latency of live blocks in ONNX Runtime and OpenVINO, as `model.export` of Keras writes them.
+
+        KERAS_BACKEND=tensorflow python benchmarks/shipped.py runtimes
+
+    It needs the extra `formats`. An MLP 4 x 1024, dense and with one in eight blocks of 32 or 64
+    (`storage="blocks"`: a gather and a batched product for each layer), in float32: OpenVINO
+    would otherwise take bfloat16 where the processor has AMX. Each file is compared with Keras;
+    then all of one batch, number of threads and runtime are timed in turn.
+    """
+    parser = described(runtimes)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--blocks", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--rounds", type=int, default=1000)
+    options = parsed(parser, {"width": 256, "blocks": [32], "rounds": 20})
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"Nothing measured: {', '.join(missing)} missing; install the extra `formats`.")
+        return
+    models, rows = networks(options.width, options.blocks), []
+    for runtime in RUNTIMES:
+        for batch in (1, 8):
+            for threads in (1, 2):
+                rows += measured(models, runtime, batch, threads, options.rounds)
+    text = "# ONNX Runtime and OpenVINO: live blocks against dense float32\n\n"
+    text += f"{machine()}, Keras {keras.__version__}. MLP of four layers of {options.width}, one "
+    text += "in eight blocks, as `model.export` of Keras writes it: a gather and a batched product "
+    text += "for each layer. Float32 throughout; medians of calls in turn; every file agreed with "
+    text += "Keras before. `x dense`: times as fast as the dense file.\n\n"
+    header = ["runtime", "batch", "threads", "network", "ms", "x dense"]
+    write("runtimes", text + markdown(header, rows))
+
+
 if __name__ == "__main__":
-    main()
+    chosen(files, ethos_u, runtimes)

@@ -39,11 +39,13 @@ def parts() -> dict[str, dict]:
 def commands(part: dict, options: argparse.Namespace) -> list[tuple[str, list[str]]]:
     """The backend and the arguments of every run of a part; none if it has nothing to do."""
     backends = part.get("backends", ["tensorflow"])
+    first = [part["measures"]] if "measures" in part else []
     if options.quick:
-        return [(backend, ["--quick"]) for backend in backends] if part.get("quick", True) else []
+        some = backends if part.get("quick", True) else []
+        return [(backend, [*first, "--quick"]) for backend in some]
     if options.tables:
-        return [(backends[0], part["tables"])] if "tables" in part else []
-    return [(backend, part.get("full", [])) for backend in backends]
+        return [(backends[0], first + part["tables"])] if "tables" in part else []
+    return [(backend, first + part.get("full", [])) for backend in backends]
 
 
 def set_aside(part: dict, results: pathlib.Path) -> None:

@@ -170,8 +170,8 @@ def measure_time(given: argparse.Namespace) -> None:
     """Appends the times of training steps of dense models and on blocks, measured in turns."""
     import keras
     import numpy as np
+    from record import wall_and_cpu
     from small_language_model import decoder
-    from timing import wall_and_cpu
 
     import keras_sparse_ortho as kso
 
@@ -223,7 +223,7 @@ def summarize(given: argparse.Namespace) -> None:
         "mlp": f"MLP\n\nFashion-MNIST, three hidden layers of {given.width}, {EPOCHS} epochs on "
         f"{given.images} images, then one epoch; {CALIBRATION['mlp']} images for calibration. "
         "Test accuracy in percent.",
-        "text": "Language model\n\nThe one of `one_shot_text.py`, 128 wide, trained for "
+        "text": "Language model\n\nThe one of `one_shot.py on_text`, 128 wide, trained for "
         f"{given.steps} batches, and for as many again; {CALIBRATION['text']} windows for "
         "calibration. Perplexity; differences in percent.",
     }

@@ -7,7 +7,7 @@
 The two networks have the same layers. In the second, the kernels between wide layers store,
 multiply and update only live blocks, which start exactly orthogonal. The networks train in
 alternating epochs, so that a busy machine slows both. For measurements see
-`benchmarks/bench_blocks.py`.
+`benchmarks/blocks.py step_times`.
 """
 
 from __future__ import annotations

@@ -68,7 +68,6 @@ def room_of(path):
 def test_every_import_is_read():
     found = {(str(path), name) for path, _, name in imports()}
     assert ("layers/_prunable_layer.py", f"{NAME}.parametrizations") in found
-    assert len(found) > 200
 
 
 def test_rooms_import_only_rooms_before_them():
@@ -132,15 +131,6 @@ def test_weights_are_read_and_written_in_one_place():
         if isinstance(node, ast.Attribute) and node.attr in ("convert_to_numpy", "assign")
     ]
     assert not wrong
-
-
-def test_files_are_short():
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for path in ROOT.rglob("*.py")
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 600
-    }
-    assert not long
 
 
 def test_the_face_lists_everything():

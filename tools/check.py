@@ -1,12 +1,14 @@
 """Run the checks of this repository and sum up: ``check.py [PART ...] [--slow]``.
 
-Without a PART all of them run. A part that fails does not stop the others. A part that runs tests
-must have run at least one.
+Without a PART all of `make test` runs. A part that fails does not stop the others. A part that runs
+tests must have run at least one. Parts that need one core run at the same time, and before the
+tests, which take two.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -15,7 +17,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -37,7 +39,12 @@ COMPILE_QUICKLY_ON_JAX = (
 )
 
 
-@dataclass
+# What a first change should not break: no export, no callback; on torch, which compiles nothing.
+QUICK = ("analysis", "budgets", "initializers", "layers", "models", "parametrizations", "saliency")
+QUICK_WITHOUT_KERAS = ("tests/test_rooms.py", "tests/orthogonal", "tests/schedules")
+
+
+@dataclasses.dataclass
 class Result:
     """Result of one part: whether it passed, and how many tests it ran."""
 
@@ -48,15 +55,21 @@ class Result:
     note: str = ""
 
 
-def run(*command: str, **env: str) -> bool:
-    """Run ``command`` in the root and ``env`` in the environment; True if it exits with 0."""
-    print("$", " ".join([*(f"{k}={v}" for k, v in env.items()), *command]), flush=True)
-    return subprocess.run(command, cwd=ROOT, env=os.environ | env, check=False).returncode == 0
+def told(command: tuple[str, ...], env: dict[str, str]) -> str:
+    """A command as one could type it."""
+    return " ".join(["$", *(f"{k}={v}" for k, v in env.items()), *command])
 
 
 def python(*arguments: str, **env: str) -> bool:
-    """Run this interpreter with ``arguments``."""
-    return run(sys.executable, *arguments, **env)
+    """Run this interpreter in the root, with ``env`` in the environment; True if it exits with 0.
+
+    What it says is printed at once in the end, as another part may run at the same time.
+    """
+    command = (sys.executable, *arguments)
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | env, check=False, **both)
+    print(f"{told(command, env)}\n{done.stdout}", end="", flush=True)
+    return done.returncode == 0
 
 
 def pytest(backend: str, *arguments: str, **env: str) -> Result:
@@ -65,8 +78,10 @@ def pytest(backend: str, *arguments: str, **env: str) -> Result:
         env = COMPILE_QUICKLY | env
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
-        command = ("-m", "pytest", "-q", f"--junitxml={report}", *arguments)
-        ok = python(*command, KERAS_BACKEND=backend, **env)
+        command = (sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments)
+        env = {"KERAS_BACKEND": backend} | env
+        print(told(command, env), flush=True)
+        ok = subprocess.run(command, cwd=ROOT, env=os.environ | env, check=False).returncode == 0
         if not report.exists():
             return Result(False, note="no report: pytest did not start")
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
@@ -91,14 +106,28 @@ def types(_: list[str]) -> Result:
 
 
 def docs(_: list[str]) -> Result:
-    """The examples in docstrings, README.md and docs/; figures as measured; the site, strictly."""
+    """The examples in docstrings, README.md and docs/."""
     texts = [name for name in ("README.md", "docs") if (ROOT / name).exists()]
-    result = pytest("tensorflow", "--doctest-modules", PACKAGE, *texts, *TWO_FILES_AT_A_TIME)
-    if not python("tools/figures.py", "--check"):
-        result.ok, result.note = False, "figures differ from benchmarks/results: make figures"
-    if not python("tools/site_check.py"):
-        result.ok, result.note = False, f"{result.note}; the site".removeprefix("; ")
-    return result
+    return pytest("tensorflow", "--doctest-modules", PACKAGE, *texts, *TWO_FILES_AT_A_TIME)
+
+
+def site(_: list[str]) -> Result:
+    """Figures as measured; the site, strictly."""
+    found = {
+        "figures differ from benchmarks/results: make figures": "tools/figures.py --check",
+        "the site": "tools/site_check.py",
+    }
+    notes = [note for note, command in found.items() if not python(*command.split())]
+    return Result(not notes, note="; ".join(notes))
+
+
+def quick(_: list[str]) -> Result:
+    """The rules of the house, and short tests of the core, on torch."""
+    found = pytest("tensorflow", *QUICK_WITHOUT_KERAS, "-m", "numpy_only", *TWO_AT_A_TIME)
+    core = torch([], *(f"tests/{room}" for room in QUICK))
+    both = zip(dataclasses.astuple(found)[:4], dataclasses.astuple(core)[:4], strict=True)
+    ok, *counts = (one + other for one, other in both)
+    return Result(ok == 2, *counts, "; ".join(filter(None, [found.note, core.note])))
 
 
 def tensorflow(options: list[str]) -> Result:
@@ -126,10 +155,11 @@ def jax(options: list[str]) -> Result:
         )
 
 
-def torch(options: list[str]) -> Result:
+def torch(options: list[str], *folders: str) -> Result:
     """The part of the suite that is marked ``core``."""
     # Two processes of one thread each: the tensors are too small for more threads.
-    return pytest("torch", "tests", *TWO_AT_A_TIME, *options, OMP_NUM_THREADS="1")
+    where = folders or ("tests",)
+    return pytest("torch", *where, *TWO_AT_A_TIME, *options, OMP_NUM_THREADS="1")
 
 
 def wheel(_: list[str]) -> Result:
@@ -157,9 +187,18 @@ def wheel(_: list[str]) -> Result:
         return Result(imported, note=f"{file.name}, {len(names)} files")
 
 
+ALONE = (lint, types, site, wheel)
+TESTED = (docs, tensorflow, jax, torch)
 PARTS: dict[str, Callable[[list[str]], Result]] = {
-    part.__name__: part for part in (lint, types, docs, tensorflow, jax, torch, wheel)
+    part.__name__: part for part in (*ALONE, *TESTED, quick)
 }
+
+
+def timed(name: str, options: list[str]) -> tuple[str, Result, float]:
+    """A part, its result and its seconds."""
+    print(f"\n=== {name}: {PARTS[name].__doc__}", flush=True)
+    start = time.monotonic()
+    return name, PARTS[name](options), time.monotonic() - start
 
 
 def main() -> int:
@@ -171,12 +210,12 @@ def main() -> int:
     if unknown := set(arguments.parts).difference(PARTS):
         parser.error(f"PART must be one of {', '.join(PARTS)}. Received: {', '.join(unknown)}")
 
-    rows = []
-    for name in arguments.parts or PARTS:
-        print(f"\n=== {name}: {PARTS[name].__doc__}", flush=True)
-        start = time.monotonic()
-        result = PARTS[name](["--slow"] if arguments.slow else [])
-        rows.append((name, result, time.monotonic() - start))
+    names = arguments.parts or [part.__name__ for part in (*ALONE, *TESTED)]
+    options = ["--slow"] if arguments.slow else []
+    alone = [name for name in names if PARTS[name] in ALONE]
+    with ThreadPoolExecutor(2) as pool:
+        rows = [*pool.map(lambda name: timed(name, options), alone)]
+    rows += [timed(name, options) for name in names if name not in alone]
 
     print("\n=== summary")
     for name, result, seconds in rows:

@@ -1,7 +1,8 @@
 """Put the figures of benchmarks/results into README.md and docs/: ``figures.py [--check]``.
 
-``figures.toml`` says which number of which page is which cell of which table, so that the pages
-stay plain Markdown. ``--check`` writes nothing, and fails where a page differs from the results.
+In a page a comment behind a number names its figure, and one above a table names the table, so that
+the words around them may change. ``figures.toml`` says which cell of which result each of them is.
+``--check`` writes nothing, and fails where a page differs from the results.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import difflib
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 LIST = Path(__file__).with_name("figures.toml")
 MARKS = {"wins": " ↑", "loses": " ↓"}
 NUMBER = r"-?\d+(?:[.,]\d+)*(?:\s±\s\d+(?:\.\d+)?)?"
-GAP = r"(?:(?!\n\s*\n|\n\|).)*?"  # within a paragraph, or a row of a table
+ANCHOR = re.compile(rf"(?P<number>(?:(?<![\d.,]){NUMBER})?)<!--=(?P<name>.*?)-->")
+TABLE = re.compile(
+    r"(?P<head><!--table: (?P<name>\S+)-->\n\s*(?:\|.*\n\|[ :|-]+\n)?)(?P<body>(?:\|.*\n)*)"
+)
 
 sys.path.append(str(ROOT / "benchmarks"))
 
@@ -55,90 +59,75 @@ def figure(spec: str | Mapping[str, Any], results: Path = RESULTS) -> str:
     return rounded(value * Decimal(spec.get("times", 1)), spec["as"])
 
 
-def texts(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each piece of text that holds figures: its page, its section, and the cells of its ``{}``."""
-    for place, pieces in entries.items():
-        page, _, section = place.partition("#")
-        for text, specs in pieces.items():
-            listed = specs if isinstance(specs, list) else [specs]
-            yield {"page": page, "section": section, "text": text, "cells": listed}
+def named(name: str, listed: Mapping[str, Any]) -> str | dict[str, Any]:
+    """A figure of the list; what follows its name between slashes replaces each ``{}``."""
+    key, *arguments = name.split("/")
+    if key not in listed:
+        raise FigureError(f"The list has no such figure. Received: {name!r}")
+    spec = listed[key]
+    parts = {"": spec} if isinstance(spec, str) else spec
+    try:
+        filled = {
+            part: one.format(*arguments) if isinstance(one, str) else one
+            for part, one in parts.items()
+        }
+    except IndexError:
+        raise FigureError(f"The figure {key!r} takes more than that. Received: {name!r}") from None
+    return filled.get("", filled)
 
 
-def section_of(page: str, title: str) -> tuple[int, int]:
-    """Where the section is whose heading begins with ``title``; without one, the whole page."""
-    if not title:
-        return 0, len(page)
-    found = re.search(rf"^(#+) {re.escape(title)}.*$", page, re.MULTILINE)
-    if found is None:
-        raise FigureError(f"There is no such section. Received: {title!r}")
-    end = re.compile(rf"^#{{1,{len(found[1])}}} ", re.MULTILINE).search(page, found.end())
-    return found.start(), end.start() if end else len(page)
+def fill_numbers(page: str, listed: Mapping[str, Any], results: Path = RESULTS) -> str:
+    """The page with the numbers that stand before the name of a figure."""
+
+    def fill(found: re.Match[str]) -> str:
+        if not found["number"]:
+            raise FigureError(f"No number stands before the name. Received: {found[0]!r}")
+        new = figure(named(found["name"], listed), results)
+        same = found["number"].split() == new.split()  # a line may end inside "1.0 ± 0.1"
+        return f"{found['number'] if same else new}<!--={found['name']}-->"
+
+    return ANCHOR.sub(fill, page)
 
 
-def find_text(page: str, entry: Mapping[str, Any]) -> re.Match[str]:
-    """The only place where a piece of text stands; its groups are the numbers."""
-    pieces = re.split(r"\s*\.\.\.\s*", entry["text"])
-    pattern = GAP.join(
-        f"({NUMBER})".join(
-            r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in piece.split("{}")
-        )
-        for piece in pieces
-    )
-    span = section_of(page, entry.get("section", ""))
-    found = list(re.compile(pattern, re.DOTALL).finditer(page, *span))
-    if len(found) != 1 or found[0].re.groups != len(entry["cells"]):
-        raise FigureError(
-            f"The text must stand once in {entry['page']}, with as many {{}} as cells. Received: "
-            f"{entry['text']!r}, which stands there {len(found)} times"
-        )
-    return found[0]
-
-
-def fill_text(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> str:
-    """The page with the numbers of one piece of text."""
-    found = find_text(page, entry)
-    for k in reversed(range(len(entry["cells"]))):
-        begin, end = found.span(k + 1)
-        new = figure(entry["cells"][k], results)
-        if found[k + 1].split() != new.split():  # a line may end inside "1.0 ± 0.1"
-            page = page[:begin] + new + page[end:]
-    return page
-
-
-def fill_table(page: str, entry: Mapping[str, Any], results: Path = RESULTS) -> str:
-    """The page with the last columns of a table, which is found by a piece of its header.
+def fill_tables(page: str, listed: Mapping[str, Any], results: Path = RESULTS) -> str:
+    """The page with the last columns of the tables below the name of one.
 
     With `mark`, the source of a verdict, a figure that wins or loses gets an arrow. `gaps` are
     pairs of row and column that have no figure: a dash, as long as there is none.
     """
-    lines = page.splitlines(keepends=True)
-    starts = [
-        k
-        for k in range(len(lines) - 1)
-        if entry["header"] in lines[k] and re.match(r"\|\s*:?--", lines[k + 1])
-    ]
-    if len(starts) != 1:
-        raise FigureError(
-            f"The header must stand once in {entry['page']}. Received: {entry['header']!r}, which "
-            f"stands there {len(starts)} times"
-        )
-    body = starts[0] + 2
-    for k, row in enumerate(entry["rows"]):
-        old = [cell.strip() for cell in lines[body + k].strip().strip("|").split("|")]
-        new = []
-        for column in entry["columns"]:
-            source = entry["cell"].format(row=row, column=column)
-            if [row, column] in entry.get("gaps", []):
-                new.append(gap(source, results))
-                continue
-            new.append(figure(source, results))
-            if "mark" in entry:
-                verdict = one_cell(entry["mark"].format(row=row, column=column), results)
-                new[-1] += MARKS.get(verdict, "")
-        lines[body + k] = "| " + " | ".join([*old[: len(old) - len(new)], *new]) + " |\n"
-    if body + len(entry["rows"]) < len(lines) and lines[body + len(entry["rows"])].startswith("|"):
-        raise FigureError(f"The table has more rows than the list. Received: {entry['header']!r}")
-    return "".join(lines)
+
+    def fill(found: re.Match[str]) -> str:
+        if found["name"] not in listed or not found["body"]:
+            raise FigureError(f"No table of the list is below this. Received: {found[0]!r}")
+        entry, lines = listed[found["name"]], found["body"].splitlines()
+        if len(lines) != len(entry["rows"]):
+            raise FigureError(
+                f"The table must have as many rows as the list. Received: {found['name']!r}, with "
+                f"{len(lines)} rows instead of {len(entry['rows'])}"
+            )
+        filled = [
+            filled_row(line, row, entry, results)
+            for line, row in zip(lines, entry["rows"], strict=True)
+        ]
+        return found["head"] + "".join(filled)
+
+    return TABLE.sub(fill, page)
+
+
+def filled_row(line: str, row: Any, entry: Mapping[str, Any], results: Path) -> str:
+    """A row of a table with its figures."""
+    new = []
+    for column in entry["columns"]:
+        source = entry["cell"].format(row=row, column=column)
+        if [row, column] in entry.get("gaps", []):
+            new.append(gap(source, results))
+            continue
+        new.append(figure(source, results))
+        if "mark" in entry:
+            verdict = one_cell(entry["mark"].format(row=row, column=column), results)
+            new[-1] += MARKS.get(verdict, "")
+    old = [cell.strip() for cell in line.strip().strip("|").split("|")]
+    return "| " + " | ".join([*old[: len(old) - len(new)], *new]) + " |\n"
 
 
 def gap(source: str, results: Path) -> str:
@@ -150,12 +139,12 @@ def gap(source: str, results: Path) -> str:
     raise FigureError(f"Not a gap any more: {source!r}. Received: {there}")
 
 
-def stale_pictures(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+def stale_pictures(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Pictures that were not drawn from the results that there are."""
     return [
-        f"{entry['file']} is older than its results: run python benchmarks/{entry['script']}"
-        for entry in entries
-        if f"<dc:source>{digest(entry['sources'], RESULTS)}<" not in drawn(ROOT / entry["file"])
+        f"{file} is older than its results: run python benchmarks/pictures.py"
+        for file, entry in entries.items()
+        if f"<dc:source>{digest(entry['sources'], RESULTS)}<" not in drawn(ROOT / file)
     ]
 
 
@@ -164,37 +153,47 @@ def drawn(picture: Path) -> str:
     return re.sub(r"\s*\n\s*", "", picture.read_text(encoding="utf-8"))
 
 
+def unused(pages: Iterable[str], listed: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of the list that no page has, or more than one table."""
+    text = "".join(pages)
+    there = {found["name"].partition("/")[0] for found in ANCHOR.finditer(text)}
+    problems = [f"No page has the figure {name!r}" for name in listed["figures"].keys() - there]
+    tables = [found["name"] for found in TABLE.finditer(text)]
+    problems += [
+        f"The table {name!r} must stand on a page, once. Received: {tables.count(name)} times"
+        for name in listed["table"]
+        if tables.count(name) != 1
+    ]
+    return problems
+
+
 def main() -> int:
     """Write the figures, or compare them; 0 if all is well."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail if they differ")
     check = parser.parse_args().check
     listed = tomllib.loads(LIST.read_text(encoding="utf-8"))
-    entries = listed | {"text": list(texts(listed["text"]))}
-    before: dict[str, str] = {}
-    after: dict[str, str] = {}
-    problems = []
-    for kind, fill in (("text", fill_text), ("table", fill_table)):
-        for entry in entries[kind]:
-            name = entry["page"]
-            if name not in before:
-                before[name] = after[name] = (ROOT / name).read_text(encoding="utf-8")
-            try:
-                after[name] = fill(after[name], entry)
-            except FigureError as error:
-                problems.append(str(error))
-    changed = [name for name in before if before[name] != after[name]]
-    for name in changed:
-        if check:
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = {file: file.read_text(encoding="utf-8") for file in files}
+    problems = unused(pages.values(), listed)
+    for file, before in pages.items():
+        name = file.relative_to(ROOT)
+        try:
+            after = fill_tables(fill_numbers(before, listed["figures"]), listed["table"])
+        except FigureError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        if check and after != before:
             lines = difflib.unified_diff(
-                before[name].splitlines(), after[name].splitlines(), "it says", "results", n=0
+                before.splitlines(), after.splitlines(), "it says", "results", n=0
             )
             problems.append("\n".join([f"{name} differs from the results:", *lines]))
-        else:
-            (ROOT / name).write_text(after[name], encoding="utf-8")
+        elif after != before:
+            file.write_text(after, encoding="utf-8")
             print(f"written: {name}")
-    problems += stale_pictures(entries["picture"])
-    print("\n".join(problems) or f"{sum(map(len, entries.values()))} figures, all as measured")
+    problems += stale_pictures(listed["picture"])
+    count = sum(len(ANCHOR.findall(page)) for page in pages.values())
+    print("\n".join(problems) or f"{count} figures and {len(listed['table'])} tables, as measured")
     return bool(problems)
 
 

@@ -34,10 +34,11 @@ SEARCHED = {
 }
 ROOT_PAGES = (
     *("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md"),
-    *("CHANGELOG.md", "LICENSE", "CITATION.cff"),
+    *("CHANGELOG.md", "LICENSE", "CITATION.cff", "benchmarks/README.md"),
 )
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+_FIGURE = re.compile(r"<!--=.*?-->|<!--table: \S+-->\n*")  # of tools/figures.py
 _NAME = re.compile(r"`kso\.([A-Za-z_.]+)((?:\([^`]*\))?)`(?!\])")
 
 
@@ -148,6 +149,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         lines = [_LINK.sub(relink, line) for line in text.split("\n")]
         return "\n".join(line if line.startswith("#") else _NAME.sub(refer, line) for line in lines)
 
+    markdown = _FIGURE.sub("", markdown)
     parts, end = [], 0
     for fence in _FENCE.finditer(markdown):
         parts += [outside_fences(markdown[end : fence.start()]), fence[0]]

@@ -1,4 +1,4 @@
-"""Build and check a release: ``release.py [--any-state]``.
+"""Build and check a release: ``release.py [--any-state] [--tag TAG]``.
 
 See docs/releasing.md. The source archive and the wheel go to ``dist/``, built from a clean copy of
 the last commit (with ``--any-state``: of the working tree).
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -30,20 +29,10 @@ def run(*command: str, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
-def found_in(file: str, pattern: str) -> str:
-    """The group of a pattern in a file of the repository."""
-    found = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else "none"
-
-
-def versions() -> dict[str, str]:
-    """The version as each file has it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return {
-        "pyproject.toml": project["version"],
-        f"{PACKAGE}/__init__.py": found_in(f"{PACKAGE}/__init__.py", r'^__version__ = "(.+)"'),
-        "CITATION.cff": found_in("CITATION.cff", r"^version: (.+)$"),
-    }
+def version_of(root: Path = ROOT) -> str:
+    """The version, which stands in the package alone."""
+    text = (root / PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    return re.findall(r'^__version__ = "(.+)"', text, re.MULTILINE)[0]
 
 
 def built(source: Path, folder: Path, kind: str) -> Path:
@@ -78,12 +67,11 @@ def main() -> int:
     """Build and check; 0 if it can be released."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--any-state", action="store_true", help="of files that are not committed")
-    any_state = parser.parse_args().any_state
-    found = versions()
-    problems = []
-    if len(set(found.values())) != 1:
-        problems.append(f"versions differ: {found}")
-    version = found["pyproject.toml"]
+    parser.add_argument("--tag", help="what the release is tagged with; a branch is no tag")
+    given = parser.parse_args()
+    any_state, version, problems = given.any_state, version_of(), []
+    if (given.tag or "").startswith("v") and given.tag != f"v{version}":
+        problems.append(f"the tag must be v{version}. Received: {given.tag}")
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     if f"[{version}]" not in changes and f"will be {version}" not in changes:
         problems.append(f"CHANGELOG.md says nothing of {version}")
@@ -100,6 +88,8 @@ def main() -> int:
         out.mkdir()
         archive, wheel = built(source, out, "sdist"), built(source, out, "wheel")
         problems += problems_of(wheel, source, scratch)
+        if wheel.name.split("-")[1] != version:
+            problems.append(f"the wheel must be of version {version}. Received: {wheel.name}")
         with tarfile.open(archive) as packed:
             packed.extractall(scratch / "unpacked", filter="data")
         (unpacked,) = (scratch / "unpacked").iterdir()

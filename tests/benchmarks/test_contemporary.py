@@ -1,7 +1,6 @@
 """The contemporary networks: their settings, sizes, and that every method trains each of them."""
 
 import dataclasses
-import tomllib
 
 import keras
 import numpy as np
@@ -13,13 +12,13 @@ pytestmark = pytest.mark.tensorflow_only
 
 
 def settings(methods):
-    return tomllib.loads((methods.HERE / "contemporary.toml").read_text())
+    return methods.settings("contemporary")
 
 
-def test_the_networks_have_the_sizes_of_their_papers(methods, contemporary):
+def test_the_networks_have_the_sizes_of_their_papers(methods):
     found = settings(methods)
-    assert set(contemporary.NETS) < set(found)
-    assert all(name.startswith("cifar10_") for name in set(found) - set(contemporary.NETS))
+    assert set(methods.CONTEMPORARY) < set(found)
+    assert all(name.startswith("cifar10_") for name in set(found) - set(methods.CONTEMPORARY))
     # Convolutions and dense kernels, for CIFAR-10's images: He et al. (2016), table 6, of whose
     # shortcuts ours are projections; VGG-16 with one dense layer; MobileNetV1 with ten classes.
     sizes = {"resnet20": 0.27e6, "resnet32": 0.46e6, "vgg16": 14.7e6, "mobilenet": 3.2e6}
@@ -34,7 +33,7 @@ def test_the_networks_have_the_sizes_of_their_papers(methods, contemporary):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("net", ["resnet32", "vgg16", "mobilenet", "vit"])
-def test_every_method_trains_each_network(methods, net):
+def test_every_method_trains_each_network(methods, net, tmp_path):
     options = settings(methods)[net]
     data = methods.load("digits")
     x = np.repeat(np.repeat(data.x_train[:64], 4, axis=1), 4, axis=2)[:, :28, :28]
@@ -42,7 +41,7 @@ def test_every_method_trains_each_network(methods, net):
     data = dataclasses.replace(data, **cut)
     narrow = {"filters": [8, 12, 16, 20, 24][: len(options.get("filters", []))], "blocks": 1}
     options |= narrow | {"width": 64, "depth": 1, "batch_size": 8, "epochs": 1, "tune": False}
-    options |= {"budgets": methods.HERE}
+    options |= {"budgets": tmp_path / "budgets.jsonl"}
     for name in options["methods"]:
         keras.utils.clear_session()
         model, callbacks, _ = methods.build(net, name, 0.5, 0, data, options, 1e-3)

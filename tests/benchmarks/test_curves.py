@@ -5,8 +5,8 @@ import pytest
 pytestmark = pytest.mark.numpy_only
 
 
-def test_windows_are_taken_out_of_a_running_mean(curves):
-    progress = curves.Progress(window=2)
+def test_windows_are_taken_out_of_a_running_mean(training):
+    progress = training.Progress(window=2)
     for _ in range(2):  # epochs
         progress.on_epoch_begin(0)
         right, seen = 0.0, 0
@@ -18,17 +18,17 @@ def test_windows_are_taken_out_of_a_running_mean(curves):
     ]
 
 
-def test_of_several_processes_the_median_counts(timing):
+def test_of_several_processes_the_median_counts(record):
     def line(kind, ratio, date=None, commit="a"):
         made = {"made": {"date": date, "commit": commit}} if date else {}
         return {"kind": kind, "ratio": ratio} | made
 
     lines = [line("x", 9.0, "1"), line("x", 1.0, "2", "b"), line("x", 3.0, "2"), line("y", 5.0)]
     lines += [line("x", 1.0, "2", "a+"), line("y", 4.0), line("x", 2.0, "2")]
-    found = timing.middle_of_processes(lines, lambda line: line["kind"], "ratio")
+    found = record.middle_of_processes(lines, lambda line: line["kind"], "ratio")
     assert {kind: (line["ratio"], line["processes"]) for kind, line in found.items()} == {
         "x": (2.0, 3),  # those of the last day and commit
         "y": (4.0, 1),  # not known when: the last
     }
-    found = timing.middle_of_processes(lines[:3] + lines[4:5], lambda line: line["kind"], "ratio")
+    found = record.middle_of_processes(lines[:3] + lines[4:5], lambda line: line["kind"], "ratio")
     assert found["x"]["ratio"] == 3.0  # of two the larger one

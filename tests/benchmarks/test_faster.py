@@ -1,14 +1,10 @@
 """The comparison of live blocks: what its table is made of."""
 
 import json
-import pathlib
-import tomllib
 
 import pytest
 
 pytestmark = pytest.mark.tensorflow_only
-FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
-SETTINGS = tomllib.loads((FOLDER / "faster.toml").read_text())
 
 
 def test_epochs_and_seconds(faster):
@@ -31,7 +27,9 @@ def test_shorter_schedules_have_rows(faster, tmp_path):
                 tried = {key: run[key] for key in ("net", "method", "density", "seed", "epochs")}
                 tried |= {"learning_rate": rate, "validation": 0.5 + rate}
                 stream.write(json.dumps(tried) + "\n")
-    steps = {"wide_mlp": {"0.1": {"dense": 2 / faster.steps_of(SETTINGS["wide_mlp"])}}}
+    steps = {
+        "wide_mlp": {"0.1": {"dense": 2 / faster.steps_of(faster.settings("faster")["wide_mlp"])}}
+    }
     (tmp_path / "faster_time.json").write_text(json.dumps(steps))
     rows = [row for row in faster.summarize(lines).splitlines() if "| dense" in row]
     assert rows == [

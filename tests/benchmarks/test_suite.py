@@ -2,45 +2,52 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 pytestmark = pytest.mark.numpy_only
-MODULES = {
-    "cells",
-    "drawing",
-    "example_data",
-    "methods_table",
-    "networks",
-    "record",
-    "spectrum_report",
-}
-MODULES |= {"block_networks", "contemporary_networks", "curves", "network_parts", "suite", "timing"}
-MODULES |= {"alternatives_used", "candidates", "methods_runs", "methods_summary", "shuffled"}
-MODULES |= {"small_language_model"}
-MODULES |= {"planning"}  # measures nothing
-MODULES |= {"without_amx"}
+# What scripts share, and what measures nothing.
+MODULES = {"cells", "methods_runs", "methods_summary", "methods_table", "networks", "planning"}
+MODULES |= {"record", "small_language_model", "suite", "training"}
 
 
 def test_every_script_is_a_part_with_a_small_setting(suite):
-    scripts = {part["script"] for part in suite.parts().values()}
+    parts = suite.parts().values()
+    scripts = {part["script"] for part in parts}
     assert scripts == {path.name for path in suite.HERE.glob("*.py") if path.stem not in MODULES}
     for name in scripts:
         text = (suite.HERE / name).read_text()
         assert "parsed(" in text or "command_line(" in text, f"{name} has no --quick"
+        found = re.search(r"^    chosen\(([\w, ]+)\)$", text, re.MULTILINE)
+        measured = found[1].split(", ") if found else []
+        assert set(measured) == {
+            part["measures"] for part in parts if part["script"] == name and "measures" in part
+        }
     quick = argparse.Namespace(quick=True, tables=False)
-    for part in suite.parts().values():
+    for part in parts:
         for backend, arguments in suite.commands(part, quick):
             assert backend in ("tensorflow", "jax", "torch")
-            assert arguments == ["--quick"]
+            assert arguments == [*filter(None, [part.get("measures")]), "--quick"]
     tables = argparse.Namespace(quick=False, tables=True)
-    assert ["--summary"] in [
-        arguments
-        for part in suite.parts().values()
-        for _, arguments in suite.commands(part, tables)
+    found = [arguments for part in parts for _, arguments in suite.commands(part, tables)]
+    assert ["on_text", "--summary"] in found
+
+
+def test_the_readme_says_which_measurement_makes_which_page(suite):
+    rows = [
+        (re.findall(r"\(results/(\w+)\.md\)", row), re.findall(r"`(\w+\.py)(?: (\w+))?", row))
+        for row in (suite.HERE / "README.md").read_text().splitlines()
+        if row.startswith("| [")
     ]
+    pages = [name for names, _ in rows for name in names]
+    assert sorted(pages) == sorted(path.stem for path in (suite.HERE / "results").glob("*.md"))
+    known = {(part["script"], part.get("measures", "")) for part in suite.parts().values()}
+    assert {command for _, commands in rows for command in commands} == known - {
+        ("pictures.py", "")
+    }
 
 
 def test_small_settings_do_not_stand_beside_the_real_ones(record):
@@ -59,12 +66,8 @@ def test_a_result_says_where_it_was_made(record, tmp_path, capsys):
     text = (tmp_path / "page.md").read_text()
     assert "seeds 0, 1" in text
     assert capsys.readouterr().out == text + "\n"
-    found = json.loads((tmp_path / "page.tables.json").read_text())
-    rows = [{"n": "1", "time [ms]": "2.5"}, {"n": "2", "time [ms]": ""}]
-    assert found["tables"] == [{"section": "Part", "rows": rows}]
-    assert found["about"]["seeds"] == [0, 1]
-    assert {"commit", "date", "machine", "command", "load"} <= set(found["about"])
-    assert found["about"]["versions"]["keras"]
+    for part in ("Made by `python benchmarks/", "commit ", ", load ", "keras 3."):
+        assert part in text
     record.append(tmp_path / "new" / "runs.jsonl", {"seed": 3})
     row = json.loads((tmp_path / "new" / "runs.jsonl").read_text())
     assert row["seed"] == 3

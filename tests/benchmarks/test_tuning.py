@@ -1,7 +1,6 @@
 """Learning rates chosen on a validation split, live channels, and the deep networks."""
 
 import dataclasses
-import tomllib
 
 import keras
 import numpy as np
@@ -12,9 +11,21 @@ import keras_sparse_ortho as kso
 pytestmark = pytest.mark.tensorflow_only
 
 
+SMALL = ["--dataset", "digits", "--epochs", "1", "--densities"]
+
+
+def run(net, method, density, seed, options, rate, accuracy, **more):
+    """What training gives, without any."""
+    return {
+        **{"net": net, "method": method, "density": density, "seed": seed, "accuracy": accuracy},
+        **{"epochs": 1, "learning_rate": rate, "jit": False, "live": 1, "size": 2, "flops": 3},
+        **{"backend": "none", "settings": options["settings"], **more},
+    }
+
+
 def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     lines = tmp_path / "runs.jsonl"
-    settings = tomllib.loads((methods.HERE / "methods.toml").read_text())
+    settings = methods.settings("methods")
     low, best, high = settings["cnn"]["learning_rates"]
     seen, final = [], []
 
@@ -23,17 +34,11 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
         seen.append((data.name, len(data.x_train), len(data.x_test), rate))
         accuracy = {low: 0.2, best: 0.9, high: 1.0}[rate]
         accuracy *= 1 - (rate == high) * seed  # the best one with one seed, of no use with another
-        return {
-            **{"net": net, "method": method, "density": density, "seed": seed},
-            **{"accuracy": accuracy, "epochs": 1, "learning_rate": rate, "jit": False},
-            **{"live": 1, "size": 2, "flops": 3, "backend": "none"},
-            "settings": options["settings"],
-        }
+        return run(net, method, density, seed, options, rate, accuracy)
 
     monkeypatch.setattr(methods, "train", train)
-    small = ["--dataset", "digits", "--densities", "0.1", "--epochs", "1", "--tune"]
-    small += ["--out", str(lines), "--methods", "base_erk"]
-    methods.main([*small, "--seeds", "0"])
+    small = [*SMALL, "0.1", "--tune", "--out", str(lines), "--methods", "base_erk"]
+    methods.methods([*small, "--seeds", "0"])
     twice = [low, low, best, best, high, high]
     assert [rate for *_, rate in seen] == [*twice, best]
     assert final == [False] * 6 + [True]
@@ -41,7 +46,7 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     kept = samples * 9 // 10
     assert [(train, test) for _, train, test, _ in seen[:6]] == [(kept, samples - kept)] * 6
     assert seen[6][1] == samples
-    methods.main([*small, "--seeds", "0", "1"])  # what is there is not repeated
+    methods.methods([*small, "--seeds", "0", "1"])  # what is there is not repeated
     assert [rate for *_, rate in seen[7:]] == [best]
     table = lines.with_suffix(".md").read_text()
     assert "| 0.1 | base_erk | 90.00 +- 0.00 | 2 |" in table
@@ -50,7 +55,7 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     old = lines.read_text()
     lines.write_text(old.replace('"validation": 0.9', '"validation": 0.1'))
     monkeypatch.setattr(methods, "WIDENED", 0)
-    methods.main([*small, "--seeds", "0", "1"])
+    methods.methods([*small, "--seeds", "0", "1"])
     assert [rate for *_, rate in seen[8:]] == [high, high]
     assert "| 0.1 | base_erk | 50.00 +- 70.71 | 2 |" in lines.with_suffix(".md").read_text()
 
@@ -68,40 +73,30 @@ def test_a_grid_goes_on_where_the_best_is_at_its_edge(
         seen.append(rate)
         if peak == 0.128 and rate < 0.01:  # counts as tried
             raise methods.BudgetError("The layer 'a' has no live entry. Received: 0 entries")
-        return {
-            **{"net": net, "method": method, "density": density, "seed": seed},
-            **{"accuracy": 1 / (1 + 0.1 * abs(np.log2(rate / peak))), "epochs": 1, "jit": False},
-            **{"learning_rate": rate, "live": 1, "size": 2, "flops": 3, "backend": "none"},
-            "settings": options["settings"],
-        }
+        accuracy = 1 / (1 + 0.1 * abs(np.log2(rate / peak)))
+        return run(net, method, density, seed, options, rate, accuracy)
 
     monkeypatch.setattr(methods, "train", train)
-    small = ["--dataset", "digits", "--densities", "0.1", "--epochs", "1", "--tune", "--seeds"]
-    small += ["0", "--out", str(lines), "--methods", "base_erk"]
-    methods.main(small)
+    small = [*SMALL, "0.1", "--seeds", "0", "--out", str(lines), "--methods", "base_erk"]
+    methods.methods(small)
     count = len(seen)
-    methods.main(small)  # what is there is not repeated
+    methods.methods(small)  # what is there is not repeated
     assert len(seen) == count
     assert f"| {expected} |" in lines.with_suffix(".md").read_text()
 
 
 def test_a_grid_at_chance_does_not_go_on(methods, monkeypatch, tmp_path, capsys):
     lines = tmp_path / "runs.jsonl"
-    settings = tomllib.loads((methods.HERE / "methods.toml").read_text())
+    settings = methods.settings("methods")
     rates = settings["cnn"]["learning_rates"]
 
     def train(net, method, density, seed, data, options, rate=None):
-        return {
-            **{"net": net, "method": method, "density": density, "seed": seed},
-            **{"accuracy": 0.1, "epochs": 1, "jit": False, "seconds": 90.0},
-            **{"learning_rate": rate, "live": 1, "size": 2, "flops": 3, "backend": "none"},
-            "settings": options["settings"],
-        }
+        return run(net, method, density, seed, options, rate, 0.1, seconds=90.0)
 
     monkeypatch.setattr(methods, "train", train)
-    small = ["--dataset", "digits", "--densities", "0.1", "0.2", "--epochs", "1", "--seeds", "0"]
-    methods.main([*small, "--out", str(lines), "--methods", "base_erk", "dense"])
-    found = [run["learning_rate"] for run in methods.finished(lines) if "validation" in run]
+    small = [*SMALL, "0.1", "0.2", "--seeds", "0"]
+    methods.methods([*small, "--out", str(lines), "--methods", "base_erk", "dense"])
+    found = [one["learning_rate"] for one in methods.finished(lines) if "validation" in one]
     assert sorted(found) == sorted(6 * rates)  # three rows, two seeds
     table = lines.with_suffix(".md").read_text()
     assert table.count(f"| {len(rates)} x 2 | chance |") == 3
@@ -151,10 +146,10 @@ def test_live_channels(methods):
 )
 @pytest.mark.slow
 def test_deep_networks_under_every_initializer(methods, net):
-    options = methods.tomllib.loads((methods.HERE / "deep.toml").read_text())[net]
+    options = methods.settings("deep")[net]
     data = methods.load("digits")
     data = dataclasses.replace(data, x_train=data.x_train[:128], y_train=data.y_train[:128])
-    options |= {"width": 32, "depth": 3, "jit": False, "budgets": methods.HERE}
+    options |= {"width": 32, "depth": 3, "jit": False, "budgets": None}
     gain = 2**0.5 if net == "deep_mlp_relu" else 1.0247
     for name in options["methods"]:
         model, callbacks, _ = methods.build(net, name, 0.2, 0, data, options)
@@ -173,12 +168,10 @@ def test_deep_networks_under_every_initializer(methods, net):
 
 @pytest.mark.slow
 def test_the_command_line_of_the_deep_networks(methods, tmp_path):
-    import deep
-
     out = tmp_path / "deep.jsonl"
     small = ["--dataset", "digits", "--samples", "256", "--epochs", "1", "--densities", "0.2"]
     small += ["--seeds", "0", "--no-jit", "--depth", "2", "--out", str(out), "--no-tune"]
-    deep.main([*small, "--net", "deep_mlp", "deep_cnn", "--methods", "eoi_auto"])
+    methods.deep([*small, "--net", "deep_mlp", "deep_cnn", "--methods", "eoi_auto"])
     runs = methods.finished(out)
     assert [run["net"] for run in runs] == ["deep_mlp", "deep_cnn"]
     assert [run["live_channels"] for run in runs] == [[], []]  # nothing is ReLU here

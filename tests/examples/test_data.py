@@ -17,76 +17,56 @@ def idx(array, magic=None):
     return struct.pack(f">{1 + array.ndim}I", header, *array.shape) + array.tobytes()
 
 
-@pytest.fixture
-def images():
-    return np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
+IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
+PACKED = gzip.compress(idx(np.random.default_rng(0).integers(0, 256, (8, 9, 9)).astype(np.uint8)))
+FLIPPED = bytearray(PACKED)
+FLIPPED[len(PACKED) // 2] ^= 0xFF
+REFUSED = {
+    "missing": (None, "missing"),
+    "plain": (idx(IMAGES), "no gzip file"),
+    "cut early": (PACKED[: int(0.3 * len(PACKED))], "damaged"),
+    "cut late": (PACKED[: int(0.9 * len(PACKED))], "damaged"),
+    "flipped bits": (bytes(FLIPPED), "damaged"),
+    **{
+        f"magic {magic:08x}": (
+            gzip.compress(idx(IMAGES, magic)),
+            f"0x00000803 (IDX, unsigned bytes, 3 dimensions). Received: 0x{magic:08x}",
+        )
+        for magic in (0x801, 0xD03, 0x01020304)
+    },
+    **{
+        f"{cut} bytes": (gzip.compress(idx(IMAGES)[:cut]), rule)
+        for cut, rule in ((2, "magic"), (6, "header"), (20, "must hold 60"))
+    },
+}
 
 
 @pytest.fixture
-def folder(tmp_path, images):
+def folder(tmp_path):
     """A tiny Fashion-MNIST in Debian's layout."""
     for part in ("train", "t10k"):
-        for kind, array in (("images-idx3", images), ("labels-idx1", np.uint8([0, 1, 2]))):
+        for kind, array in (("images-idx3", IMAGES), ("labels-idx1", np.uint8([0, 1, 2]))):
             path = tmp_path / f"{part}-{kind}-ubyte.gz"
             path.write_bytes(gzip.compress(idx(array)))
     return tmp_path
 
 
-def refused(path, rank=3):
-    with pytest.raises(data.DatasetError) as caught:
-        data.read_idx(path, rank)
-    assert str(path) in str(caught.value)
-    return str(caught.value)
-
-
-def test_idx_is_read_as_it_was_written(folder, images):
+def test_idx_is_read_as_it_was_written(folder):
     np.testing.assert_array_equal(
-        data.read_idx(folder / "train-images-idx3-ubyte.gz", rank=3), images
+        data.read_idx(folder / "train-images-idx3-ubyte.gz", rank=3), IMAGES
     )
 
 
-def test_missing_file(tmp_path):
-    assert "missing" in refused(tmp_path / "none.gz")
-
-
-def test_no_gzip_file(tmp_path, images):
-    path = tmp_path / "plain.gz"
-    path.write_bytes(idx(images))
-    assert "no gzip file" in refused(path)
-
-
-@pytest.mark.parametrize("keep", [0.3, 0.9])
-def test_truncated_gzip_file(tmp_path, keep):
-    noise = np.random.default_rng(0).integers(0, 256, (8, 9, 9)).astype(np.uint8)
-    content = gzip.compress(idx(noise))
-    path = tmp_path / "cut.gz"
-    path.write_bytes(content[: int(keep * len(content))])
-    assert "damaged" in refused(path)
-
-
-def test_flipped_bits(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 256, (8, 9, 9)).astype(np.uint8)
-    content = bytearray(gzip.compress(idx(noise)))
-    content[len(content) // 2] ^= 0xFF
-    path = tmp_path / "flipped.gz"
-    path.write_bytes(content)
-    assert "damaged" in refused(path)
-
-
-@pytest.mark.parametrize("magic", [0x801, 0xD03, 0x01020304])
-def test_wrong_magic_number(tmp_path, images, magic):
-    path = tmp_path / "magic.gz"
-    path.write_bytes(gzip.compress(idx(images, magic)))
-    message = refused(path)
-    assert "0x00000803" in message
-    assert f"0x{magic:08x}" in message
-
-
-@pytest.mark.parametrize(("cut", "rule"), [(2, "magic"), (6, "header"), (20, "must hold 60")])
-def test_content_that_ends_early(tmp_path, images, cut, rule):
-    path = tmp_path / "short.gz"
-    path.write_bytes(gzip.compress(idx(images)[:cut]))
-    assert rule in refused(path)
+@pytest.mark.parametrize("name", REFUSED)
+def test_damaged_files_are_refused(tmp_path, name):
+    content, rule = REFUSED[name]
+    path = tmp_path / "file.gz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(data.DatasetError) as caught:
+        data.read_idx(path, rank=3)
+    assert str(path) in str(caught.value)
+    assert rule in str(caught.value)
 
 
 def test_fashion_mnist_is_standardized(folder):
@@ -112,15 +92,19 @@ def test_fashion_mnist_with_too_few_labels(folder):
         data.load_fashion_mnist(folder)
 
 
-def test_fashion_mnist_without_folder_and_network(tmp_path, monkeypatch):
-    import keras
+def offline():
+    raise OSError("no network")
 
-    def offline():
-        raise OSError("no network")
+
+def test_without_folder_and_network(tmp_path, monkeypatch):
+    import keras
 
     monkeypatch.setattr(keras.datasets.fashion_mnist, "load_data", offline)
     with pytest.raises(data.DatasetError, match=r"apt-get install .*no network"):
         data.load_fashion_mnist(tmp_path / "none")
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", offline)
+    with pytest.raises(data.DatasetError, match="CIFAR-10: no network"):
+        data.load("cifar10")
 
 
 def test_cifar10_has_three_channels_each_standardized(monkeypatch):
@@ -141,13 +125,6 @@ def test_cifar10_has_three_channels_each_standardized(monkeypatch):
     np.testing.assert_allclose(x.mean((0, 1, 2)), 0, atol=1e-6)
     np.testing.assert_allclose(x.std((0, 1, 2)), 1, atol=1e-6)
     assert found.y_test.tolist() == [0, 1, 2, 3, 4]
-
-    def offline():
-        raise OSError("no network")
-
-    monkeypatch.setattr(keras.datasets.cifar10, "load_data", offline)
-    with pytest.raises(data.DatasetError, match="CIFAR-10: no network"):
-        data.load("cifar10")
 
 
 def test_digits():

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 
 from keras_sparse_ortho.export._litert_file import attach, seal, write_model
 
@@ -29,8 +30,6 @@ def absolute(size: int = WIDTH, name: str = "y") -> bytes:
 
 def forever() -> bytes:
     """A loop whose condition is always true."""
-    from ai_edge_litert import schema_py_generated as schema
-
     options = schema.WhileOptionsT()
     options.condSubgraphIndex, options.bodySubgraphIndex = 1, 2
     loop = _op("WHILE", schema.BuiltinOptions.WhileOptions, options)
@@ -52,8 +51,6 @@ def with_tensors(inputs: list[int], outputs: list[int]) -> bytes:
 
 
 def _model(graphs: list[Any], codes: list[str]) -> Any:
-    from ai_edge_litert import schema_py_generated as schema
-
     model = schema.ModelT()
     model.version, model.description = 3, "hand-made"
     model.subgraphs, model.buffers = graphs, [schema.BufferT()]
@@ -71,8 +68,6 @@ def _model(graphs: list[Any], codes: list[str]) -> Any:
 
 
 def _graph(shape: list[int], operators: list[Any], name: str = "y") -> Any:
-    from ai_edge_litert import schema_py_generated as schema
-
     graph = schema.SubGraphT()
     kind = schema.TensorType.FLOAT32
     graph.tensors = [_tensor("x", shape, kind), _tensor(name, shape, kind)]
@@ -86,8 +81,6 @@ def _graph(shape: list[int], operators: list[Any], name: str = "y") -> Any:
 
 
 def _op(name: str, kind: int = 0, options: Any = None, code: int = 0) -> Any:
-    from ai_edge_litert import schema_py_generated as schema
-
     operator = schema.OperatorT()
     operator.opcodeIndex, operator.builtinOptionsType = code, kind
     operator.builtinOptions = options
@@ -95,8 +88,6 @@ def _op(name: str, kind: int = 0, options: Any = None, code: int = 0) -> Any:
 
 
 def _tensor(name: str, shape: list[int], kind: int) -> Any:
-    from ai_edge_litert import schema_py_generated as schema
-
     tensor = schema.TensorT()
     tensor.name, tensor.shape = name, np.array(shape, np.int32)
     tensor.type, tensor.buffer = kind, 0
@@ -104,16 +95,12 @@ def _tensor(name: str, shape: list[int], kind: int) -> Any:
 
 
 def _buffer(data: np.ndarray) -> Any:
-    from ai_edge_litert import schema_py_generated as schema
-
     buffer = schema.BufferT()
     buffer.data = data
     return buffer
 
 
 def _named(name: str, tensor: int) -> Any:
-    from ai_edge_litert import schema_py_generated as schema
-
     entry = schema.TensorMapT()
     entry.name, entry.tensorIndex = name, tensor
     return entry

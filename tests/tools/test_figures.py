@@ -35,13 +35,24 @@ RESULTS = """# Title
 """
 PAGE = """# Page
 
-Dense it has 11.1 ± 2.2
-percent, ours 3.
+Dense it has 11.1 ± 2.2<!--=accuracy/dense-->
+percent, ours 3<!--=time-->.
+
+<!--table: all-->
 
 | density | accuracy | seconds |
 |---|---|---|
 | a tenth | 1.0 ± 1.0 | 7 |
 """
+LISTED = {
+    "accuracy": "r#net a, epochs: 1 | method={} | accuracy | .1f",
+    "time": {"of": "r#net a, | method=ours | time", "as": ".1f"},
+}
+TABLE = {
+    "cell": "r#net a, | density={row} | {column}",
+    "rows": ["0.1"],
+    "columns": ["accuracy | .1f", "time | g"],
+}
 
 
 @pytest.fixture
@@ -81,60 +92,55 @@ def test_what_is_not_there_is_named(results, spec, message):
         figures.figure(spec, results)
 
 
-def test_a_page_is_filled_in_where_it_says_so(results):
-    text = {"page": "p", "text": "Dense it has {} percent, ours {}.", "cells": []}
-    text["cells"] = [
-        "r#net a, epochs: 1 | method=dense | accuracy | .1f",
-        "r#net a, | method=ours | time | .1f",
-    ]
-    page = figures.fill_text(PAGE, text, results)
-    assert page == PAGE.replace("11.1 ± 2.2", "90.0 ± 0.3").replace("ours 3.", "ours 0.5.")
-    table = {"page": "p", "header": "density | accuracy | seconds", "rows": ["0.1"]}
-    table |= {"columns": ["accuracy | .1f", "time | g"]}
-    table |= {"cell": "r#net a, | density={row} | {column}"}
-    assert "| a tenth | 87.0 ± 0.1 | 0.5 |" in figures.fill_table(PAGE, table, results)
-    mark = {"mark": "r#net a, | density={row} | verdict"}
-    assert "| a tenth | 87.0 ± 0.1 ↑ | 0.5 ↑ |" in figures.fill_table(PAGE, table | mark, results)
-    with pytest.raises(figures.FigureError, match="stands there 0 times"):
-        figures.fill_text(PAGE, text | {"text": "Dense has {} percent"}, results)
-    with pytest.raises(figures.FigureError, match="more rows"):
-        figures.fill_table(PAGE + "| b | 1 | 2 |\n", table, results)
+def test_numbers_are_found_by_the_name_behind_them(results):
+    page = figures.fill_numbers(PAGE, LISTED, results)
+    expected = PAGE.replace("11.1 ± 2.2", "90.0 ± 0.3").replace("ours 3<", "ours 0.5<")
+    assert page == expected
+    moved = "\n- 5-4<!--=time--> of all, and 0.5<!--=time--> again\n"  # other words, another place
+    assert figures.fill_numbers(moved, LISTED, results) == moved.replace("5-4", "5-0.5")
+    for lost, message in (
+        ("9<!--=space-->", "no such figure"),
+        ("9<!--=accuracy-->", "takes more than that"),
+        ("nine<!--=time-->", "No number stands before"),
+    ):
+        with pytest.raises(figures.FigureError, match=message):
+            figures.fill_numbers(lost, LISTED, results)
 
 
-def test_a_gap_is_a_dash_until_it_is_measured(results):
-    table = {"page": "p", "header": "density | accuracy | seconds", "rows": ["0.1"]}
-    table |= {"columns": ["accuracy | .1f", "lost | g"], "gaps": [["0.1", "lost | g"]]}
-    table |= {"cell": "r#net a, | density={row} | {column}"}
-    assert "| a tenth | 87.0 ± 0.1 | - |" in figures.fill_table(PAGE, table, results)
+def test_tables_are_found_by_the_name_above_them(results):
+    def filled(page=PAGE, **changes):
+        return figures.fill_tables(page, {"all": TABLE | changes}, results)
+
+    assert "| a tenth | 87.0 ± 0.1 | 0.5 |" in filled()
+    mark = "r#net a, | density={row} | verdict"
+    assert "| a tenth | 87.0 ± 0.1 ↑ | 0.5 ↑ |" in filled(mark=mark)
+    with pytest.raises(figures.FigureError, match="2 rows instead of 1"):
+        filled(PAGE + "| b | 1 | 2 |\n")
+    with pytest.raises(figures.FigureError, match="No table of the list"):
+        filled(PAGE.replace("all", "some"))
+    gaps = {"columns": ["accuracy | .1f", "lost | g"], "gaps": [["0.1", "lost | g"]]}
+    assert "| a tenth | 87.0 ± 0.1 | - |" in filled(**gaps)  # until it is measured
     with pytest.raises(figures.FigureError, match="Not a gap any more"):
-        figures.fill_table(PAGE, table | {"gaps": [["0.1", "accuracy | .1f"]]}, results)
+        filled(gaps=[["0.1", "accuracy | .1f"]])
 
 
-def test_sections_and_words_between(results):
-    page = "# A\n\nends at 1.0\n\n## Net\n\nIt ends, as\nmeant, at 2.0 %\n\n# B\n\nends at 3.0\n"
-    entry = {"page": "p", "text": "ends ... at {}", "cells": ["r | method=more | accuracy | .1f"]}
-    for section, old in (("Net", "2.0"), ("B", "3.0")):
-        filled = figures.fill_text(page, entry | {"section": section}, results)
-        assert filled == page.replace(old, "60.0")
-    with pytest.raises(figures.FigureError, match="stands there 3 times"):
-        figures.fill_text(page, entry, results)
-    with pytest.raises(figures.FigureError, match="no such section"):
-        figures.fill_text(page, entry | {"section": "C"}, results)
-    other = page.replace("as\nmeant", "as\n\nmeant")  # not across paragraphs
-    with pytest.raises(figures.FigureError, match="stands there 0 times"):
-        figures.fill_text(other, entry | {"section": "Net"}, results)
+def test_every_name_of_the_list_stands_on_a_page():
+    listed = {"figures": LISTED, "table": {"all": TABLE}}
+    assert figures.unused([PAGE], listed) == []
+    lost = figures.unused(
+        [PAGE.replace("=time", "=accuracy/dense"), PAGE.split("<!--=")[2]], listed
+    )
+    assert lost[0] == "No page has the figure 'time'"
+    assert "Received: 2 times" in lost[1]
 
 
 def test_a_wrong_figure_is_noticed():
-    """Every page of the list fails the check if one of its numbers is changed."""
-    for entry in figures.texts(tomllib.loads(figures.LIST.read_text())["text"]):
-        page = (figures.ROOT / entry["page"]).read_text()
-        assert figures.fill_text(page, entry) == page, entry["text"]
-        found = figures.find_text(page, entry)
-        for k in range(1, 1 + len(entry["cells"])):
-            begin = found.start(k)
-            wrong = page[:begin] + str((int(page[begin]) + 1) % 10) + page[begin + 1 :]
-            assert figures.fill_text(wrong, entry).split() == page.split(), entry["text"]
+    """Every number with a name, on every page, is filled in again after it is changed."""
+    listed = tomllib.loads(figures.LIST.read_text())["figures"]
+    for file in [figures.ROOT / "README.md", *(figures.ROOT / "docs").rglob("*.md")]:
+        page = file.read_text()
+        wrong = figures.ANCHOR.sub(lambda found: f"{0.12345}<!--={found['name']}-->", page)
+        assert figures.fill_numbers(wrong, listed).split() == page.split(), file
 
 
 def test_results_of_another_folder_are_not_asked(tmp_path):
