@@ -26,7 +26,7 @@ WIDTH, EPOCHS, BATCH = 1024, 4, 128
 CALIBRATION = {"mlp": 2048, "text": 512}
 METHODS = {
     "OBS": {"score": "obs"},
-    "magnitude, refit": {"score": "magnitude", "refit": True, "budget": "uniform"},
+    "magnitude, refit": {"score": "magnitude", "budget": "uniform"},
 }
 # Method, side of a block, whether channels are reordered.
 CASES = {
@@ -133,8 +133,7 @@ def on_blocks(model, name: str, case: tuple[str, int, bool], density: float, inp
     block = kso.Block(side, side)
     if reordered:
         model = kso.reorder_channels(model, density, block)
-    options = {"structure": block, "storage": "blocks", "unregistered": "dense"}
-    options["exclude"] = OTHERS[name]
+    options = {"structure": block, "storage": "blocks", "exclude": OTHERS[name]}
     return kso.prune(model, density, data=inputs, **options | METHODS[method])
 
 
@@ -195,7 +194,7 @@ def measure_time(given: argparse.Namespace) -> None:
         models = {0: model}
         for side in given.blocks:
             options = {"structure": kso.Block(side, side), "storage": "blocks"}
-            options |= {"exclude": OTHERS[name], "unregistered": "dense"}
+            options["exclude"] = OTHERS[name]
             if side < int(width) // 2:
                 models[side] = kso.prune(model, given.density, **options)
         runs = {side: stepper(one, x, y, int(batch)) for side, one in models.items()}
