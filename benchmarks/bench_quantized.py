@@ -16,7 +16,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from one_shot import network
-from quantized import weights_of
 from timing import RESULTS, append, finished, markdown, parsed, wall_and_cpu, write
 
 import keras_sparse_ortho as kso
@@ -48,10 +47,8 @@ def measure(name: str, rounds: int) -> None:
     x, y = rng.normal(size=(128, *shape)).astype("float32"), rng.integers(0, 10, 128)
     masked = kso.sparsify(make(), 0.1, seed=0)
     models = {"masked": masked, "int8, weights alone": kso.quantize_aware(masked, "int8", None)}
-    for method in ("int8", "int4", "palette 16"):
-        models[method] = kso.quantize_aware(masked, weights_of(method))
-    compact = kso.sparsify(make(), 0.1, seed=0, storage="compact")
-    models["palette 16, compact storage"] = kso.quantize_aware(compact, weights_of("palette 16"))
+    for method in ("int8", "int4"):
+        models[method] = kso.quantize_aware(masked, method)
     for model in models.values():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=True)

@@ -42,7 +42,6 @@ from keras_sparse_ortho.calibration import compensate as compensate
 from keras_sparse_ortho.calibration import restore_statistics as restore_statistics
 from keras_sparse_ortho.callbacks import finish as finish
 from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
-from keras_sparse_ortho.models import enable_lora as enable_lora
 from keras_sparse_ortho.models import load_dense_weights as load_dense_weights
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import remove_channels as remove_channels
@@ -94,7 +93,6 @@ __all__ = [
     "calibration",
     "callbacks",
     "compensate",
-    "enable_lora",
     "errors",
     "export",
     "export_litert",

@@ -38,7 +38,7 @@ _INSTEAD = {
     "quantize_model": "quantize_aware(model)",
     "quantize_annotate_layer": "quantize_aware(model, exclude=...)",
     "quantize_apply": "quantize_aware(model)",
-    "cluster_weights": "quantize_aware(model, weights) with a parametrizations.Palette",
+    "cluster_weights": "quantize_aware(model, 'int4')",
     "strip_clustering": "strip(model)",
     # torch.nn.utils.prune
     "l1_unstructured": f'{_MAGNITUDES[:-1]}, budget="uniform")',

@@ -7,7 +7,6 @@ from keras_sparse_ortho._keras_internals._become import (
 )
 from keras_sparse_ortho._keras_internals._building import (
     WrapperBuiltByCalls,
-    adding_weights,
     adopt_call_interface,
     is_built_in_calls,
     maybe_build,
@@ -96,7 +95,6 @@ from keras_sparse_ortho._keras_internals._stand_ins import (
     value_source,
 )
 from keras_sparse_ortho._keras_internals._tf_tracking import (
-    add_tracked_weight,
     track_layers,
     track_variable,
 )

@@ -34,7 +34,7 @@ class Storage(abc.ABC):
     """Whether places are blocks that move so that each line of blocks keeps its number of them."""
 
     quantizer: Any = None
-    """What rounds the effective kernel to few values (`parametrizations.WeightQuantizer`)."""
+    """What rounds the effective kernel to few values (`parametrizations.FakeQuantization`)."""
 
     # --- the kernel ------------------------------------------------------------------------------
 

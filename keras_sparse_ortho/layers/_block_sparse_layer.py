@@ -12,12 +12,9 @@ from keras_sparse_ortho._checks import check_density, check_number, check_seed, 
 from keras_sparse_ortho._keras_internals import (
     Axes,
     Read,
-    add_tracked_weight,
-    adding_weights,
     check_assignments,
     check_given,
     create_along,
-    restored,
 )
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
@@ -35,7 +32,12 @@ from keras_sparse_ortho.layers._blocks import (
 )
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.orthogonal import Block, clear_padding, regular_blocks, slots_of
-from keras_sparse_ortho.parametrizations import WeightQuantizer, digest, quantized_value
+from keras_sparse_ortho.parametrizations import (
+    FakeQuantization,
+    checked_quantizer,
+    digest,
+    quantized_value,
+)
 
 ops = keras.ops
 _EXACT_ORTHOGONAL = "exact_orthogonal"
@@ -89,7 +91,7 @@ class BlockSparseLayer(keras.layers.Layer):
         bias_constraint: Any = None,
         gain: float = 1.0,
         seed: int | None = None,
-        quantizer: WeightQuantizer | None = None,
+        quantizer: FakeQuantization | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(activity_regularizer=activity_regularizer, **kwargs)
@@ -113,7 +115,7 @@ class BlockSparseLayer(keras.layers.Layer):
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         _check_regularizer(self.kernel_regularizer)
-        self.quantizer = _restored_quantizer(quantizer)
+        self.quantizer = checked_quantizer(quantizer)
         self._grid: BlockGrid | None = None
         self._whole = WholeKernel()
         self._drawn_digest: int | None = None
@@ -167,8 +169,6 @@ class BlockSparseLayer(keras.layers.Layer):
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
-        if self.quantizer is not None:  # last, as where one is set later
-            self._build_quantizer()
 
     def _features(self, input_shape: Any, axis: int) -> int:
         """The size of an axis of the inputs, which the kernel has to know."""
@@ -241,10 +241,10 @@ class BlockSparseLayer(keras.layers.Layer):
         found = live if whole is None else whole
         if self.quantizer is None:
             return found
-        blocks = self.quantizer(ops.convert_to_tensor(found.blocks))
+        blocks = self.quantizer(ops.convert_to_tensor(found.blocks), self._quantized_outputs)
         return dataclasses.replace(found, blocks=blocks)
 
-    def set_quantizer(self, quantizer: WeightQuantizer) -> None:
+    def set_quantizer(self, quantizer: FakeQuantization) -> None:
         """Lets the live blocks of a built layer be quantized, see the argument `quantizer`.
 
         Raises:
@@ -254,15 +254,13 @@ class BlockSparseLayer(keras.layers.Layer):
             raise NotPrunableError(
                 f"The layer '{self.name}' is quantized already. Received: {self.quantizer!r}"
             )
-        self.quantizer = _restored_quantizer(quantizer)
-        with adding_weights(self):
-            self._build_quantizer()
+        self.quantizer = checked_quantizer(quantizer)
 
-    def _build_quantizer(self) -> None:
-        assert self.quantizer is not None
-        lines, *_, cols = self.grid.blocks_shape
-        outputs = (lines, *(1 for _ in self.grid.blocks_shape[2:]), cols)
-        self.quantizer.build(outputs, add_tracked_weight(self), lambda: to_numpy(self.blocks))
+    @property
+    def _quantized_outputs(self) -> tuple[int, ...]:
+        """The shape of one number for each output, which broadcasts to that of the blocks."""
+        lines, _, *inside, cols = self.grid.blocks_shape
+        return (lines, 1, *(1 for _ in inside), cols)
 
     # --- the dense kernel ------------------------------------------------------------------------
 
@@ -271,7 +269,7 @@ class BlockSparseLayer(keras.layers.Layer):
         pattern = to_numpy(self.inputs_of)
         blocks = to_numpy(self.blocks)
         if quantized:
-            blocks = quantized_value(self.quantizer, blocks)
+            blocks = quantized_value(self.quantizer, blocks, self._quantized_outputs)
         return self._shaped(self.grid.kernel(blocks, pattern))
 
     def mask_value(self) -> np.ndarray:
@@ -494,17 +492,6 @@ def _restored(initializer: Any, places_given: bool) -> Any:
             f"Received: kernel_initializer={initializer!r}"
         )
     return found
-
-
-def _restored_quantizer(quantizer: Any) -> WeightQuantizer | None:
-    """A quantizer, or one from a configuration, of which the layer has its own."""
-    found = restored(quantizer) if isinstance(quantizer, dict) else quantizer
-    if found is None or isinstance(found, WeightQuantizer):
-        return None if found is None else found.clone()
-    raise ValueError(
-        "`quantizer` must be a WeightQuantizer, such as FakeQuantization('int8'), or None. "
-        f"Received: {quantizer=}"
-    )
 
 
 def _serialized(initializer: Any) -> Any:

@@ -82,10 +82,8 @@ class LiveBlocks(Storage):
         self.mark_as_drawn()
 
     def support(self) -> list[Any]:
-        """The two lists of where the blocks stand, and what their quantizer has."""
-        quantizer = self._layer.quantizer
-        own = [] if quantizer is None else quantizer.variables
-        return [self._layer.inputs_of, self._layer.slots_of, *own]
+        """The two lists of where the blocks stand."""
+        return [self._layer.inputs_of, self._layer.slots_of]
 
     @property
     def drawn_by(self) -> ExactOrthogonal:

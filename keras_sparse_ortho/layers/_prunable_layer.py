@@ -14,7 +14,6 @@ from keras_sparse_ortho._keras_internals import (
     DeferredVariables,
     VariableOverrides,
     WrapperBuiltByCalls,
-    adding_weights,
     adopt_call_interface,
     along_kernel,
     check_given,
@@ -35,7 +34,6 @@ from keras_sparse_ortho.kernels import (
     select,
     walk,
 )
-from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._shown_layer import ShownLayer
 from keras_sparse_ortho.layers._wrappable import (
@@ -44,10 +42,11 @@ from keras_sparse_ortho.layers._wrappable import (
     variable_dtype,
 )
 from keras_sparse_ortho.parametrizations import (
+    FakeQuantization,
     FixedMask,
     LowRankSoftThreshold,
     Parametrization,
-    WeightQuantizer,
+    checked_quantizer,
     refuse_compact,
 )
 
@@ -68,7 +67,7 @@ class _State:
         self.layer_weights: list[Any] = []
         self.undo: list[Callable[[], None]] = []
         self.names: list[str] = []
-        self.quantizer: WeightQuantizer | None = None
+        self.quantizer: FakeQuantization | None = None
 
     def creating(self, layer: Any) -> contextlib.AbstractContextManager[None]:
         """Inside, a layer creates its variables without values, if some are to get none.
@@ -144,8 +143,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             relative to the layer (one or a list), or a predicate of a `PrunableWeight`. Default:
             all kernels and embeddings that `keras_sparse_ortho.initializers.kernel_layouts` knows.
             In a configuration only `.*` is a pattern; one that is built saves exact names.
-        quantizer: What rounds the effective weights, such as `FakeQuantization("int8")`, a template
-            for every weight; see `quantize_aware`. Default: nothing does.
+        quantizer: What rounds the effective weights, such as `FakeQuantization("int8")`; see
+            `quantize_aware`. Default: nothing does.
         name: Default: the name of the layer.
         **kwargs: As for `keras.layers.Layer`.
 
@@ -180,7 +179,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         parametrization: Parametrization | Mapping[str, Parametrization] | None = None,
         *,
         weights: Selection = None,
-        quantizer: WeightQuantizer | None = None,
+        quantizer: FakeQuantization | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -205,7 +204,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
         self._state = _State(_checked(parametrization), weights)
-        self._state.quantizer = _checked_quantizer(quantizer)
+        self._state.quantizer = checked_quantizer(quantizer)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -241,10 +240,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             for weight in chosen:
                 weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
                 self._parametrize(weight, own[weight.path].clone())
-            if self._state.quantizer is not None:  # after all others, as where one is set later
-                self._refuse_products()
-                for path, parametrization in self._state.parametrized.items():
-                    self._quantize(path, parametrization)
+            if self._state.quantizer is not None:
+                self._quantize(self._state.quantizer)
         except Exception:
             # The layer is the user's: it gets back what has been taken out of it.
             self._state.detach()
@@ -281,16 +278,7 @@ class PrunableLayer(WrapperBuiltByCalls):
 
         return add_weight
 
-    def _quantize(self, path: str, parametrization: Parametrization) -> None:
-        """Gives the weight at a path below the layer a quantizer of the template's kind."""
-        assert self._state.quantizer is not None
-        weight = dataclasses.replace(parametrization.weight, path=path)
-        quantizer = self._state.quantizer.clone()
-        parametrization.quantizer = None  # its value is the one to be quantized
-        quantizer.build(weight.outputs_shape, self._add_weight_for(weight), parametrization.value)
-        parametrization.quantizer = quantizer
-
-    def set_quantizer(self, quantizer: WeightQuantizer) -> None:
+    def set_quantizer(self, quantizer: FakeQuantization) -> None:
         """Lets the effective weights of a built layer be quantized, see the argument `quantizer`.
 
         Raises:
@@ -302,27 +290,23 @@ class PrunableLayer(WrapperBuiltByCalls):
                 f"The layer '{self.name}' must be built, and not quantized yet. Received: "
                 f"quantizer={self._state.quantizer!r} of {'a' if held else 'an un'}built layer"
             )
-        self._refuse_products()
-        self._state.quantizer = _checked_quantizer(quantizer)
-        with adding_weights(self):
-            for path, own in held.items():
-                self._quantize(path, own)
+        self._quantize(quantizer)
 
-    def _refuse_products(self) -> None:
-        for own in self._state.parametrized.values():
+    def _quantize(self, quantizer: FakeQuantization) -> None:
+        held = self._state.parametrized.values()
+        for own in held:
             if isinstance(own, LowRankSoftThreshold):
                 raise NotPrunableError(
                     f"The weight '{own.weight.path}' is a product of two factors, whose integers "
                     "would be lost when it is stripped. Leave it out. "
                     f"Received: {type(own).__name__}"
                 )
+        self._state.quantizer = checked_quantizer(quantizer)
+        for own in held:
+            own.quantizer = self._state.quantizer
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer with its effective weights."""
-        own = self._state.parametrized.values()
-        return call_by_shard(self, own, self._call_layer, args, kwargs)
-
-    def _call_layer(self, *args: Any, **kwargs: Any) -> Any:
         with self._effective_weights(after=args):
             return self.layer(*args, **kwargs)
 
@@ -485,7 +469,7 @@ def _restored(
         )
     single = "class_name" in found
     given["parametrization"] = restore(found) if single else {k: restore(found[k]) for k in found}
-    for key in ("layer", "weights", "quantizer"):
+    for key in ("layer", "weights"):
         if isinstance(given.get(key), dict):
             given[key] = restore(given[key])
     return given, names
@@ -525,15 +509,6 @@ def _checked(parametrization: Any) -> Any:
     raise ValueError(
         "`parametrization` must be a Parametrization, or a dict from weight name to one. "
         f"Received: parametrization={parametrization!r}"
-    )
-
-
-def _checked_quantizer(quantizer: Any) -> WeightQuantizer | None:
-    if quantizer is None or isinstance(quantizer, WeightQuantizer):
-        return quantizer
-    raise ValueError(
-        "`quantizer` must be a WeightQuantizer, such as FakeQuantization('int8'), or None. "
-        f"Received: {quantizer=}"
     )
 
 

@@ -9,7 +9,6 @@ from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn
 from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
 from keras_sparse_ortho.models._conversion import blocks_where_possible as blocks_where_possible
 from keras_sparse_ortho.models._conversion import to_blocks, to_compact, to_masked
-from keras_sparse_ortho.models._enable_lora import enable_lora
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
 from keras_sparse_ortho.models._load_dense_weights import load_dense_weights
@@ -37,7 +36,6 @@ from keras_sparse_ortho.models._zero_states import from_zero_states as from_zero
 __all__ = [
     "Objective",
     "StatelessLoss",
-    "enable_lora",
     "kernel_positions",
     "load_dense_weights",
     "prunable_weights",

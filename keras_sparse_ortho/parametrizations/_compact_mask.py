@@ -25,8 +25,8 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations._fake_quantization import quantized_value
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
-from keras_sparse_ortho.parametrizations._weight_quantizer import quantized_value
 
 _LARGEST = 2**31 - 1
 _SUMS_OVER_ENTRIES = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
@@ -148,8 +148,6 @@ class CompactMask(FixedMask):
     def current(self, after: Any = None) -> Any:
         """The dense kernel; that of the enclosing scope, if it has one, as for dense gradients."""
         given = value_in_scope(self.kernel)
-        if given is None and self.quantizer is not None and self.quantizer.entry_by_entry:
-            return self.effective(self.quantizer(self.values.value), after)
         return self.quantized(self.effective(self.values.value, after) if given is None else given)
 
     @property
@@ -169,7 +167,7 @@ class CompactMask(FixedMask):
 
     def value(self) -> np.ndarray:
         """The dense kernel as a NumPy array (bfloat16 as float32)."""
-        return quantized_value(self.quantizer, self.raw_value())
+        return quantized_value(self.quantizer, self.raw_value(), self.weight.outputs_shape)
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
         """The same before it is quantized."""

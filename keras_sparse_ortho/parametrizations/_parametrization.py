@@ -13,7 +13,7 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, Storage
-from keras_sparse_ortho.parametrizations._weight_quantizer import WeightQuantizer
+from keras_sparse_ortho.parametrizations._fake_quantization import FakeQuantization
 
 
 class Parametrization(Storage):
@@ -28,7 +28,7 @@ class Parametrization(Storage):
     a budget can set the density of the weight.
     """
 
-    quantizer: WeightQuantizer | None = None  # set by the wrapper
+    quantizer: FakeQuantization | None = None  # set by the wrapper
 
     _weight: PrunableWeight | None = None
 
@@ -99,7 +99,9 @@ class Parametrization(Storage):
 
     def quantized(self, value: Any) -> Any:
         """The effective weight as the quantizer rounds it, if there is one."""
-        return value if self.quantizer is None else self.quantizer(value)
+        if self.quantizer is None:
+            return value
+        return self.quantizer(value, self.weight.outputs_shape)
 
     def assign_raw(self, value: Any) -> None:
         """Sets the raw weight."""

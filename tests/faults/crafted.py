@@ -208,7 +208,6 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         P.SoftThreshold(g=g),
         P.ChannelSoftThreshold(),
         P.LowRankSoftThreshold(1),
-        P.LowRankAdaptation(1, 0.5),
     ):
         yield type(learnt).__name__, kso.parametrize(_plain(dense("a")), learnt)
     yield "rounded", kso.quantize_aware(kso.sparsify(_plain(dense("a")), 0.5, seed=0))
@@ -223,10 +222,6 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
     inputs = keras.Input((4, 8))
     attended = keras.layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
     yield "rounded inside", kso.quantize_aware(keras.Model(inputs, attended))
-    palette = P.Palette(4)
-    yield "palette", kso.quantize_aware(_plain(dense("a")), palette, activations=None)
-    scales = P.LearntScale("int4")
-    yield "learnt scales", kso.quantize_aware(_plain(dense("a")), scales, activations=None)
     yield "rebuilt", kso.sparsify(Graph(), 0.5, seed=0)
     yield "rewrapped", kso.sparsify(_plain(Pair(name="pair")), 0.5, seed=0)
 

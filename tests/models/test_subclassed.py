@@ -92,7 +92,6 @@ def test_in_place_changes_the_model_itself():
     assert kso.prune(model, 0.5, in_place=True) is model
     assert kso.to_compact(model, in_place=True) is model
     assert kso.to_masked(model, in_place=True) is model
-    assert kso.enable_lora(model, 2, in_place=True) is model
     assert kso.strip(model, in_place=True) is model
     blocks = {"structure": kso.Block(3, 4, regular=True), "storage": "auto", "include": "hidden"}
     assert kso.prune(model, 0.5, in_place=True, **blocks) is model

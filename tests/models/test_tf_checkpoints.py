@@ -152,7 +152,7 @@ LAYERS = {
     "feather": lambda: kso.PrunableLayer(L.Dense(16), Feather(0.5)),
     "low rank": lambda: kso.PrunableLayer(L.Dense(16), LowRankSoftThreshold()),
     "quantized": lambda: BlockSparseDense(
-        16, density=0.5, block=4, quantizer=kso.parametrizations.Palette(4)
+        16, density=0.5, block=4, quantizer=kso.parametrizations.FakeQuantization()
     ),
     "scanned": lambda: ScannedStack(L.Dense(16), 2),
 }
