@@ -43,7 +43,7 @@ class TopKast(P.StraightThroughTopK):
     def update(self, step: int, density: float | None = None) -> tuple[Any, int]:
         """Sets the wider mask, too."""
         done = super().update(step, density)
-        share = self.schedule.density(step) if density is None else density
+        share = self.schedule.at(step) if density is None else density
         ranked = self._ranked(min(self.wider * share, 1.0))
         self.reached.assign(ops.cast(ops.convert_to_tensor(ranked), self.reached.dtype))
         self.share.assign(share)
@@ -70,9 +70,9 @@ class Cycles(kso.schedules.Cubic):
         """That of the cycle."""
         begin, end = self.begin_step, self.end_step
         if not begin <= step < end:
-            return super().density(step)
+            return super().at(step)
         share = self.cycles * (step - begin) / (end - begin) % 1
-        return super().density(begin + int(share * (end - begin)))
+        return super().at(begin + int(share * (end - begin)))
 
 
 def scheduled(template: type, schedule: type = kso.schedules.Cubic, tenths: int = 7) -> Callable:

@@ -23,7 +23,7 @@ from methods_summary import mean_and_deviation
 from record import RESULTS, append, finished, markdown, parsed, told, write
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.callbacks._offset_search import HostEntries
+from keras_sparse_ortho.callbacks import _threshold_cut
 
 LINES = RESULTS / "floors.jsonl"
 DENSITY = 0.05
@@ -35,14 +35,13 @@ VARIANTS = {
     "no floor, by place": (0.0, False),
 }
 KEY = ("net", "variant", "rate", "seed", "epochs")
-by_magnitude = HostEntries.beyond
+by_magnitude = _threshold_cut.entries_of
 
 
-def by_place(entries: HostEntries) -> HostEntries:
+def by_place(threshold) -> _threshold_cut.Entries:
     """Entries out of reach, all equal, so that the first of them are kept."""
-    found = by_magnitude(entries)
-    critical = found._critical(np.ones(found._keys.shape, bool)).reshape(found._keys.shape)
-    return HostEntries(np.where(critical > -np.inf, 0.0, -np.inf))
+    found = by_magnitude(threshold)
+    return found._replace(scales=np.where(found.critical > -np.inf, 0.0, -np.inf))
 
 
 def pooled(data: Dataset) -> Dataset:
@@ -58,7 +57,7 @@ def train(run: dict, data: Dataset) -> dict:
     """One run."""
     keras.utils.clear_session()
     floor, ranked = VARIANTS[run["variant"]]
-    HostEntries.beyond = by_magnitude if ranked else by_place
+    _threshold_cut.entries_of = by_magnitude if ranked else by_place
 
     def method(model: keras.Model, plan: dict) -> tuple:
         model = kso.parametrize(model, kso.SoftThreshold())

@@ -15,6 +15,7 @@ from candidates import CANDIDATES, positive, scheduled, sign_in
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._gathers import divisor_near
+from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.initializers import (
     ApproximateIsometry,
@@ -23,7 +24,6 @@ from keras_sparse_ortho.initializers import (
     RandomSparse,
     SparseInitializer,
 )
-from keras_sparse_ortho.layers import ScannedStack
 
 Method = Callable[[Any, dict[str, Any]], tuple[Any, list[Any]]]
 Pattern = str | SparseInitializer
@@ -200,7 +200,7 @@ def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 def straight_through(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """DNW, ERK."""
-    template = kso.parametrizations.StraightThroughTopK(1.0)
+    template = kso.parametrizations.StraightThroughTopK()
     model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
     return model, [kso.callbacks.UpdateMasks()]
 

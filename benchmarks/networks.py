@@ -7,7 +7,8 @@ import keras
 from contemporary_networks import mobilenet, vgg16, vision_transformer
 from network_parts import augmented, convolution, normalization
 
-from keras_sparse_ortho.layers import CircularPadding, ScannedStack
+from keras_sparse_ortho.contrib import ScannedStack
+from keras_sparse_ortho.layers import CircularPadding
 
 L = keras.layers
 

@@ -176,7 +176,7 @@ def trained_on(method: str, seed: int, data, given: argparse.Namespace):
         keras.utils.set_random_seed(seed)
         steps = (given.epochs + 1) * len(data.x_train) // 128
         template = kso.parametrizations.MagnitudeMask(
-            kso.schedules.Cubic(1.0, steps // 10, 7 * steps // 10)
+            kso.schedules.Cubic(None, steps // 10, 7 * steps // 10)
         )
         model = kso.parametrize(network(), template, TRAINED_DENSITY, exclude=OTHERS, **how)
         fitted(model, data, given.epochs + 1, 4e-3, [kso.callbacks.UpdateMasks()])

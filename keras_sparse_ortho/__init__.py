@@ -24,6 +24,7 @@ from keras_sparse_ortho import analysis as analysis
 from keras_sparse_ortho import budgets as budgets
 from keras_sparse_ortho import calibration as calibration
 from keras_sparse_ortho import callbacks as callbacks
+from keras_sparse_ortho import contrib as contrib
 from keras_sparse_ortho import errors as errors
 from keras_sparse_ortho import initializers as initializers
 from keras_sparse_ortho import kernels as kernels
@@ -93,6 +94,7 @@ __all__ = [
     "calibration",
     "callbacks",
     "compensate",
+    "contrib",
     "errors",
     "export",
     "export_litert",

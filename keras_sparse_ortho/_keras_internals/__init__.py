@@ -29,9 +29,7 @@ from keras_sparse_ortho._keras_internals._fit import (
     before_save,
     in_fit,
     initial_epoch_is,
-    length_of_data,
     level_of_user,
-    log_first,
     model_in_fit,
 )
 from keras_sparse_ortho._keras_internals._graph_calls import (

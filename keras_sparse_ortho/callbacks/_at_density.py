@@ -3,17 +3,14 @@
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._other_names import other_keywords
-from keras_sparse_ortho.callbacks._floors import floored_cut, floors_of
-from keras_sparse_ortho.callbacks._offset_search import entries_of
-from keras_sparse_ortho.callbacks._target_density import DEFAULT_FLOOR, ThresholdSteering
+from keras_sparse_ortho.callbacks._target_density import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import model_gap, prunable_weights, watch_saving
-from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask
-from keras_sparse_ortho.schedules import OneShot
 
 
 def _pass_on(name: str) -> Any:
@@ -178,23 +175,15 @@ def finish(model: Any, density: float | None = None) -> Any:
         live, final = mask.counts()
         if live != final:
             # At least step 0, so that the mask counts as updated.
-            reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
+            reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.density)
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:
         (target,) = asked
-        steering = ThresholdSteering(target, OneShot(1.0))
+        steering = ThresholdSteering(target)
         steering.take(thresholds)
-        steering.resolve(1)
-        frozen = all(threshold.frozen for threshold in thresholds)
-        pairs: list[tuple[Any, Any]] = list(steering.steer(0))
-        if frozen:  # by a run to another density
-            entries = [entries_of(threshold) for threshold in thresholds]
-            sizes = [one.size for one in entries]
-            floors = floors_of(thresholds, sizes, target, DEFAULT_FLOOR)
-            masks = floored_cut(entries, live_count(target, sum(sizes)), floors).masks()
-            pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
-        for threshold, live in pairs:
-            zero_slots(optimizer, threshold.steered, keras.ops.logical_not(live))
+        # All of them where another run has frozen them at another density.
+        for threshold, live in steering.cut(steering.thresholds or thresholds, target, freeze=True):
+            zero_slots(optimizer, threshold.steered, np.logical_not(live))
         for threshold in thresholds:
             threshold.aim(target, freeze=True)
     watch_saving(model, False)

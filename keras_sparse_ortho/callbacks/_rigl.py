@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._data import Batch, BatchSource, samples
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import Workers
-from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
-    DynamicSparseTraining,
-    moves_on_device,
-)
+from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss
 
@@ -94,9 +92,8 @@ class RigL(DynamicSparseTraining):
         seed: int = 0,
         batches: int = 1,
         loss: Any = None,
-        warm_moments: bool = False,
     ) -> None:
-        super().__init__(frequency, fraction, end_step, include, exclude, seed, warm_moments)
+        super().__init__(frequency, fraction, end_step, include, exclude, seed)
         self.batches = check_integer("batches", batches)
         self._objective = None if loss is None else _objective(loss)
         self._source = BatchSource(data, batch_size, self.seed)
@@ -152,11 +149,6 @@ class DenseGradients:
         objective: Callable[..., Any] | None = None,
     ) -> None:
         self._kernels = [w.storage.dense_gradient() for w in weights if w.storage is not None]
-        self._stay = [
-            moves_on_device(weight)
-            for weight, kernel in zip(weights, self._kernels, strict=True)
-            for _ in kernel.variables
-        ]
         self._loss = StatelessLoss(
             model,
             [variable for kernel in self._kernels for variable in kernel.variables],
@@ -164,20 +156,13 @@ class DenseGradients:
             objective=objective,
         )
 
-    def __call__(self, batch: Batch, workers: Workers) -> list[Any]:
-        """The gradient of the mean loss over the batches of all workers, of which this is one.
-
-        It is a tensor for weights that are ranked on a device, unless workers exchange it.
-        """
+    def __call__(self, batch: Batch, workers: Workers) -> list[np.ndarray]:
+        """The gradient of the mean loss over the batches of all workers, of which this is one."""
         shared = workers.batch(batch)
 
-        def gradients() -> list[Any]:
+        def gradients() -> list[np.ndarray]:
             values = [value for kernel in self._kernels for value in kernel.values()]
-            found = self._loss.gradient_tensors(values, *shared)
-            if workers.averages:
-                return [to_numpy(gradient) for gradient in found]
-            pairs = zip(found, self._stay, strict=True)
-            return [gradient if here else to_numpy(gradient) for gradient, here in pairs]
+            return [to_numpy(g) for g in self._loss.gradient_tensors(values, *shared)]
 
         found = iter(workers.mean(workers.together(gradients), samples(batch)))
         return [

@@ -13,9 +13,7 @@ from keras_sparse_ortho._keras_internals import (
     build_restored_optimizer,
     counter_of_batches,
     is_torch_optimizer,
-    length_of_data,
     level_of_user,
-    log_first,
     trains,
 )
 from keras_sparse_ortho._values import assign
@@ -63,7 +61,6 @@ class StepCallback(keras.callbacks.Callback):
         self._lost_batches = 0
         # Whether `fit` runs one epoch only.
         self._one_epoch = False
-        self._logs_first = False
         # In a custom training loop: its last step, its optimizer, and what trained weights were.
         self._loop_step: int | None = None
         self._loop_optimizer: Any = None
@@ -172,7 +169,6 @@ class StepCallback(keras.callbacks.Callback):
         build_restored_optimizer(self._watched)
         self.workers.together(self.prepare)
         self._prepared = True
-        self._logs_first = log_first(self, self._add_to)
 
     def change_masks(self, step: int, change: Callable[[], T]) -> T:
         """Changes masks on all workers; WorkerError if that fails on one, or results differ."""
@@ -202,11 +198,7 @@ class StepCallback(keras.callbacks.Callback):
         return {}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds to the logs, where no list of callbacks has done so for all of them."""
-        if not self._logs_first:
-            self._add_to(logs)
-
-    def _add_to(self, logs: dict[str, Any] | None) -> None:
+        """Adds to the logs."""
         self.sync()
         if logs is not None:
             logs.update(self.logged())
@@ -238,9 +230,9 @@ class StepCallback(keras.callbacks.Callback):
         return self._loop_step is not None
 
     def length(self) -> tuple[int | None, int | None]:
-        """Epochs of the run, and batches of an epoch; `None` for what is not known."""
+        """Epochs of the run, and batches of an epoch; `None` for what Keras does not know."""
         params = self.params or {}
-        return params.get("epochs"), params.get("steps") or length_of_data(self._watched)
+        return params.get("epochs"), params.get("steps")
 
     def sync(self) -> None:
         """Brings the model's variables up to date, which JAX keeps elsewhere during `fit`."""

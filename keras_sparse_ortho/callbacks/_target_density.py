@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import (
     check_density,
@@ -16,9 +16,8 @@ from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks._density_run import DensityRun
-from keras_sparse_ortho.callbacks._floors import FlooredCut, floored_cut, floors_of
-from keras_sparse_ortho.callbacks._offset_search import entries_of
 from keras_sparse_ortho.callbacks._step_callback import run_position
+from keras_sparse_ortho.callbacks._threshold_cut import Cut, entries_of, floored_cut, floors_of
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import density_gap
 from keras_sparse_ortho.orthogonal import live_count
@@ -44,7 +43,7 @@ class ThresholdSteering:
 
     def __init__(
         self,
-        final_density: float,
+        density: float,
         schedule: Schedule | None = None,
         frequency: int | None = None,
         freeze: bool = True,
@@ -53,11 +52,11 @@ class ThresholdSteering:
         self.floor = check_number("floor", floor)
         if not 0 <= self.floor <= 1:
             raise ValueError(f"`floor` must be in [0, 1]. Received: floor={floor!r}")
-        self.final_density = check_density(final_density, "final_density")
-        self.schedule = None if schedule is None else schedule.with_final(self.final_density)
+        self.density = check_density(density)
+        self.schedule = None if schedule is None else schedule.with_density(self.density)
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
         self.freeze = freeze
-        self._plan = self.schedule or Cubic(self.final_density, frequency=self.frequency)
+        self._plan = self.schedule or Cubic(self.density, frequency=self.frequency)
         self._thresholds: list[Any] = []
         self._all_frozen = False
         self._warned_of_unreachable = False
@@ -91,7 +90,7 @@ class ThresholdSteering:
                 "TargetDensity needs a `schedule` if the number of steps is not known before "
                 f"training. Received: schedule=None, {steps=}"
             )
-        schedule = self.schedule or Cubic(self.final_density, frequency=self.frequency)
+        schedule = self.schedule or Cubic(self.density, frequency=self.frequency)
         self._plan = schedule.resolved(steps, start)
         # Kept, as `is_due` is called in every step, when JAX' variables may not be up to date.
         self._all_frozen = not self.thresholds
@@ -121,45 +120,50 @@ class ThresholdSteering:
         endless = plan.end_step is None and step >= plan.begin_step
         return endless or self.has_ended(step) or plan.due(step, executed)
 
-    def steer(self, step: int) -> list[tuple[Any, Any]]:
+    def steer(self, step: int) -> list[tuple[Any, np.ndarray]]:
         """Sets the offset for the density at a step, and freezes if the schedule has ended.
 
         Returns:
             Each threshold that was frozen now, with the mask of its live entries.
         """
-        thresholds = self.thresholds
+        freeze = self.freeze and self.has_ended(step)
+        frozen = self.cut(self.thresholds, self._plan.at(step), freeze)
+        self._all_frozen = self._all_frozen or freeze
+        return frozen
+
+    def cut(
+        self, thresholds: Sequence[Any], density: float, freeze: bool
+    ) -> list[tuple[Any, np.ndarray]]:
+        """`steer` to a density, for some of the thresholds."""
         if not thresholds:
             return []
         entries = [entries_of(threshold) for threshold in thresholds]
-        sizes = [one.size for one in entries]
-        count = live_count(self._plan.density(step), sum(sizes))
-        floors = floors_of(thresholds, sizes, self.final_density, self.floor)
+        sizes = [one.critical.size for one in entries]
+        count = live_count(density, sum(sizes))
+        floors = floors_of(thresholds, sizes, self.density, self.floor)
         found = floored_cut(entries, count, floors)
         self._warn(found, thresholds, count)
-        freeze = self.freeze and self.has_ended(step)
-        masks = found.masks() if freeze else []
-        for threshold, offset in zip(thresholds, found.offsets(), strict=True):
+        for threshold, offset in zip(thresholds, found.offsets, strict=True):
             assign(threshold.offset, offset)
-        self._all_frozen = self._all_frozen or freeze
-        pairs = zip(thresholds, masks, strict=freeze)
-        return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs]
+        pairs = zip(thresholds, found.masks, strict=True)
+        return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs] if freeze else []
 
     def has_ended(self, step: int) -> bool:
         """Whether the schedule has come to its end."""
         end = self._plan.end_step
         return end is not None and step >= end
 
-    def _warn(self, found: FlooredCut, thresholds: list[Any], count: int) -> None:
-        unreachable = found.unreachable()
-        if unreachable > count and not self._warned_of_unreachable:
+    def _warn(self, found: Cut, thresholds: Sequence[Any], count: int) -> None:
+        if found.unreachable > count and not self._warned_of_unreachable:
             self._warned_of_unreachable = True
             warnings.warn(
                 "More entries than may stay live are larger than any threshold of this `g`; use "
-                f"g='exp' or 'softplus'. Received: {unreachable} such entries, {count} to keep",
+                "g='exp' or 'softplus'. "
+                f"Received: {found.unreachable} such entries, {count} to keep",
                 stacklevel=3,
             )
-        shares = zip(thresholds, found.shares(), strict=True)
-        paths = [threshold.weight.path for threshold, live in shares if not live]
+        pairs = zip(thresholds, found.masks, strict=True)
+        paths = [threshold.weight.path for threshold, mask in pairs if not mask.any()]
         held = [thresholds[k].weight.path for k in found.held]
         self._tell(
             held,
@@ -198,16 +202,16 @@ class TargetDensity(DensityRun):
     training loop calls `update(step)` before every step: see docs/custom_loops.md.
 
     Args:
-        final_density: Global live fraction in the end, in (0, 1].
-        schedule: A schedule; its final density is replaced. Default: `Cubic` over the first 70% of
-            the run, from the initial density to `final_density`.
+        density: Global live fraction in the end, in (0, 1].
+        schedule: A schedule, whose density may be left out. Default: `Cubic` over the first 70% of
+            the run, from the initial density to `density`.
         frequency: Steps between two updates of the offset, if there is no schedule. Default: a
             hundredth of the steps over which the density falls, but 100 at most.
         freeze: Whether to fix the live entries at the end of the schedule. If not, the offset is
             still updated every `frequency` steps, and once more when the run ends.
         floor: The least count of each layer, as a share of its count under `budgets.erk` at
-            `final_density`, in [0, 1]; one entry (or channel) at least, if it is not 0. Ranks have
-            that share of `final_density * rank`. A layer that would have fewer gets an offset
+            `density`, in [0, 1]; one entry (or channel) at least, if it is not 0. Ranks have
+            that share of `density * rank`. A layer that would have fewer gets an offset
             of its own, and the others share what is left, so that the total stays exact. With 0
             all layers share the offset, whatever becomes of them.
 
@@ -222,7 +226,7 @@ class TargetDensity(DensityRun):
             schedule would start again, because the optimizer has lost its steps.
 
     Warns:
-        DensityWarning: When training has ended, and the weights are not at `final_density`: the run
+        DensityWarning: When training has ended, and the weights are not at `density`: the run
             was shorter than the schedule, or weights of an earlier epoch were restored.
             `BestAtDensity` makes EarlyStopping and other callbacks see only epochs at that density;
             `keras_sparse_ortho.finish` brings a model there at once.
@@ -233,10 +237,7 @@ class TargetDensity(DensityRun):
     batch-normalized kernels can grow freely, so that others come to their floor: a warning names
     them, and those without a live entry. With `g="sigmoid"` entries of magnitude 1 and more cannot
     die before the end, when the largest of them are kept; a warning tells if they are too many.
-    `finish` has the default floor. Every
-    `frequency` steps the weights are ranked: those with a `SoftThreshold` on the device on
-    accelerators, and with NumPy on CPUs, with the same result; `benchmarks/results/updates.md` has
-    the times.
+    `finish` has the default floor. Every `frequency` steps the weights are ranked on the host.
 
     Example:
 
@@ -263,7 +264,7 @@ class TargetDensity(DensityRun):
     @other_keywords()
     def __init__(
         self,
-        final_density: float,
+        density: float,
         schedule: Schedule | None = None,
         *,
         frequency: int | None = None,
@@ -271,8 +272,8 @@ class TargetDensity(DensityRun):
         floor: float = DEFAULT_FLOOR,
     ) -> None:
         super().__init__()
-        self._steering = ThresholdSteering(final_density, schedule, frequency, freeze, floor)
-        self.final_density = self._steering.final_density
+        self._steering = ThresholdSteering(density, schedule, frequency, freeze, floor)
+        self.density = self._steering.density
         self.schedule = self._steering.schedule
         self.frequency = self._steering.frequency
         self.freeze = freeze
@@ -298,17 +299,17 @@ class TargetDensity(DensityRun):
         if not in_steps and end is not None and step < end and not self._steering.thresholds:
             self.warn_of_single_epochs("thresholds that were fixed by another run")
         for threshold in self._own:
-            threshold.aim(self.final_density, self.freeze and end is not None)
+            threshold.aim(self.density, self.freeze and end is not None)
 
     def _fall_at_once(self) -> None:
         warnings.warn(
             "TargetDensity does not know how long this loop will train, so the density falls at "
             "once, and live entries are never fixed. Give a schedule in steps, as "
-            f"TargetDensity({self.final_density:g}, schedules.Cubic({self.final_density:g}, "
-            "begin_step=0, end_step=...)). Received: schedule=None",
+            f"TargetDensity({self.density:g}, schedules.Cubic(begin_step=0, end_step=...)). "
+            "Received: schedule=None",
             stacklevel=level_of_user(),
         )
-        self._steering.schedule = Constant(self.final_density, frequency=self.frequency)
+        self._steering.schedule = Constant(self.density, frequency=self.frequency)
 
     def is_due(self, step: int, executed: int) -> bool:
         """Whether the schedule says so, or live entries remain to be fixed after its end."""
@@ -335,12 +336,11 @@ class TargetDensity(DensityRun):
     def _steer(self, step: int) -> None:
         def steer() -> None:
             for threshold, live in self._steering.steer(step):
-                dead = keras.ops.logical_not(live)
-                zero_slots(self.optimizer, threshold.steered, dead)
+                zero_slots(self.optimizer, threshold.steered, np.logical_not(live))
 
         self.change_masks(step, steer)
 
     def settings(self) -> dict[str, Any]:
         """Density, frequency, whether the live entries are fixed in the end, and the floor."""
-        names = ("final_density", "frequency", "freeze", "floor")
+        names = ("density", "frequency", "freeze", "floor")
         return {name: getattr(self, name) for name in names}

@@ -37,8 +37,7 @@ class UpdateMasks(DensityRun):
         DensityWarning: When training has ended, and masks are not at the final density of their
             schedules; the reasons and remedies are those of `TargetDensity`.
 
-    Limits: every `frequency` steps the weights are ranked: on accelerators on the device, on CPUs
-    with NumPy; both give the same masks. `benchmarks/results/updates.md` has the times.
+    Limits: every `frequency` steps the weights are ranked on the host, with NumPy.
 
     Example:
 
@@ -95,7 +94,7 @@ class UpdateMasks(DensityRun):
 
     def _set_masks(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
         for mask, plan in due:
-            reset, grown = mask.update(step, plan.density(step))
+            reset, grown = mask.update(step, plan.at(step))
             self._grown += grown
             zero_slots(self.optimizer, mask.weight.variable, reset)
 
@@ -129,4 +128,4 @@ def _is_over(mask: ScheduledMask, plan: Schedule, step: int) -> bool:
     last = mask.last_updated
     if live != final or last < 0:
         return False
-    return last > step or live_count(plan.density(last), mask.weight.size) != live
+    return last > step or live_count(plan.at(last), mask.weight.size) != live

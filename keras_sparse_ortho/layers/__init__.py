@@ -13,18 +13,20 @@ from keras_sparse_ortho.layers._block_sparse_conv import (
 from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense, BlockSparseEinsumDense
 from keras_sparse_ortho.layers._block_sparse_dense import axes_of as axes_of
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer as BlockSparseLayer
+from keras_sparse_ortho.layers._block_sparse_layer import constant as constant
 from keras_sparse_ortho.layers._block_sparse_rnn import (
     BlockSparseGRUCell,
     BlockSparseLSTMCell,
     BlockSparseRNN,
 )
+from keras_sparse_ortho.layers._blocks import LARGEST as LARGEST
 from keras_sparse_ortho.layers._blocks import BlockGrid as BlockGrid
 from keras_sparse_ortho.layers._blocks import check_block as check_block
 from keras_sparse_ortho.layers._blocks import check_mask as check_mask
 from keras_sparse_ortho.layers._blocks import is_elementwise as is_elementwise
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
-from keras_sparse_ortho.layers._scanned_stack import ScannedStack
+from keras_sparse_ortho.layers._wrappable import variable_dtype as variable_dtype
 
 # Public; the other names above are for the other rooms.
 __all__ = [
@@ -38,7 +40,6 @@ __all__ = [
     "BlockSparseRNN",
     "CircularPadding",
     "PrunableLayer",
-    "ScannedStack",
     "block_layer_like",
 ]
 

@@ -8,7 +8,7 @@ import keras
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import is_sparse_layer
+from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer
 from keras_sparse_ortho.layers._block_sparse_conv import (
     BlockSparseConv1D,
     BlockSparseConv2D,
@@ -22,11 +22,9 @@ from keras_sparse_ortho.layers._block_sparse_dense import (
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 from keras_sparse_ortho.layers._block_sparse_rnn import (
     CELLS,
-    BlockSparseRNN,
     recurrent_like,
     why_no_gates,
 )
-from keras_sparse_ortho.layers._scanned_stack import ScannedStack
 
 _KINDS: dict[Any, type[BlockSparseLayer]] = {
     kind.namesake: kind
@@ -49,15 +47,15 @@ def block_layer_like(
     density: float | Mapping[str, float],
     block: int | tuple[int, int] | Mapping[str, Any],
     seed: int | None = None,
-) -> BlockSparseLayer | BlockSparseRNN | ScannedStack:
+) -> Any:
     """The layer of live blocks with the settings of a plain layer, not built.
 
     Once it is built, its `storages()` take the kernels of the plain one by `set_kernel(kernel,
     mask)`.
 
     Args:
-        layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras, a ScannedStack of one, or an LSTM
-            or GRU.
+        layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras, a `contrib.ScannedStack` of one,
+            or an LSTM or GRU.
         density: Live fraction. Of an LSTM or GRU by name, `{"recurrent_kernel": 0.1}`, where not
             both kernels are to be on blocks, or not with the same density.
         block: `(r, c)`, or one integer for both; by name as well.
@@ -78,10 +76,10 @@ def block_layer_like(
         sizes = {name: (_named(density, name), _named(block, name)) for name in names}
         return recurrent_like(layer, sizes, seed)
     density, block = _named(density, "kernel"), _named(block, "kernel")
+    if isinstance(layer, RepeatedLayer):
+        one = block_layer_like(layer.layer, density=density, block=block, seed=seed)
+        return layer.like(one)
     config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
-    if isinstance(layer, ScannedStack):
-        config["layer"] = block_layer_like(layer.layer, density=density, block=block, seed=seed)
-        return ScannedStack(**config)
     own: dict[str, Any] = {"density": density, "block": block, "seed": seed}
     if isinstance(layer.kernel_initializer, _DRAWN_WHOLE):
         # They draw whole kernels; this draws the same kind of kernel in blocks.
@@ -97,7 +95,7 @@ def plain_layer(layer: Any) -> Any:
     Raises:
         NotPrunableError: A stack with live blocks somewhere in its layers.
     """
-    if isinstance(layer, ScannedStack):
+    if isinstance(layer, RepeatedLayer):
         return layer.to_plain_stack() if layer.storages() else None
     return layer.to_dense_layer() if is_sparse_layer(layer) else None
 
@@ -108,7 +106,7 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         return "it is stateful" if layer.stateful else why_no_gates(layer.cell)
     if type(layer) in (keras.layers.LSTMCell, keras.layers.GRUCell):
         return why_no_gates(layer)
-    if isinstance(layer, ScannedStack):
+    if isinstance(layer, RepeatedLayer):
         layer = layer.layer
     if type(layer) not in _KINDS:
         known = ", ".join(kind.__name__ for kind in (*_KINDS, *CELLS))

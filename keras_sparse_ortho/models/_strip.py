@@ -9,8 +9,7 @@ from keras_sparse_ortho._keras_internals import copy_objects, maps_one_tensor
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
-from keras_sparse_ortho.layers import ScannedStack
+from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer, storages_of, walk
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
 from keras_sparse_ortho.models._prunable_weights import check_built
 from keras_sparse_ortho.models._rewrite import rewrite
@@ -65,7 +64,7 @@ def strip(model: keras.Model, *, in_place: bool = False) -> keras.Model:
     check_built(model)
     _refuse_unfinished(model)
     warn_unless_at_density(model)
-    if is_sparse_layer(model) or isinstance(model, ScannedStack):
+    if is_sparse_layer(model) or isinstance(model, RepeatedLayer):
         return _plain(copy_objects(model)[0])
     same = SameFunction(model)
     in_graphs = {id(layer) for layer in _layers_of_graphs(model)}
@@ -85,7 +84,7 @@ def _plain(layer: Any) -> Any:
     """What takes the place of a layer, which is used up; `None` for a plain one."""
     wraps = is_sparse_layer(layer) and hasattr(layer, "layer")
     stack = layer.layer if wraps else layer
-    if isinstance(stack, ScannedStack):
+    if isinstance(stack, RepeatedLayer):
         held = layer.parametrizations.values() if wraps else ()
         return strip(stack.unrolled((own.layer_variable, own.current()) for own in held))
     plain = layer.to_dense_layer() if is_sparse_layer(layer) else layer

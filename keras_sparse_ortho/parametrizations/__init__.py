@@ -18,6 +18,9 @@ from keras_sparse_ortho.parametrizations._learnt_threshold import (
     ThresholdFunction,
 )
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
+    critical_offsets as critical_offsets,
+)
+from keras_sparse_ortho.parametrizations._learnt_threshold import (
     threshold_function as threshold_function,
 )
 from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold

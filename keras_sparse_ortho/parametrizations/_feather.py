@@ -49,7 +49,7 @@ class Feather(StraightThroughTopK):
     >>> import keras, numpy as np
     >>> import keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-    >>> template = Feather(kso.schedules.Cubic(1.0, begin_step=0, end_step=4, frequency=2))
+    >>> template = Feather(kso.schedules.Cubic(begin_step=0, end_step=4, frequency=2))
     >>> model = kso.parametrize(dense, template, density=0.25)
     >>> model.compile("sgd", "mse")
     >>> history = model.fit(np.ones((16, 8)), np.ones((16, 4)), batch_size=2, verbose=0,
@@ -66,7 +66,7 @@ class Feather(StraightThroughTopK):
     @other_keywords()
     def __init__(
         self,
-        schedule: Any,
+        schedule: Any = None,
         frequency: int | None = None,
         power: float = 3.0,
         theta: float = 0.3,

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho._optimizer_slots import warm_slots, zero_slots
+from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._other_names import other_keywords
-from keras_sparse_ortho._values import assign, placed
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight
@@ -162,11 +162,9 @@ class FixedMask(Masked):
 
     def move(self, live: Any, optimizer: Any) -> None:
         """Sets another mask; grown entries start from zero, whatever was written under the mask."""
-        live = placed(live, self.mask)
-        before = keras.ops.copy(self.mask.value)  # assigned in place on torch
+        changed = live ^ self.mask_value()
         self.assign_mask(live)
-        zero_slots(optimizer, self.weight.variable, keras.ops.logical_xor(live, before))
-        warm_slots(optimizer, self.weight.variable, before, live)
+        zero_slots(optimizer, self.weight.variable, changed)
 
     def dense_gradient(self) -> DenseGradient:
         """With a mask of all live entries the gradient of the raw weight is the dense one."""

@@ -82,6 +82,12 @@ def threshold_function(g: "str | ThresholdFunction") -> ThresholdFunction:
     )
 
 
+def critical_offsets(g: ThresholdFunction, scales: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """`g^-1(scale) - s` in float64; NaN where `s` is not finite."""
+    s = np.where(np.isfinite(s), np.asarray(s, np.float64), np.nan)
+    return np.asarray(g.inverse(scales.astype(np.float64)) - s)
+
+
 def shrink(value: Any, threshold: Any) -> Any:
     """`sign(w) * relu(|w| - t)`: exactly 0 where `|w| <= t`, with its own gradients.
 
@@ -248,13 +254,6 @@ class LearntThreshold(Parametrization):
         """How many entries die together."""
         return 1
 
-    def magnitudes(self) -> tuple[PrunableWeight, np.ndarray, Callable[..., np.ndarray]] | None:
-        """The weight, `s` and `g^-1`, if an entry dies at `g^-1(|w|) - s`; else `None`.
-
-        Such entries can be ranked on a device.
-        """
-        return None
-
     @abc.abstractmethod
     def scales(self) -> np.ndarray:
         """What the threshold is compared with, for every entry of `steered`, as a NumPy array."""
@@ -264,17 +263,17 @@ class LearntThreshold(Parametrization):
 
         An entry is live while the offset is below its critical offset.
         """
-        return self._function.inverse(self.scales()) - to_numpy(self.s)
+        return critical_offsets(self._function, self.scales(), to_numpy(self.s))
 
     @abc.abstractmethod
-    def freeze(self, mask: Any) -> Any:
+    def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which entries are live: the threshold becomes 0, dead entries stay 0.
 
         Args:
-            mask: The entries of `steered` that should be live, in NumPy or a tensor.
+            mask: The entries of `steered` that should be live.
 
         Returns:
-            Those that are, in NumPy or a tensor.
+            Those that are.
         """
 
     def arguments(self) -> dict[str, Any]:

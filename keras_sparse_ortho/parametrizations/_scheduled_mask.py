@@ -17,8 +17,7 @@ from keras_sparse_ortho._keras_internals import (
     restored,
 )
 from keras_sparse_ortho._other_names import other_keywords
-from keras_sparse_ortho._ranking import largest_magnitudes, number_of, ranks_on_device
-from keras_sparse_ortho._values import assign, placed, to_numpy
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityWarning
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
@@ -42,13 +41,19 @@ class ScheduledMask(Masked):
     """Whether something is known to update the mask, or it was told that nothing does."""
 
     @other_keywords()
-    def __init__(self, schedule: Any, frequency: int | None = None) -> None:
+    def __init__(self, schedule: Any = None, frequency: int | None = None) -> None:
         super().__init__()
         self.schedule = as_schedule(schedule, frequency)
         self._updated: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
         """Creates the mask, and the step of its last update (-1: none yet)."""
+        if self.schedule.density is None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} needs a density: give its schedule one, or `density` to `parametrize`. "
+                f"Received: schedule={self.schedule!r}"
+            )
         super().build(weight, add_weight)
         self._updated = add_weight(
             name="renewed",  # as in older files
@@ -66,15 +71,13 @@ class ScheduledMask(Masked):
             density: Live fraction. Default: that of the schedule, which must be in steps.
 
         Returns:
-            A bool tensor of the entries whose optimizer slots are to be reset (`None` for none),
+            A bool array of the entries whose optimizer slots are to be reset (`None` for none),
             and how many entries are live now and were dead before.
         """
         self.watched = True
         self.clear_dead()
-        mask = self._ranked(self.schedule.density(step) if density is None else density)
-        mask = placed(mask, self.mask)
-        fresh = keras.ops.logical_and(mask, keras.ops.logical_not(self.mask.value))
-        grown = number_of(fresh)
+        mask = self._ranked(self.schedule.at(step) if density is None else density)
+        grown = int(np.count_nonzero(mask & ~self.mask_value()))
         self.assign_mask(mask)
         assign(self._updated, step)
         return self._slots_to_reset(mask), grown
@@ -103,13 +106,12 @@ class ScheduledMask(Masked):
 
     def counts(self) -> tuple[int, int]:
         """How many entries are live now, and how many at the end of the schedule."""
-        live = number_of(self.mask.value)
-        return live, live_count(self.schedule.final_density, self.weight.size)
+        return self.live, live_count(self.schedule.density, self.weight.size)
 
     def for_density(self, density: float) -> "ScheduledMask":
         """An unbuilt clone whose schedule ends with this density."""
         clone = self.clone()
-        clone.schedule = self.schedule.with_final(density)
+        clone.schedule = self.schedule.with_density(density)
         return clone
 
     def clone(self) -> "ScheduledMask":
@@ -133,18 +135,12 @@ class ScheduledMask(Masked):
         return cls(schedule)
 
     def _slots_to_reset(self, mask: Any) -> Any:
-        return keras.ops.logical_not(mask)
+        return np.logical_not(mask)
 
-    def _ranked(self, density: float) -> Any:
-        """The mask of the largest magnitudes; a tensor if the weight was ranked on a device."""
+    def _ranked(self, density: float) -> np.ndarray:
+        """The mask of the largest magnitudes."""
         count = live_count(density, self.weight.size)
-        raw = self.weight.variable
-        if not ranks_on_device(raw):
-            return largest_mask(np.abs(self.weight.finite_raw_value()), count)
-        mask, not_finite = largest_magnitudes(raw.value, count)
-        if not_finite:
-            self.weight.finite_raw_value()  # raises
-        return mask
+        return largest_mask(np.abs(self.weight.finite_raw_value()), count)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -242,7 +238,7 @@ class StraightThroughTopK(ScheduledMask):
     """
 
     @other_keywords()
-    def __init__(self, schedule: Any, frequency: int | None = 1) -> None:
+    def __init__(self, schedule: Any = None, frequency: int | None = 1) -> None:
         super().__init__(schedule, frequency)
 
     def effective(self, value: Any) -> Any:

@@ -106,17 +106,11 @@ class SoftThreshold(LearntThreshold):
         """Those of the constructor."""
         return {"granularity": self.granularity, **super().arguments()}
 
-    def magnitudes(self) -> tuple[PrunableWeight, np.ndarray, Callable[..., np.ndarray]] | None:
-        """The weight, `s` and `g^-1`; `None` for float64, whose magnitudes float32 cannot hold."""
-        if keras.backend.standardize_dtype(self.weight.variable.dtype) == "float64":
-            return None
-        return self.weight, to_numpy(self.s), self._function.inverse
-
     def scales(self) -> np.ndarray:
         """`|w|`."""
         return np.abs(self.weight.finite_raw_value())
 
-    def freeze(self, mask: Any) -> Any:
+    def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes which entries are live: `w` becomes `w_e` on the mask and 0 elsewhere, `t` 0.
 
         From here on `w_e = w`; entries that are 0 get no gradient and stay 0.
@@ -130,7 +124,7 @@ class SoftThreshold(LearntThreshold):
         kept = ops.where(effective == 0, least, effective)
         assign(self.weight.variable, ops.where(live, kept, ops.zeros((), dtype=dtype)))
         assign(self.active, 0.0)
-        return live
+        return mask
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")

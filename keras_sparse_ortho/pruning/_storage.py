@@ -10,9 +10,6 @@ from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, BlockDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import (
-    BlockSparseLayer,
-    BlockSparseRNN,
-    ScannedStack,
     block_layer_like,
     why_no_block_form,
 )
@@ -73,7 +70,7 @@ def in_storage(parametrization: Parametrization, storage: str) -> Parametrizatio
 
 def on_live_blocks(
     layer: Any, weights: Mapping[str, str], draws: Mapping[str, AnyDraw], values: Any
-) -> BlockSparseLayer | BlockSparseRNN | ScannedStack | None:
+) -> Any:
     """The new layer, built, or `None` where the layer or its draw has no such form.
 
     Where the kernel is drawn, neither it nor its mask is ever made.

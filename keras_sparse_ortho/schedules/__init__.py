@@ -10,7 +10,8 @@ from keras_sparse_ortho.schedules._schedule import (
     Schedule,
 )
 from keras_sparse_ortho.schedules._schedule import default_frequency as default_frequency
-from keras_sparse_ortho.schedules._tfmot_schedule import TfmotSchedule, as_schedule
+from keras_sparse_ortho.schedules._tfmot_schedule import TfmotSchedule as TfmotSchedule
+from keras_sparse_ortho.schedules._tfmot_schedule import as_schedule as as_schedule
 
 __all__ = [
     "Constant",
@@ -19,8 +20,6 @@ __all__ = [
     "OneShot",
     "Polynomial",
     "Schedule",
-    "TfmotSchedule",
-    "as_schedule",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

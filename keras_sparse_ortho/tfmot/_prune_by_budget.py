@@ -133,7 +133,7 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
     """A TFMOT schedule that ends at the density of a layer with these weights."""
     if not isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
         return schedule(1 - density)
-    made = TfmotSchedule(schedule).with_final(density).schedule
+    made = TfmotSchedule(schedule).with_density(density).schedule
     first = getattr(made, "initial_sparsity", 0.0)
     if first > 1 - density:
         raise BudgetError(

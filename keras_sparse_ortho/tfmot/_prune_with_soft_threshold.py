@@ -373,7 +373,7 @@ class TargetDensity(tf_keras.callbacks.Callback):
     that `round(d(t) * size)` entries are live. At the end the live entries are fixed.
 
     Args:
-        final_density: Final global live fraction, in (0, 1].
+        density: Final global live fraction, in (0, 1].
         schedule: One of `keras_sparse_ortho.schedules`, or of TFMOT's; its final density is
             replaced. Default: `Cubic` over the first 70% of the run.
         frequency: Steps between two updates of the offset, if there is no schedule.
@@ -397,7 +397,7 @@ class TargetDensity(tf_keras.callbacks.Callback):
 
     def __init__(
         self,
-        final_density: float,
+        density: float,
         schedule: Any = None,
         *,
         frequency: int = 100,
@@ -406,7 +406,7 @@ class TargetDensity(tf_keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         plan = None if schedule is None else as_schedule(schedule)
-        self._steering = ThresholdSteering(final_density, plan, frequency, freeze, floor)
+        self._steering = ThresholdSteering(density, plan, frequency, freeze, floor)
         self._last: int | None = None
         self._executed, self._calls = 1, 0
 

@@ -312,8 +312,8 @@ def test_rigl_without_targets():
 
 
 def test_an_end_in_steps_counts_from_the_first_fit():
-    assert Linear(0.25, end_step=100).resolved(10, start=50).density(50) == pytest.approx(0.625)
-    assert Linear(0.25).resolved(10, start=50).density(50) == 1.0
+    assert Linear(0.25, end_step=100).resolved(10, start=50).at(50) == pytest.approx(0.625)
+    assert Linear(0.25).resolved(10, start=50).at(50) == 1.0
 
 
 @pytest.mark.torch_only

@@ -50,7 +50,7 @@ def test_the_density_follows_the_cubic_schedule():
     model, watch = network(MagnitudeMask(schedule)), Watch()
     fit(model, UpdateMasks(), watch)
     steps = [0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 12, 12, 12, 12]  # of the last update
-    assert watch.live == [round(schedule.density(t) * 512) if t else 512 for t in steps]
+    assert watch.live == [round(schedule.at(t) * 512) if t else 512 for t in steps]
     assert watch.live[-1] == 51
 
 
@@ -99,7 +99,7 @@ def test_a_straight_through_mask_is_that_of_the_weights_in_every_step():
 
 
 def test_a_budget_says_how_much_of_each_weight():
-    model = network(MagnitudeMask(Linear(1.0, 0, 8, frequency=2)), density=0.2, budget="er")
+    model = network(MagnitudeMask(Linear(None, 0, 8, frequency=2)), density=0.2, budget="er")
     fit(model, UpdateMasks())
     weights = kso.prunable_weights(model)
     assert sum(w.live for w in weights) == round(0.2 * 768)

@@ -14,8 +14,9 @@ from keras_sparse_ortho import (
     MagnitudeMask,
     PrunableLayer,
 )
+from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
-from keras_sparse_ortho.layers import BlockSparseDense, ScannedStack
+from keras_sparse_ortho.layers import BlockSparseDense
 from tests.helpers import (
     array,
     classifier_loss,

@@ -13,8 +13,8 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.calibration import Channels
+from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.initializers import ExactOrthogonal
-from keras_sparse_ortho.layers import ScannedStack
 from keras_sparse_ortho.parametrizations import (
     ChannelSoftThreshold,
     Feather,

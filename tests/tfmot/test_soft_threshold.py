@@ -248,7 +248,7 @@ def test_the_count_follows_the_schedule(tf_keras):
     callbacks = [kso.tfmot.TargetDensity(0.1, schedule), Watch()]
     model.fit(X, Y, batch_size=8, epochs=4, verbose=0, callbacks=callbacks)
     for step in (4, 8, 12, 16, 20):
-        assert abs(seen[step] - schedule.density(step) * 768) <= 1
+        assert abs(seen[step] - schedule.at(step) * 768) <= 1
     assert set(seen) == set(range(0, 32, 2))
     assert {seen[step] for step in range(20, 32, 2)} == {77}
 
@@ -258,7 +258,7 @@ def test_moments_of_dead_entries_are_forgotten(tf_keras, legacy):
     model = kso.tfmot.prune_with_soft_threshold(network(tf_keras))
     module = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
     model.compile(module.Adam(1e-2), "mse")
-    steering = kso.tfmot.TargetDensity(0.1, Cubic(0.1, 0, 6, frequency=3))
+    steering = kso.tfmot.TargetDensity(0.1, Cubic(None, 0, 6, frequency=3))
     model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[steering])
     optimizer = model.optimizer
     assert live(model) == round(0.1 * 768)  # none that was moved by what it remembered
@@ -276,7 +276,7 @@ def test_moments_of_dead_entries_are_forgotten(tf_keras, legacy):
 def test_without_freezing(tf_keras):
     model = kso.tfmot.prune_with_soft_threshold(network(tf_keras))
     model.compile(tf_keras.optimizers.SGD(0.1), "mse")
-    steering = kso.tfmot.TargetDensity(0.2, Constant(0.2, frequency=3), freeze=False)
+    steering = kso.tfmot.TargetDensity(0.2, Constant(None, frequency=3), freeze=False)
     model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[steering])
     assert not any(state.frozen for state in states(model))
     assert abs(live(model) - round(0.2 * 768)) < 10

@@ -5,14 +5,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.contrib import ScannedStack, _scanned_stack
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.layers import (
-    BlockSparseDense,
-    CircularPadding,
-    PrunableLayer,
-    ScannedStack,
-    _scanned_stack,
-)
+from keras_sparse_ortho.layers import BlockSparseDense, CircularPadding, PrunableLayer
 from tests.helpers import (
     array,
     gradients,
@@ -203,7 +198,7 @@ def test_every_method_takes_it(method):
         model = kso.parametrize(model_of("dense"), kso.SoftThreshold)
         callbacks = [kso.callbacks.TargetDensity(0.5, frequency=2)]
     elif method == "magnitude":
-        schedule = kso.schedules.Cubic(1.0, 2, 10, frequency=1)
+        schedule = kso.schedules.Cubic(None, 2, 10, frequency=1)
         template = kso.parametrizations.MagnitudeMask(schedule)
         model = kso.parametrize(model_of("dense"), template, 0.5, "uniform")
         callbacks = [kso.callbacks.UpdateMasks()]

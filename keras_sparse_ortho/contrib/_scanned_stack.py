@@ -26,10 +26,12 @@ from keras_sparse_ortho._keras_internals import (
     value_in_scope,
 )
 from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.contrib._stacked_kernel import StackedKernel, stacked_layout
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import (
     KernelLayout,
+    RepeatedLayer,
     Storage,
     derived_seed,
     find_kernels,
@@ -37,10 +39,8 @@ from keras_sparse_ortho.kernels import (
     kernel_layouts,
     walk,
 )
-from keras_sparse_ortho.layers._block_sparse_layer import constant
-from keras_sparse_ortho.layers._blocks import LARGEST
-from keras_sparse_ortho.layers._stacked_kernel import StackedKernel, stacked_layout
-from keras_sparse_ortho.layers._wrappable import variable_dtype
+from keras_sparse_ortho.layers import LARGEST, constant, variable_dtype
+from keras_sparse_ortho.models import kernel_positions
 
 ops = keras.ops
 _LONGEST = 100  # layers in a row, of a model that is unrolled
@@ -48,7 +48,7 @@ _DEEPEST = 1_000_000
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class ScannedStack(keras.layers.Layer):
+class ScannedStack(keras.layers.Layer, RepeatedLayer):
     """`depth` layers of one kind in a row, each with its own weights.
 
         x_(k + 1) = layer(x_k; w_k)    for k = 0 ... depth - 1
@@ -203,8 +203,7 @@ class ScannedStack(keras.layers.Layer):
                 f"keras_sparse_ortho.strip. Received: layers of {type(self.layer).__name__}"
             )
         one = self.layer.dense_layer()
-        config = {**super().get_config(), "layer": one, "depth": self.depth}
-        plain = type(self)(**config)
+        plain = self.like(one)
         plain.build(self.get_build_config()["input_shape"])
 
         def weights(k: int) -> list[np.ndarray]:
@@ -214,6 +213,10 @@ class ScannedStack(keras.layers.Layer):
         rows = self._inside.at_each(weights)
         plain.set_each(lambda k: one.set_weights(rows[k]))
         return plain
+
+    def like(self, layer: Any) -> "ScannedStack":
+        """A stack of another layer, not built, with the same settings."""
+        return type(self)(**{**super().get_config(), "layer": layer, "depth": self.depth})
 
     def storages(self) -> dict[str, Storage]:
         """The kernels that the layer holds in storages of its own, such as live blocks."""
@@ -254,6 +257,15 @@ def _stack(stack: ScannedStack) -> dict[str, KernelLayout | None]:
         weight.path.replace("/", "_"): stacked_layout(weight.layout, len(weight.shape))
         for weight in found
     }
+
+
+@kernel_positions.register(ScannedStack)
+def _positions(stack: ScannedStack, inputs: Any, outputs: Any) -> int | None:
+    owners = {id(weight.owner): weight.owner for weight in find_kernels(stack.layer, "")}
+    if len(owners) != 1:
+        return None  # unknown: which of them sees what
+    (owner,) = owners.values()
+    return kernel_positions(owner, inputs, outputs)
 
 
 def _check(layer: Any, depth: Any) -> None:
