@@ -75,12 +75,10 @@ class BestAtDensity(keras.callbacks.Callback):
         self._reached = False
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Passes them on."""
         super().set_params(params)
         self.callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
-        """Passes it on."""
         super().set_model(model)
         self.callback.set_model(model)
         self._reached = False

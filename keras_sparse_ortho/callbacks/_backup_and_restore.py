@@ -80,7 +80,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved: dict[str, Any] | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores the last epoch that was saved, if there is one."""
         self._workers = workers_of(self.model)
         if self._workers.count > 1:
             self._folder = self.backup_dir / f"worker_{self._workers.rank}"
@@ -165,7 +164,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved = saved
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Deletes the backup, once all processes have finished."""
         if self.delete_checkpoint:
             self._workers.together(lambda: None)
             (self._folder / _RECORD).unlink(missing_ok=True)

@@ -50,7 +50,6 @@ class DensityLogger(keras.callbacks.Callback):
         self.prefix = prefix
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds density and thresholds to the logs."""
         if logs is not None:
             logs.update(density_and_threshold(self.model, self.per_layer, self.prefix))
 

@@ -110,7 +110,6 @@ class DynamicSparseTraining(StepCallback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts moved entries from zero."""
         super().on_epoch_begin(epoch, logs)
         self._moved = 0
 
@@ -251,7 +250,6 @@ class SET(DynamicSparseTraining):
     """
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
-        """Random numbers."""
         seeds = [derived_seed(self.seed, f"{step}/{weight.path}/grow") for weight in weights]
         return [
             random_order(weight.storage.live_places().shape, seed)

@@ -101,7 +101,6 @@ class RigL(DynamicSparseTraining):
         self._made_for: list[Any] = []
 
     def prepare(self) -> None:
-        """Finds the weights, and makes the function of their gradients."""
         super().prepare()
         held_by = [weight.parametrization or weight.owner for weight in self._weights]
         variables = [weight.variable for weight in self._weights]
@@ -128,7 +127,6 @@ class RigL(DynamicSparseTraining):
         ]
 
     def settings(self) -> dict[str, Any]:
-        """Those of `SET`, and how many batches an update takes."""
         return {**super().settings(), "batches": self.batches}
 
     def _gradient(self, number: int) -> list[Any]:

@@ -162,7 +162,6 @@ class StepCallback(keras.callbacks.Callback):
         return {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Compares model and callback with those of the other workers; then `prepare`."""
         if self.workers.count > 1:
             facts = {"callback": type(self).__name__, **structure_facts(self._watched)}
             self.workers.compare("when training begins", facts)
@@ -198,13 +197,11 @@ class StepCallback(keras.callbacks.Callback):
         return {}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds to the logs."""
         self.sync()
         if logs is not None:
             logs.update(self.logged())
 
     def set_model(self, model: Any) -> None:
-        """Takes the model."""
         super().set_model(model)
         self._watched = model
         self._workers = None
@@ -248,7 +245,6 @@ class StepCallback(keras.callbacks.Callback):
         return seen // accumulated
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reads how many batches the optimizer has seen before the epoch."""
         if self.optimizer is None:
             raise ValueError(
                 f"{type(self).__name__} follows the steps of `model.optimizer`: compile the model, "
@@ -430,7 +426,6 @@ class CheckWorkers(StepCallback):
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares the models."""
         if self.workers.count > 1:
             self.sync()
             self.workers.compare(f"after epoch {epoch + 1}", value_facts(self._watched))

@@ -280,12 +280,10 @@ class TargetDensity(DensityRun):
         self.floor = self._steering.floor
 
     def prepare(self) -> None:
-        """Takes the thresholds of the model."""
         super().prepare()
         self._steering.take(self._own)
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
-        """Resolves the schedule."""
         self.sync()
         in_steps = self.schedule is not None and self.schedule.is_resolved
         gap = density_gap(self._own)
@@ -312,25 +310,20 @@ class TargetDensity(DensityRun):
         self._steering.schedule = Constant(self.density, frequency=self.frequency)
 
     def is_due(self, step: int, executed: int) -> bool:
-        """Whether the schedule says so, or live entries remain to be fixed after its end."""
         return self._steering.is_due(step, executed)
 
     def on_step(self, step: int, executed: int) -> None:
-        """Updates the offset, and fixes the live entries at the schedule's end."""
         self._steer(step)
 
     def finish_run(self, step: int) -> None:
-        """Does what is due at the last step."""
         if self._steering.is_due_at_end(step, self._watched.steps_per_execution):
             self._steer(step)
 
     def state(self) -> list[Any]:
-        """The offset of every threshold, and whether it is frozen."""
         offsets = [to_numpy(t.offset).item() for t in self._own]
         return [*offsets, *(threshold.frozen for threshold in self._own)]
 
     def end_step(self) -> int | None:
-        """The end of the schedule."""
         return self._steering.end_step
 
     def _steer(self, step: int) -> None:
@@ -341,6 +334,5 @@ class TargetDensity(DensityRun):
         self.change_masks(step, steer)
 
     def settings(self) -> dict[str, Any]:
-        """Density, frequency, whether the live entries are fixed in the end, and the floor."""
         names = ("density", "frequency", "freeze", "floor")
         return {name: getattr(self, name) for name in names}

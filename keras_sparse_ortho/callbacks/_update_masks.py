@@ -60,7 +60,6 @@ class UpdateMasks(DensityRun):
         self._grown = 0
 
     def prepare(self) -> None:
-        """Takes the masks of the model."""
         super().prepare()
         for mask in self._own:
             mask.watched = True
@@ -79,16 +78,13 @@ class UpdateMasks(DensityRun):
             self.warn_of_single_epochs(f"{len(over)} masks at their final density")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts grown entries from zero."""
         super().on_epoch_begin(epoch, logs)
         self._grown = 0
 
     def is_due(self, step: int, executed: int) -> bool:
-        """Whether one of the schedules says so."""
         return any(plan.due(step, executed) for _, plan in self._plans)
 
     def on_step(self, step: int, executed: int) -> None:
-        """Updates the masks that are due."""
         due = [(mask, plan) for mask, plan in self._plans if plan.due(step, executed)]
         self.change_masks(step, lambda: self._set_masks(due, step))
 
@@ -99,13 +95,11 @@ class UpdateMasks(DensityRun):
             zero_slots(self.optimizer, mask.weight.variable, reset)
 
     def finish_run(self, step: int) -> None:
-        """Updates the masks that are due at the last step."""
         executed = self._watched.steps_per_execution
         if self.is_due(step, executed):
             self.on_step(step, executed)
 
     def state(self) -> list[Any]:
-        """When the masks were last updated."""
         return [mask.last_updated for mask in self._own]
 
     def logged(self) -> dict[str, float]:
@@ -117,7 +111,6 @@ class UpdateMasks(DensityRun):
         return entries
 
     def end_step(self) -> int | None:
-        """The end of the schedule that ends last."""
         ends = [int(plan.end_step) for _, plan in self._plans if plan.end_step is not None]
         return max(ends, default=None)
 

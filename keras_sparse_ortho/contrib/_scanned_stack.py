@@ -122,7 +122,6 @@ class ScannedStack(keras.layers.Layer, RepeatedLayer):
                 setattr(self, name, weight)
 
     def call(self, inputs: Any) -> Any:
-        """The loop."""
         spec = self.layer.compute_output_spec(keras.KerasTensor(inputs.shape, inputs.dtype))
         inside = self._inside
         given = inside.given()
@@ -149,11 +148,9 @@ class ScannedStack(keras.layers.Layer, RepeatedLayer):
         return outputs
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """That of the layer."""
         return self.layer.compute_output_spec(inputs)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """That of the input."""
         return tuple(input_shape)
 
     def unrolled(self, values: Iterable[tuple[Any, Any]] = ()) -> keras.Sequential:
@@ -181,7 +178,6 @@ class ScannedStack(keras.layers.Layer, RepeatedLayer):
         self._inside.at_each(set_layer, changes=True)
 
     def build_like(self, plain: "ScannedStack") -> None:
-        """Builds it for the inputs of a stack of plain layers, and copies biases."""
         if not self.built:
             self.build(plain.get_build_config()["input_shape"])
         biases = {v.name: v for v in plain.weights if len(v.shape) == 2}
@@ -215,11 +211,9 @@ class ScannedStack(keras.layers.Layer, RepeatedLayer):
         return plain
 
     def like(self, layer: Any) -> "ScannedStack":
-        """A stack of another layer, not built, with the same settings."""
         return type(self)(**{**super().get_config(), "layer": layer, "depth": self.depth})
 
     def storages(self) -> dict[str, Storage]:
-        """The kernels that the layer holds in storages of its own, such as live blocks."""
         return {
             weight.path.replace("/", "_"): StackedKernel(self, self._inside, weight)
             for weight in find_kernels(self.layer, "")
@@ -232,19 +226,16 @@ class ScannedStack(keras.layers.Layer, RepeatedLayer):
         super().load_own_variables(store)
 
     def set_weights(self, weights: list[Any]) -> None:
-        """As every layer does, with the same check."""
         check_given(self.weights, weights)
         super().set_weights(weights)
 
     def get_config(self) -> dict[str, Any]:
-        """The layer and the depth."""
         return {**super().get_config(), "layer": unbuilt_config(self.layer), "depth": self.depth}
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "ScannedStack":
-        """The reverse of `get_config`."""
         check_config(cls.__name__, config, "layer", "depth")
         layer = restored(config["layer"], custom_objects)
         return cls(**{**config, "layer": layer})

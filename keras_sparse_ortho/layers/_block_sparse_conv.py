@@ -76,7 +76,6 @@ class BlockSparseConv(BlockSparseLayer):
         return 1 if self.data_format == "channels_first" else self.rank + 1
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Draws blocks and makes the weights."""
         channels = self._features(input_shape, self._channel_axis)
         self.compute_output_shape(input_shape)  # refuses a window that does not fit
         shape = (*self.kernel_size, channels, self.filters)
@@ -133,11 +132,9 @@ class BlockSparseConv(BlockSparseLayer):
         return [ops.reshape(part, shape) for part in parts]
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """That of the namesake."""
         return tuple(self._output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         return {
             **super().get_config(),
             "filters": self.filters,

@@ -92,7 +92,6 @@ class BlockSparseDense(BlockSparseLayer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Draws blocks and makes the weights."""
         inputs = self._features(input_shape, -1)
         bias = (self.units,) if self.use_bias else None
         self._add_kernel((inputs, self.units), KernelLayout.dense(), bias)
@@ -116,11 +115,9 @@ class BlockSparseDense(BlockSparseLayer):
         return outputs if early else self.activation(outputs)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """That of Dense."""
         return (*input_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         return {**super().get_config(), "units": self.units, "use_bias": self.use_bias}
 
 
@@ -180,7 +177,6 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         letters_of(equation)  # refuses one whose kernel is several matrices
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Draws blocks and makes the weights."""
         output_shape = self.compute_output_shape(input_shape)
         data, kernel, output = axes_of(self.equation, len(input_shape))
         sizes = {**dict(zip(output, output_shape, strict=True))}
@@ -220,12 +216,10 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         return self.activation(x if self.bias is None else x + self.bias)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """That of EinsumDense."""
         plain = keras.layers.EinsumDense(self.equation, self.partial_output_shape)
         return tuple(plain.compute_output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         return {
             **super().get_config(),
             "equation": self.equation,

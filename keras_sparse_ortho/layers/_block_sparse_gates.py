@@ -36,7 +36,6 @@ class BlockSparseGates(BlockSparseLayer):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        """Draws blocks and makes the weights."""
         shape = (self._features(input_shape, -1), self.gates * self.units)
         self._add_kernel(shape, KernelLayout.recurrent(self.gates), None)
         self.built = True
@@ -57,17 +56,14 @@ class BlockSparseGates(BlockSparseLayer):
         return kernel
 
     def call(self, inputs: Any) -> Any:
-        """`(.., inputs)` to `(.., gates * units)`."""
         lead = ops.shape(inputs)[:-1]
         x = product_of_rows(ops.reshape(inputs, (-1, self.grid.inputs)), self.operands())
         return ops.reshape(x, (*lead, self.grid.outputs))
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """Outputs of all gates."""
         return (*input_shape[:-1], self.gates * self.units)
 
     def storages(self) -> dict[str, Storage]:
-        """Those of the recurrent layer have it."""
         return {}
 
 
@@ -85,25 +81,20 @@ class GateBlocks(LiveBlocks):
 
     @property
     def least_density(self) -> float:
-        """That of a gate."""
         grid = self._layer.grid
         one = dataclasses.replace(grid, outputs=self._layer.units)
         return float(one.fan_in_step / one.in_blocks)
 
     def live_places(self) -> np.ndarray:
-        """Which blocks of each gate are live."""
         return self._by_gate(super().live_places())
 
     def live_sums(self) -> np.ndarray:
-        """Sums over live blocks."""
         return self._by_gate(super().live_sums())
 
     def place_sums(self, gradient: Any) -> np.ndarray:
-        """Sums over blocks."""
         return self._by_gate(super().place_sums(gradient))
 
     def moves(self, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `LiveBlocks`."""
         return super().moves(live.swapaxes(0, 1).reshape(live.shape[1], -1))
 
     def _by_gate(self, places: np.ndarray) -> np.ndarray:

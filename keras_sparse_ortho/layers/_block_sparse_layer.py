@@ -312,7 +312,6 @@ class BlockSparseLayer(keras.layers.Layer):
         self.set_blocks(grid.blocks(self._matrix(kernel), pattern), pattern)
 
     def storages(self) -> dict[str, Storage]:
-        """The kernel, by the name that it has in the namesake."""
         return {} if self._grid is None else {"kernel": LiveBlocks(self)}
 
     # --- whether it is still as drawn ------------------------------------------------------------
@@ -327,11 +326,9 @@ class BlockSparseLayer(keras.layers.Layer):
         return drawn is not None and drawn == digest(to_numpy(self.blocks))
 
     def get_build_config(self) -> dict[str, Any]:
-        """Input shape, and what tells whether loaded blocks are as they were drawn."""
         return {**super().get_build_config(), "drawn_digest": self._drawn_digest}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Builds for that shape."""
         config = dict(config)
         drawn_digest = config.pop("drawn_digest", None)
         super().build_from_config(config)
@@ -414,7 +411,6 @@ class BlockSparseLayer(keras.layers.Layer):
             assign(weights["bias"], to_numpy(ops.cast(self.bias, "float32")))
 
     def to_dense_layer(self) -> keras.layers.Layer:
-        """A plain Keras layer, built, with equal outputs; its kernel is zero outside the blocks."""
         plain = self.dense_layer()
         self.fill_dense_layer(plain)
         return plain
@@ -430,7 +426,6 @@ class BlockSparseLayer(keras.layers.Layer):
     # --- Keras -----------------------------------------------------------------------------------
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Refused."""
         # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
         raise NotImplementedError(
             f"The layer '{self.name}' cannot be quantized: {_QUANTIZATION}. "
@@ -438,7 +433,6 @@ class BlockSparseLayer(keras.layers.Layer):
         )
 
     def enable_lora(self, *args: Any, **kwargs: Any) -> None:
-        """Refused."""
         raise NotPrunableError(
             f"LoRA cannot be enabled on '{self.name}': its update of the kernel is dense, and the "
             "layer has no dense kernel. Strip the model first (keras_sparse_ortho.strip), and "
@@ -446,7 +440,6 @@ class BlockSparseLayer(keras.layers.Layer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         config = {
             **super().get_config(),
             "kernel_initializer": _serialized(self.kernel_initializer),

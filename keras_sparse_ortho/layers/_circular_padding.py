@@ -59,7 +59,6 @@ class CircularPadding(keras.layers.Layer):
             )
 
     def call(self, inputs: Any) -> Any:
-        """Concatenates the ends."""
         for axis, before, after in self._ends(tuple(inputs.shape)):
             size = inputs.shape[axis]
             size = keras.ops.shape(inputs)[axis] if size is None else size
@@ -73,7 +72,6 @@ class CircularPadding(keras.layers.Layer):
         return inputs
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """Each spatial axis is longer by its padding."""
         shape = list(input_shape)
         for axis, before, after in self._ends(tuple(input_shape)):
             size = shape[axis]
@@ -81,11 +79,9 @@ class CircularPadding(keras.layers.Layer):
         return tuple(shape)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """In the dtype of the input."""
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), inputs.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         return {**super().get_config(), "padding": self.padding, "data_format": self.data_format}
 
     def _ends(self, shape: tuple[int | None, ...]) -> list[tuple[int, int, int]]:

@@ -216,7 +216,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         self._state.draws = draws if self._state.draws is None else self._state.draws
 
     def build(self, input_shape: Any = None) -> None:
-        """Builds the layer, if need be, and the state of the parametrizations."""
         with self.building():
             super().build(input_shape)
         template = self._state.template
@@ -306,7 +305,6 @@ class PrunableLayer(WrapperBuiltByCalls):
             own.quantizer = self._state.quantizer
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer with its effective weights."""
         with self._effective_weights(after=args):
             return self.layer(*args, **kwargs)
 
@@ -402,7 +400,6 @@ class PrunableLayer(WrapperBuiltByCalls):
     # --- `kernels.SparseLayer` -------------------------------------------------------------------
 
     def storages(self) -> dict[str, Parametrization]:
-        """The parametrizations."""
         return self.parametrizations
 
     def to_dense_layer(self) -> Any:
@@ -411,7 +408,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         return self.layer
 
     def get_config(self) -> dict[str, Any]:
-        """The layer and the settings of its parametrizations, weight by weight once built."""
         return {**self.wrapper_config(), "layer": self.layer_config()}
 
     def wrapper_config(self) -> dict[str, Any]:
@@ -437,7 +433,6 @@ class PrunableLayer(WrapperBuiltByCalls):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> PrunableLayer:
-        """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
         given, names = _restored(config, custom_objects)
         wrapper = cls(**given)
         wrapper._state.names, wrapper._state.from_file = names, True

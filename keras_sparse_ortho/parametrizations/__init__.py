@@ -1,27 +1,19 @@
 """How a raw variable becomes the effective weight of its layer."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.parametrizations._compact_mask import CompactMask
-from keras_sparse_ortho.parametrizations._compact_mask import refuse_compact as refuse_compact
-from keras_sparse_ortho.parametrizations._fake_quantization import FakeQuantization
+from keras_sparse_ortho.parametrizations._compact_mask import CompactMask, refuse_compact
 from keras_sparse_ortho.parametrizations._fake_quantization import (
-    checked_quantizer as checked_quantizer,
-)
-from keras_sparse_ortho.parametrizations._fake_quantization import (
-    quantized_value as quantized_value,
+    FakeQuantization,
+    checked_quantizer,
+    quantized_value,
 )
 from keras_sparse_ortho.parametrizations._feather import Feather
-from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask
-from keras_sparse_ortho.parametrizations._fixed_mask import digest as digest
+from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
     LearntThreshold,
     ThresholdFunction,
-)
-from keras_sparse_ortho.parametrizations._learnt_threshold import (
-    critical_offsets as critical_offsets,
-)
-from keras_sparse_ortho.parametrizations._learnt_threshold import (
-    threshold_function as threshold_function,
+    critical_offsets,
+    threshold_function,
 )
 from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
@@ -29,9 +21,7 @@ from keras_sparse_ortho.parametrizations._scheduled_mask import (
     MagnitudeMask,
     ScheduledMask,
     StraightThroughTopK,
-)
-from keras_sparse_ortho.parametrizations._scheduled_mask import (
-    warn_unless_updated as warn_unless_updated,
+    warn_unless_updated,
 )
 from keras_sparse_ortho.parametrizations._soft_threshold import (
     ChannelSoftThreshold,

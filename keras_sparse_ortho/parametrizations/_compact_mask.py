@@ -103,7 +103,6 @@ class CompactMask(FixedMask):
         self._drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates values and indices, and takes the weight's own variable out of its layer."""
         refuse_compact(weight)
         variable = self.kernel = weight.variable
         self._source, self._has_value = value_source(variable)
@@ -152,37 +151,30 @@ class CompactMask(FixedMask):
 
     @property
     def layer_variable(self) -> Any:
-        """The kernel of the layer, which holds no value."""
         return self.kernel
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the dense kernel."""
         return tuple(self.kernel.shape)
 
     @property
     def live(self) -> int:
-        """Number of live entries."""
         return int(self.values.shape[0])
 
     def value(self) -> np.ndarray:
-        """The dense kernel as a NumPy array (bfloat16 as float32)."""
         return quantized_value(self.quantizer, self.raw_value(), self.weight.outputs_shape)
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
-        """The same before it is quantized."""
         if self._source is not None:
             return to_numpy(self._source())
         return self._scattered(to_numpy(self.values), to_numpy(self.indices))
 
     def mask_value(self) -> np.ndarray:
-        """Which entries are live, as a NumPy bool array."""
         flat = np.zeros(self.weight.size, dtype=bool)
         flat[to_numpy(self.indices)] = True
         return flat.reshape(self.weight.shape)
 
     def support(self) -> list[Any]:
-        """The indices."""
         return [self.indices]
 
     def assign_mask(self, mask: np.ndarray) -> None:
@@ -204,7 +196,6 @@ class CompactMask(FixedMask):
         assign(self.values, raw[indices])
 
     def move(self, live: Any, optimizer: Any) -> None:
-        """Moves live values, and what the optimizer has for each."""
         before, after = to_numpy(self.indices), np.flatnonzero(live)
         source = np.searchsorted(before, after)
         source[~np.isin(after, before)] = -1
@@ -227,17 +218,14 @@ class CompactMask(FixedMask):
         )
 
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
-        """The entries of live values in the kernel's shape, `start` elsewhere."""
         dense = np.full(self.shape, start, dtype=slot.dtype)
         dense.reshape(-1)[to_numpy(self.indices)] = slot
         return dense
 
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
-        """The entries of live values."""
         return slot.reshape(-1)[to_numpy(self.indices)]
 
     def assign_raw(self, value: Any) -> None:
-        """Sets the live values to those of a dense kernel."""
         if isinstance(value, np.ndarray):  # no dense tensor on the device
             live = value.reshape(-1)[to_numpy(self.indices)]
         else:
@@ -252,7 +240,6 @@ class CompactMask(FixedMask):
         """Nothing: what is stored is the effective weight."""
 
     def release(self) -> None:
-        """Gives the layer its dense variable back."""
         assert self._stand_ins is not None
         self._stand_ins.take_away(self.value())
         self._weight = dataclasses.replace(self.weight, variable=self.kernel, storage=None)

@@ -80,7 +80,6 @@ class Feather(StraightThroughTopK):
         self._threshold: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates the mask, the step of its last update, and the threshold."""
         super().build(weight, add_weight)
         self._threshold = add_weight(
             name="threshold", shape=(), trainable=False, initializer=self._largest_dead
@@ -97,26 +96,21 @@ class Feather(StraightThroughTopK):
         return passed + ops.stop_gradient(ops.where(mask, value * shares, zero) - passed)
 
     def assign_mask(self, mask: Any) -> None:
-        """Sets another mask, and the threshold by it."""
         super().assign_mask(mask)
         self._set_threshold()
 
     def settle(self) -> None:
-        """Ranks the raw weight as it is now."""
         super().settle()
         self._set_threshold()
 
     def clone(self) -> "Feather":
-        """An unbuilt parametrization with the same settings, for another weight."""
         return type(self)(self.schedule, power=self.power, theta=self.theta)
 
     def get_config(self) -> dict[str, Any]:
-        """The schedule, `power` and `theta`."""
         return {**super().get_config(), "power": self.power, "theta": self.theta}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ScheduledMask:
-        """The reverse of `get_config`."""
         check_config(cls.__name__, config, "schedule", "power", "theta")
         made = super().from_config(config)
         return cls(made.schedule, power=config["power"], theta=config["theta"])

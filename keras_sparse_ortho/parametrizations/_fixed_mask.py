@@ -99,7 +99,6 @@ class FixedMask(Masked):
         return mask
 
     def clone(self) -> "FixedMask":
-        """An unbuilt one with the same settings and given mask, for another weight."""
         new = self._like(None if self._given is not None else self.density, self._given)
         new._was_given = self._was_given
         return new
@@ -110,11 +109,9 @@ class FixedMask(Masked):
         return kind(density, self._given, self.initializer)
 
     def for_density(self, density: float) -> "FixedMask":
-        """An unbuilt parametrization of this class and density."""
         return self._like(density)
 
     def without_given(self) -> "FixedMask":
-        """An unbuilt one of the same density, which does not hold a given mask any more."""
         if self._given is None:
             return self
         new = self._like(self.density)
@@ -125,7 +122,6 @@ class FixedMask(Masked):
         return type(self)(density, mask, self.initializer)
 
     def get_config(self) -> dict[str, Any]:
-        """Density and initializer: a given mask is saved as a variable, and its density."""
         initializer = self.initializer
         if initializer is not None:
             initializer = keras.initializers.serialize(initializer)
@@ -138,7 +134,6 @@ class FixedMask(Masked):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "FixedMask":
-        """The reverse of `get_config`."""
         config = dict(config)
         was_given = config.pop("mask_given", False)
         new = cls(**config)
@@ -156,7 +151,6 @@ class FixedMask(Masked):
         self._drawn_digest = digest(kernel)
 
     def is_as_drawn(self) -> bool:
-        """Whether the raw weight is still, bit by bit, what its initializer has drawn."""
         drawn = self._drawn_digest
         return drawn is not None and drawn == digest(self.weight.raw_value(copy=False))
 
@@ -177,7 +171,6 @@ class FixedMask(Masked):
 
     @property
     def drawn_by(self) -> SparseInitializer | None:
-        """What drew the mask: `initializer`, or that of the weight's layer."""
         drawn_by = self.initializer
         if drawn_by is None and not self._was_given:
             drawn_by = self.weight.initializer

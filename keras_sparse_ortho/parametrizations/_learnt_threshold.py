@@ -281,7 +281,6 @@ class LearntThreshold(Parametrization):
         return {"g": self.g, "s_init": self.s_init, "weight_decay": self.weight_decay}
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, as JSON values."""
         g = self.g if isinstance(self.g, str) else keras.saving.serialize_keras_object(self.g)
         return {**self.arguments(), "g": g}
 

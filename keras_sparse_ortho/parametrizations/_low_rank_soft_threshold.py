@@ -96,7 +96,6 @@ class LowRankSoftThreshold(LearntThreshold):
         self._rows = 0
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates `s`, `U`, `v` and `V`, and stops training the weight itself."""
         self._rows = _rows(weight)
         self._build_threshold(weight, add_weight)
         parts = self._decomposed()
@@ -109,13 +108,11 @@ class LowRankSoftThreshold(LearntThreshold):
         weight.variable.trainable = False
 
     def settle(self) -> None:
-        """Starts from the weight as it is now."""
         parts = self._decomposed()
         for variable, part in zip((self.left, self.values, self.right), parts, strict=True):
             assign(variable, part)
 
     def release(self) -> None:
-        """Makes the weight trainable again, if its layer is."""
         self.weight.variable.trainable = self.weight.owner.trainable
 
     def effective(self, value: Any) -> Any:
@@ -147,15 +144,12 @@ class LowRankSoftThreshold(LearntThreshold):
 
     @property
     def steered(self) -> Any:
-        """`v`."""
         return self.values
 
     def counts(self) -> tuple[int, int]:
-        """Live ranks, and all of them."""
         return self.live_rank, int(self.values.shape[0])
 
     def scales(self) -> np.ndarray:
-        """`|v|`, of every rank."""
         left, values, right = map(to_numpy, (self.left, self.values, self.right))
         wrong = sum(np.count_nonzero(~np.isfinite(part)) for part in (left, values, right))
         if wrong:
@@ -176,7 +170,6 @@ class LowRankSoftThreshold(LearntThreshold):
         return mask
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {"rank": self.rank, **super().arguments()}
 
     def _numpy_values(self) -> np.ndarray:

@@ -58,7 +58,6 @@ class Parametrization(Storage):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Parametrization":
-        """The reverse of `get_config`."""
         return cls(**config)
 
     def clone(self) -> "Parametrization":
@@ -145,7 +144,6 @@ class Masked(Parametrization):
         self.mask: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates the mask as a bool variable that is saved with the model."""
         self._weight = weight
         self.mask = add_weight(
             name="mask",

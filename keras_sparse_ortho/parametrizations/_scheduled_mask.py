@@ -47,7 +47,6 @@ class ScheduledMask(Masked):
         self._updated: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates the mask, and the step of its last update (-1: none yet)."""
         if self.schedule.density is None:
             name = type(self).__name__
             raise ValueError(
@@ -119,12 +118,10 @@ class ScheduledMask(Masked):
         return type(self)(self.schedule)
 
     def get_config(self) -> dict[str, Any]:
-        """The schedule."""
         return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
-        """The reverse of `get_config`."""
         check_config(cls.__name__, config, "schedule")
         schedule = restored(config["schedule"])
         if not isinstance(schedule, Schedule):  # a file could name any callable
@@ -246,7 +243,6 @@ class StraightThroughTopK(ScheduledMask):
         return value + keras.ops.stop_gradient(super().effective(value) - value)
 
     def settle(self) -> None:
-        """Ranks the raw weight as it is now."""
         assign(self.mask, self._initial_mask())
 
     def _initial_mask(self) -> Any:

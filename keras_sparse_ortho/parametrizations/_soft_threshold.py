@@ -87,7 +87,6 @@ class SoftThreshold(LearntThreshold):
         self.granularity = granularity
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
         shape = weight.outputs_shape if self.granularity == "channel" else ()
         self._build_threshold(weight, add_weight, shape, shared=self.granularity == "global")
         if self.weight_decay:
@@ -98,16 +97,13 @@ class SoftThreshold(LearntThreshold):
         return shrink(value, keras.ops.cast(self._threshold(), value.dtype))
 
     def mask_value(self) -> np.ndarray:
-        """Which entries are not 0 now."""
         value = self.effective(keras.ops.convert_to_tensor(self.weight.variable))
         return to_numpy(value != 0)
 
     def arguments(self) -> dict[str, Any]:
-        """Those of the constructor."""
         return {"granularity": self.granularity, **super().arguments()}
 
     def scales(self) -> np.ndarray:
-        """`|w|`."""
         return np.abs(self.weight.finite_raw_value())
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
@@ -190,7 +186,6 @@ class ChannelSoftThreshold(LearntThreshold):
         self._summed: tuple[int, ...] = ()
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
         self._build_threshold(weight, add_weight)
         one = weight.outputs_shape
         self._summed = tuple(k for k, size in enumerate(weight.shape) if size != one[k])
@@ -205,7 +200,6 @@ class ChannelSoftThreshold(LearntThreshold):
         return value * shrunk
 
     def mask_value(self) -> np.ndarray:
-        """Which entries are in live channels."""
         _, live = self._scales(keras.ops.convert_to_tensor(self.weight.variable))
         return np.broadcast_to(to_numpy(live), self.weight.shape)
 
@@ -216,7 +210,6 @@ class ChannelSoftThreshold(LearntThreshold):
 
     @property
     def dies_at_once(self) -> int:
-        """The entries of a channel."""
         return self.weight.size // math.prod(self.weight.outputs_shape)
 
     def scales(self) -> np.ndarray:

@@ -8,10 +8,9 @@ from keras_sparse_ortho.schedules._schedule import (
     OneShot,
     Polynomial,
     Schedule,
+    default_frequency,
 )
-from keras_sparse_ortho.schedules._schedule import default_frequency as default_frequency
-from keras_sparse_ortho.schedules._tfmot_schedule import TfmotSchedule as TfmotSchedule
-from keras_sparse_ortho.schedules._tfmot_schedule import as_schedule as as_schedule
+from keras_sparse_ortho.schedules._tfmot_schedule import TfmotSchedule, as_schedule
 
 __all__ = [
     "Constant",

@@ -74,12 +74,10 @@ class Schedule(abc.ABC):
         """The live fraction at `step`."""
 
     def get_config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes an equal schedule: the arguments."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Schedule":
-        """The reverse of `get_config`."""
         config = dict(config)
         if "final_density" in config:  # in older files
             config["density"] = config.pop("final_density")
@@ -215,7 +213,6 @@ class Constant(Schedule):
         super().__init__(density, begin_step, end_step, frequency)
 
     def at(self, step: int) -> float:
-        """`density` from `begin_step` on, and 1 before."""
         return self._final() if step >= self._steps()[0] else 1.0
 
 
@@ -239,7 +236,6 @@ class OneShot(Constant):
         super().__init__(density, step, step, 1)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
         return {"density": self.density, "step": self.begin_step}
 
 

@@ -49,11 +49,9 @@ class TfmotSchedule(Schedule):
         super().__init__(1 - final, begin, last, getattr(schedule, "frequency", 1))
 
     def at(self, step: int) -> float:
-        """1 minus the schedule's sparsity; 1 before `begin_step`."""
         return 1.0 if step < self.begin_step else 1 - self._sparsity(step)
 
     def due(self, step: int, executed: int = 1) -> bool:
-        """Whether the TFMOT schedule prunes at `step`, or at one of the steps before it."""
         steps = range(max(step - executed + 1, 0), step + 1)
         if all(hasattr(self.schedule, name) for name in ("begin_step", "end_step", "frequency")):
             # TFMOT's `_should_prune_in_step`, without a TensorFlow call in every step. Unlike our
@@ -67,7 +65,6 @@ class TfmotSchedule(Schedule):
         return any(bool(self._answer(at)[0]) for at in steps)
 
     def with_density(self, density: float) -> "TfmotSchedule":
-        """The same schedule towards another density."""
         density = check_density(density)
         config = dict(_inner_config(self.schedule))
         names = [name for name in _FINAL_NAMES if name in config]
@@ -80,7 +77,6 @@ class TfmotSchedule(Schedule):
         return TfmotSchedule(type(self.schedule)(**config))
 
     def get_config(self) -> dict[str, Any]:
-        """Module, class and arguments of the TFMOT schedule."""
         kind = type(self.schedule)
         return {
             "schedule": {

@@ -123,7 +123,6 @@ class PruneWithMask(EffectiveWeightWrapper):
         super().__init__(layer, selected, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        """Builds the layer, and sets the masks."""
         self._build_layer(input_shape)
         self._check_sources()
         super().build(input_shape)
@@ -168,7 +167,6 @@ class PruneWithMask(EffectiveWeightWrapper):
             self._initializers[index] = None
 
     def get_config(self) -> dict[str, Any]:
-        """The layer, counts and initializers; masks are saved as variables."""
         initializers = self._initializers
         if initializers is not None:
             serialize = tf_keras.initializers.serialize

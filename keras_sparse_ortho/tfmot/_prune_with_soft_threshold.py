@@ -93,25 +93,20 @@ class SoftThresholdState(WeightState):
         self.settle()
 
     def threshold_value(self) -> np.ndarray:
-        """The threshold `t`: one value, or one per output."""
         return np.ravel(as_numpy(self._threshold()))
 
     @property
     def frozen(self) -> bool:
-        """Whether the live entries are fixed, with threshold 0."""
         return not float(as_numpy(self.active))
 
     @property
     def steered(self) -> Any:
-        """The variable that `critical_offsets` and `freeze` refer to."""
         return self.raw
 
     def scales(self) -> np.ndarray:
-        """`|w|`."""
         return np.asarray(np.abs(as_numpy(self.raw)))
 
     def critical_offsets(self) -> np.ndarray:
-        """For every entry, the offset `g^-1(|w|) - s` at which it becomes zero."""
         return np.asarray(threshold_function(self.g).inverse(self.scales()) - as_numpy(self.s))
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
@@ -210,7 +205,6 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     @property
     def layer(self) -> Any:
-        """The wrapped layer, whose kernels hold the effective weights."""
         # One replica of a strategy must not assign to all.
         distribute = tf.distribute
         in_replica = distribute.has_strategy() and not distribute.in_cross_replica_context()
@@ -280,7 +274,6 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
             state.adopt_effective()
 
     def get_config(self) -> dict[str, Any]:
-        """The layer and the arguments; raw weights and thresholds are saved as variables."""
         names = ("granularity", "g", "s_init", "weight_decay")
         return super().get_config() | {name: getattr(self, name) for name in names}
 
@@ -411,7 +404,6 @@ class TargetDensity(tf_keras.callbacks.Callback):
         self._executed, self._calls = 1, 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Resolves the schedule; raises for a model without soft thresholds."""
         states = [getattr(weight, "state", None) for weight in prunable_weights(self.model)]
         thresholds = [state for state in states if isinstance(state, SoftThresholdState)]
         if not thresholds:
@@ -425,7 +417,6 @@ class TargetDensity(tf_keras.callbacks.Callback):
         self._executed, self._calls = 1, 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the offset at the steps of the schedule, and fixes the live entries at its end."""
         step = self._step()
         self._calls += 1
         executed = 1 if self._last is None else step - self._last
@@ -444,7 +435,6 @@ class TargetDensity(tf_keras.callbacks.Callback):
             self._steer_at_end(step)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Does what is due at the last step."""
         step = self._step()
         if self._steering.is_due_at_end(step, self._executed):
             self._steer_at_end(step)

@@ -24,7 +24,6 @@ class TfKerasWeight(PrunableWeight):
 
     @property
     def live(self) -> int:
-        """Number of live entries: those of the mask, or nonzeros in a plain layer."""
         return int(np.count_nonzero(self.value if self.state is None else self.state.mask()))
 
     @property
@@ -45,12 +44,10 @@ class TfKerasWeight(PrunableWeight):
         return None
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
-        """The raw weight as a NumPy array (bfloat16 as float32)."""
         return as_numpy(self.variable if self.state is None else self.state.raw)
 
     @property
     def value(self) -> np.ndarray:
-        """The effective weight as a NumPy array (bfloat16 as float32)."""
         return self.raw_value() if self.state is None else as_numpy(self.state.effective())
 
 
