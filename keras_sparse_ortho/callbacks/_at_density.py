@@ -24,24 +24,21 @@ def _pass_on(name: str) -> Any:
 class BestAtDensity(keras.callbacks.Callback):
     """Hides from a callback the epochs that end before the density asked for is reached.
 
-    While masks are updated and thresholds rise the loss is best early, when the model is dense. So
-    `EarlyStopping` stops there, and restores the dense weights; `ModelCheckpoint` keeps them as the
-    best ones; `ReduceLROnPlateau` lowers the learning rate too soon. Wrapped in this, they only see
-    epochs that end with every weight at its final density: all masks as sparse as at the end of
-    their schedules, thresholds fixed at the density of `TargetDensity`. It changes nothing for
-    models whose density does not change in training (`FixedMask`, SET, RigL).
+    While masks are updated and thresholds rise the loss is best early, when the model is dense:
+    that is where `EarlyStopping` stops and restores, and what `ModelCheckpoint` keeps as the best.
+    Wrapped in this, they only see epochs that end with every weight at its final density. It
+    changes nothing for models whose density does not change in training (`FixedMask`, SET, RigL).
 
     Args:
         callback: A Keras callback, such as `EarlyStopping(restore_best_weights=True)`,
-            `ModelCheckpoint(save_best_only=True)` or `ReduceLROnPlateau()`. Its `on_epoch_end`
-            and `on_train_batch_end` are not called before; everything else is passed on.
+            `ModelCheckpoint(save_best_only=True)` or `ReduceLROnPlateau()`. Its `on_epoch_end` and
+            `on_train_batch_end` are not called before; everything else is passed on.
 
     Raises:
         ValueError: Something that is no callback.
 
-    Limits: the density is checked after epochs, not batches: a checkpoint after a number of batches
-    waits for the next epoch. `EarlyStopping(start_from_epoch=n)` does the same if the epoch in
-    which the schedule ends is known. What `ReduceLROnPlateau` adds to the logs is missing before.
+    Limits: the density is checked after epochs, not batches. What `ReduceLROnPlateau` adds to the
+    logs is missing before.
 
     Example:
 
@@ -110,20 +107,16 @@ class BestAtDensity(keras.callbacks.Callback):
 
 @other_keywords()
 def finish(model: Any, density: float | None = None) -> Any:
-    """Brings a model to the density that was asked for, without training it.
+    """Brings a model to the density that was asked for, without training it; in place.
 
-    This does at once what the end of the schedule would have done: a `MagnitudeMask` or
-    `StraightThroughTopK` keeps the `round(d * size)` largest magnitudes, where `d` is the final
-    density of its schedule; learnt thresholds are set so that `round(d * size)` entries of the
-    whole model are live, where `d` is the density of `TargetDensity`, and these are fixed. The
-    optimizer's moments of entries that die are reset.
-
-    Use it for runs that ended before their schedule, and for weights of an earlier epoch. Entries
-    that training has not made small are lost at once, so train on for some epochs; `UpdateMasks`
-    and `TargetDensity` do not change a finished model.
+    This does at once what the end of the schedule would have done: a scheduled mask keeps its
+    `round(d * size)` largest magnitudes; learnt thresholds are set so that `round(d * size)`
+    entries of the whole model are live, where `d` is the density of `TargetDensity`, and these are
+    fixed. The optimizer's moments of entries that die are reset. Use it for runs that ended before
+    their schedule, and for weights of an earlier epoch, and train on for some epochs.
 
     Args:
-        model: A Keras model with such parametrizations. It is changed in place.
+        model: A Keras model with such parametrizations.
         density: For learnt thresholds: the global density, in (0, 1]. Default: that of
             `TargetDensity`.
 

@@ -23,9 +23,9 @@ class DensityLogger(keras.callbacks.Callback):
     """Adds density and thresholds of the kernels to the logs of every epoch.
 
     `density = sum(live) / sum(size)` over all kernels, and, where there are learnt thresholds,
-    `threshold`, their mean over the kernels. `History`, the progress bar, and callbacks such as
-    `CSVLogger` and `TensorBoard` that come after this one in the list have them. `TargetDensity`
-    and `UpdateMasks` add the same by themselves.
+    `threshold`, their mean over the kernels. `History`, the progress bar, and callbacks that come
+    after this one in the list have them. `TargetDensity` and `UpdateMasks` add the same by
+    themselves.
 
     Args:
         per_layer: Whether to add `density/<path>` and `threshold/<path>` (the mean over channels)

@@ -29,8 +29,7 @@ _FACTORS = (0x7FEB352D, 0x846CA68B)
 class DynamicSparseTraining(StepCallback):
     """Moves live entries every `frequency` steps, to where `growth_scores` of a subclass says.
 
-    It keeps no state between steps: an update depends on the model, the optimizer's step count and
-    the arguments alone, which are those of `SET`.
+    An update depends on the model, the optimizer's step count and the arguments of `SET` alone.
     """
 
     def __init__(
@@ -63,9 +62,9 @@ class DynamicSparseTraining(StepCallback):
 
     @abc.abstractmethod
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
-        """Scores of each weight, in its shape: the dead entries with the largest ones grow.
+        """Scores of each weight, in its shape (of blocks `(I, J)`): the largest dead ones grow.
 
-        Live blocks have a score each, `(I, J)`. The update is skipped if a score is not finite.
+        The update is skipped if a score is not finite.
         """
 
     def drop_fraction(self, step: int) -> float:
@@ -185,23 +184,20 @@ class SET(DynamicSparseTraining):
 
         floor(f(t) n),  f(t) = alpha / 2 (1 + cos(pi t / T_end))
 
-    of them, those of smallest magnitude, and as many of the entries that are then dead become
-    live, drawn uniformly. The number of live entries of each layer does not change. As in the RigL
-    paper's SET, an entry that was just dropped may be drawn; it is then as if it had stayed.
+    of them, those of smallest magnitude, and as many of the entries that are then dead become live,
+    drawn uniformly. Grown entries start from zero, and so do the moments and averages of grown and
+    dropped ones. As in the RigL paper, an entry that was just dropped may be drawn; it is then as
+    if it had stayed.
 
     Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
     their entries; with `ConstantFan` a line grows as many entries as it lost (as in SRigL); with
-    `NByM` entries grow where a group has room. Live blocks (as of `layers.BlockSparseDense`) move
-    as those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
+    `NByM` entries grow where a group has room. Live blocks (`layers.BlockSparseDense`) move as
+    those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
 
-    Entries that became live start from zero. Raw weights of dropped and grown entries are set to
-    zero, and so are their moments and averages in the optimizer. Masks are variables: nothing is
-    recompiled. Random choices follow from `seed`, the step and the path of the weight, so that a
-    run killed and resumed from a checkpoint equals one that was not. `moved` in the logs of an
-    epoch is how many entries moved in it, as a fraction of the live ones.
-
-    A custom training loop calls `update(step)` before every step: see docs/custom_loops.md. `move`
-    does an update at once, due or not.
+    Random choices follow from `seed`, the step and the path of the weight, so a run that is resumed
+    from a checkpoint equals one that was not interrupted. `moved` in the logs of an epoch is the
+    fraction of live entries that moved in it. A custom training loop calls `update(step)` before
+    every step: see docs/custom_loops.md. `move` does an update at once, due or not.
 
     Args:
         frequency: Optimizer steps between updates. Default: a hundredth of `T_end`, at least 1 and
@@ -221,10 +217,8 @@ class SET(DynamicSparseTraining):
             before the first step, or their masks after an update.
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
-    Limits: weights are copied to the host and ranked there, with NumPy. With
-    `steps_per_execution` of `k > 1` an update waits for the end of an execution, and where `k`
-    does not divide an epoch it may be made twice. After a step that a `LossScaleOptimizer` skips
-    for an overflow the update is repeated, which changes nothing.
+    Limits: weights are ranked on the host. With `steps_per_execution` of `k > 1` an update waits
+    for the end of an execution, and where `k` does not divide an epoch it may be made twice.
 
     Example:
 
@@ -233,20 +227,17 @@ class SET(DynamicSparseTraining):
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
     >>> model = kso.sparsify(dense, 0.25, seed=0)
     >>> model.compile("adam", "mse")
-    >>> x, y = np.ones((8, 8)), np.ones((8, 8))
     >>> callback = kso.callbacks.SET(frequency=2, end_step=100)
-    >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[callback])
+    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 8)), batch_size=2, verbose=0,
+    ...                     callbacks=[callback])
     >>> kso.prunable_weights(model)[0].live
     16
 
     References:
 
-    - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
-      connectivity inspired by network science", Nature Communications 9 (2018), arXiv 1707.04780.
-      (There new weights are random; here they are zero, as in the comparison of the RigL paper.)
+    - Mocanu et al. (Nature Communications 9, 2018), arXiv 1707.04780 (new weights are random there)
     - Evci et al., "Rigging the lottery" (ICML 2020), arXiv 1911.11134
-    - Lasby et al., "Dynamic sparse training with structured sparsity" (SRigL, ICLR 2024),
-      arXiv 2305.02299, for `ConstantFan`
+    - Lasby et al. (SRigL, ICLR 2024), arXiv 2305.02299, for `ConstantFan`
     """
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
@@ -259,10 +250,7 @@ class SET(DynamicSparseTraining):
 
 
 def random_order(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Pseudo-random numbers in [0, 1): hashes of the flat index and the seed.
-
-    Wellons' `lowbias32` twice, with a key before each.
-    """
+    """Pseudo-random numbers in [0, 1): hashes of flat index and seed, by `lowbias32` twice."""
     index = np.arange(int(np.prod(shape, dtype=np.int64)), dtype=np.uint32)
     for key in np.random.SeedSequence(seed).generate_state(2):
         index ^= key

@@ -35,16 +35,12 @@ _RESTART = "To start a new run call `fit` without `initial_epoch`. "
 class StepCallback(keras.callbacks.Callback):
     """Calls `on_step` before the steps of training that `is_due` chooses.
 
-    A step is an update of the optimizer: with gradient accumulation, several batches. The number is
-    the optimizer's own, so that a resumed run equals one that was not interrupted, counted on from
-    the start of the epoch: on JAX the optimizer's variables are not up to date while `fit` runs.
-    Read variables in `on_run_begin`: in `prepare` a later callback may have yet to restore them.
-
-    A custom training loop has no `fit` to call the hooks of Keras. It calls `update`, which begins
-    the run at its first call, and then does the same as the hooks.
-
-    Processes that train one model compare model, callbacks and masks before the first step, and
-    after every change that goes through `change_masks`.
+    A step is an update of the optimizer; the number is the optimizer's own, so that a resumed run
+    equals one that was not interrupted, counted on from the start of the epoch: on JAX the
+    optimizer's variables are not up to date while `fit` runs. Read variables in `on_run_begin`: in
+    `prepare` a later callback may have yet to restore them. A custom training loop calls `update`,
+    which begins the run at its first call. Processes that train one model compare model, callbacks
+    and masks before the first step, and after every change that goes through `change_masks`.
     """
 
     def __init__(self) -> None:
@@ -85,13 +81,12 @@ class StepCallback(keras.callbacks.Callback):
         """Does what is due before a step of a custom training loop.
 
         Call `set_model(model)` first, then this before every step, and once more after the last.
-        The model need not be compiled. `docs/custom_loops.md` has a loop for each backend.
+        The model need not be compiled; in a stateless loop on JAX call `update_stateless`.
 
         Args:
             step: int. The steps made so far in all epochs: 0 before the first.
-            optimizer: A Keras optimizer or one of `torch.optim`. Its moments of entries that are
-                dropped or grown are reset. Default: that of the last call, or `model.optimizer`;
-                without either, moments stay as they are.
+            optimizer: A Keras optimizer or one of `torch.optim`, whose moments of entries that are
+                dropped or grown are reset. Default: that of the last call, or `model.optimizer`.
 
         Returns:
             Whether anything was due.
@@ -99,9 +94,6 @@ class StepCallback(keras.callbacks.Callback):
         Raises:
             ValueError: A step before that of the last call; an optimizer of another model.
             TypeError: An optimizer of another kind.
-
-        Limits: in a stateless loop on JAX the model does not hold the values that are trained: call
-        `update_stateless` there.
         """
         return self._update(step, optimizer, lambda: None)
 
@@ -401,19 +393,15 @@ class CheckWorkers(StepCallback):
 
     Each process of `tf.distribute.MultiWorkerMirroredStrategy`, of JAX under `keras.distribution`
     or of `torch.distributed` makes the model by itself. If one of them has other seeds, masks or
-    weights, training silently gives a meaningless model. This callback compares digests of
-    structure, masks, trained weights and layouts, and stops all processes where they differ.
-
-    `RigL`, `SET`, `UpdateMasks` and `TargetDensity` do the same by themselves before the first
-    step, and compare masks after every update. So this is for models with fixed masks, and for
-    comparing the weights, too. With one process it does nothing.
+    weights, training silently gives a meaningless model. This compares digests of structure, masks,
+    trained weights and layouts, and stops all processes where they differ. `RigL`, `SET`,
+    `UpdateMasks` and `TargetDensity` compare masks by themselves. With one process it does nothing.
 
     Raises:
         WorkerError: What differs, on every process.
 
-    Limits: every process must have this callback: comparing waits for all. It reads all weights,
-    once an epoch. Moving averages and the states of random generators are compared on JAX only:
-    elsewhere each process may have its own.
+    Limits: every process must have this callback: comparing waits for all. Moving averages and the
+    states of random generators are compared on JAX only: elsewhere each process may have its own.
 
     Example:
 

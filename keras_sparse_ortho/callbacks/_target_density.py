@@ -31,14 +31,11 @@ DEFAULT_FLOOR = 0.3
 class ThresholdSteering:
     """Sets the common offset of the thresholds of a model to the density of a schedule.
 
-    For `round(d(t) * size)` live entries in step `t` the offset is put between the critical
-    offsets of this rank and of the next, over all thresholds but those at their floor (see
-    `floored_cut`); at the end of the schedule exactly as many entries are frozen. It needs no
-    optimizer or callback: call `begin` first (or `take`, and `resolve` once the length of the run
-    is known), then `steer` before each step that `is_due`, and once more after the last one. A
-    threshold has the attributes `counted`, `offset`, `weight`, `frozen` and `steered`, and the
-    methods `critical_offsets`, `scales` and `freeze` of
-    `parametrizations.LearntThreshold`. The arguments are those of `TargetDensity`.
+    For `round(d(t) * size)` live entries the offset is put between the critical offsets of this
+    rank and of the next, over all thresholds but those at their floor. It needs no optimizer or
+    callback: call `begin` (or `take`, and `resolve` once the length of the run is known), then
+    `steer` before each step that `is_due`, and once more after the last one. The arguments are
+    those of `TargetDensity`.
     """
 
     def __init__(
@@ -80,11 +77,7 @@ class ThresholdSteering:
         self._warned_of = set()
 
     def resolve(self, steps: int | None, start: int = 0) -> None:
-        """Resolves the schedule for a run, which may have been interrupted, as `Schedule.resolved`.
-
-        Raises:
-            ValueError: No schedule, or one in fractions of the run, and an unknown length.
-        """
+        """Resolves the schedule for a run; ValueError for one of unknown length without steps."""
         if self.schedule is None and steps is None:
             raise ValueError(
                 "TargetDensity needs a `schedule` if the number of steps is not known before "
@@ -121,11 +114,7 @@ class ThresholdSteering:
         return endless or self.has_ended(step) or plan.due(step, executed)
 
     def steer(self, step: int) -> list[tuple[Any, np.ndarray]]:
-        """Sets the offset for the density at a step, and freezes if the schedule has ended.
-
-        Returns:
-            Each threshold that was frozen now, with the mask of its live entries.
-        """
+        """Sets the offset for a step; returns the thresholds frozen now, with their live masks."""
         freeze = self.freeze and self.has_ended(step)
         frozen = self.cut(self.thresholds, self._plan.at(step), freeze)
         self._all_frozen = self._all_frozen or freeze
@@ -188,56 +177,46 @@ class ThresholdSteering:
 class TargetDensity(DensityRun):
     """Steers all learnt thresholds of a model to a global density.
 
-    All layers share an offset `o`: their thresholds are `t_l = g(s_l + o)`. Layers go on learning
-    their relative thresholds `s_l`; the offset decides how many entries are live in all. An entry
-    `w` of layer `l` dies at its critical offset `g^-1(|w|) - s_l`, so an offset between the k-th
-    and the next largest critical offset of the whole model leaves exactly `k` entries live. At
-    every step of the schedule the offset is set for `k = round(d(t) * size)`: no search over weight
-    decay and `s_init` is needed.
-
-    At the end of the schedule the live entries are fixed (`freeze`): `w` becomes `w_e`, the
-    thresholds become 0 and dead entries get no gradient any more, so that the count stays exact
-    while the rest of the run trains the live weights. What is due at the last step of a run is done
-    when it ends. The logs of `fit` get `density` and `threshold`, as with `DensityLogger`. A custom
-    training loop calls `update(step)` before every step: see docs/custom_loops.md.
+    All layers share an offset `o`: their thresholds are `t_l = g(s_l + o)`, with relative
+    thresholds `s_l` that go on learning. An entry `w` of layer `l` dies at its critical offset
+    `g^-1(|w|) - s_l`, so an offset between the k-th and the next largest critical offset of the
+    whole model leaves exactly `k` entries live. At every step of the schedule the offset is set for
+    `k = round(d(t) * size)`. At its end the live entries are fixed (`freeze`): `w` becomes `w_e`,
+    thresholds become 0 and dead entries get no gradient any more. What is due at the last step of a
+    run is done when it ends. The logs of `fit` get `density` and `threshold`. A custom training
+    loop calls `update(step)` before every step: see docs/custom_loops.md.
 
     Args:
         density: Global live fraction in the end, in (0, 1].
         schedule: A schedule, whose density may be left out. Default: `Cubic` over the first 70% of
-            the run, from the initial density to `density`.
+            the run.
         frequency: Steps between two updates of the offset, if there is no schedule. Default: a
             hundredth of the steps over which the density falls, but 100 at most.
         freeze: Whether to fix the live entries at the end of the schedule. If not, the offset is
             still updated every `frequency` steps, and once more when the run ends.
-        floor: The least count of each layer, as a share of its count under `budgets.erk` at
-            `density`, in [0, 1]; one entry (or channel) at least, if it is not 0. Ranks have
-            that share of `density * rank`. A layer that would have fewer gets an offset
-            of its own, and the others share what is left, so that the total stays exact. With 0
-            all layers share the offset, whatever becomes of them.
+        floor: The least count of each layer, as a share of its count under `budgets.erk`, in [0,
+            1]; if it is not 0, one entry (or channel) at least. A layer that would have fewer gets
+            an offset of its own, and the others share what is left: the total stays exact.
 
     Raises:
         DensityError: A density outside (0, 1].
-        ValueError: A `floor` outside [0, 1].
-        NotPrunableError: When training begins, if no weight has a `SoftThreshold` or
-            another learnt threshold; if some are on ranks and others are not.
-        WorkerError: On all processes that train one model, if their models differ before the first
-            step, or their live entries after an update.
-        ValueError: When training begins without a schedule on data of unknown length; or if the
-            schedule would start again, because the optimizer has lost its steps.
+        NotPrunableError: When training begins, if no weight has a learnt threshold, or some are on
+            ranks and others are not.
+        WorkerError: On all processes, if their models differ before the first step, or their live
+            entries after an update.
+        ValueError: A `floor` outside [0, 1]. When training begins: no schedule for data of unknown
+            length; a schedule that would start again, as the optimizer has lost its steps.
 
     Warns:
-        DensityWarning: When training has ended, and the weights are not at `density`: the run
-            was shorter than the schedule, or weights of an earlier epoch were restored.
-            `BestAtDensity` makes EarlyStopping and other callbacks see only epochs at that density;
-            `keras_sparse_ortho.finish` brings a model there at once.
+        DensityWarning: When training has ended, and the weights are not at `density`: the run was
+            shorter than the schedule, or weights of an earlier epoch were restored. See
+            `BestAtDensity` and `finish`.
 
     Limits: between two updates the count drifts as the weights move. Channels die as a whole, so
     with `ChannelSoftThreshold` the count is exact to within one of them; with
-    `LowRankSoftThreshold` ranks are counted instead of entries. All layers are ranked together, and
-    batch-normalized kernels can grow freely, so that others come to their floor: a warning names
-    them, and those without a live entry. With `g="sigmoid"` entries of magnitude 1 and more cannot
-    die before the end, when the largest of them are kept; a warning tells if they are too many.
-    `finish` has the default floor. Every `frequency` steps the weights are ranked on the host.
+    `LowRankSoftThreshold` ranks are counted. Warnings name layers at their floor and those without
+    a live entry. With `g="sigmoid"` entries of magnitude 1 and more cannot die before the end, when
+    the largest of them are kept.
 
     Example:
 
@@ -253,9 +232,8 @@ class TargetDensity(DensityRun):
 
     References:
 
-    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231, for the thresholds
-    - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878, for the schedule
+    - Kusupati et al. (ICML 2020), arXiv 2002.03231, for the thresholds
+    - Zhu and Gupta (2017), arXiv 1710.01878, for the schedule
     """
 
     _kind = LearntThreshold

@@ -13,18 +13,16 @@ from keras_sparse_ortho.schedules import Schedule
 class UpdateMasks(DensityRun):
     """Updates masks of `MagnitudeMask`, `Feather` and `StraightThroughTopK` on their schedule.
 
-    Before step `t` every weight whose schedule is due gets the mask of its
-    `round(d(t) * size)` largest magnitudes. Raw weights that a `MagnitudeMask` drops are set to
-    zero, and so are their moments and averages in the optimizer. What is due at the last step of a
-    run is done when it ends.
+    Before step `t` every weight whose schedule is due gets the mask of its `round(d(t) * size)`
+    largest magnitudes. Raw weights that a `MagnitudeMask` drops are set to zero, and so are their
+    moments and averages in the optimizer. What is due at the last step of a run is done when it
+    ends. A mask at its final density does not change in later runs, although its schedule would
+    start dense.
 
-    A mask is a variable, so nothing is recompiled; the callback holds no state, so that a run
-    resumed from a checkpoint equals one that was not interrupted. With `steps_per_execution` of
-    more than 1 an update waits for the end of the execution. A mask at its final density does not
-    change in later runs, although its schedule would start dense. The logs of `fit` get `density`,
-    and, if dead entries can come back, `moved`: how many did in this epoch, per live entry.
-
-    A custom training loop calls `update(step)` before every step: see docs/custom_loops.md.
+    The callback holds no state, so a run that is resumed from a checkpoint equals one that was not
+    interrupted. The logs of `fit` get `density`, and, if dead entries can come back, `moved`: the
+    fraction of live entries that did in this epoch. A custom training loop calls `update(step)`
+    before every step: see docs/custom_loops.md.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
@@ -36,8 +34,6 @@ class UpdateMasks(DensityRun):
     Warns:
         DensityWarning: When training has ended, and masks are not at the final density of their
             schedules; the reasons and remedies are those of `TargetDensity`.
-
-    Limits: every `frequency` steps the weights are ranked on the host, with NumPy.
 
     Example:
 
