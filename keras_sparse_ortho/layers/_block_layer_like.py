@@ -54,16 +54,15 @@ def block_layer_like(
     mask)`.
 
     Args:
-        layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras, a `contrib.ScannedStack` of one,
-            or an LSTM or GRU.
+        layer: A Dense, EinsumDense, Conv1D, 2D or 3D, LSTM or GRU of Keras, or a `RepeatedLayer`.
         density: Live fraction. Of an LSTM or GRU by name, `{"recurrent_kernel": 0.1}`, where not
             both kernels are to be on blocks, or not with the same density.
         block: `(r, c)`, or one integer for both; by name as well.
         seed: Seed of the places and values that are drawn.
 
     Raises:
-        NotPrunableError: A layer of another type, one with groups, LoRA or quantization, an
-            einsum whose kernel is several matrices.
+        NotPrunableError: A layer of another type, one with groups, LoRA or quantization, an einsum
+            whose kernel is several matrices.
     """
     reason = why_no_block_form(layer)
     if reason is not None:
@@ -90,11 +89,7 @@ def block_layer_like(
 
 
 def plain_layer(layer: Any) -> Any:
-    """The plain layer, built, for one that holds its kernels in storages; `None` for a plain one.
-
-    Raises:
-        NotPrunableError: A stack with live blocks somewhere in its layers.
-    """
+    """The plain layer, built, for one with kernels in storages; `None` for a plain one."""
     if isinstance(layer, RepeatedLayer):
         return layer.to_plain_stack() if layer.storages() else None
     return layer.to_dense_layer() if is_sparse_layer(layer) else None

@@ -20,20 +20,7 @@ ops = keras.ops
 
 
 class BlockSparseConv(BlockSparseLayer):
-    """Base of `BlockSparseConv1D`, `BlockSparseConv2D` and `BlockSparseConv3D`.
-
-    Args:
-        filters: As for the namesake, a multiple of `c`.
-        kernel_size: As for the namesake.
-        strides: As for the namesake.
-        padding: As for the namesake.
-        data_format: As for the namesake.
-        dilation_rate: As for the namesake.
-        groups: Must be 1.
-        activation: As for the namesake.
-        use_bias: As for the namesake.
-        **kwargs: As for `BlockSparseLayer`.
-    """
+    """Base of the three; arguments are those of the namesake and of `BlockSparseLayer`."""
 
     def __init__(
         self,
@@ -159,32 +146,26 @@ class BlockSparseConv1D(BlockSparseConv):
 
     Args:
         filters: Output channels, a multiple of `c`.
-        kernel_size: As for Conv1D.
-        strides: As for Conv1D.
-        padding: As for Conv1D.
-        data_format: As for Conv1D.
-        dilation_rate: As for Conv1D.
+        kernel_size: As for Conv1D, and so are `strides`, `padding`, `data_format`, `dilation_rate`,
+            `activation` and `use_bias`.
         groups: Must be 1: blocks are connections of their own.
-        activation: As for Conv1D.
-        use_bias: As for Conv1D.
-        **kwargs: As for `BlockSparseDense`: `density`, `block`, `inputs_of`,
-            `kernel_initializer`, `gain`, `seed`, and what Conv1D takes. An exactly orthogonal
-            kernel stands at the center tap; the live entries at other taps begin with zeros.
+        **kwargs: As for `BlockSparseDense` and Conv1D. An exactly orthogonal kernel stands at the
+            center tap; the live entries at other taps begin with zeros.
 
     Raises:
         NotPrunableError: `groups` other than 1.
         LayoutError, DensityError, ValueError: As for `BlockSparseDense`.
 
-    Limits: as for `BlockSparseDense`. The graph has a convolution for each output block, so that
-    many small blocks take long to compile.
+    Limits: as for `BlockSparseDense`. The graph has a convolution for each output block, so blocks
+    of few filters compile slowly.
 
     Example:
 
     >>> import keras
-    >>> layer = BlockSparseConv1D(64, 3, padding="same", density=0.5, block=16, seed=0)
-    >>> model = keras.Sequential([keras.Input((20, 64)), layer])
+    >>> layer = BlockSparseConv1D(64, 3, density=0.25, block=16, seed=0)
+    >>> layer.build((None, 20, 64))
     >>> tuple(layer.blocks.shape), layer.density
-    ((4, 2, 3, 16, 16), 0.5)
+    ((4, 1, 3, 16, 16), 0.25)
     """
 
     namesake = keras.layers.Conv1D
@@ -194,17 +175,7 @@ class BlockSparseConv1D(BlockSparseConv):
 class BlockSparseConv2D(BlockSparseConv):
     """A `keras.layers.Conv2D` that connects blocks of channels with blocks of filters.
 
-        y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
-
-    Arguments, errors and limits are those of `BlockSparseConv1D`, for images.
-
-    Example:
-
-    >>> import keras
-    >>> layer = BlockSparseConv2D(64, 3, padding="same", density=0.5, block=16, seed=0)
-    >>> model = keras.Sequential([keras.Input((8, 8, 64)), layer])
-    >>> tuple(layer.blocks.shape), layer.density
-    ((4, 2, 3, 3, 16, 16), 0.5)
+    See `BlockSparseConv1D`.
     """
 
     namesake = keras.layers.Conv2D
@@ -214,17 +185,7 @@ class BlockSparseConv2D(BlockSparseConv):
 class BlockSparseConv3D(BlockSparseConv):
     """A `keras.layers.Conv3D` that connects blocks of channels with blocks of filters.
 
-        y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
-
-    Arguments, errors and limits are those of `BlockSparseConv1D`, for volumes.
-
-    Example:
-
-    >>> import keras
-    >>> layer = BlockSparseConv3D(64, 3, padding="same", density=0.5, block=16, seed=0)
-    >>> model = keras.Sequential([keras.Input((4, 4, 4, 64)), layer])
-    >>> tuple(layer.blocks.shape), layer.density
-    ((4, 2, 3, 3, 3, 16, 16), 0.5)
+    See `BlockSparseConv1D`.
     """
 
     namesake = keras.layers.Conv3D

@@ -20,11 +20,6 @@ class BlockSparseGates(BlockSparseLayer):
     """`x -> x K` for the kernel `K` of all gates, `(inputs, gates * units)`, a part of a cell.
 
     The gates stand side by side. Each is a matrix of regular blocks, so that all of them are one.
-
-    Args:
-        gates: How many there are.
-        units: Outputs of each, a multiple of `c`.
-        **kwargs: As for `BlockSparseLayer`.
     """
 
     namesake = keras.layers.Dense
@@ -68,12 +63,7 @@ class BlockSparseGates(BlockSparseLayer):
 
 
 class GateBlocks(LiveBlocks):
-    """The kernel of `BlockSparseGates`. Its places are the blocks of each gate, `(gates, I, J)`.
-
-    Args:
-        layer: The gates, which are built.
-        owner: The cell.
-    """
+    """The kernel of `BlockSparseGates`; its places are the blocks of each gate, `(gates, I, J)`."""
 
     def __init__(self, layer: BlockSparseGates, owner: Any) -> None:
         super().__init__(layer)

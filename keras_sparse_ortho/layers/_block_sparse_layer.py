@@ -53,23 +53,10 @@ class BlockSparseLayer(keras.layers.Layer):
 
     The kernel, seen as a matrix of inputs x outputs, is cut into blocks of `r x c`: `I` input by
     `J` output blocks. Each output block has `k` live ones, each input block is used `J k / I`
-    times. The layer has three variables for it: `blocks` `(J, k, *taps, r, c)`, which are trained,
-    and `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand.
-    Subclasses name the Keras layer that they replace (`namesake`), call `_add_kernel` in
-    `build`, and implement `call`.
-
-    Args:
-        density: Live fraction, rounded to a possible `k / I`. `None` with `inputs_of`.
-        block: `(r, c)`, or one integer for both.
-        inputs_of: `(J, k)` integers, the live input blocks of each output block; `None` draws them.
-        kernel_initializer: `"exact_orthogonal"`, or an initializer of Keras. `VarianceScaling` and
-            its kin take the live inputs and outputs as fans.
-        gain: Scale of the exactly orthogonal kernel.
-        seed: Seed of places and values. `None` draws one from Python's `random`, as Keras does.
-        quantizer: Rounds the live blocks, e.g. `FakeQuantization("int8")`; see `quantize_aware`.
-        kernel_regularizer: For the live kernel as `(*taps, k r, outputs)`, one column per output.
-        kernel_constraint: For the same array.
-        **kwargs: As for the namesake.
+    times. There are three variables for it: `blocks` `(J, k, *taps, r, c)`, which are trained, and
+    `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand.
+    Subclasses name the Keras layer that they replace (`namesake`), call `_add_kernel` in `build`,
+    and implement `call`. For the arguments see `BlockSparseDense`.
     """
 
     namesake: ClassVar[Any]
@@ -217,11 +204,7 @@ class BlockSparseLayer(keras.layers.Layer):
         return self._wanted if self._grid is None else self._grid.density
 
     def set_blocks(self, blocks: Any, inputs_of: Any) -> None:
-        """Sets values and places of the live blocks, `(J, k, *taps, r, c)` and `(J, k)`.
-
-        Raises:
-            ValueError: Blocks of another shape, places that are not regular both ways.
-        """
+        """Sets values and places of the live blocks, `(J, k, *taps, r, c)` and `(J, k)`."""
         pattern = self.grid.check_pattern(inputs_of)
         if tuple(blocks.shape) != self.grid.blocks_shape:
             raise ValueError(
@@ -245,11 +228,7 @@ class BlockSparseLayer(keras.layers.Layer):
         return dataclasses.replace(found, blocks=blocks)
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
-        """Lets the live blocks of a built layer be quantized, see the argument `quantizer`.
-
-        Raises:
-            NotPrunableError: A layer that has a quantizer.
-        """
+        """Lets the live blocks of a built layer be quantized, see the argument `quantizer`."""
         if self.quantizer is not None:
             raise NotPrunableError(
                 f"The layer '{self.name}' is quantized already. Received: {self.quantizer!r}"
@@ -285,12 +264,7 @@ class BlockSparseLayer(keras.layers.Layer):
         return self._layout.to_canonical(kernel)[0, 0]
 
     def set_kernel(self, kernel: Any, mask: Any) -> None:
-        """Sets the live blocks from a dense kernel and its mask, both in the namesake's shape.
-
-        Raises:
-            LayoutError: A mask that is not one of whole blocks, as many in each line as the layer
-                has; a kernel that is not zero outside.
-        """
+        """Sets the live blocks from a dense kernel and a mask that fits the layer."""
         kernel, mask = np.asarray(kernel), np.asarray(mask, dtype=bool)
         for name, given in (("kernel", kernel), ("mask", mask)):
             if given.shape != self._kernel_shape:
@@ -342,12 +316,7 @@ class BlockSparseLayer(keras.layers.Layer):
             store[variable.name] = variable
 
     def load_own_variables(self, store: Any) -> None:
-        """Checks where the blocks stand before anything is changed.
-
-        Raises:
-            ValueError: A file with other variables, or with indices that are out of range, doubled
-                or not regular both ways.
-        """
+        """Checks where the blocks stand before anything is changed."""
         wanted = {variable.name: tuple(variable.shape) for variable in self.weights}
         found = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
         if found != wanted:
@@ -360,11 +329,6 @@ class BlockSparseLayer(keras.layers.Layer):
             assign(variable, store[variable.name])
 
     def set_weights(self, weights: list[Any]) -> None:
-        """The reverse of `get_weights`.
-
-        Raises:
-            ValueError: As `load_own_variables`; nothing is set then.
-        """
         check_given(self.weights, weights)
         super().set_weights(weights)
 

@@ -127,8 +127,8 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
         c' = sigmoid(f) c + sigmoid(i) tanh(g),    h' = sigmoid(o) tanh(c')
 
     `K`, `(inputs, 4 units)`, and `R`, `(units, 4 units)`, are four matrices side by side, one for
-    each gate. Each is of regular blocks and exactly orthogonal, with the same number of live
-    blocks in every line.
+    each gate. Each is of regular blocks and exactly orthogonal, with the same number of live blocks
+    in every line.
 
     Args:
         units: As for LSTMCell; a multiple of `c`.
@@ -156,8 +156,7 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
 
     Reference:
 
-    - Narang, Undersander and Diamos, "Block-sparse recurrent neural networks" (2017),
-      arXiv 1711.02782
+    - Narang, Undersander and Diamos (2017), arXiv 1711.02782
     """
 
     gates = 4
@@ -181,15 +180,8 @@ class BlockSparseGRUCell(GatesOnBlocks, keras.layers.GRUCell):
         (z, r, g) = x K + b,    (z', r', g') = h R + b',
         h' = u h + (1 - u) tanh(g + sigmoid(r + r') g'),    u = sigmoid(z + z')
 
-    See `BlockSparseLSTMCell`; there are three gates here, and `reset_after` must be True.
-
-    Args:
-        units: As for GRUCell; a multiple of `c`.
-        **kwargs: As for `BlockSparseLSTMCell` and GRUCell.
-
-    Raises:
-        LayoutError, DensityError, NotPrunableError: As for `BlockSparseLSTMCell`; the last also for
-            `reset_after=False`, in which two kernels follow each other.
+    The arguments are those of `BlockSparseLSTMCell` and GRUCell. `reset_after=False`, in which two
+    kernels follow each other, is refused.
 
     Example:
 
@@ -336,13 +328,7 @@ class BlockSparseRNN(keras.layers.RNN):
 def recurrent_like(
     plain: Any, sizes: dict[str, tuple[float, Any]], seed: int | None
 ) -> BlockSparseRNN:
-    """The layer on blocks with the settings of an LSTM or GRU, not built.
-
-    Args:
-        plain: The layer.
-        sizes: Density and block of the kernels that are to be on blocks, by name.
-        seed: Of what is drawn.
-    """
+    """The layer on blocks, not built, for an LSTM or GRU; `sizes` has density and block by name."""
     (density, block), (recurrent, recurrent_block) = (sizes.get(k, (None, 32)) for k in _KERNELS)
     config = {**plain.cell.get_config(), "density": density, "block": block, "seed": seed}
     config |= {"recurrent_density": recurrent, "recurrent_block": recurrent_block}

@@ -53,16 +53,8 @@ class BlockGrid:
     """A kernel `(*taps, inputs, outputs)` of live blocks that are regular both ways.
 
     The `(inputs, outputs)` matrix is cut into `I x J` blocks of `rows x cols`. Each of the `J`
-    output blocks has exactly `fan_in` live blocks, `inputs_of[j]`, and each of the `I` input
-    blocks is used by exactly `fan_out = J fan_in / I` of them. A live block is so at all taps.
-
-    Args:
-        inputs: Rows of the matrix.
-        outputs: Its columns.
-        rows: Inputs in a block.
-        cols: Outputs in a block.
-        fan_in: Live blocks of an output block.
-        taps: Spatial axes of a convolution's kernel.
+    output blocks has exactly `fan_in` live blocks, `inputs_of[j]`, and each of the `I` input blocks
+    is used by exactly `fan_out = J fan_in / I` of them. A live block is so at all taps.
     """
 
     inputs: int
@@ -81,12 +73,7 @@ class BlockGrid:
         density: float,
         taps: Sequence[int] = (),
     ) -> "BlockGrid":
-        """The grid with the density nearest to `density`.
-
-        Raises:
-            LayoutError: Sides that the block does not divide.
-            DensityError: A density that is off the nearest possible one by more than a quarter.
-        """
+        """The grid nearest to a density; DensityError if it is off by more than a quarter."""
         density = check_density(density)
         dense = cls(inputs, outputs, *block, fan_in=block_count(inputs, block[0]), taps=(*taps,))
         dense.check_sides()
@@ -215,12 +202,7 @@ class BlockGrid:
 
 
 def pattern_of(mask: np.ndarray, block: tuple[int, int]) -> tuple[BlockGrid, np.ndarray]:
-    """The grid and `inputs_of` of a mask `(*taps, inputs, outputs)`.
-
-    Raises:
-        LayoutError: Sides that the block does not divide; a mask that is not of whole blocks, live
-            at all taps or at none, or that is not regular both ways.
-    """
+    """The grid and `inputs_of` of a mask; LayoutError unless it is one of whole regular blocks."""
     *taps, inputs, outputs = mask.shape
     BlockGrid(inputs, outputs, *block, fan_in=1).check_sides()
     inside = (*range(len(taps)), len(taps) + 1, len(taps) + 3)
@@ -243,11 +225,7 @@ def pattern_of(mask: np.ndarray, block: tuple[int, int]) -> tuple[BlockGrid, np.
 
 
 def check_mask(mask: np.ndarray, block: tuple[int, int], layout: KernelLayout | None) -> None:
-    """Refuses a mask that is not one of whole regular blocks, as many in all its matrices.
-
-    Raises:
-        LayoutError: The reason.
-    """
+    """Raises LayoutError unless a mask is of whole regular blocks, as many in all matrices."""
     canonical = (layout or KernelLayout.convolution()).to_canonical(mask)
     matrices = canonical.reshape(-1, *canonical.shape[2:])
     fans = sorted({pattern_of(matrix, block)[0].fan_in for matrix in matrices})
@@ -282,14 +260,7 @@ def _check_side(side: str, size: int, step: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class BlockOperands:
-    """Blocks, and where they stand.
-
-    Args:
-        grid: The grid of these blocks.
-        blocks: `(J, k, *taps, r, c)`.
-        inputs_of: `(J, k)` integers.
-        slots_of: `(I, J k / I)` integers.
-    """
+    """Blocks `(J, k, *taps, r, c)`, and where they stand: `(J, k)` and `(I, J k / I)` integers."""
 
     grid: BlockGrid
     blocks: Any
@@ -335,15 +306,9 @@ def _whole(grid: BlockGrid) -> BlockGrid:
 class BlockAxes:
     """The mesh axes along which blocks and their indices are sharded; `None` without a layout.
 
-    A `keras.distribution.LayoutMap` entry for the kernel of the replaced layer, `"hidden/kernel"`,
-    also applies to its blocks: they are sharded by output blocks along the same mesh axis, so that
-    each device holds all live blocks of its outputs. An entry for `"hidden/blocks"`,
-    `(J, k, *taps, r, c)`, takes precedence.
-
-    Args:
-        blocks: For `(J, k, *taps, r, c)`.
-        inputs_of: For `(J, k)`.
-        slots_of: For `(I, J k / I)`, which is replicated.
+    A `LayoutMap` entry for the kernel of the replaced layer, `"hidden/kernel"`, also applies to its
+    blocks: they are sharded by output blocks along the same mesh axis. An entry for
+    `"hidden/blocks"`, `(J, k, *taps, r, c)`, takes precedence.
     """
 
     blocks: Axes | None = None
@@ -352,11 +317,7 @@ class BlockAxes:
 
     @classmethod
     def at(cls, path: str, grid: BlockGrid) -> "BlockAxes":
-        """Those of the layer at a path.
-
-        Raises:
-            LayoutError: More devices along the axis than divide the output blocks.
-        """
+        """Those of the layer at a path; LayoutError where the devices do not divide the blocks."""
         rank = len(grid.blocks_shape)
         given, whole = axes_at(f"{path}/blocks"), axes_at(path)
         # The path of gates is that of their kernel, whose entry also matches what is below it.
@@ -396,19 +357,9 @@ def block_product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
         dW[j, l] = X[inputs_of[j, l]] dY[j]^T,    dX[i] = sum_s W[s] dY[s // k]
 
     over the slots `s = slots_of[i, .]` of input block `i`. Both products with the weights are one
-    batched product of gathered blocks; what is gathered is `k c / r` times as large as the inputs
-    of `J` blocks, and is never kept: it is gathered once more for `dW`.
-
-    Args:
-        x: `(I, r, n)`: `I` input blocks of `r` features, for `n` columns (samples, positions).
-        blocks: `(J, k, r, c)`: the `k` live blocks of each of `J` output blocks of `c` features.
-        inputs_of: `(J, k)` integers: the input block that each of them reads.
-        slots_of: `(I, J k / I)` integers: the slots `j k + l` of each input block.
-
-    Returns:
-        `(J, c, n)`.
-
-    Limits: on JAX derivatives of any order, but none in forward mode (`jax.jvp`).
+    batched product of gathered blocks, which are never kept: they are gathered once more for `dW`.
+    `x` is `(I, r, n)`, `blocks` `(J, k, r, c)`, the result `(J, c, n)`. On JAX there are
+    derivatives of any order, but none in forward mode.
     """
     return with_gradient(_product, _gradient, [x, blocks], [inputs_of, slots_of])
 
@@ -477,17 +428,8 @@ def spread_blocks(x: Any, inputs_of: Any, slots_of: Any, axis: int) -> Any:
 
         Y[.., s, ..] = X[.., inputs_of[s], ..],    dX[.., i, ..] = sum_s dY[.., s, ..]
 
-    over the slots `s = slots_of[i, .]`. For layers that do not multiply the gathered blocks by a
-    matrix, such as convolutions.
-
-    Args:
-        x: A tensor with `I` blocks along `axis`.
-        inputs_of: `(J, k)` integers: a block for each of the slots `j k + l`.
-        slots_of: `(I, J k / I)` integers: the slots of each block.
-        axis: Which one.
-
-    Returns:
-        A tensor with `J k` blocks along `axis`.
+    over the slots `s = slots_of[i, .]`, for layers such as convolutions. `x` has `I` blocks along
+    the axis, the result `J k`.
     """
 
     def spread(x: Any, inputs_of: Any, slots_of: Any) -> Any:

@@ -14,10 +14,9 @@ class CircularPadding(keras.layers.Layer):
 
         y[p] = x[(p - before) mod size]    for 0 <= p < before + size + after
 
-    Before a convolution with `padding="valid"` this makes it circular: each of the `size / strides`
-    positions of the output sees a whole window, and none a border of zeros. Keras' convolutions do
-    not know this padding. Kernels drawn with `taps="shift"` are exact isometries then (see
-    `keras_sparse_ortho.orthogonal.exact_orthogonal`), and `taps="auto"` takes it into account.
+    Before a convolution with `padding="valid"` this makes it circular: each position of the output
+    sees a whole window, and none a border of zeros. Kernels drawn with `taps="shift"` are exact
+    isometries then, and `taps="auto"` takes it into account.
 
     Args:
         padding: What a window of `k` taps needs is `k - 1` in all. An integer for both ends of all
@@ -31,9 +30,8 @@ class CircularPadding(keras.layers.Layer):
         ValueError: A `padding` that is none, or is not one of as many axes as the input has; an
             axis that is shorter than its padding.
 
-    Limits: the size of an axis must be a multiple of the convolution's stride, or its output is
-    longer than the circle. A plain model (`strip`) keeps this layer, so that it needs this package
-    to be loaded; exported files do not.
+    Limits: the size of an axis must be a multiple of the convolution's stride. A plain model
+    (`strip`) keeps this layer, so it needs this package to be loaded; exported files do not.
 
     Example:
 

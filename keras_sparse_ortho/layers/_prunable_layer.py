@@ -132,25 +132,25 @@ class PrunableLayer(WrapperBuiltByCalls):
     variable is overridden while the layer runs, and nothing else is touched. So any layer can be
     wrapped (Dense, convolutions, recurrent layers, Bidirectional, TimeDistributed,
     MultiHeadAttention, blocks of layers), gradients are those of the effective weight, and moving
-    averages, seed states and losses of the layer work as ever.
+    averages, seed states and losses of the layer work as without.
 
     Args:
         layer: The Keras layer, built or not. Its weights are kept.
-        parametrization: How effective weights come about: a `Parametrization` as a template for
-            every weight, or a dict from weight name to one (`"kernel"`, or `"query/kernel"` below
-            the layer). Default: `FixedMask()`, which adopts the mask of the layer's initializer.
+        parametrization: A `Parametrization` as a template for every weight, or a dict from weight
+            name to one (`"kernel"`, or `"query/kernel"` below the layer). Default: `FixedMask()`,
+            which adopts the mask of the layer's initializer.
         weights: Which weights, where `parametrization` is no dict: names or regular expressions
             relative to the layer (one or a list), or a predicate of a `PrunableWeight`. Default:
             all kernels and embeddings that `keras_sparse_ortho.initializers.kernel_layouts` knows.
-            In a configuration only `.*` is a pattern; one that is built saves exact names.
+            In a configuration only `.*` is a pattern.
         quantizer: What rounds the effective weights, such as `FakeQuantization("int8")`; see
             `quantize_aware`. Default: nothing does.
         name: Default: the name of the layer.
         **kwargs: As for `keras.layers.Layer`.
 
     Raises:
-        NotPrunableError: For a layer without kernels, one that is wrapped or quantized already,
-            one with LoRA, and SpectralNormalization.
+        NotPrunableError: For a layer without kernels, one that is wrapped or quantized already, one
+            with LoRA, and SpectralNormalization.
 
     Limits: the cell of a `keras.layers.RNN` cannot be wrapped by itself; wrap the RNN layer.
 
@@ -164,10 +164,6 @@ class PrunableLayer(WrapperBuiltByCalls):
     ... ])
     >>> model.layers[0].prunable_weights
     [<dense/kernel shape=(64, 32), density=0.100098>]
-
-    Reference:
-
-    - Nowak et al. (ICML 2024), arXiv 2406.01755, for training with fixed masks
     """
 
     transparent_path = True
@@ -278,11 +274,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         return add_weight
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
-        """Lets the effective weights of a built layer be quantized, see the argument `quantizer`.
-
-        Raises:
-            NotPrunableError: A layer that has a quantizer, or whose kernel is a product.
-        """
+        """Lets the effective weights of a built layer be quantized, see the argument."""
         held = self._state.parametrized
         if self._state.quantizer is not None or not held:
             raise NotPrunableError(
@@ -343,19 +335,11 @@ class PrunableLayer(WrapperBuiltByCalls):
         return dict(self._state.parametrized)
 
     def get_weights(self) -> list[Any]:
-        """The values of the layer's weights as it has them, then masks, thresholds and their kin.
-
-        (`weights` has those first, as optimizers count trainable thresholds in their files.)
-        """
+        """The values of the layer's weights in its order, then masks and thresholds."""
         return [to_numpy(variable) for variable in self._in_order_of_layer()]
 
     def set_weights(self, weights: list[Any]) -> None:
-        """The reverse of `get_weights`.
-
-        Raises:
-            ValueError: Arrays of other shapes, or indices that are not those of a kernel; nothing
-                is set then.
-        """
+        """The reverse of `get_weights`; nothing is set if an array does not fit."""
         known = self._in_order_of_layer()
         check_given(known, weights)
         given = {id(variable): value for variable, value in zip(known, weights, strict=False)}
@@ -369,10 +353,7 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     @property
     def layer_weights(self) -> list[Any]:
-        """The weights of the layer inside, with those that have no dense variable in their places.
-
-        These have shape, dtype and path, but no value; see `parametrizations.CompactMask`.
-        """
+        """The weights of the layer inside; those in compact storage have no value."""
         return list(self._state.layer_weights)
 
     @property

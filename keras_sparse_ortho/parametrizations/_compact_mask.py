@@ -40,34 +40,24 @@ class CompactMask(FixedMask):
 
         vec(K)[indices] = values, and 0 elsewhere;  dL/dvalues = vec(dL/dK)[indices]
 
-    The dense kernel is a temporary of the step. There is no dense variable, no dense gradient that
-    is kept, and no dense optimizer slot: at density 0.1, weights, Adam's moments and files take a
-    tenth of what they take dense, and the indices as much as the values. Outputs, gradients and
-    training are those of a `FixedMask` up to rounding: masked weights, moments and averages are
-    zeros there, and are left out here.
+    The dense kernel is a temporary of the step: at density 0.1, weights, Adam's moments and files
+    take a tenth of what they take dense, and the indices as much as the values. Outputs, gradients
+    and training are those of a `FixedMask` up to rounding. The arguments are those of `FixedMask`.
 
     The layer's own variable keeps shape, dtype and path, but has no value outside of the calls of
-    its layer: read `keras_sparse_ortho.prunable_weights(model)`, whose `value()` is dense.
-
-    Args:
-        density: Live fraction, in (0, 1], or `None`; for where the mask comes from see `FixedMask`.
-        mask: Bool array of the weight's shape, or `None`.
-        initializer: One of our initializers, or `None`.
-        drawn_digest: From a configuration: a digest of the weight as it was drawn.
+    its layer: read `keras_sparse_ortho.prunable_weights(model)`, whose `value` is dense.
 
     Raises:
-        NotPrunableError: When built: as `FixedMask`; a kernel of 2**31 entries and more, whose flat
-            indices are no int32; one with a constraint other than `NonNeg`, which needs the whole
-            kernel after every update; a custom layer that overrides `save_own_variables`.
+        NotPrunableError: When built: as `FixedMask`; a kernel of 2**31 entries and more; one with a
+            constraint other than `NonNeg`, which needs the whole kernel after every update; a
+            custom layer that overrides `save_own_variables`.
         DensityError: As `FixedMask`.
 
-    Limits: a step costs about what the dense one does. A compiled step makes each dense kernel when
-    its layer is called, and keeps it for the gradients: at their largest, temporaries hold one
-    dense kernel for each layer. Optimizers that treat matrices specially (Adafactor, Muon)
-    see a vector. Regularizers other than L1 and L2 are those of the effective kernel; with
-    masks some move raw weights that are not live.
-    What needs the dense raw weight is refused: learnt and scheduled masks, LoRA and `quantize`
-    (convert with `keras_sparse_ortho.to_masked`, or strip).
+    Limits: a step costs about what the dense one does, and at its largest its temporaries hold one
+    dense kernel for each layer. Optimizers that treat matrices specially (Adafactor, Muon) see a
+    vector. Regularizers other than L1 and L2 are those of the effective kernel. What needs the
+    dense raw weight is refused: learnt and scheduled masks, LoRA and `quantize` (convert with
+    `keras_sparse_ortho.to_masked`, or strip).
 
     Example:
 
@@ -77,8 +67,6 @@ class CompactMask(FixedMask):
     >>> layer.build((None, 16))
     >>> [(weight.name, tuple(weight.shape)) for weight in layer.weights]
     [('kernel_values', (32,)), ('bias', (8,)), ('kernel_indices', (32,))]
-    >>> layer.prunable_weights
-    [<d/kernel shape=(16, 8), density=0.25>]
     """
 
     compact = True
@@ -178,11 +166,7 @@ class CompactMask(FixedMask):
         return [self.indices]
 
     def assign_mask(self, mask: np.ndarray) -> None:
-        """Moves live entries: those that stay keep their values, new ones are zero.
-
-        Moments and averages in an optimizer do not move with them: `callbacks.SET` and `RigL` move
-        these as well.
-        """
+        """Moves live entries: those that stay keep their values, new ones are zero."""
         mask = np.asarray(mask)
         count = int(np.count_nonzero(mask))
         if mask.shape != self.weight.shape or mask.dtype != bool or count != self.live:

@@ -21,17 +21,15 @@ class Feather(StraightThroughTopK):
 
     `T` is the largest magnitude outside the mask, so entries enter and leave the mask at the value
     0, as under a soft threshold; far above it they are as large as without. At the steps of the
-    schedule the callback `keras_sparse_ortho.callbacks.UpdateMasks` ranks `|w|` (ties to the lower
-    flat index), and stores the mask of the `round(d(t) * size)` largest and `T`. Gradients pass
-    straight through the threshold, to dead entries by a share:
+    schedule `callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), and stores the mask
+    of the `round(d(t) * size)` largest and `T`. Gradients pass straight through the threshold, to
+    dead entries by a share:
 
         dL/dw = dL/dw_e on the mask, theta dL/dw_e elsewhere
 
     Args:
-        schedule: A schedule of the density `d`, as `Cubic`; a density, in (0, 1]; or a TFMOT
-            `PruningSchedule`.
-        frequency: Steps between updates if `schedule` is a density. Default: a hundredth of the
-            run, but 100 at most.
+        schedule: As for `MagnitudeMask`.
+        frequency: As for `MagnitudeMask`.
         power: `p`, greater than 0. 1 is the soft threshold; the larger, the nearer to
             `StraightThroughTopK`.
         theta: The share of the gradients that dead entries get, in [0, 1].
@@ -41,8 +39,7 @@ class Feather(StraightThroughTopK):
         NotPrunableError: If the weight is not finite.
 
     Limits: raw weights, their gradients and optimizer slots are dense, as is the start of most
-    schedules; a step takes some elementwise operations more than with `MagnitudeMask`, which has
-    sparse gradients. For training that is sparse from the first step see `FixedMask`.
+    schedules.
 
     Example:
 
@@ -59,8 +56,7 @@ class Feather(StraightThroughTopK):
 
     Reference:
 
-    - Glentis Georgoulakis, Retsinas and Maragos, "Feather: An Elegant Solution to Effective DNN
-      Sparsification" (2023), arXiv 2310.02448
+    - Glentis Georgoulakis, Retsinas and Maragos, "Feather" (2023), arXiv 2310.02448
     """
 
     @other_keywords()

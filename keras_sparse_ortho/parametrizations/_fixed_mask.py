@@ -29,10 +29,8 @@ class FixedMask(Masked):
 
     1. `mask`, if given; an `initializer` beside it says what drew the mask;
     2. `initializer`, if given: kernel and mask are drawn again, with the true axes of the layer;
-    3. the weight's own initializer, if it is one of ours (`ExactOrthogonal`, ...): its mask, with
-       the true axes of the layer;
-    4. `density`: the `round(density * size)` weights of largest magnitude, ties to the lower flat
-       index, as the weight is when the wrapper is built.
+    3. the weight's own initializer, if it is one of ours (`ExactOrthogonal`, ...): its mask;
+    4. `density`: the `round(density * size)` largest magnitudes, ties to the lower flat index.
 
     Args:
         density: Live fraction, in (0, 1], or `None`.

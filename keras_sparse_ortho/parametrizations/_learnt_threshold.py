@@ -22,11 +22,10 @@ class ThresholdFunction:
 
     Args:
         forward: `g` on tensors of the backend, differentiable.
-        inverse: `g^-1` on NumPy arrays of magnitudes `>= 0`: `-inf` for 0, and `inf` for
-            magnitudes that no threshold reaches.
+        inverse: `g^-1` on NumPy arrays of magnitudes `>= 0`: `-inf` for 0, and `inf` for magnitudes
+            that no threshold reaches.
 
-    To save a model, both functions are registered with
-    `keras.saving.register_keras_serializable`.
+    Both are registered with Keras, for saved models.
     """
 
     forward: Callable[[Any], Any]
@@ -94,8 +93,7 @@ def shrink(value: Any, threshold: Any) -> Any:
         dL/dw = dL/dw_e where w_e is not 0, else 0
         dL/dt = -sum(dL/dw_e * sign(w_e))
 
-    Automatic differentiation would keep more arrays in memory and read them more often. `t` is a
-    scalar, or of the rank of `w`.
+    Automatic differentiation keeps more arrays. `t` is a scalar, or of the rank of `w`.
     """
     ops = keras.ops
     scalar = len(threshold.shape) == 0
@@ -137,8 +135,7 @@ class _Sum(keras.regularizers.Regularizer):  # Keras 3.10 accepts no other calla
 def add_weight_decay(variable: Any, strength: float) -> None:
     """Adds `strength / 2 * sum(variable ** 2)` to the loss of every model with the variable.
 
-    Its gradient is `strength * variable`, the L2 of papers on pruning; Keras' own `L2(c)` is
-    `c * sum(variable ** 2)`. A regularizer that the variable has stays.
+    A regularizer that the variable has stays.
     """
     decay = keras.regularizers.L2(strength / 2)
     own = variable.regularizer
@@ -149,17 +146,14 @@ class LearntThreshold(Parametrization):
     """A threshold `t = g(s)` with a trainable `s`, which `callbacks.TargetDensity` can steer.
 
     While it is steered `t = g(s + offset)`, and 0 once it is frozen. Subclasses define what the
-    threshold is compared with, in `effective`, `critical_offsets` and `freeze`, and what
-    `TargetDensity` counts (`counted`).
+    threshold is compared with, in `effective`, `scales` and `freeze`, and what `TargetDensity`
+    counts (`counted`).
 
     Args:
-        g: `"sigmoid"`, `"exp"`, `"softplus"`, or a `ThresholdFunction`.
+        g: `"sigmoid"`, `"exp"` or `"softplus"`.
         s_init: Initial value of `s`.
         weight_decay: Strength `lambda` of the L2 that is added to the loss for the trained
             variables, `lambda / 2 * sum(v ** 2)` each.
-
-    Raises:
-        ValueError: An unknown function, a negative strength, an `s_init` that is not finite.
     """
 
     counted = "entries"
@@ -259,21 +253,14 @@ class LearntThreshold(Parametrization):
         """What the threshold is compared with, for every entry of `steered`, as a NumPy array."""
 
     def critical_offsets(self) -> np.ndarray:
-        """For every entry of `steered` the offset at which it dies: `g^-1(scale) - s`, in NumPy.
-
-        An entry is live while the offset is below its critical offset.
-        """
+        """For every entry of `steered` the offset from which on it is dead: `g^-1(scale) - s`."""
         return critical_offsets(self._function, self.scales(), to_numpy(self.s))
 
     @abc.abstractmethod
     def freeze(self, mask: np.ndarray) -> np.ndarray:
-        """Fixes which entries are live: the threshold becomes 0, dead entries stay 0.
+        """Fixes which entries of `steered` are live: the threshold becomes 0, dead entries stay 0.
 
-        Args:
-            mask: The entries of `steered` that should be live.
-
-        Returns:
-            Those that are.
+        Returns the mask of those that are.
         """
 
     def arguments(self) -> dict[str, Any]:

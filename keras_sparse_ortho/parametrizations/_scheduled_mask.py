@@ -28,13 +28,11 @@ from keras_sparse_ortho.schedules import Schedule, as_schedule
 class ScheduledMask(Masked):
     """A stored mask that the callback `UpdateMasks` updates on a schedule.
 
-    Ranking a whole kernel in every step would cost many times the step itself, and sorting on the
-    accelerator inside the compiled step even more; a stored mask costs one select.
-
     Args:
-        schedule: A schedule, a density, or a TFMOT `PruningSchedule`.
-        frequency: Steps between updates if `schedule` is a density. Default: a hundredth of the
-            run, but 100 at most.
+        schedule: A schedule, a density, or a TFMOT `PruningSchedule`. Default: a constant density,
+            which `parametrize` sets.
+        frequency: Steps between updates where `schedule` is no schedule. Default: a hundredth of
+            the run, but 100 at most.
     """
 
     watched = False
@@ -70,8 +68,8 @@ class ScheduledMask(Masked):
             density: Live fraction. Default: that of the schedule, which must be in steps.
 
         Returns:
-            A bool array of the entries whose optimizer slots are to be reset (`None` for none),
-            and how many entries are live now and were dead before.
+            A bool array of the entries whose optimizer slots are to be reset (`None` for none), and
+                how many entries are live now and were dead before.
         """
         self.watched = True
         self.clear_dead()
@@ -93,12 +91,7 @@ class ScheduledMask(Masked):
         return super().current(after)
 
     def is_overdue(self, steps: int, share: float = 0.0) -> bool:
-        """Whether the mask was never updated, although its schedule has begun.
-
-        Args:
-            steps: Updates of the optimizer so far.
-            share: The part of the run that is over, for schedules in fractions of it.
-        """
+        """Whether the mask was never updated after `steps`, a `share` of the run, although due."""
         begin = self.schedule.begin_step
         begun = begin <= share if isinstance(begin, float) else begin <= steps
         return steps > 0 and begun and self.last_updated < 0 and self.weight.variable.trainable
@@ -144,23 +137,21 @@ class ScheduledMask(Masked):
 class MagnitudeMask(ScheduledMask):
     """Effective weight `w_e = w` on the `round(d(t) * size)` largest magnitudes, 0 elsewhere.
 
-    The density `d(t)` follows a schedule. At its steps the callback
-    `keras_sparse_ortho.callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), stores
-    the mask, and sets dropped raw weights and their optimizer slots to zero. Between updates masked
-    entries get no gradient, so an entry that was dropped returns only if the density rises.
+    Gradual magnitude pruning (GMP). The density `d(t)` follows a schedule. At its steps
+    `callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), stores the mask, and sets
+    dropped raw weights and their optimizer slots to zero. Between updates masked entries get no
+    gradient, so an entry that was dropped returns only if the density rises.
 
     Args:
-        schedule: `Cubic` (gradual magnitude pruning), `Linear`, `Constant`, `OneShot`; a density;
-            or a TFMOT `PruningSchedule`.
-        frequency: Steps between updates if `schedule` is a density. Default: a hundredth of the
+        schedule: `Cubic`, `Linear`, `Constant`, `OneShot`; a density; or a TFMOT `PruningSchedule`.
+        frequency: Steps between updates where `schedule` is a density. Default: a hundredth of the
             run, but 100 at most.
 
     Raises:
         NotPrunableError: At an update, if the weight is not finite; when stripped, if no mask was
             ever set because `UpdateMasks` was not among the callbacks.
 
-    Limits: training starts dense, and costs as much as dense training; for training that is sparse
-    from the first step see `FixedMask`.
+    Limits: training starts dense, and costs as much as dense training.
 
     Example:
 
@@ -203,35 +194,32 @@ class StraightThroughTopK(ScheduledMask):
 
     The straight-through estimator of "Discovering Neural Wirings" (DNW): the forward pass uses the
     `round(d * size)` largest magnitudes (ties to the lower flat index), the gradient passes to all
-    raw weights, so that dead entries grow and come back. The callback
-    `keras_sparse_ortho.callbacks.UpdateMasks` updates the stored mask every `frequency` steps.
+    raw weights, so that dead entries grow and come back. `callbacks.UpdateMasks` updates the stored
+    mask every `frequency` steps.
 
     Args:
         schedule: The density `d`, in (0, 1], or a schedule of it.
-        frequency: Steps between updates if `schedule` is a density. Default: 1, as in the paper.
-            The gradients of dead entries do not depend on their values, so between two updates
-            nothing holds them back: the more steps, the more of the mask is exchanged at once,
-            which can cost a network many points of accuracy.
+        frequency: Steps between updates where `schedule` is a density. Default: 1, as in the paper.
+            Between two updates nothing holds dead entries back: the more steps, the more of the
+            mask is exchanged at once, which can cost many points of accuracy.
 
     Raises:
         NotPrunableError: If the weight is not finite.
 
-    Limits: raw weights, their gradients and optimizer slots are dense; only `strip` and the
-    forward pass are sparse. Every update ranks all weights: on CPUs in NumPy, which can take as
-    long as a step of a small network. `MagnitudeMask` has sparse gradients, and few updates.
+    Limits: raw weights, their gradients and optimizer slots are dense. Every update ranks all
+    weights, which can take as long as a step of a small network.
 
     Example:
 
     >>> import keras
     >>> import keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
-    >>> model = kso.parametrize(dense, StraightThroughTopK(0.25))
-    >>> kso.prunable_weights(model)
+    >>> kso.prunable_weights(kso.parametrize(dense, StraightThroughTopK(0.25)))
     [<head/kernel shape=(8, 4), density=0.25>]
 
     Reference:
 
-    - Wortsman, Farhadi and Rastegari, "Discovering Neural Wirings" (NeurIPS 2019), arXiv 1906.00586
+    - Wortsman, Farhadi and Rastegari (NeurIPS 2019), arXiv 1906.00586
     """
 
     @other_keywords()
@@ -258,12 +246,7 @@ class StraightThroughTopK(ScheduledMask):
 def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
     """Warns of masks that training has not updated, although their schedules have begun.
 
-    Args:
-        model: A model that is not training, or is between two epochs.
-        share: See `ScheduledMask.is_overdue`.
-
-    Returns:
-        Whether no more warning is to come: there was one, or all masks have been updated.
+    Returns whether no more warning is to come: there was one, or all masks have been updated.
     """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:

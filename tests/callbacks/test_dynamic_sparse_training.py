@@ -434,7 +434,7 @@ def test_slots_of_new_entries_are_those_of_a_fresh_optimizer(storage):
     before = weight.storage.mask_value()
     assert begin(SET(frequency=1, end_step=100, fraction=0.9), model).move(1) > 0
     mask = weight.storage.mask_value()
-    ((slot, start, _),) = optimizer_slots(model.optimizer, weight.variable)
+    ((slot, start),) = optimizer_slots(model.optimizer, weight.variable)
     found = array(slot)[mask] if storage == "masked" else array(slot)
     assert start == 0.25
     assert (found[~before[mask]] == 0.25).all()

@@ -30,9 +30,12 @@ class Threshold:
     def _assign(self, value):
         self.offset.value = value
 
+    def scales(self):
+        return np.abs(self.value)
+
     def critical_offsets(self):
         with np.errstate(divide="ignore"):
-            return np.log(np.abs(self.value)) - self.s
+            return np.log(self.scales()) - self.s
 
     def freeze(self, mask):
         self.frozen, self.value = True, self.value * mask
