@@ -91,18 +91,13 @@ class BestAtDensity(keras.callbacks.Callback):
         if self._reached:
             self.callback.on_train_batch_end(batch, logs)
 
-    on_train_begin = _pass_on("on_train_begin")
-    on_train_end = _pass_on("on_train_end")
-    on_epoch_begin = _pass_on("on_epoch_begin")
-    on_train_batch_begin = _pass_on("on_train_batch_begin")
-    on_test_begin = _pass_on("on_test_begin")
-    on_test_end = _pass_on("on_test_end")
-    on_test_batch_begin = _pass_on("on_test_batch_begin")
-    on_test_batch_end = _pass_on("on_test_batch_end")
-    on_predict_begin = _pass_on("on_predict_begin")
-    on_predict_end = _pass_on("on_predict_end")
-    on_predict_batch_begin = _pass_on("on_predict_batch_begin")
-    on_predict_batch_end = _pass_on("on_predict_batch_end")
+
+for _name in (
+    *("on_train_begin", "on_train_end", "on_epoch_begin", "on_train_batch_begin"),
+    *(f"on_{part}_{end}" for part in ("test", "predict") for end in ("begin", "end")),
+    *(f"on_{part}_batch_{end}" for part in ("test", "predict") for end in ("begin", "end")),
+):
+    setattr(BestAtDensity, _name, _pass_on(_name))
 
 
 @other_keywords()

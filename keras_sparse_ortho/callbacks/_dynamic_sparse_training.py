@@ -190,9 +190,9 @@ class SET(DynamicSparseTraining):
     if it had stayed.
 
     Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
-    their entries; with `ConstantFan` a line grows as many entries as it lost (as in SRigL); with
-    `NByM` entries grow where a group has room. Live blocks (`layers.BlockSparseDense`) move as
-    those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
+    their entries; with `NByM` entries grow where a group has room. Live blocks
+    (`layers.BlockSparseDense`) move as those of `Block(r, c, regular=True)`: every line of blocks
+    keeps its fan.
 
     Random choices follow from `seed`, the step and the path of the weight, so a run that is resumed
     from a checkpoint equals one that was not interrupted. `moved` in the logs of an epoch is the
@@ -237,7 +237,6 @@ class SET(DynamicSparseTraining):
 
     - Mocanu et al. (Nature Communications 9, 2018), arXiv 1707.04780 (new weights are random there)
     - Evci et al., "Rigging the lottery" (ICML 2020), arXiv 1911.11134
-    - Lasby et al. (SRigL, ICLR 2024), arXiv 2305.02299, for `ConstantFan`
     """
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:

@@ -55,16 +55,14 @@ class ScannedStack(keras.layers.Layer, RepeatedLayer):
 
     Every weight `w` of the layer is one variable of shape `(depth, *w.shape)` here, and the layer
     is traced once, as the body of a loop: compiling a network of 1000 layers takes as long as one
-    of 10. Outputs are those of the layers in a `Sequential` model, which `unrolled` gives.
-
-    A kernel of the stack is `depth` matrices. `PrunableLayer`, `sparsify`, `prune` and the rest
-    take it as they take other kernels: exact orthogonality is that of each matrix, and a mask
-    holds its count over all of them. `strip` unrolls the stack.
+    of 10. A kernel of the stack is `depth` matrices. `PrunableLayer`, `sparsify`, `prune` and the
+    rest take it as other kernels: exact orthogonality is that of each matrix, and a mask holds its
+    count over all of them. `strip` unrolls the stack.
 
     Args:
-        layer: The unbuilt layer: one tensor in, one of the same shape out. A layer of live
-            blocks can be one, and a Sequential model of several. Layers start as it would, each
-            with its own draw: integer seeds in its configuration are derived for each of them.
+        layer: The unbuilt layer: one tensor in, one of the same shape out. It may hold live blocks,
+            and be a Sequential model of several. Integer seeds in its configuration are derived for
+            each layer.
         depth: Number of layers.
         **kwargs: As for `keras.layers.Layer`.
 
@@ -154,14 +152,10 @@ class ScannedStack(keras.layers.Layer, RepeatedLayer):
         return tuple(input_shape)
 
     def unrolled(self, values: Iterable[tuple[Any, Any]] = ()) -> keras.Sequential:
-        """The same function as a Sequential model of `depth` layers, built, with copies of weights.
+        """A Sequential model of the layers with copies of the weights, or other `values` of some.
 
-        Over 100 layers are nested in Sequential models of 100: Keras recurses from layer to layer
-        where it builds, clones or loads a model, and Python allows a thousand calls.
-
-        Args:
-            values: Pairs of a weight of the stack and a value that it is to have instead of its
-                own.
+        Over 100 layers are nested in models of 100: Keras recurses from layer to layer where it
+        builds, clones or loads a model, and Python allows a thousand calls.
         """
         shape = self.get_build_config()["input_shape"]
         inputs = keras.Input(batch_shape=shape, dtype=self.layer.compute_dtype)
@@ -187,11 +181,7 @@ class ScannedStack(keras.layers.Layer, RepeatedLayer):
                 assign(variable, ops.copy(biases[variable.name].value))
 
     def to_plain_stack(self) -> "ScannedStack":
-        """The stack of plain layers, built, for one of a layer of live blocks.
-
-        Raises:
-            NotPrunableError: A layer that holds others with live blocks.
-        """
+        """The stack of plain layers, built, for one of a layer of live blocks."""
         if not is_sparse_layer(self.layer):
             raise NotPrunableError(
                 f"Live blocks inside the layers of the ScannedStack '{self.name}' have no masked "
@@ -294,10 +284,6 @@ class LayersInStack:
 
     Hides the layer from Keras' tracking: its variables are places that a call fills with the
     weights of one layer after the other.
-
-    Args:
-        layer: The layer.
-        depth: How many there are.
     """
 
     def __init__(self, layer: Any, depth: int) -> None:
@@ -403,10 +389,7 @@ class LayersInStack:
         return layers
 
     def at_each(self, action: Callable[[int], Any], *, changes: bool = False) -> list[Any]:
-        """What `action(k)` returns for the layer with the weights of layer `k`, for all.
-
-        What it `changes` in them is kept.
-        """
+        """What `action(k)` returns for each layer; with `changes` the weights it sets are kept."""
         rows = [(variable, to_numpy(stacked)) for variable, stacked in self._pairs]
         found, after = [], []
         for k in range(self.depth):
@@ -449,12 +432,7 @@ def _names(layer: Any) -> dict[int, str]:
 
 
 def _name_steadily(layer: Any, other: Any) -> None:
-    """Gives unnamed layers inside fixed names: Keras numbers them differently in each instance.
-
-    Args:
-        layer: The layer.
-        other: Another instance: layers with another name there are unnamed.
-    """
+    """Gives layers inside that `other`, another instance, names differently fixed names."""
     holders, others = ([inner for inner, _ in walk(one, "")] for one in (layer, other))
     for holder, its_twin in zip(holders, others, strict=False):
         pairs = [*zip(sublayers(holder), sublayers(its_twin), strict=False)]

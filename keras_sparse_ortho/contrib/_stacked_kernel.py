@@ -26,11 +26,6 @@ class StackedKernel(Storage):
 
     What it does with all of them, `LiveBlocks` does with that of the layer that stands for all,
     which gets the weights of each in turn.
-
-    Args:
-        stack: The stack.
-        inside: Its layers.
-        weight: The kernel of the layer that stands for all.
     """
 
     compact = movable = in_blocks = True

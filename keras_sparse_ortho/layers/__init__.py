@@ -1,6 +1,8 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
 from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho.layers._activations import is_elementwise
+from keras_sparse_ortho.layers._block_grid import LARGEST, BlockGrid, check_block, check_mask
 from keras_sparse_ortho.layers._block_layer_like import (
     block_layer_like,
     plain_layer,
@@ -23,13 +25,6 @@ from keras_sparse_ortho.layers._block_sparse_rnn import (
     BlockSparseLSTMCell,
     BlockSparseRNN,
 )
-from keras_sparse_ortho.layers._blocks import (
-    LARGEST,
-    BlockGrid,
-    check_block,
-    check_mask,
-    is_elementwise,
-)
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
 from keras_sparse_ortho.layers._wrappable import variable_dtype
@@ -46,7 +41,6 @@ __all__ = [
     "BlockSparseRNN",
     "CircularPadding",
     "PrunableLayer",
-    "block_layer_like",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

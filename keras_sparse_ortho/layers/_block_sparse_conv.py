@@ -8,15 +8,17 @@ import keras
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
-from keras_sparse_ortho.layers._blocks import (
+from keras_sparse_ortho.layers._block_products import (
     BlockOperands,
     padded_blocks,
     spread_blocks,
     without_padding,
 )
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 ops = keras.ops
+_SETTINGS = ("filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate")
+_SETTINGS += ("use_bias",)
 
 
 class BlockSparseConv(BlockSparseLayer):
@@ -43,19 +45,14 @@ class BlockSparseConv(BlockSparseLayer):
                 "mask a grouped convolution with keras_sparse_ortho.PrunableLayer. "
                 f"Received: groups={groups!r}"
             )
-        self.filters = check_integer("filters", filters)
+        check_integer("filters", filters)
         # Not tracked; it checks the other arguments and knows the shapes.
         plain = self.namesake(
             filters, kernel_size, strides, padding, data_format, dilation_rate, use_bias=use_bias
         )
         self._output_shape = plain.compute_output_shape
-        self.rank = plain.rank
-        self.kernel_size = plain.kernel_size
-        self.strides = plain.strides
-        self.padding = plain.padding
-        self.data_format = plain.data_format
-        self.dilation_rate = plain.dilation_rate
-        self.use_bias = use_bias
+        for name in ("rank", *_SETTINGS):
+            setattr(self, name, getattr(plain, name))
         self.input_spec = keras.layers.InputSpec(min_ndim=self.rank + 2)
 
     @property
@@ -122,16 +119,7 @@ class BlockSparseConv(BlockSparseLayer):
         return tuple(self._output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "filters": self.filters,
-            "kernel_size": self.kernel_size,
-            "strides": self.strides,
-            "padding": self.padding,
-            "data_format": self.data_format,
-            "dilation_rate": self.dilation_rate,
-            "use_bias": self.use_bias,
-        }
+        return {**super().get_config(), **{name: getattr(self, name) for name in _SETTINGS}}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")

@@ -8,10 +8,10 @@ import numpy as np
 
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.kernels import KernelLayout, Storage
+from keras_sparse_ortho.layers._block_grid import BlockGrid
+from keras_sparse_ortho.layers._block_products import product_of_rows
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
-from keras_sparse_ortho.layers._blocks import BlockGrid
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
-from keras_sparse_ortho.layers._token_products import product_of_rows
 
 ops = keras.ops
 

@@ -21,15 +21,14 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
 from keras_sparse_ortho.kernels import KernelLayout, Storage
-from keras_sparse_ortho.layers._blocks import (
+from keras_sparse_ortho.layers._block_grid import (
     LARGEST,
     BlockAxes,
     BlockGrid,
-    BlockOperands,
-    WholeKernel,
     check_block,
     pattern_of,
 )
+from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.orthogonal import Block, clear_padding, regular_blocks, slots_of
 from keras_sparse_ortho.parametrizations import (

@@ -5,11 +5,11 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_config, check_number
+from keras_sparse_ortho._checks import check_number
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.parametrizations._scheduled_mask import ScheduledMask, StraightThroughTopK
+from keras_sparse_ortho.parametrizations._scheduled_mask import StraightThroughTopK
 
 _LEAST = 1e-6  # of 1 - (T / |w|)^p, where a live entry has fallen below T between two updates
 _TINY = 1e-7  # also in float16
@@ -99,17 +99,8 @@ class Feather(StraightThroughTopK):
         super().settle()
         self._set_threshold()
 
-    def clone(self) -> "Feather":
-        return type(self)(self.schedule, power=self.power, theta=self.theta)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "power": self.power, "theta": self.theta}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ScheduledMask:
-        check_config(cls.__name__, config, "schedule", "power", "theta")
-        made = super().from_config(config)
-        return cls(made.schedule, power=config["power"], theta=config["theta"])
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), "power": self.power, "theta": self.theta}
 
     def _set_threshold(self) -> None:
         assign(self._threshold, self._largest_dead())

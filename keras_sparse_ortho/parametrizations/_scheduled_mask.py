@@ -106,12 +106,16 @@ class ScheduledMask(Masked):
         clone.schedule = self.schedule.with_density(density)
         return clone
 
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {"schedule": self.schedule}
+
     def clone(self) -> "ScheduledMask":
-        """An unbuilt parametrization with the same schedule, for another weight."""
-        return type(self)(self.schedule)
+        return type(self)(**self.arguments())
 
     def get_config(self) -> dict[str, Any]:
-        return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
+        schedule = keras.saving.serialize_keras_object(self.schedule)
+        return {**self.arguments(), "schedule": schedule}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
@@ -122,7 +126,7 @@ class ScheduledMask(Masked):
                 f"The configuration of a {cls.__name__} holds a Schedule. "
                 f"Received: schedule={schedule!r}"
             )
-        return cls(schedule)
+        return cls(**{**config, "schedule": schedule})
 
     def _slots_to_reset(self, mask: Any) -> Any:
         return np.logical_not(mask)

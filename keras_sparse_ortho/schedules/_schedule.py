@@ -138,12 +138,7 @@ class Schedule(abc.ABC):
         return self.resolved(_LONG_RUN).at(0)
 
     def due(self, step: int, executed: int = 1) -> bool:
-        """Whether masks are updated at `step`, or should have been since the last call.
-
-        Args:
-            step: Updates of the optimizer so far.
-            executed: Updates since the last call (`steps_per_execution`).
-        """
+        """Whether masks are updated at `step`, or were due in the `executed` steps before."""
         begin, end = self._steps()
         last = step if end is None else min(step, end)
         after = step - executed
@@ -186,14 +181,9 @@ class Schedule(abc.ABC):
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class Constant(Schedule):
-    """`d(t) = density`, with masks updated from `begin_step` on.
+    """`d(t) = density`, with masks updated from `begin_step` on, and 1 before.
 
-    Args:
-        density: Live fraction, in (0, 1]; see `Schedule`.
-        begin_step: First step at which masks are updated, or a fraction of the run (a float in
-            [0, 1]). Before it, nothing is pruned.
-        end_step: Last one, or a fraction of the run; `None` (default) if there is none.
-        frequency: Steps between updates. Default: a hundredth of the run, but 100 at most.
+    The arguments are those of `Schedule`.
 
     Example:
 
@@ -220,9 +210,7 @@ class Constant(Schedule):
 class OneShot(Constant):
     """`d(t) = 1` before `step`, and `density` from then on; one update, at `step`.
 
-    Args:
-        density: Live fraction, in (0, 1]; see `Schedule`.
-        step: When to prune: a step, or a fraction of the run (a float in [0, 1]).
+    `step` is a step, or a fraction of the run (a float in [0, 1]).
 
     Example:
 
@@ -252,21 +240,19 @@ class Polynomial(Schedule):
 
     Args:
         density: Live fraction at `end_step` and after it, in (0, 1]; see `Schedule`.
-        begin_step: First step at which masks are updated, or a fraction of the run (a float
-            in [0, 1]); nothing is pruned before it. Default: the start of the run.
+        begin_step: First step at which masks are updated, or a fraction of the run (a float in [0,
+            1]); nothing is pruned before it. Default: the start of the run.
         end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
         initial_density: Live fraction at `begin_step`.
         power: The exponent, positive.
-        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, but
-            100 at most.
+        frequency: As for `Schedule`.
 
     Raises:
         ValueError: An `end_step` not after `begin_step`; a power that is not positive.
 
     Example:
 
-    >>> schedule = Polynomial(0.1, begin_step=0, end_step=1000, power=2.0)
-    >>> round(schedule.at(500), 3)
+    >>> round(Polynomial(0.1, begin_step=0, end_step=1000, power=2.0).at(500), 3)
     0.325
     """
 
@@ -320,24 +306,11 @@ class _FixedPower(Polynomial):
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class Cubic(_FixedPower):
-    """Density that falls with the cube of the remaining time: the schedule of gradual pruning.
-
-    `d(t) = final + (initial - final) * (1 - u) ** 3`, where `u` in [0, 1] is the fraction of the
-    way from `begin_step` to `end_step`; see `Polynomial`.
-
-    Args:
-        density: Live fraction at `end_step` and after it, in (0, 1]; see `Schedule`.
-        begin_step: First step at which masks are updated, or a fraction of the run (a float
-            in [0, 1]); nothing is pruned before it. Default: the start of the run.
-        end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
-        initial_density: Live fraction at `begin_step`.
-        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, but
-            100 at most.
+    """A `Polynomial` of power 3, the schedule of gradual magnitude pruning.
 
     Example:
 
-    >>> schedule = Cubic(0.1, begin_step=0, end_step=1000)
-    >>> round(schedule.at(500), 4)
+    >>> round(Cubic(0.1, begin_step=0, end_step=1000).at(500), 4)
     0.2125
 
     Reference:
@@ -350,15 +323,11 @@ class Cubic(_FixedPower):
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class Linear(_FixedPower):
-    """Density that falls evenly from `initial_density` to `density`.
-
-    `d(t) = final + (initial - final) * (1 - u)`, where `u` in [0, 1] is the fraction of the
-    way from `begin_step` to `end_step`. The arguments are those of `Cubic`.
+    """A `Polynomial` of power 1.
 
     Example:
 
-    >>> schedule = Linear(0.1, begin_step=0, end_step=1000)
-    >>> round(schedule.at(500), 4)
+    >>> round(Linear(0.1, begin_step=0, end_step=1000).at(500), 4)
     0.55
     """
 

@@ -1,30 +1,14 @@
-"""Live blocks: which ones of a kernel (`BlockGrid`), their sharding, and products with them."""
+"""`BlockGrid`: which blocks of a kernel are live, and how they are sharded."""
 
 import dataclasses
-import functools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density, check_integer
-from keras_sparse_ortho._gathers import (
-    divisor_near,
-    gather,
-    made_once,
-    map_chunks,
-    with_gradient,
-)
-from keras_sparse_ortho._keras_internals import (
-    Axes,
-    DeferredVariables,
-    axes_at,
-    mesh_size,
-    value_in_scope,
-)
+from keras_sparse_ortho._keras_internals import Axes, axes_at, mesh_size
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.orthogonal import (
@@ -35,12 +19,8 @@ from keras_sparse_ortho.orthogonal import (
     fan_step,
     from_blocks,
     regular_pattern,
-    slots_of,
     to_blocks,
-    whole_blocks,
 )
-
-ops = keras.ops
 
 # A density is met as well as the grid allows, if that is not off by more than this part of it.
 _FURTHEST = 0.25
@@ -259,50 +239,6 @@ def _check_side(side: str, size: int, step: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockOperands:
-    """Blocks `(J, k, *taps, r, c)`, and where they stand: `(J, k)` and `(I, J k / I)` integers."""
-
-    grid: BlockGrid
-    blocks: Any
-    inputs_of: Any
-    slots_of: Any
-
-
-class WholeKernel:
-    """A placeholder for the kernel with all its blocks, without an array.
-
-    Inside a scope that has a value for `variable`, the layer computes with a kernel whose blocks
-    are all live, which gives the gradient of dead blocks. Elsewhere there are no such operands.
-    """
-
-    def __init__(self) -> None:
-        self._variable: Any = None
-
-    def variable(self, grid: BlockGrid, dtype: str) -> Any:
-        """The Keras variable, `(J, I, *taps, r, c)`, without a value."""
-        if self._variable is None:
-            with DeferredVariables().creating():
-                self._variable = keras.Variable(
-                    "zeros", shape=_whole(grid).blocks_shape, dtype=dtype, name="whole_kernel"
-                )
-        return self._variable
-
-    def operands(self, grid: BlockGrid, dtype: str) -> BlockOperands | None:
-        """All blocks, if the enclosing scope has them."""
-        given = None if self._variable is None else value_in_scope(self._variable)
-        if given is None:
-            return None
-        whole = _whole(grid)
-        pattern = np.tile(np.arange(grid.in_blocks, dtype=np.int32), (grid.out_blocks, 1))
-        places = (pattern, slots_of(pattern, grid.in_blocks))
-        return BlockOperands(whole, ops.cast(given, dtype), *map(ops.convert_to_tensor, places))
-
-
-def _whole(grid: BlockGrid) -> BlockGrid:
-    return dataclasses.replace(grid, fan_in=grid.in_blocks)
-
-
-@dataclasses.dataclass(frozen=True)
 class BlockAxes:
     """The mesh axes along which blocks and their indices are sharded; `None` without a layout.
 
@@ -337,177 +273,3 @@ class BlockAxes:
             )
         whole = given + (None,) * (rank - len(given))
         return cls(whole, (axis, None), (None, None))
-
-
-# --- products -------------------------------------------------------------------------------------
-
-# Gathered inputs in a chunk: they fit a core's cache beside weights and results.
-_CHUNK_BYTES = 3 * 2**19
-# Columns assumed where their number is not known when the call is traced.
-_USUAL_COLUMNS = 128
-
-
-def block_product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
-    """Each output block from its `k` live input blocks, features first.
-
-        Y[j] = sum_l W[j, l]^T X[inputs_of[j, l]]
-
-    and the gradients, without a scatter,
-
-        dW[j, l] = X[inputs_of[j, l]] dY[j]^T,    dX[i] = sum_s W[s] dY[s // k]
-
-    over the slots `s = slots_of[i, .]` of input block `i`. Both products with the weights are one
-    batched product of gathered blocks, which are never kept: they are gathered once more for `dW`.
-    `x` is `(I, r, n)`, `blocks` `(J, k, r, c)`, the result `(J, c, n)`. On JAX there are
-    derivatives of any order, but none in forward mode.
-    """
-    return with_gradient(_product, _gradient, [x, blocks], [inputs_of, slots_of])
-
-
-def _product(x: Any, blocks: Any, inputs_of: Any, slots_of: Any) -> Any:
-    x = made_once(x)
-    # Transposed chunk by chunk, so that there is no second copy of all blocks.
-    return map_chunks(
-        lambda w, found: ops.matmul(ops.transpose(_lines(w), (0, 2, 1)), _gathered(x, found)),
-        [blocks, inputs_of],
-        _chunks(x, inputs_of),
-        x,
-    )
-
-
-def _gradient(x: Any, blocks: Any, inputs_of: Any, slots_of: Any, upstream: Any) -> tuple[Any, Any]:
-    count, fan_in, rows, cols = blocks.shape
-    x, upstream = made_once(x), made_once(upstream)
-    of_blocks = map_chunks(
-        lambda dy, found: ops.matmul(_gathered(x, found), ops.transpose(dy, (0, 2, 1))),
-        [upstream, inputs_of],
-        _chunks(x, inputs_of),
-        upstream,
-    )
-    slots = ops.reshape(blocks, (count * fan_in, rows, cols))
-
-    def of_inputs(found: Any) -> Any:
-        several = found.shape
-        weights = ops.reshape(gather(slots, ops.reshape(found, (-1,))), (*several, rows, cols))
-        weights = ops.transpose(weights, (0, 2, 1, 3))
-        weights = ops.reshape(weights, (several[0], rows, several[1] * cols))
-        return ops.matmul(weights, _gathered(upstream, found // fan_in))
-
-    of_x = map_chunks(of_inputs, [slots_of], _chunks(upstream, slots_of), upstream)
-    return of_x, ops.reshape(of_blocks, blocks.shape)
-
-
-def _lines(blocks: Any) -> Any:
-    """`(J, k, r, c)` as `(J, k r, c)`."""
-    count, fan_in, rows, cols = blocks.shape
-    return ops.reshape(blocks, (count, fan_in * rows, cols))
-
-
-def _gathered(x: Any, found: Any) -> Any:
-    """`(m, k r, n)`: the blocks of `x`, `(I, r, n)`, that each of `(m, k)` rows names."""
-    rows, several = x.shape[1], found.shape
-    return ops.reshape(
-        gather(x, ops.reshape(found, (-1,))), (several[0], several[1] * rows, ops.shape(x)[2])
-    )
-
-
-def _chunks(x: Any, found: Any) -> int:
-    """The number of chunks of the first axis of `found`."""
-    rows, columns = x.shape[1:3]
-    if not (isinstance(columns, int) and columns):  # None, or a symbol of jax.export
-        columns = _USUAL_COLUMNS
-    of_one = found.shape[1] * rows * columns * _item_bytes(x)
-    # A batched product of a single matrix would be one product for all cores.
-    most = max(1, found.shape[0] // 2)
-    wanted = min(math.ceil(found.shape[0] * of_one / _CHUNK_BYTES), most)
-    return divisor_near(found.shape[0], wanted)
-
-
-def spread_blocks(x: Any, inputs_of: Any, slots_of: Any, axis: int) -> Any:
-    """The blocks of `x` along an axis that `inputs_of` names, its gradient gathered by `slots_of`.
-
-        Y[.., s, ..] = X[.., inputs_of[s], ..],    dX[.., i, ..] = sum_s dY[.., s, ..]
-
-    over the slots `s = slots_of[i, .]`, for layers such as convolutions. `x` has `I` blocks along
-    the axis, the result `J k`.
-    """
-
-    def spread(x: Any, inputs_of: Any, slots_of: Any) -> Any:
-        return gather(x, ops.reshape(inputs_of, (-1,)), axis)
-
-    def collect(x: Any, inputs_of: Any, slots_of: Any, upstream: Any) -> tuple[Any]:
-        total = gather(upstream, slots_of[:, 0], axis)
-        for slot in range(1, slots_of.shape[1]):
-            total = total + gather(upstream, slots_of[:, slot], axis)
-        return (total,)
-
-    return with_gradient(spread, collect, [x], [inputs_of, slots_of])
-
-
-def _item_bytes(x: Any) -> int:
-    return 2 if keras.backend.standardize_dtype(x.dtype).endswith("float16") else 4
-
-
-# --- layers of a single product: features first, then bias and activation -------------------------
-
-_NOT_ELEMENTWISE = ("softmax", "log_softmax", "sparsemax", "glu")
-# Keras' own elementwise activations, for which the order of the axes does not matter.
-_ELEMENTWISE = {
-    id(function)
-    for name, function in vars(keras.activations).items()
-    if callable(function)
-    and name not in (*_NOT_ELEMENTWISE, "get", "serialize", "deserialize")
-    and not isinstance(function, type)
-}
-
-
-def is_elementwise(activation: Any) -> bool:
-    """Whether an activation is known to be elementwise."""
-    return id(activation) in _ELEMENTWISE
-
-
-def product_features_first(x: Any, kernel: BlockOperands) -> Any:
-    """`K^T x` for `x` of shape `(inputs, n)`."""
-    grid = kernel.grid
-    columns = x.shape[1] if x.shape[1] is not None else ops.shape(x)[1]
-    x = padded_blocks(x, 0, grid.inputs, grid.rows)
-    outputs = block_product(
-        ops.reshape(x, (grid.in_blocks, grid.rows, columns)),
-        kernel.blocks,
-        kernel.inputs_of,
-        kernel.slots_of,
-    )
-    outputs = ops.reshape(outputs, (grid.padded[1], columns))
-    return without_padding(outputs, 0, grid.outputs, grid.cols)
-
-
-def padded_blocks(x: Any, axis: int, side: int, width: int) -> Any:
-    """`x` with zeros at the end of each block of an axis that has one entry less than `width`."""
-    count, whole = block_count(side, width), whole_blocks(side, width)
-    if whole == count:
-        return x
-    first, rest = ops.split(x, [whole * width], axis=axis)
-    shape = list(ops.shape(rest))
-    rest = ops.reshape(rest, [*shape[:axis], count - whole, width - 1, *shape[axis + 1 :]])
-    ends = [[0, 0] for _ in rest.shape]
-    ends[axis + 1][1] = 1
-    shape[axis] = (count - whole) * width
-    return ops.concatenate([first, ops.reshape(ops.pad(rest, ends), shape)], axis=axis)
-
-
-def without_padding(x: Any, axis: int, side: int, width: int) -> Any:
-    """The inverse of `padded_blocks`."""
-    count, whole = block_count(side, width), whole_blocks(side, width)
-    if whole == count:
-        return x
-    first, rest = ops.split(x, [whole * width], axis=axis)
-    shape = list(ops.shape(rest))
-    rest = ops.reshape(rest, [*shape[:axis], count - whole, width, *shape[axis + 1 :]])
-    rest, _ = ops.split(rest, [width - 1], axis=axis + 1)
-    shape[axis] = (count - whole) * (width - 1)
-    return ops.concatenate([first, ops.reshape(rest, shape)], axis=axis)
-
-
-def product_of(sizes: Sequence[Any]) -> Any:
-    """The product of sizes, some of which may be tensors; 1 for none."""
-    return functools.reduce(operator.mul, sizes, 1)
