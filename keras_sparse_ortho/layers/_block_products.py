@@ -296,8 +296,8 @@ class _Sides:
     def product(self, x: Any, lines: Any, places: Any, slots: Any) -> Any:
         parts = _blocks_of(x, self.rows)
         if self.narrow_inputs:
-            return _joined(ops.matmul(_gathered_rows(parts, places), lines))
-        return _joined(_summed(ops.matmul(parts, _transposed(lines)), slots, self.cols))
+            return _side_by_side(ops.matmul(_gathered_rows(parts, places), lines))
+        return _side_by_side(_summed(ops.matmul(parts, _transposed(lines)), slots, self.cols))
 
     def gradient(
         self, x: Any, lines: Any, places: Any, slots: Any, upstream: Any
@@ -310,7 +310,7 @@ class _Sides:
             gathered = _gathered_rows(above, places)
             found = ops.matmul(gathered, lines)
             of_lines = ops.matmul(_transposed(gathered), parts)
-        return _joined(found), of_lines
+        return _side_by_side(found), of_lines
 
 
 def _blocks_of(x: Any, width: int) -> Any:
@@ -318,7 +318,7 @@ def _blocks_of(x: Any, width: int) -> Any:
     return ops.transpose(ops.reshape(x, (-1, x.shape[1] // width, width)), (1, 0, 2))
 
 
-def _joined(parts: Any) -> Any:
+def _side_by_side(parts: Any) -> Any:
     """The inverse of `_parts`."""
     count, _, width = parts.shape
     return ops.reshape(ops.transpose(parts, (1, 0, 2)), (-1, count * width))

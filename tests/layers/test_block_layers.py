@@ -12,7 +12,7 @@ from keras_sparse_ortho.layers import (
     BlockSparseEinsumDense,
     block_layer_like,
 )
-from keras_sparse_ortho.layers import _blocks as product_module
+from keras_sparse_ortho.layers import _block_products as product_module
 from keras_sparse_ortho.orthogonal import regular_pattern, slots_of
 from tests.helpers import array, classifier_loss, data, gradients, jit, slow_on_jax
 from tests.layers.block_kinds import as_dense, block_layers, block_network, masked_twin, network
