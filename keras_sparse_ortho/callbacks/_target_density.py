@@ -252,10 +252,6 @@ class TargetDensity(DensityRun):
         super().__init__()
         self._steering = ThresholdSteering(density, schedule, frequency, freeze, floor)
         self.density = self._steering.density
-        self.schedule = self._steering.schedule
-        self.frequency = self._steering.frequency
-        self.freeze = freeze
-        self.floor = self._steering.floor
 
     def prepare(self) -> None:
         super().prepare()
@@ -263,19 +259,20 @@ class TargetDensity(DensityRun):
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         self.sync()
-        in_steps = self.schedule is not None and self.schedule.is_resolved
+        schedule = self._steering.schedule
+        in_steps = schedule is not None and schedule.is_resolved
         gap = density_gap(self._own)
         steered = any(to_numpy(threshold.offset).item() for threshold in self._own)
         if gap is not None and steered and not run_position(step, start, in_steps):
             raise self.restart_error(step, f"and thresholds that were steered to {gap}")
-        if steps is None and self.schedule is None and self.in_loop:
+        if steps is None and schedule is None and self.in_loop:
             self._fall_at_once()
         self._steering.resolve(steps, start)
         end = self._steering.end_step
         if not in_steps and end is not None and step < end and not self._steering.thresholds:
             self.warn_of_single_epochs("thresholds that were fixed by another run")
         for threshold in self._own:
-            threshold.aim(self.density, self.freeze and end is not None)
+            threshold.aim(self.density, self._steering.freeze and end is not None)
 
     def _fall_at_once(self) -> None:
         warnings.warn(
@@ -285,7 +282,7 @@ class TargetDensity(DensityRun):
             "Received: schedule=None",
             stacklevel=level_of_user(),
         )
-        self._steering.schedule = Constant(self.density, frequency=self.frequency)
+        self._steering.schedule = Constant(self.density, frequency=self._steering.frequency)
 
     def is_due(self, step: int, executed: int) -> bool:
         return self._steering.is_due(step, executed)
@@ -313,4 +310,4 @@ class TargetDensity(DensityRun):
 
     def settings(self) -> dict[str, Any]:
         names = ("density", "frequency", "freeze", "floor")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self._steering, name) for name in names}

@@ -438,10 +438,8 @@ def _restored(initializer: Any, places_given: bool) -> Any:
             )
         return initializer
     found = keras.initializers.get(initializer)
-    kinds = keras.initializers
-    fits = isinstance(found, kinds.Initializer) and not hasattr(found, "sample")
-    unfit = isinstance(found, kinds.Orthogonal | kinds.Identity)
-    if not callable(found) or unfit or not (fits or not isinstance(found, kinds.Initializer)):
+    unfit = isinstance(found, keras.initializers.Orthogonal | keras.initializers.Identity)
+    if not callable(found) or unfit or hasattr(found, "sample"):
         raise ValueError(
             'A kernel of live blocks starts from "exact_orthogonal", or from an initializer of '
             "Keras that draws all entries alike. "

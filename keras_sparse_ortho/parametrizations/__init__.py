@@ -42,7 +42,6 @@ __all__ = [
     "ScheduledMask",
     "SoftThreshold",
     "StraightThroughTopK",
-    "ThresholdFunction",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

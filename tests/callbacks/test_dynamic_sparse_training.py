@@ -16,7 +16,7 @@ from tests.helpers import (
     classifier_loss,
     gradients,
     jit,
-    two_device_strategy,
+    on_two_devices,
 )
 
 L = keras.layers
@@ -504,20 +504,9 @@ def test_mixed_precision(policy):
     check_masks(model)
 
 
-def two_devices():
-    """The ways in which a backend trains on two devices."""
-    if keras.backend.backend() == "tensorflow":
-        return two_device_strategy().scope()
-    before = keras.distribution.distribution()
-    keras.distribution.set_distribution(keras.distribution.DataParallel())
-    stack = contextlib.ExitStack()
-    stack.callback(keras.distribution.set_distribution, before)
-    return stack
-
-
 def test_on_two_devices():
     results = []
-    for scope in (contextlib.nullcontext, two_devices):
+    for scope in (contextlib.nullcontext, on_two_devices):
         keras.utils.clear_session()
         keras.utils.set_random_seed(3)
         with scope():
