@@ -168,8 +168,8 @@ def finish(model: Any, density: float | None = None) -> Any:
         steering = ThresholdSteering(target)
         steering.take(thresholds)
         # All of them where another run has frozen them at another density.
-        for threshold, live in steering.cut(steering.thresholds or thresholds, target, freeze=True):
-            zero_slots(optimizer, threshold.steered, np.logical_not(live))
+        for threshold, kept in steering.cut(steering.thresholds or thresholds, target, freeze=True):
+            zero_slots(optimizer, threshold.steered, np.logical_not(kept))
         for threshold in thresholds:
             threshold.aim(target, freeze=True)
     watch_saving(model, False)

@@ -82,13 +82,13 @@ def floored_cut(entries: Sequence[Entries], count: int, floors: Sequence[int]) -
     As fewer remain for the others, more of them may come to their floor, and none leaves it. An
     entry that is 0 cannot live: a floor is at most the number of the others.
     """
-    pairs = zip(entries, floors, strict=True)
-    bounds = [min(floor, np.count_nonzero(one.critical > -np.inf)) for one, floor in pairs]
+    can_live = [int(np.count_nonzero(one.critical > -np.inf)) for one in entries]
+    bounds = [min(pair) for pair in zip(floors, can_live, strict=True)]
     free, held = list(range(len(entries))), list[int]()
     while True:
         found = cut([entries[k] for k in free], count - sum(bounds[k] for k in held))
-        pairs = zip(free, found.masks, strict=True)
-        low = [k for k, mask in pairs if np.count_nonzero(mask) < bounds[k]]
+        shares = zip(free, found.masks, strict=True)
+        low = [k for k, mask in shares if np.count_nonzero(mask) < bounds[k]]
         if not low:
             break
         held += low

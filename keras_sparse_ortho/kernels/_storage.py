@@ -167,6 +167,7 @@ class RepeatedLayer(abc.ABC):
 
     layer: Any
     """The layer that is repeated."""
+    weights: list[Any]
 
     @abc.abstractmethod
     def like(self, layer: Any) -> Any:

@@ -8,7 +8,7 @@ import keras
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer
+from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer, storages_of
 from keras_sparse_ortho.layers._block_sparse_conv import (
     BlockSparseConv1D,
     BlockSparseConv2D,
@@ -91,7 +91,7 @@ def block_layer_like(
 def plain_layer(layer: Any) -> Any:
     """The plain layer, built, for one with kernels in storages; `None` for a plain one."""
     if isinstance(layer, RepeatedLayer):
-        return layer.to_plain_stack() if layer.storages() else None
+        return layer.to_plain_stack() if storages_of(layer) else None
     return layer.to_dense_layer() if is_sparse_layer(layer) else None
 
 

@@ -17,8 +17,10 @@ from keras_sparse_ortho.layers._block_products import (
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 ops = keras.ops
-_SETTINGS = ("filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate")
-_SETTINGS += ("use_bias",)
+_SETTINGS = (
+    *("filters", "kernel_size", "strides", "padding"),
+    *("data_format", "dilation_rate", "use_bias"),
+)
 
 
 class BlockSparseConv(BlockSparseLayer):

@@ -98,7 +98,9 @@ class ScheduledMask(Masked):
 
     def counts(self) -> tuple[int, int]:
         """How many entries are live now, and how many at the end of the schedule."""
-        return self.live, live_count(self.schedule.density, self.weight.size)
+        density = self.schedule.density
+        assert density is not None  # see `build`
+        return self.live, live_count(density, self.weight.size)
 
     def for_density(self, density: float) -> "ScheduledMask":
         """An unbuilt clone whose schedule ends with this density."""

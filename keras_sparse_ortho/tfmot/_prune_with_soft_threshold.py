@@ -11,7 +11,11 @@ import tensorflow as tf
 from keras_sparse_ortho.callbacks import DEFAULT_FLOOR, ThresholdSteering
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.parametrizations import SoftThreshold, threshold_function
+from keras_sparse_ortho.parametrizations import (
+    SoftThreshold,
+    critical_offsets,
+    threshold_function,
+)
 from keras_sparse_ortho.schedules import as_schedule
 from keras_sparse_ortho.tfmot._rewrite import (
     rewrite,
@@ -107,7 +111,7 @@ class SoftThresholdState(WeightState):
         return np.asarray(np.abs(as_numpy(self.raw)))
 
     def critical_offsets(self) -> np.ndarray:
-        return np.asarray(threshold_function(self.g).inverse(self.scales()) - as_numpy(self.s))
+        return critical_offsets(threshold_function(self.g), self.scales(), as_numpy(self.s))
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes the live entries: `w` becomes `w_e` on the mask and 0 elsewhere, `t` becomes 0."""
