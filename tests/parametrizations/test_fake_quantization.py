@@ -92,7 +92,7 @@ def test_effective_weights_are_on_the_grid_after_training(storage, dtype):
         assert weight.live <= live[weight.path]
 
 
-@pytest.mark.parametrize("storage", ["compact", "blocks"])
+@pytest.mark.parametrize("storage", ["masked", pytest.param("blocks", marks=pytest.mark.slow)])
 def test_resumed_training_equals_training_in_one_go(storage, tmp_path):
     whole = fitted(network(storage, FakeQuantization("int4")))
     half = fitted(network(storage, FakeQuantization("int4")), epochs=1)
