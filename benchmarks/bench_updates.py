@@ -70,7 +70,7 @@ def network(kind: str, width: int) -> keras.Model:
         "gmp": lambda: kso.parametrize(dense, kso.MagnitudeMask(always)),
         "dnw": lambda: kso.parametrize(dense, kso.parametrizations.StraightThroughTopK(always)),
         "str": lambda: kso.parametrize(dense, kso.SoftThreshold()),
-        "compact": lambda: kso.to_compact(kso.prune(dense, DENSITY)),
+        "compact": lambda: kso.convert(kso.prune(dense, DENSITY), "compact"),
         "blocks": lambda: keras.Sequential([keras.Input((width,)), *blocks]),
     }
     model = made[kind]()

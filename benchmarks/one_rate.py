@@ -70,7 +70,7 @@ def headed(name: str, kind: str, width: int, density: float, rate: float, seed: 
     keras.utils.set_random_seed(seed)
     body = {"mlp": mlp, "text": text}[name](width)
     hidden = ["h1", "h2"] if name == "mlp" else [".*kernel"]
-    options = {"include": hidden, "unregistered": "dense"}
+    options = {"include": hidden}
     if density < 1:
         body = kso.sparsify(body, density, budget="uniform", seed=seed, **options)
     wide = width / BASE[name]

@@ -43,14 +43,12 @@ from keras_sparse_ortho.calibration import compensate as compensate
 from keras_sparse_ortho.calibration import restore_statistics as restore_statistics
 from keras_sparse_ortho.callbacks import finish as finish
 from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
+from keras_sparse_ortho.models import convert as convert
 from keras_sparse_ortho.models import load_dense_weights as load_dense_weights
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import remove_channels as remove_channels
 from keras_sparse_ortho.models import reorder_channels as reorder_channels
 from keras_sparse_ortho.models import strip as strip
-from keras_sparse_ortho.models import to_blocks as to_blocks
-from keras_sparse_ortho.models import to_compact as to_compact
-from keras_sparse_ortho.models import to_masked as to_masked
 from keras_sparse_ortho.orthogonal import Block as Block
 from keras_sparse_ortho.orthogonal import ConstantFan as ConstantFan
 from keras_sparse_ortho.orthogonal import NByM as NByM
@@ -61,7 +59,7 @@ from keras_sparse_ortho.parametrizations import LowRankSoftThreshold as LowRankS
 from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations import SoftThreshold as SoftThreshold
 from keras_sparse_ortho.parametrizations import StraightThroughTopK as StraightThroughTopK
-from keras_sparse_ortho.pruning import adopt_masks as adopt_masks
+from keras_sparse_ortho.pruning import apply_masks as apply_masks
 from keras_sparse_ortho.pruning import parametrize as parametrize
 from keras_sparse_ortho.pruning import prune as prune
 from keras_sparse_ortho.pruning import sparsify as sparsify
@@ -88,13 +86,14 @@ __all__ = [
     "PrunableLayer",
     "SoftThreshold",
     "StraightThroughTopK",
-    "adopt_masks",
     "analysis",
+    "apply_masks",
     "budgets",
     "calibration",
     "callbacks",
     "compensate",
     "contrib",
+    "convert",
     "errors",
     "export",
     "export_litert",
@@ -122,9 +121,6 @@ __all__ = [
     "sparsify",
     "strip",
     "tfmot",
-    "to_blocks",
-    "to_compact",
-    "to_masked",
 ]
 
 _LOADED_ON_USE = {"export_litert": "export", "load_litert": "export"}

@@ -43,10 +43,10 @@ _INSTEAD = {
     # torch.nn.utils.prune
     "l1_unstructured": f'{_MAGNITUDES[:-1]}, budget="uniform")',
     "global_unstructured": _MAGNITUDES,
-    "random_unstructured": f'{_MAGNITUDES[:-1]}, score="random")',
+    "random_unstructured": "prune(model, score=saliency.random(model, density))",
     "ln_structured": "remove_channels(model), after training with ChannelSoftThreshold()",
     "random_structured": "sparsify(model, density, structure=Block(rows, cols))",
-    "custom_from_mask": "prune(model, masks={path: mask})",
+    "custom_from_mask": "apply_masks(model, {path: mask})",
     "identity": "parametrize(model, FixedMask(1.0))",
     "remove": "strip(model)",
     "is_pruned": "report(model).density",
@@ -56,7 +56,10 @@ _INSTEAD = {
     "is_sparse": "report(model).density < 1",
     "flops": "report(model).flops, and report(model).sparse_flops",
     "compare": "report(model) for each of the models",
-    "apply_masks": "prune(model, masks=...), or prune(model, score=saliency)",
+    "adopt_masks": "apply_masks(model)",
+    "to_blocks": 'convert(model, "blocks")',
+    "to_compact": 'convert(model, "compact")',
+    "to_masked": 'convert(model, "masked")',
     "masks": _MASKS,
     "mask": _MASKS,
     "get_masks": _MASKS,
@@ -113,6 +116,10 @@ _ELSEWHERE = {
     "pruning_schedule": "parametrize(model, MagnitudeMask(schedule))",
     "quantize": _INTEGERS,
     "dtype": _INTEGERS,
+    "masks": "apply_masks(model, masks)",
+    "refit": "`data`, a few hundred rows of x: then live entries are refitted",
+    "in_place": "the function's `.in_place`, as in sparsify.in_place(model, density)",
+    "unregistered": "`include` or `exclude`, with the full paths of such matrices",
 }
 # By sparsity: densities that say the same. The first that a function has takes 1 - sparsity.
 _DENSITIES = {

@@ -109,7 +109,8 @@ class _Copier:
             raise NotPrunableError(
                 "The model cannot be copied: it holds an uncopyable object that refers to one of "
                 "its layers or variables. Keep the layer in an attribute, list or dict instead, or "
-                "pass `in_place=True` to change the model itself. Received: "
+                "change the model itself: keras_sparse_ortho.sparsify.in_place(model, 0.1). "
+                "Received: "
                 f"{self._place}, an object of type {type(value).__qualname__}"
             )
         return self._object(value)

@@ -40,7 +40,7 @@ class Row:
     `state` is `"sparse"` for a kernel with a mask or with zeros. Otherwise it says why the kernel
     is dense: `"no mask"` (excluded, or not selected), `"not updated"` (a `MagnitudeMask` that
     `callbacks.UpdateMasks` has not set yet), `"not adopted"` (a sparse initializer without
-    `adopt_masks`, after training), or `"not registered"`: the meaning of its axes is unknown
+    `apply_masks`, after training), or `"not registered"`: the meaning of its axes is unknown
     (`initializers.kernel_layouts`).
 
     `block` is the size of live blocks `(inputs, outputs)`, and `least_density` the least density on
@@ -246,7 +246,7 @@ class SparsityReport:
         if self.unadopted:
             notes += [
                 "No masks: a sparse initializer alone lets every entry train. Before training, "
-                "call adopt_masks(model).",
+                "call apply_masks(model).",
                 ", ".join(self.unadopted),
             ]
         if notes:
@@ -314,7 +314,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
     (`whole_density`).
 
     Kernels of a sparse initializer without masks are listed in `unadopted` and below the table:
-    they become dense in training unless `adopt_masks` wraps their layers.
+    they become dense in training unless `apply_masks` wraps their layers.
 
     With live blocks (`storage="blocks"`), a row has the size of its blocks and the least density on
     these, or says below the table why the kernel is not on blocks.

@@ -152,7 +152,7 @@ class ApproximateIsometry(SparseInitializer):
         if self.mask is not None:
             raise DensityError(
                 "An ApproximateIsometry with a `mask` has no density for a budget to set. Use it "
-                "as the initializer of the layer, and call keras_sparse_ortho.adopt_masks(model). "
+                "as the initializer of the layer, and call keras_sparse_ortho.apply_masks(model). "
                 f"Received: density={density:.6g}, mask of shape {self.mask.shape}"
             )
         config = {**self.get_config(), "density": density, "seed": seed, "verbose": self.verbose}

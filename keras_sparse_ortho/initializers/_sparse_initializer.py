@@ -124,7 +124,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         if "density" not in config:
             raise ValueError(
                 f"A {type(self).__name__} has no `density` for a budget to set. Use it as the "
-                "initializer of the layers, and call keras_sparse_ortho.adopt_masks(model). "
+                "initializer of the layers, and call keras_sparse_ortho.apply_masks(model). "
                 f"Received: initializer={self!r}"
             )
         return type(self).from_config({**config, "density": density, "seed": seed})

@@ -165,7 +165,7 @@ def select(
             )
             if any(_names(name, weight.path) for weight in unregistered):
                 hint += (
-                    ' It names a matrix that is not registered; unregistered="guess" takes it in.'
+                    " It names a matrix that is not registered: give its full path, or register it."
                 )
             raise UnknownWeightError(
                 f"`{argument}` names no prunable weight. There are: {known}.{hint} "

@@ -1,18 +1,22 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
 from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho.models._apply import Verb as Verb
+from keras_sparse_ortho.models._apply import apply
+from keras_sparse_ortho.models._apply import verb as verb
 from keras_sparse_ortho.models._at_density import DensityGap as DensityGap
 from keras_sparse_ortho.models._at_density import density_gap as density_gap
 from keras_sparse_ortho.models._at_density import model_gap as model_gap
 from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
 from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density
 from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
-from keras_sparse_ortho.models._conversion import blocks_where_possible as blocks_where_possible
-from keras_sparse_ortho.models._conversion import to_blocks, to_compact, to_masked
+from keras_sparse_ortho.models._convert import convert
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
 from keras_sparse_ortho.models._load_dense_weights import load_dense_weights
-from keras_sparse_ortho.models._places import places_to_wrap as places_to_wrap
+from keras_sparse_ortho.models._plan import Around as Around
+from keras_sparse_ortho.models._plan import Plan
+from keras_sparse_ortho.models._plan import Target as Target
 from keras_sparse_ortho.models._prunable_weights import check_built as check_built
 from keras_sparse_ortho.models._prunable_weights import never_called as never_called
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
@@ -21,7 +25,6 @@ from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
 from keras_sparse_ortho.models._remove_channels import remove_channels
 from keras_sparse_ortho.models._reorder_channels import reorder_channels
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
-from keras_sparse_ortho.models._same_function import probe_of_copy as probe_of_copy
 from keras_sparse_ortho.models._saved_layers import is_clonable as is_clonable
 from keras_sparse_ortho.models._saved_layers import is_graph_of_class as is_graph_of_class
 from keras_sparse_ortho.models._stateless_loss import Objective, StatelessLoss
@@ -35,16 +38,16 @@ from keras_sparse_ortho.models._zero_states import from_zero_states as from_zero
 # Public; the other names above are for the other rooms.
 __all__ = [
     "Objective",
+    "Plan",
     "StatelessLoss",
+    "apply",
+    "convert",
     "kernel_positions",
     "load_dense_weights",
     "prunable_weights",
     "remove_channels",
     "reorder_channels",
     "strip",
-    "to_blocks",
-    "to_compact",
-    "to_masked",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

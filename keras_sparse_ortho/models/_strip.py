@@ -1,26 +1,28 @@
 """`strip`: the plain Keras model, with the effective weights in its layers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import copy_objects, maps_one_tensor
+from keras_sparse_ortho._keras_internals import maps_one_tensor
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer, storages_of, walk
+from keras_sparse_ortho.layers import plain_layer
+from keras_sparse_ortho.models._apply import verb
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
-from keras_sparse_ortho.models._prunable_weights import check_built
-from keras_sparse_ortho.models._rewrite import rewrite
-from keras_sparse_ortho.models._same_function import SameFunction
+from keras_sparse_ortho.models._plan import Plan, Target
+from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.models._saved_layers import lists_its_layers
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 
 L = keras.layers
 
 
-def strip(model: keras.Model, *, in_place: bool = False) -> keras.Model:
+@verb
+def strip(model: keras.Model) -> Plan:
     """Removes every wrapper: a plain Keras model with effective weights and equal outputs.
 
     Each wrapped weight `w` is replaced by its effective weight `w_e`, whose dead entries are
@@ -33,11 +35,10 @@ def strip(model: keras.Model, *, in_place: bool = False) -> keras.Model:
 
     Args:
         model: A built Keras model, with or without wrapped layers.
-        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
-            copied; the error says so.
 
     Returns:
-        A new model, not compiled. The given one stays as it was.
+        A new model, not compiled. The given one stays as it was; `strip.in_place` changes the model
+        itself.
 
     Raises:
         NotPrunableError: A model that is not built; a weight whose mask was never set, because
@@ -64,37 +65,32 @@ def strip(model: keras.Model, *, in_place: bool = False) -> keras.Model:
     check_built(model)
     _refuse_unfinished(model)
     warn_unless_at_density(model)
-    if is_sparse_layer(model) or isinstance(model, RepeatedLayer):
-        return _plain(copy_objects(model)[0])
-    same = SameFunction(model)
-    in_graphs = {id(layer) for layer in _layers_of_graphs(model)}
+    in_graphs = {id(layer) for layer in _layers_of_graphs(model)}  # a layer alone is in none
 
-    def unwrap(layer: Any, path: str, own: Any) -> Any:
-        thin = _thin_layers(own) if id(layer) in in_graphs else None
-        return _plain(own) if thin is None else thin
+    def around(layer: Any, own: Any, make: Callable[[], Any]) -> Any:
+        stack = own.layer if is_sparse_layer(own) and hasattr(own, "layer") else own
+        if isinstance(stack, RepeatedLayer):
+            return _unrolled(stack, own)
+        new = _thin_layers(own) if id(layer) in in_graphs else None
+        if new is None:
+            new = plain_layer(own)  # not `make`: of two kernels of one path the plan has one
+            _reset_initializers(own if new is None else new)
+        return new
 
-    def complete(plain: Any) -> Any:
-        same.check(plain)
-        return plain
-
-    return rewrite(model, unwrap, complete, in_place=in_place)
+    weights = [w for w in prunable_weights(model, unregistered=True) if w.storage is not None]
+    targets = {weight.path: Target("dense") for weight in weights}
+    return Plan(weights, targets, keeps_function=True, around=around)
 
 
-def _plain(layer: Any) -> Any:
-    """What takes the place of a layer, which is used up; `None` for a plain one."""
-    wraps = is_sparse_layer(layer) and hasattr(layer, "layer")
-    stack = layer.layer if wraps else layer
-    if isinstance(stack, RepeatedLayer):
-        held = layer.parametrizations.values() if wraps else ()
-        return strip(stack.unrolled((own.layer_variable, own.current()) for own in held))
-    plain = layer.to_dense_layer() if is_sparse_layer(layer) else layer
-    _reset_initializers(plain)
-    return None if plain is layer else plain
+def _unrolled(stack: Any, own: Any) -> Any:
+    """The layers of a stack in a Sequential model; `own` is the stack or its wrapper."""
+    held = () if own is stack else own.parametrizations.values()
+    return strip(stack.unrolled((one.layer_variable, one.current()) for one in held))
 
 
 def _layers_of_graphs(model: Any) -> Iterator[Any]:
     """The layers that functional and Sequential models hold, whose classes do not make them."""
-    for layer in model.layers if lists_its_layers(model) else []:
+    for layer in model.layers if isinstance(model, keras.Model) and lists_its_layers(model) else []:
         yield layer
         if isinstance(layer, keras.Model):
             yield from _layers_of_graphs(layer)

@@ -57,7 +57,7 @@ class CompactMask(FixedMask):
     dense kernel for each layer. Optimizers that treat matrices specially (Adafactor, Muon) see a
     vector. Regularizers other than L1 and L2 are those of the effective kernel. What needs the
     dense raw weight is refused: learnt and scheduled masks, LoRA and `quantize` (convert with
-    `keras_sparse_ortho.to_masked`, or strip).
+    `keras_sparse_ortho.convert`, or strip).
 
     Example:
 
@@ -102,7 +102,7 @@ class CompactMask(FixedMask):
             f"The weight '{weight.path}' is stored compactly (CompactMask): its variable has a "
             "value only while its wrapped layer is called, and takes none. Read "
             "`keras_sparse_ortho.prunable_weights(model)`, each with its `value`, or convert with "
-            "keras_sparse_ortho.to_masked(model) or strip(model). "
+            "keras_sparse_ortho.convert(model, 'masked') or strip(model). "
             f"Received: a use of '{variable.path}' outside of a call",
         )
         values = stand_ins.create(

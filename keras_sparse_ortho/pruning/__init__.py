@@ -1,7 +1,7 @@
-"""Whole models made sparse: `sparsify`, `prune`, `adopt_masks`, `parametrize`."""
+"""Whole models made sparse: `sparsify`, `prune`, `apply_masks`, `parametrize`."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.pruning._adopt_masks import adopt_masks as adopt_masks
+from keras_sparse_ortho.pruning._apply_masks import apply_masks as apply_masks
 from keras_sparse_ortho.pruning._block_sizes import why_not_on_blocks as why_not_on_blocks
 from keras_sparse_ortho.pruning._drawing import draw_kernels as draw_kernels
 from keras_sparse_ortho.pruning._parametrize import parametrize as parametrize
@@ -11,6 +11,6 @@ from keras_sparse_ortho.pruning._prune import prune as prune
 from keras_sparse_ortho.pruning._sparsify import sparsify as sparsify
 
 # Public; the other names above are for `tfmot`.
-__all__ = ["adopt_masks", "parametrize", "prune", "sparsify"]
+__all__ = ["apply_masks", "parametrize", "prune", "sparsify"]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

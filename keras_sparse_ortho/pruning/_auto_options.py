@@ -10,7 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._keras_internals import GraphCall, computes_its_graph, graph_calls
+from keras_sparse_ortho._keras_internals import (
+    GraphCall,
+    computes_its_graph,
+    graph_calls,
+    level_of_user,
+)
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.initializers import (
     ExactOrthogonal,
@@ -130,7 +135,7 @@ class AutoOptions:
                 "It is not known what follows these layers, so gain and taps were chosen by their "
                 "own activations. To set them, make these kernels sparse in a call of their own "
                 f"with `include`. Received: {'; '.join(lines)}",
-                stacklevel=5,
+                stacklevel=level_of_user(),
             )
 
     def _gain(self, weight: PrunableWeight, activation: Any) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, allocate
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.initializers import AnyDraw, Draw
@@ -87,9 +88,9 @@ class BlockPlan:
             blocks.update({w.path: _larger(w, fitted, blocks[w.path]) for w in on_blocks})
         return cls(held, fitted, blocks, asked, given, size)
 
-    def draws(self, scores: Mapping[str, np.ndarray], seed: int | None) -> dict[str, AnyDraw]:
+    def draws(self, scores: Mapping[str, np.ndarray]) -> dict[str, AnyDraw]:
         """By path, the mask of largest total score: of regular blocks, or of single entries."""
-        rng = np.random.default_rng(seed or 0)
+        rng = np.random.default_rng(0)
         found: dict[str, AnyDraw] = {}
         for weight in self.weights:
             score, count = scores[weight.path], self.budget.counts[weight.path]
@@ -130,7 +131,7 @@ class BlockPlan:
                 "has the blocks of each kernel. Kernels that are not on blocks are stored "
                 f"{'with masks' if storage == 'masked' else 'compactly'}, and are not faster than "
                 f"dense ones. Received: {'; '.join(told)}",
-                stacklevel=5,
+                stacklevel=level_of_user(),
             )
 
     def _only_masked(self, weight: PrunableWeight, storage: str) -> bool:

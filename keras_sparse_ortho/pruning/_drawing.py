@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_sparse_ortho._checks import check_seed
+from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.budgets import Budget, fit_structure
 from keras_sparse_ortho.errors import LayoutError
@@ -109,7 +110,7 @@ def _warn_of_dead_outputs(dead: dict[str, int]) -> None:
             "density is too low for all outputs, or the kernel's own count in the `budget` is (see "
             'keras_sparse_ortho.budgets.lift), or start="published" leaves them empty. '
             f"Received: {', '.join(found)}",
-            stacklevel=5,
+            stacklevel=level_of_user(),
         )
 
 
@@ -162,7 +163,7 @@ def warn_of_training_lost(model: Any, weights: list[PrunableWeight]) -> None:
         warnings.warn(
             "sparsify draws new kernels, so the trained ones are lost. To keep trained weights and "
             f"mask them, call keras_sparse_ortho.prune(model, density). {reason}",
-            stacklevel=4,
+            stacklevel=level_of_user(),
         )
 
 

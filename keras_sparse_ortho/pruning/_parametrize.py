@@ -7,18 +7,20 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.models import refuse_unfit
+from keras_sparse_ortho.models import Plan, refuse_unfit, verb
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import Parametrization
+from keras_sparse_ortho.pruning._holding import hold, parametrized, wrap
 from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import in_storage
-from keras_sparse_ortho.pruning._wrapping import hold, wrap
 
 
+@verb
 @other_keywords()
 def parametrize(
     model: keras.Model,
@@ -28,10 +30,8 @@ def parametrize(
     *,
     include: Selection = None,
     exclude: Selection = None,
-    unregistered: str = "warn",
     storage: str = "masked",
-    in_place: bool = False,
-) -> keras.Model:
+) -> Plan:
     """Gives every selected kernel `w` an effective weight `w_e = parametrization(w)`.
 
     Kernels keep their values, so that what a model starts from is its own affair: Keras'
@@ -51,16 +51,11 @@ def parametrize(
             dict or list of densities as for `sparsify`.
         include: Which kernels, as for `sparsify`. Default: all kernels and embeddings.
         exclude: Which kernels not.
-        unregistered: What is done with matrices in layers that are neither Keras' nor registered
-            (`initializers.kernel_layouts`), so that the meaning of their axes is unknown: `"warn"`
-            (default) and `"dense"` leave them dense, `"guess"` takes them in as
-            `(*batch, in, out)`. `report` lists them.
         storage: `"masked"`; or `"compact"` for a `FixedMask`, as in `sparsify`.
-        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
-            copied; the error says so.
 
     Returns:
-        A new model, not compiled. The given one stays as it was.
+        A new model, not compiled. The given one stays as it was; `parametrize.in_place` changes the
+        model itself.
 
     Raises:
         BudgetError: A budget that does not fit the model.
@@ -93,7 +88,7 @@ def parametrize(
     density, budget = density_and_budget(density, budget)
     parametrization = _instance(parametrization)
     parametrization = in_storage(parametrization, storage)
-    weights = weights_to_prune(model, include, exclude, unregistered)
+    weights = weights_to_prune(model, include, exclude)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     _refuse_global(model, parametrization)
     if density is None and budget is None:
@@ -107,8 +102,8 @@ def parametrize(
     if fixed:
         draws = {w.path: fixed[w.path].resolve(w) for w in weights}
         storage = "compact" if parametrization.compact else "masked"
-        return hold(model, weights, draws, storage, in_place=in_place)
-    return wrap(model, weights, table.__getitem__, in_place=in_place)
+        return hold(model, weights, draws, storage)
+    return wrap(model, weights, {path: parametrized(own) for path, own in table.items()})
 
 
 def _instance(parametrization: Any) -> Parametrization:
@@ -137,7 +132,7 @@ def _warn_of_another_density(parametrization: Parametrization, plan: Budget) -> 
         warnings.warn(
             f"`density` or `budget` replaces the density of the {kind}: set it in one place. "
             f"Received: {own:.6g} in the {kind}, replaced by {plan.density:.6g}",
-            stacklevel=4,
+            stacklevel=level_of_user(),
         )
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import logging
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density
+from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import (
     BUDGETS_OF_DATA,
     CALIBRATED,
@@ -25,42 +26,37 @@ from keras_sparse_ortho.calibration import (
     budget_of_data,
     prune_layers,
 )
-from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
-from keras_sparse_ortho.models import prunable_weights, refuse_unfit
+from keras_sparse_ortho.models import Plan, prunable_weights, refuse_unfit, verb
 from keras_sparse_ortho.orthogonal import Block, NByM, StructureLike, as_structure
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._drawing import signs_of_training
+from keras_sparse_ortho.pruning._holding import hold, shows_progress
 from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
-from keras_sparse_ortho.pruning._wrapping import hold
-from keras_sparse_ortho.saliency import OF_DATA, Saliency, saliency_by_name
+from keras_sparse_ortho.saliency import Saliency, saliency_by_name
 
 _OF_FRESH_NETWORKS = ("snip", "grasp", "synflow")
 
 
+@verb
 @other_keywords()
 def prune(
     model: keras.Model,
     density: float | Densities | None = None,
     *,
-    score: str | Saliency | Callable[..., Any] = "magnitude",
+    score: str | Saliency | Callable[[np.ndarray], np.ndarray] = "magnitude",
     budget: BudgetLike | None = None,
-    masks: Mapping[str, np.ndarray] | None = None,
     data: Any = None,
-    refit: bool = False,
     structure: StructureLike | Channels | None = None,
-    seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
-    unregistered: str = "warn",
     storage: str = "masked",
     resume: str | pathlib.Path | None = None,
-    verbose: int = 0,
-    in_place: bool = False,
-) -> keras.Model:
+) -> Plan:
     """Keeps the weights of a model and masks them: `w_e = w` where a mask is live, else 0.
 
     The `round(density * size)` entries of highest score are live: over all selected kernels
@@ -71,8 +67,7 @@ def prune(
     - `prune(trained, 0.1, budget="erk")`: the largest magnitudes of each kernel;
     - `prune(model, 0.1, score="snip", data=(x, y))`: connection sensitivity;
     - `prune(model, score=kso.saliency.grasp(model, 0.1, data, batches=8))`: a saliency with
-      other settings;
-    - `prune(model, masks={"hidden/kernel": mask})`: masks of any origin.
+      other settings.
 
     Trained networks lose least with `score="obs"` and a few hundred rows of `data`. Then each layer
     is pruned on the inputs `X` that the pruned ones before it give. With the dense kernel `W` and
@@ -86,58 +81,44 @@ def prune(
     live ones while the error falls, in at most twelve rounds. With OBS the outputs to come near
     to are those halfway between the two models: `W + H^-1 X^T (Y - X) W / 2` in place of `W`,
     where `Y` are the inputs in the model as given. So a layer makes up for part of what the ones
-    before it lost. `"wanda"` keeps the largest `|w_i| norm(X_i)`; `refit=True` refits its live
-    entries, those of magnitudes, or of any other masks:
+    before it lost. `"wanda"` keeps the largest `|w_i| norm(X_i)`, and refits these, as magnitudes
+    are refitted if there is `data`:
 
     - `prune(trained, 0.2, score="obs", data=x)`, best with `budget="error"`;
-    - `prune(trained, 0.5, score="wanda", data=x, refit=True, structure=kso.NByM(2, 4))`;
-    - `prune(trained, 0.2, data=x, refit=True)`: magnitudes.
+    - `prune(trained, 0.5, score="obs", data=x, structure="2:4")`;
+    - `prune(trained, 0.2, data=x)`: magnitudes, refitted.
 
-    Where there is batch normalization, call `restore_statistics` on the result.
-
-    To draw sparse kernels anew, call `sparsify`; for masks that come about in training,
-    `parametrize`.
+    Where there is batch normalization, call `restore_statistics` on the result. For masks of any
+    other origin call `apply_masks`; to draw sparse kernels anew, `sparsify`; for masks that come
+    about in training, `parametrize`.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.
         density: Global live fraction over the selected kernels, in (0, 1]. May be left out where
-            a `Saliency`, a `Budget` or `masks` say it. A dict or list of densities is taken as the
-            budget.
-        score: `"magnitude"` (default), `"obs"`, `"wanda"`, `"random"`, `"snip"`, `"grasp"` or
-            `"synflow"`; a `Saliency`; a function of a kernel, which returns an array of its shape;
-            or a function of `keras_sparse_ortho.saliency`, called as `score(model, density)`, or
-            with `data` where that is given.
+            a `Saliency` or a `Budget` says it. A dict or list of densities is taken as the budget.
+        score: `"magnitude"` (default), `"obs"`, `"wanda"`, `"snip"`, `"grasp"` or `"synflow"`; a
+            `Saliency`, as the functions of `keras_sparse_ortho.saliency` return; or a function of a
+            kernel, which returns an array of its shape.
         budget: Density of each kernel: `"erk"`, `"er"`, `"uniform"`, a `Budget`, or a dict or list
             as for `sparsify`. `None`: the scores of all kernels are compared with each other; with
-            `"obs"`, `"wanda"` or a `structure`, `"uniform"`. With `"obs"`, `"wanda"` or
-            `"magnitude"` and `data` also `"error"`, the densities of the least sum of the relative
-            errors of the layers' outputs, each measured along the way of OBS, on a fourth of the
-            rows that OBS does not see there (for trained networks
-            the best of these; as long again as OBS takes), and `"owl"`, denser where more scores
-            of Wanda are above five times their mean.
-        masks: From weight path to a bool array of its shape, or from layer path where the layer
-            has one kernel; kernels that are not named stay dense. In place of density, score and
-            budget.
+            `"obs"`, `"wanda"` or a `structure`, `"uniform"`. With `data` for a layer also
+            `"error"`, the densities of the least sum of the relative errors of the layers' outputs,
+            each measured along the way of OBS, on a fourth of the rows that OBS does not see there
+            (for trained networks the best of these; as long again as OBS takes), and `"owl"`,
+            denser where more scores of Wanda are above five times their mean.
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
-            dataset, a generator of batches. For `"obs"`, `"wanda"` and `refit` the same, or `x`
-            alone: all rows of arrays, in batches of 64; of others the first 64 batches.
-        refit: Whether live entries get the values of least squared error on `data`; with `"obs"`
-            they always do.
+            dataset, a generator of batches. For layers the same, or `x` alone: all rows of arrays,
+            in batches of 64; of others the first 64 batches.
         structure: For `"obs"`, `"wanda"` and `"magnitude"`. `NByM`, or `"2:4"`: at most `n` live of
             every `m` consecutive inputs. `Block(rows, cols, regular=True)`, `"32x32"` or
             `(32, 32)`: blocks that are live or dead as a whole, in any storage; densities are as
             with `storage="blocks"`.
             `calibration.Channels(group)`: whole inputs, for `remove_channels`.
-        seed: Integer, for `score="random"` and the choice of samples from arrays.
         include: Which kernels: weight paths, layer paths, regular expressions, layers, classes of
             layers, or indices into `prunable_weights(model)` (one or a list); or a predicate of a
             `PrunableWeight`.
             Default: all kernels and embeddings.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
-        unregistered: What is done with matrices in layers that are neither Keras' nor registered
-            (`initializers.kernel_layouts`), so that the meaning of their axes is unknown: `"warn"`
-            (default) and `"dense"` leave them dense, `"guess"` takes them in as
-            `(*batch, in, out)`. `report` lists them.
         storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
             and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
             and a tenth of the optimizer's. `"blocks"`: layers that compute on live blocks, for
@@ -147,27 +128,28 @@ def prune(
             of the block `b` for an output.
             What cannot be on blocks is compact, or stays dense while it is small and no density
             was given for it; the total is at most `density`. `"auto"`: live blocks where the
-            masks are of regular blocks already, compact elsewhere. `to_blocks`, `to_compact` and
-            `to_masked` convert.
-        resume: A folder, for `"obs"`, `"wanda"` and `refit`: a file is written for each kernel that
+            masks are of regular blocks already, compact elsewhere. `convert` changes the
+            storage later.
+        resume: A folder, where layers are pruned on `data`: a file is written for each kernel that
             is done, and a run with the same model, data and settings goes on from there.
-        verbose: 1 for a progress bar over the kernels, for these.
-        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
-            copied; the error says so.
 
     Returns:
-        A new model, not compiled. The given one stays as it was.
+        A new model, not compiled. The given one stays as it was; `prune.in_place` changes the model
+        itself, and `prune.plan` only says what each kernel would become.
 
     Raises:
         DensityError: A density outside (0, 1], or none where nothing says it.
         BudgetError: A budget that does not fit the model; layer collapse: a kernel that is left
             without a live entry.
         NotPrunableError: A model that is not built or has no kernels; layers that are wrapped or
-            quantized already; weights or scores that are not finite; a mask of another shape or
-            type, or without live entries; a weight that cannot be stored compactly.
-        UnknownWeightError: An `include`, `exclude` or mask that names nothing.
+            quantized already; weights or scores that are not finite; a weight that cannot be
+            stored compactly.
+        UnknownWeightError: An `include` or `exclude` that names nothing.
         LayoutError: A kernel that the `structure` does not fit.
         ValueError: Arguments that exclude each other; `data` that is missing or of no use.
+
+    A terminal gets a progress bar while layers are pruned on `data`, unless
+    `keras.config.disable_interactive_logging()` was called.
 
     Warns:
         UserWarning: Matrices that stay dense because they are not registered. With
@@ -206,106 +188,99 @@ def prune(
     - Sun et al., "A Simple and Effective Pruning Approach for Large Language Models" (ICLR 2024),
       arXiv 2306.11695, for Wanda
     """
-    mask_class(storage, masks_are_given=masks is not None)
+    mask_class(storage)
     density, budget = density_and_budget(density, budget)
     pattern: Any = as_structure(structure, regular=True)
-    layerwise = score in CALIBRATED if isinstance(score, str) else False
-    on_blocks = storage == "blocks"
-    if on_blocks and isinstance(pattern, Block):
+    if storage == "blocks" and isinstance(pattern, Block):
         pattern = dataclasses.replace(pattern, regular=True)
-    _check_layerwise(score, data, refit, pattern, resume, needs_data=refit or layerwise)
-    if on_blocks and isinstance(pattern, NByM | Channels):
-        raise ValueError(
-            'storage="blocks" takes the size of blocks as `structure`, such as '
-            f"Block(64, 64). Received: structure={pattern!r}"
-        )
-    run = {"data": data, "resume": resume, "verbose": verbose}
-    finish = functools.partial(hold, model, in_place=in_place)
-    if masks is not None:
-        _refuse_beside(
-            "masks",
-            density=density,
-            score=None if score == "magnitude" else score,
-            budget=budget,
-            data=None if refit else data,
-            structure=pattern,
-            include=include,
-            exclude=exclude,
-        )
-        weights, masks = _named(model, masks)
-        given = _given(weights, masks)
-        if refit:
-            given = prune_layers(model, weights, Recipe(masks=masks, refit=True), **run)
-        return finish(weights, given, storage)
+    by_layer = (score in CALIBRATED) if isinstance(score, str) else False
+    refits = by_layer or (score == "magnitude" and data is not None)
+    _check_layerwise(score, data, pattern, resume, storage, needs_data=refits)
     if isinstance(score, Saliency):
-        _refuse_beside("score", data=None if refit else data, include=include, exclude=exclude)
+        _refuse_beside("score", data=data, include=include, exclude=exclude)
         weights = choose(prunable_weights(model, unregistered=True), [*score.masks], None)
     else:
-        weights = weights_to_prune(model, include, exclude, unregistered)
+        weights = weights_to_prune(model, include, exclude)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     if density is not None and 0.5 < check_density(density) < 1.0:
         _note_what_stays(float(density))
-    of_data = budget if data is not None and str(budget) in BUDGETS_OF_DATA else None
-    if layerwise or pattern is not None or (of_data is not None and score == "magnitude"):
-        if density is None and budget is None:
-            raise _no_density()
-        budget = budget or "uniform"
-        if of_data is not None:
-            share = check_density(density)
-            plan = budget_of_data(str(of_data), model, weights, share, data, verbose)
-        else:
-            plan = plan_for(density, budget, weights, orthogonal=False)
-        if on_blocks or isinstance(pattern, Block):
-            fixed = not isinstance(budget, str)
-            size = pattern if isinstance(pattern, Block) else None
-            blocks = BlockPlan.of(weights, plan, size, orthogonal=False, given=fixed)
-            recipe = Recipe(str(score), blocks.budget.counts, blocks=blocks.blocks, refit=refit)
-            draws = prune_layers(model, blocks.weights, recipe, **run)
-            return finish(blocks.weights, draws, storage, blocks)
-        recipe = Recipe(str(score), plan.counts, structure=pattern, refit=refit)
-        return finish(weights, prune_layers(model, weights, recipe, **run), storage)
-    if refit and score not in OF_DATA:
-        data = None
+    if not (refits or pattern is not None):
+        return _by_scores(model, weights, density, score, budget, data, storage)
+    if density is None and budget is None:
+        raise _no_density()
+    plan = _budget_by_layer(model, weights, density, budget, data)
+    recipe = Recipe(str(score), plan.counts, structure=pattern, refit=refits)
+    blocks = None
+    if storage == "blocks" or isinstance(pattern, Block):
+        given = budget is not None and not isinstance(budget, str)
+        size = pattern if isinstance(pattern, Block) else None
+        blocks = BlockPlan.of(weights, plan, size, orthogonal=False, given=given)
+        recipe = Recipe(str(score), blocks.budget.counts, blocks=blocks.blocks, refit=refits)
+        weights = blocks.weights
+    draws = prune_layers(model, weights, recipe, data, resume, shows_progress())
+    return hold(model, weights, draws, storage, blocks)
+
+
+def _budget_by_layer(
+    model: Any, weights: list[PrunableWeight], density: float | None, budget: Any, data: Any
+) -> Budget:
+    """The densities of kernels that are pruned layer by layer."""
+    if data is not None and isinstance(budget, str) and budget in BUDGETS_OF_DATA:
+        return budget_of_data(
+            budget, model, weights, check_density(density), data, shows_progress()
+        )
+    budget = "uniform" if budget is None else budget
+    return plan_for(density, budget, weights, orthogonal=False)
+
+
+def _by_scores(
+    model: Any,
+    weights: list[PrunableWeight],
+    density: float | None,
+    score: Any,
+    budget: Any,
+    data: Any,
+    storage: str,
+) -> Plan:
+    """The plan that keeps the entries of highest score, over all kernels or within each."""
+    on_blocks = storage == "blocks"
     if budget is not None:
         plan = plan_for(density, budget, weights, orthogonal=False)
-        saliency = _scored(model, plan.density, score, data, seed, weights, collapse_matters=False)
-        chosen = {} if on_blocks else saliency.masks_for(plan)
+        saliency = _scored(model, plan.density, score, data, weights, collapse_matters=False)
+        masks = {} if on_blocks else saliency.masks_for(plan)
     else:
         if density is None and not isinstance(score, Saliency):
             raise _no_density()
-        saliency = _scored(model, density, score, data, seed, weights, collapse_matters=True)
+        saliency = _scored(model, density, score, data, weights, collapse_matters=True)
         if density is not None and check_density(density) != saliency.density:
             raise DensityError(
                 f"The saliency was made for the density {saliency.density:.6g}; leave `density` "
                 f"out. Received: density={density!r}"
             )
-        chosen = saliency.masks
-        if on_blocks:
-            plan = saliency.budget
+        masks = saliency.masks
+        plan = saliency.budget if on_blocks else None
     _warn_if_trained(model, weights, score)
-    if on_blocks:
-        fixed = not (budget is None or isinstance(budget, str))
-        blocks = BlockPlan.of(weights, plan, None, orthogonal=False, given=fixed)
-        draws = blocks.draws(saliency.scores, seed)
-        if refit:
-            chosen = {path: draw.mask for path, draw in draws.items()}
-            recipe = Recipe(masks=chosen, blocks=blocks.blocks, refit=True)
-            draws = prune_layers(model, blocks.weights, recipe, **run)
-        return finish(blocks.weights, draws, storage, blocks)
-    if refit:
-        given = prune_layers(model, weights, Recipe(masks=chosen, refit=True), **run)
-        return finish(weights, given, storage)
-    return finish(weights, _given(weights, chosen), storage)
+    if not on_blocks:
+        draws: dict[str, AnyDraw] = {path: Draw(mask) for path, mask in masks.items()}
+        return hold(model, weights, draws, storage)
+    given = not (budget is None or isinstance(budget, str))
+    blocks = BlockPlan.of(weights, plan, None, orthogonal=False, given=given)
+    return hold(model, blocks.weights, blocks.draws(saliency.scores), storage, blocks)
 
 
 def _check_layerwise(
-    score: Any, data: Any, refit: bool, structure: Any, resume: Any, *, needs_data: bool
+    score: Any, data: Any, structure: Any, resume: Any, storage: str, *, needs_data: bool
 ) -> None:
     """Refuses arguments of layer-by-layer pruning that do not go together."""
     if needs_data and data is None:
         raise ValueError(
-            "Each layer is pruned or refitted on its inputs: give `data`, such as a few hundred "
-            f"rows of x. Received: score={score!r}, refit={refit}, data=None"
+            "Each layer is pruned on its inputs: give `data`, such as a few hundred rows of x. "
+            f"Received: score={score!r}, data=None"
+        )
+    if storage == "blocks" and isinstance(structure, NByM | Channels):
+        raise ValueError(
+            'storage="blocks" takes the size of blocks as `structure`, such as '
+            f"Block(64, 64). Received: structure={structure!r}"
         )
     regular = isinstance(structure, Block) and structure.regular
     if structure is not None and (
@@ -319,8 +294,8 @@ def _check_layerwise(
         )
     if resume is not None and not needs_data:
         raise ValueError(
-            'Only layer-by-layer pruning on `data` (score="obs", "wanda", or refit=True) goes on '
-            f"from a folder. Received: resume={str(resume)!r}, score={score!r}"
+            'Only layer-by-layer pruning on `data` (score="obs", "wanda", or magnitudes with '
+            f"`data`) goes on from a folder. Received: resume={str(resume)!r}, score={score!r}"
         )
 
 
@@ -329,9 +304,9 @@ def _warn_if_trained(model: Any, weights: list[PrunableWeight], score: Any) -> N
     if str(name).lower() in _OF_FRESH_NETWORKS and (reason := signs_of_training(model, weights)):
         warnings.warn(
             f"{name} scores the connections of untrained networks; of trained ones it drops what "
-            'matters. For these use score="obs" with `data`, or magnitudes with refit=True. '
+            'matters. For these use score="obs", or magnitudes, with `data`. '
             f"{reason}",
-            stacklevel=4,
+            stacklevel=level_of_user(),
         )
 
 
@@ -360,38 +335,19 @@ def _scored(
     density: float | None,
     score: Any,
     data: Any,
-    seed: int | None,
     weights: list[PrunableWeight],
     *,
     collapse_matters: bool,
 ) -> Saliency:
+    on_collapse = "error" if collapse_matters else "ignore"
     if isinstance(score, Saliency):
         return score
-    options: dict[str, Any] = {
-        "include": [weight.path for weight in weights],
-        "on_collapse": "error" if collapse_matters else "ignore",
-    }
     if callable(score):
-        args = [model, density, *([] if data is None else [data])]
-        if not _takes(score, *args, **options):
-            return _of_kernels(score, density, data, weights, options["on_collapse"])
-        found = score(*args, **options)
-        if not isinstance(found, Saliency):
-            raise ValueError(
-                "A function given as `score` must return a Saliency, as those of "
-                f"keras_sparse_ortho.saliency do. Received: {found!r}"
-            )
-        return found
+        return _of_kernels(score, density, data, weights, on_collapse)
     assert density is not None
-    return saliency_by_name(score, model, density, data, seed=seed, **options)
-
-
-def _takes(function: Callable[..., Any], *args: Any, **options: Any) -> bool:
-    try:
-        inspect.signature(function).bind(*args, **options)
-    except (TypeError, ValueError):  # ValueError: some builtin functions have no signature
-        return False
-    return True
+    paths = [weight.path for weight in weights]
+    options = {"include": paths, "on_collapse": on_collapse}
+    return saliency_by_name(score, model, density, data, **options)
 
 
 def _of_kernels(
@@ -413,46 +369,12 @@ def _of_kernels(
         score = to_numpy(function(weight.raw_value()))
         if score.shape != weight.shape:
             raise ValueError(
-                "A function given as `score` takes a kernel and returns an array of its shape, or "
-                "takes (model, density, include=, on_collapse=) and returns a Saliency. "
+                "A function given as `score` takes a kernel and returns an array of its shape; "
+                "give what a function of keras_sparse_ortho.saliency returns, not the function. "
                 f"Received: score={name}, shape {score.shape} for '{weight.path}' {weight.shape}"
             )
         scores.append(score)
     return Saliency(name, check_density(density), weights, scores, on_collapse)
-
-
-def _named(
-    model: Any, masks: Mapping[str, np.ndarray]
-) -> tuple[list[PrunableWeight], dict[str, np.ndarray]]:
-    """The weights that masks are for, and the masks by the paths of these."""
-    known = prunable_weights(model, unregistered=True)
-    by_path: dict[str, np.ndarray] = {}
-    for name, mask in masks.items():
-        found = [w.path for w in known if w.path == name or w.path.startswith(f"{name}/")]
-        if len(found) != 1 or found[0] in by_path:
-            raise UnknownWeightError(
-                "`masks` must name each prunable weight once, by its path, or by its layer's if it "
-                f"is the only one there. There are: {', '.join(w.path for w in known) or 'none'}. "
-                f"Received: {name!r}, which names {found or 'none'}"
-            )
-        by_path[found[0]] = mask
-    weights = [weight for weight in known if weight.path in by_path]
-    refuse_unfit(model, weights, "no kernel that is named by `masks`")
-    return weights, by_path
-
-
-def _given(weights: list[PrunableWeight], masks: Mapping[str, np.ndarray]) -> dict[str, AnyDraw]:
-    draws: dict[str, AnyDraw] = {}
-    for weight in weights:
-        mask = np.asarray(masks[weight.path])
-        if mask.dtype != bool or mask.shape != weight.shape or not mask.any():
-            raise NotPrunableError(
-                f"The mask of '{weight.path}' must be a bool array of shape {weight.shape} with "
-                f"at least one live entry. Received: dtype {mask.dtype}, shape {mask.shape}, "
-                f"{np.count_nonzero(mask)} live"
-            )
-        draws[weight.path] = Draw(mask)
-    return draws
 
 
 def _refuse_beside(name: str, **others: Any) -> None:

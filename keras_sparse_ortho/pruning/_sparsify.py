@@ -10,10 +10,11 @@ from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.models import refuse_unfit
+from keras_sparse_ortho.models import Plan, refuse_unfit, verb
 from keras_sparse_ortho.orthogonal import Structure, StructureLike, as_structure
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._drawing import draw_kernels, warn_of_training_lost
+from keras_sparse_ortho.pruning._holding import hold
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
@@ -22,9 +23,9 @@ from keras_sparse_ortho.pruning._planning import (
 )
 from keras_sparse_ortho.pruning._selection import weights_to_prune
 from keras_sparse_ortho.pruning._storage import mask_class
-from keras_sparse_ortho.pruning._wrapping import hold
 
 
+@verb
 @other_keywords()
 def sparsify(
     model: keras.Model,
@@ -36,10 +37,8 @@ def sparsify(
     seed: int | None = None,
     include: Selection = None,
     exclude: Selection = None,
-    unregistered: str = "warn",
     storage: str = "masked",
-    in_place: bool = False,
-) -> keras.Model:
+) -> Plan:
     """Draws sparse kernels anew, exactly orthogonal by default, with fixed masks of exact count.
 
     The budget shares `round(density * size)` live entries among the selected kernels; every
@@ -51,7 +50,7 @@ def sparsify(
     kernels. Biases, normalization and kernels that are not selected keep their values.
 
     To keep the weights and mask them, call `prune`; to hold the masks of initializers that stand
-    in the layers, `adopt_masks`; for masks and thresholds that come about in training,
+    in the layers, `apply_masks`; for masks and thresholds that come about in training,
     `parametrize`.
 
     Args:
@@ -79,12 +78,10 @@ def sparsify(
         include: Which kernels: weight paths, layer paths, regular expressions, layers, classes of
             layers, or indices into `prunable_weights(model)` (one or a list); or a predicate of a
             `PrunableWeight`.
-            Default: all kernels and embeddings.
+            Default: all kernels and embeddings. Matrices in layers that are neither Keras' nor
+            registered (`initializers.kernel_layouts`) have axes of unknown meaning: they stay
+            dense, with a warning, unless their full paths are named here, or in `exclude`.
         exclude: Which kernels not. Biases and normalization weights are never pruned.
-        unregistered: What is done with matrices in layers that are neither Keras' nor registered
-            (`initializers.kernel_layouts`), so that the meaning of their axes is unknown: `"warn"`
-            (default) and `"dense"` leave them dense, `"guess"` takes them in as
-            `(*batch, in, out)`. `report` lists them.
         storage: `"masked"` keeps dense kernels with masks (`FixedMask`), `"compact"` live values
             and their indices only (`CompactMask`): at density 0.1 a fifth of the weights' memory,
             and a tenth of the optimizer's. `"blocks"`: layers that compute on live blocks, for
@@ -92,13 +89,12 @@ def sparsify(
             (128 x 128 down to 16 x 16), or those of `structure=Block(64, 64)`.
             What cannot be on blocks is compact, or stays dense while it is small and no density
             was given for it; the total is at most `density`. `"auto"`: live blocks where the
-            masks are of regular blocks already, compact elsewhere. `to_blocks`, `to_compact` and
-            `to_masked` convert.
-        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
-            copied; the error says so.
+            masks are of regular blocks already, compact elsewhere. `convert` changes the storage
+            later.
 
     Returns:
-        A new model, not compiled. The given one stays as it was.
+        A new model, not compiled. The given one stays as it was; `sparsify.in_place` changes the
+        model itself, and `sparsify.plan` only says what each kernel would become.
 
     Raises:
         DensityError: A density outside (0, 1], or none where the budget is a name.
@@ -146,13 +142,13 @@ def sparsify(
     """
     kind = mask_class(storage)
     density, budget = density_and_budget(density, budget)
-    weights = weights_to_prune(model, include, exclude, unregistered)
+    weights = weights_to_prune(model, include, exclude)
     refuse_unfit(model, weights, "no kernel that could be pruned")
     if density is None and isinstance(budget, str):
         raise DensityError(
             "sparsify needs a `density`, the live fraction, or a `budget` that says it. To hold "
             "the masks that the layers' own initializers drew, call "
-            f"keras_sparse_ortho.adopt_masks(model). Received: density=None, budget={budget!r}"
+            f"keras_sparse_ortho.apply_masks(model). Received: density=None, budget={budget!r}"
         )
     blocks = None
     pattern: Structure | None = as_structure(structure)
@@ -167,4 +163,4 @@ def sparsify(
         model, weights, density, budget, initializer, structures, seed, dense=not kind.compact
     )
     warn_of_training_lost(model, weights)
-    return hold(model, weights, draws, storage, blocks, in_place=in_place)
+    return hold(model, weights, draws, storage, blocks)

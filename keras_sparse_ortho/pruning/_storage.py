@@ -4,13 +4,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from keras_sparse_ortho.errors import LayoutError, NotPrunableError
-from keras_sparse_ortho.initializers import AnyDraw, BlockDraw, Draw
+from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import (
-    block_layer_like,
     why_no_block_form,
 )
 from keras_sparse_ortho.orthogonal import Block
@@ -56,7 +54,7 @@ def in_storage(parametrization: Parametrization, storage: str) -> Parametrizatio
     if storage in ("auto", "blocks"):
         raise ValueError(
             '`storage` of a parametrization is "masked" or "compact"; live blocks are layers of '
-            f"their own, see keras_sparse_ortho.to_blocks. Received: {storage=}"
+            f"their own, see keras_sparse_ortho.convert. Received: {storage=}"
         )
     if not kind.compact or parametrization.compact:
         return parametrization
@@ -66,51 +64,6 @@ def in_storage(parametrization: Parametrization, storage: str) -> Parametrizatio
             f"raw weight. Received: storage={storage!r}, {type(parametrization).__name__}"
         )
     return parametrization.of_class(kind)  # type: ignore[attr-defined]
-
-
-def on_live_blocks(
-    layer: Any, weights: Mapping[str, str], draws: Mapping[str, AnyDraw], values: Any
-) -> Any:
-    """The new layer, built, or `None` where the layer or its draw has no such form.
-
-    Where the kernel is drawn, neither it nor its mask is ever made.
-
-    Args:
-        layer: The plain layer.
-        weights: The paths of its weights that are to be sparse, by their names below it.
-        draws: By path what was drawn.
-        values: Gives the kernel of a path, to be kept where none was drawn.
-    """
-    sizes = {key.rpartition("/")[2]: _size(draws.get(path)) for key, path in weights.items()}
-    density = {key: size[0] for key, size in sizes.items() if size is not None}
-    block = {key: size[1] for key, size in sizes.items() if size is not None}
-    if len(density) < len(weights):
-        return None
-    try:
-        new = block_layer_like(layer, density=density, block=block, seed=0)
-    except (NotPrunableError, LayoutError, KeyError):
-        return None
-    new.trainable = layer.trainable
-    new.build_like(layer)
-    for key, path in weights.items():
-        storage: Any = new.storages()[key]
-        drawn: Any = draws[path]
-        if isinstance(drawn, BlockDraw):
-            storage.set_drawn(drawn.blocks)
-        else:
-            kernel = values(path) if drawn.kernel is None else drawn.kernel
-            storage.set_kernel(np.where(drawn.mask, kernel, 0.0), drawn.mask)
-    return new
-
-
-def _size(drawn: AnyDraw | None) -> tuple[float, tuple[int, int]] | None:
-    """Density and block of a draw of regular blocks, as layers of live blocks hold them."""
-    if isinstance(drawn, BlockDraw) and drawn.initializer.layout is None:
-        *_, rows, cols = drawn.blocks.blocks.shape
-        return drawn.blocks.density, (rows, cols)
-    if isinstance(drawn, Draw) and drawn.block is not None:
-        return drawn.live / drawn.mask.size, drawn.block
-    return None
 
 
 def warn_of_slow_storage(
@@ -146,10 +99,10 @@ def warn_of_slow_storage(
         told = (
             "Masked and compact kernels of blocks are computed as slowly as dense ones. With "
             'storage="blocks" a layer computes on its live blocks alone, and so it does after '
-            "keras_sparse_ortho.to_blocks(model) where blocks are regular. "
+            "keras_sparse_ortho.convert(model, 'blocks') where blocks are regular. "
         )
     listed = ", ".join(f"'{path}' {why}" for path, why in slow.items())
-    warnings.warn(f"{told}Received: {storage=}, for {listed}", stacklevel=5)
+    warnings.warn(f"{told}Received: {storage=}, for {listed}", stacklevel=level_of_user())
 
 
 def _is_of_blocks(structure: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -10,19 +11,25 @@ import numpy as np
 from keras_sparse_ortho._keras_internals import body_of, is_graph
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import weights_set_later
-from keras_sparse_ortho.kernels import PrunableWeight, Selection, names_in, select, walk
-from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models import places_to_wrap, prunable_weights, refuse_unfit, rewrite
+from keras_sparse_ortho.initializers import Draw
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    Selection,
+    names_in,
+    select,
+    storages_of,
+    walk,
+)
+from keras_sparse_ortho.models import Plan, Target, prunable_weights, refuse_unfit, verb
 from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
-    FixedMask,
     LowRankSoftThreshold,
 )
 from keras_sparse_ortho.quantization._placing import Rounding, roundings
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
 
 
+@verb
 @other_keywords()
 def quantize_aware(
     model: keras.Model,
@@ -31,8 +38,7 @@ def quantize_aware(
     *,
     exclude: Selection = None,
     momentum: float = 0.99,
-    in_place: bool = False,
-) -> keras.Model:
+) -> Plan:
     """Lets a model compute as its integer file will, and be trained so.
 
     Kernels are rounded as they are used, `w_q = q(w_e)`, by a `FakeQuantization` that comes after
@@ -52,11 +58,10 @@ def quantize_aware(
         activations: `"int8"` or `None`.
         exclude: Weights, as for `sparsify`, or paths of layers; their layers stay in floats.
         momentum: Of the ranges, see `FakeQuantize`.
-        in_place: Changes the given model itself, not a copy. For subclassed models that cannot be
-            copied; the error says so.
 
     Returns:
-        A new model, not compiled. The given one stays as it was.
+        A new model, not compiled. The given one stays as it was; `quantize_aware.in_place` changes
+        the model itself.
 
     Raises:
         NotPrunableError: A model that is not built, has nothing to be quantized or is quantized
@@ -123,42 +128,23 @@ def quantize_aware(
     plain = [weight for weight in chosen if weight.storage is None]
     if plain:
         refuse_unfit(model, plain, "no kernel")
-    places = places_to_wrap(model, plain)
-    holders = _holders(model, {id(w.variable) for w in chosen if w.storage is not None})
+    _check_held(model, {id(w.variable) for w in chosen if w.storage is not None})
 
-    def replace(layer: Any, path: str, own: Any) -> Any:
-        keys, new = places.get(id(layer)), None
-        if keys is not None:
-            body = body_of(own)
-            given = {weight.path: weight for weight in plain}
-            masks = {
-                key: FixedMask(mask=np.ones(given[full].shape, bool)) for key, full in keys.items()
-            }
-            new = PrunableLayer(body, masks, quantizer=quantizer)
-            new.build()
-        elif id(layer) in holders:
-            new = body_of(own)
-            new.set_quantizer(quantizer)
+    def around(layer: Any, own: Any, make: Callable[[], Any]) -> Any:
+        new = make()
         found = rounded.get(id(layer))
         if found is not None and (found.inputs or found.output or found.activation):
-            new = QuantizeWrapper(
-                body_of(own) if new is None else new, found.inputs, found.output, momentum
-            )
+            body = body_of(own) if new is None else new
+            new = QuantizeWrapper(body, found.inputs, found.output, momentum)
             new.build()
         return new
 
-    def complete(rewritten: Any) -> Any:
-        found = {w.path: w.storage.quantizer for w in prunable_weights(rewritten) if w.storage}
-        wrong = {w.path for w in chosen} ^ {path for path, own in found.items() if own is not None}
-        if wrong or {w.path for w in prunable_weights(rewritten)} != {w.path for w in known}:
-            raise NotPrunableError(
-                "The new model would not have the kernels of the given one, each quantized as "
-                f"asked for. Received: others for {sorted(wrong)}"
-            )
-        return rewritten
+    def target(weight: PrunableWeight) -> Target:
+        if weight.storage is not None:
+            return Target("kept", quantizer=quantizer)
+        return Target("masked", Draw(np.ones(weight.shape, bool)), quantizer=quantizer)
 
-    with weights_set_later():
-        return rewrite(model, replace, complete, in_place=in_place)
+    return Plan(chosen, {weight.path: target(weight) for weight in chosen}, around=around)
 
 
 def _chosen(
@@ -203,26 +189,16 @@ def _chosen(
     return chosen, left_out
 
 
-def _holders(model: Any, variables: set[int]) -> set[int]:
-    """The sparse layers, by `id`, whose kernels are to be quantized."""
-    found: set[int] = set()
+def _check_held(model: Any, variables: set[int]) -> None:
+    """Refuses sparse layers that cannot be quantized."""
     for layer, path in walk(model, ""):
-        held = layer.storages() if hasattr(type(layer), "storages") else {}
-        ids = {id(own.weight.variable) for own in held.values()}
-        if ids & variables:
-            if not hasattr(layer, "set_quantizer"):
-                raise NotPrunableError(
-                    f"A stack on live blocks, such as '{path}', cannot be quantized. Convert the "
-                    "model with keras_sparse_ortho.to_masked first, or exclude the stack. "
-                    f"Received: {type(layer).__name__}"
-                )
-            if not ids <= variables:
-                raise NotPrunableError(
-                    "All weights of a wrapped layer are quantized, or none. "
-                    f"Received: an `exclude` that names some of '{path}'"
-                )
-            found.add(id(layer))
-    return found
+        ids = {id(own.weight.variable) for own in storages_of(layer).values()}
+        if ids & variables and not hasattr(layer, "set_quantizer"):
+            raise NotPrunableError(
+                f"A stack on live blocks, such as '{path}', cannot be quantized. Convert the "
+                'model with keras_sparse_ortho.convert(model, "masked") first, or exclude the '
+                f"stack. Received: {type(layer).__name__}"
+            )
 
 
 def _refuse_quantized(model: Any, known: list[PrunableWeight]) -> None:

@@ -186,7 +186,7 @@ def test_plain_kernels_with_zeros_are_sparse_and_scaled_ones_are_not_as_drawn():
         drawn.add(L.Dense(8, kernel_initializer=kernel, name=name))
     scaled = drawn.get_layer("scaled").kernel
     scaled.assign(scaled * 2)
-    kept, scaled = kso.report(kso.adopt_masks(drawn)).rows
+    kept, scaled = kso.report(kso.apply_masks(drawn)).rows
     assert kept.orthogonality_error < 1e-6
     assert scaled.orthogonality_error is None
 
@@ -197,7 +197,7 @@ def test_bytes_are_those_of_the_storage():
     summary = kso.report(masked)
     assert (summary.bytes, summary.live_bytes) == (4 * size + size, 4 * live)  # float32, bool
     assert (summary.params, summary.mask_params) == (masked.count_params(), size)
-    compact = kso.report(kso.to_compact(masked))
+    compact = kso.report(kso.convert(masked, "compact"))
     assert (compact.bytes, compact.live_bytes) == (8 * live, 4 * live)  # float32, int32
     assert (compact.params, compact.mask_params) == (
         masked.count_params() - 2 * (size - live),
@@ -238,11 +238,11 @@ def test_an_initializer_alone_is_told_with_the_next_step():
     model = keras.Sequential([keras.Input((16,)), hidden, L.Dense(4, name="head")])
     summary = kso.report(model)
     assert summary.unadopted == ("hidden/kernel",)
-    assert "Before training, call adopt_masks(model). hidden/k" in " ".join(str(summary).split())
+    assert "Before training, call apply_masks(model). hidden/k" in " ".join(str(summary).split())
     assert summary.dense == {"head/kernel": "no mask"}  # it is sparse until it is trained
-    for made in (kso.adopt_masks(model), kso.strip(kso.adopt_masks(model))):
+    for made in (kso.apply_masks(model), kso.strip(kso.apply_masks(model))):
         assert not kso.report(made).unadopted
-        assert "adopt_masks" not in str(kso.report(made))
+        assert "apply_masks" not in str(kso.report(made))
     hidden.kernel.assign(np.ones((16, 32)))
     assert kso.report(model).dense["hidden/kernel"] == "not adopted"
     assert "not adopted" in str(kso.report(model))

@@ -25,7 +25,7 @@ def rows(count, inputs=6):
 USES = {
     "obs": lambda model, x: kso.prune(model, 0.5, score="obs", data=x),
     "wanda": lambda model, x: kso.prune(model, 0.5, score="wanda", data=x),
-    "refit": lambda model, x: kso.prune(model, 0.5, data=x, refit=True),
+    "refit": lambda model, x: kso.prune(model, 0.5, data=x),
     "statistics": kso.restore_statistics,
     "compensate": lambda model, x: kso.compensate(kso.prune(model, 0.5), x, dense=model),
 }

@@ -30,7 +30,7 @@ def test_it_gives_what_prune_gives_with_a_refit(storage):
     dense, x = network(), rows()
     only = {} if storage == "masked" else {"exclude": "separable"}
     pruned = kso.prune(dense, 0.4, storage=storage, **only)
-    expected = kso.prune(dense, 0.4, data=x, refit=True, **only)
+    expected = kso.prune(dense, 0.4, data=x, **only)
     masks = {w.path: w.storage.mask_value() for w in kso.prunable_weights(pruned) if w.storage}
     before = float(np.mean((array(pruned(x)) - array(dense(x))) ** 2))
     errors = kso.compensate(pruned, x, dense=dense)

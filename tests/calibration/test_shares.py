@@ -51,8 +51,8 @@ def test_shares_by_error_lose_less_than_one_density():
         for options in (
             {"score": "obs", "budget": "error"},
             {"score": "obs"},
-            {"refit": True, "budget": "error"},
-            {"refit": True, "budget": "uniform"},
+            {"budget": "error"},
+            {"budget": "uniform"},
         )
     ]
     assert lost[0] < 0.8 * lost[1]

@@ -43,7 +43,7 @@ def blocks_of(model):
 @pytest.mark.core
 def test_rigl_moves_the_blocks_that_it_moves_in_a_mask():
     start = masked()
-    models, losses = [start, kso.to_blocks(start)], []
+    models, losses = [start, kso.convert(start, "blocks")], []
     before = [w.parametrization.mask_value() for w in kso.prunable_weights(start)[:3]]
     for model in models:
         x, y = data(compiled(model), 3)
@@ -64,7 +64,7 @@ def test_rigl_moves_the_blocks_that_it_moves_in_a_mask():
 
 @pytest.mark.core
 def test_set_keeps_fans_and_values_and_starts_new_blocks_from_zero():
-    model = compiled(kso.to_blocks(masked()))
+    model = compiled(kso.convert(masked(), "blocks"))
     x, y = data(model, 3)
     model.fit(x, y, batch_size=8, verbose=0)
     moving = SET(frequency=1, end_step=100, fraction=0.9)

@@ -374,7 +374,7 @@ def test_an_update_takes_the_next_batch_or_as_many_as_asked_for():
 @pytest.mark.parametrize("storage", ["masked", "compact"])
 def test_slots_of_new_entries_are_those_of_a_fresh_optimizer(storage):
     """Adagrad's accumulator does not start at zero."""
-    model = kso.to_compact(mlp()) if storage == "compact" else mlp()
+    model = kso.convert(mlp(), "compact") if storage == "compact" else mlp()
     compiled(model, keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.25))
     model.fit(*data(), epochs=4, verbose=0)
     weight = kso.prunable_weights(model)[0]

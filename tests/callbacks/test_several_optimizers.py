@@ -53,7 +53,7 @@ def test_moments_of_dropped_entries_in_several_optimizers():
 def test_a_model_is_converted_with_its_optimizers():
     model = network(two_optimizers(".*a/.*"))
     fit(model)
-    compact = kso.to_compact(model)
+    compact = kso.convert(model, "compact")
     fit(model), fit(compact)
     for a, b in zip(kso.prunable_weights(model), kso.prunable_weights(compact), strict=True):
         np.testing.assert_allclose(a.value, b.value, atol=1e-6)
@@ -61,13 +61,13 @@ def test_a_model_is_converted_with_its_optimizers():
         model = network(two_optimizers(".*a/kernel"))
         fit(model)
         with pytest.raises(ValueError, match=r"must match the path.*a/kernel, then .*values"):
-            kso.to_compact(model)
+            kso.convert(model, "compact")
 
 
 @pytest.mark.parametrize("storage", ["masked", "compact"])
 def test_moments_of_grown_entries_start_at_zero_and_others_stay(storage):
     model = network("adam")
-    model = kso.to_compact(model) if storage == "compact" else model
+    model = kso.convert(model, "compact") if storage == "compact" else model
     model.compile("adam", "mse", jit_compile=jit_if_quicker())
     fit(model)
     weight = kso.prunable_weights(model)[0]

@@ -224,7 +224,7 @@ def test_layers_without_names_have_the_same_names_in_every_instance(tmp_path):
     loaded = keras.models.load_model(tmp_path / "stack.keras")
     np.testing.assert_array_equal(array(loaded(x)), expected)
     np.testing.assert_allclose(array(kso.strip(sparse)(x)), expected, atol=1e-6)
-    np.testing.assert_allclose(array(kso.to_compact(sparse)(x)), expected, atol=1e-6)
+    np.testing.assert_allclose(array(kso.convert(sparse, "compact")(x)), expected, atol=1e-6)
 
 
 def test_a_deep_stack_is_unrolled_in_parts(monkeypatch):
@@ -282,7 +282,7 @@ def test_one_word_puts_the_layers_of_a_stack_on_blocks(verb, kind, tmp_path):
         for one in kernel:
             matrix = one if kind == "dense" else one[1]
             np.testing.assert_allclose(matrix.T @ matrix, np.eye(64), atol=1e-6)
-    masked, x = kso.to_masked(blocks), samples(16, 4, 64)
+    masked, x = kso.convert(blocks, "masked"), samples(16, 4, 64)
     assert type(masked.layers[0]) is PrunableLayer
     np.testing.assert_allclose(fit_stack(blocks), fit_stack(masked), atol=1e-5)
     expected = masked.predict(x, verbose=0)
@@ -314,14 +314,14 @@ def stack_on_blocks(density=0.5, seed=0):
 def test_storages_of_a_stack_are_converted_with_the_optimizer(tmp_path):
     dense, blocks = stack_on_blocks()
     fit_stack(blocks)
-    masked = kso.to_masked(blocks)
-    again = kso.to_blocks(masked, 16)
+    masked = kso.convert(blocks, "masked")
+    again = kso.convert(masked, "blocks", block=16)
     assert type(again.layers[0]) is ScannedStack
     np.testing.assert_allclose(*map(fit_stack, (again, masked)), atol=1e-5)
     values = [kso.prunable_weights(model)[0].value for model in (again, masked)]
     np.testing.assert_allclose(*values, atol=1e-5)
     for one, other in zip(
-        kso.to_masked(again).optimizer.variables, masked.optimizer.variables, strict=True
+        kso.convert(again, "masked").optimizer.variables, masked.optimizer.variables, strict=True
     ):
         np.testing.assert_allclose(array(one), array(other), atol=1e-5)
     dense.save_weights(tmp_path / "dense.weights.h5")
@@ -330,13 +330,13 @@ def test_storages_of_a_stack_are_converted_with_the_optimizer(tmp_path):
     expected = np.where(weight.mask, array(dense.layers[0].kernel), 0)
     np.testing.assert_array_equal(weight.value, expected)
     with pytest.raises(NotPrunableError, match=r"stack.*whole blocks of 8 x 32"):
-        kso.to_blocks(kso.prune(dense, 0.5, exclude="head"), (8, 32))
+        kso.convert(kso.prune(dense, 0.5, exclude="head"), "blocks", block=(8, 32))
 
 
 @pytest.mark.slow
 def test_rigl_moves_the_blocks_of_a_stack_as_in_its_masked_twin():
     _, blocks = stack_on_blocks()
-    models, (x, y), losses = (blocks, kso.to_masked(blocks)), stack_data(), []
+    models, (x, y), losses = (blocks, kso.convert(blocks, "masked")), stack_data(), []
     before = kso.prunable_weights(blocks)[0].mask
     for model in models:
         moving = kso.callbacks.RigL((x, y), 8, frequency=1, end_step=40, fraction=0.6)
@@ -364,7 +364,7 @@ def test_blocks_deeper_in_a_stack_have_no_masked_form():
     inner = keras.Sequential([BlockSparseDense(8, density=0.5, block=2), L.LayerNormalization()])
     model = keras.Sequential([keras.Input((8,)), ScannedStack(inner, 2, name="stack")])
     with pytest.raises(NotPrunableError, match=r"ScannedStack 'stack'.*keras_sparse_ortho\.strip"):
-        kso.to_masked(model)
+        kso.convert(model, "masked")
     assert len(kso.strip(model).layers[0].layers) == 2
 
 

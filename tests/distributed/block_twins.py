@@ -34,7 +34,7 @@ def model_in(storage):
     options = {"budget": "uniform", "storage": "blocks", "exclude": "head", "seed": 0}
     blocks = kso.sparsify(dense, 0.5, **options)
     assert all(row.block for row in kso.report(blocks, orthogonality=False).rows[:-1])
-    model = blocks if storage == "blocks" else kso.to_masked(blocks)
+    model = blocks if storage == "blocks" else kso.convert(blocks, "masked")
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     model.compile(optimizer, classifier_loss(), jit_compile=jit_if_quicker())
     return model

@@ -25,7 +25,7 @@ def dense():
 def stored(storage):
     """The network at density 1/2; "stripped" is the masked one, stripped."""
     if storage == "blocks, to_masked":
-        return kso.to_masked(stored("blocks"))
+        return kso.convert(stored("blocks"), "masked")
     if storage == "blocks":
         structure = kso.Block(8, 8, regular=True)
         model = kso.sparsify(dense(), 0.5, structure=structure, storage="auto", seed=0)

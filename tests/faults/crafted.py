@@ -180,9 +180,9 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         "g": exact(0.5, seed=0, layout=init.AttentionLayout(2, 4)),
     }
     layers = [dense(name, kernel_initializer=drawn[name]) for name in "abcdef"]
-    yield "initializers", kso.adopt_masks(_plain(*layers))
+    yield "initializers", kso.apply_masks(_plain(*layers))
     heads = L.EinsumDense("ab,bcd->acd", (2, 4), kernel_initializer=drawn["g"])
-    yield "attention", kso.adopt_masks(_plain(heads))
+    yield "attention", kso.apply_masks(_plain(heads))
     yield "compact", kso.sparsify(_plain(dense("a"), dense("b")), 0.5, seed=0, storage="compact")
     block = {"density": 0.5, "block": 2, "seed": 0}
     yield (

@@ -66,7 +66,7 @@ def test_it_equals_its_masked_twin(kind, tmp_path):
             by_block = gate.reshape(len(gate) // 8, 8, 2, 8)
             assert (by_block.all(axis=(1, 3)) == by_block.any(axis=(1, 3))).all()
             assert (by_block.any(axis=(1, 3)).sum(axis=0) == len(gate) // 16).all()
-    masked = kso.to_masked(blocks)
+    masked = kso.convert(blocks, "masked")
     assert [w.path for w in kso.prunable_weights(masked)] == [
         w.path for w in kso.prunable_weights(blocks)
     ]
@@ -79,7 +79,7 @@ def test_it_equals_its_masked_twin(kind, tmp_path):
     for weight, twin in zip(kso.prunable_weights(blocks), twins, strict=True):
         np.testing.assert_array_equal(weight.mask, twin.mask)
         np.testing.assert_allclose(weight.value, twin.value, atol=1e-5)
-    again = kso.to_blocks(masked)  # with the moments of the optimizer
+    again = kso.convert(masked, "blocks")  # with the moments of the optimizer
     np.testing.assert_allclose(fit(again), fit(masked), atol=1e-5)
     x, _ = data(blocks, 3)
     expected = blocks.predict(x, verbose=0)
@@ -102,7 +102,7 @@ def test_masks_dropout_and_states():
     dense = keras.Model(inputs, L.Dense(3, name="head")(x))
     blocks = kso.sparsify(dense, 2 / 3, seed=0, **OPTIONS)
     assert [type(layer).__name__ for layer in blocks.layers].count("BlockSparseRNN") == 2
-    masked = kso.to_masked(blocks)
+    masked = kso.convert(blocks, "masked")
     rng = np.random.default_rng(0)
     x = rng.normal(size=(8, 6, 23)).astype("float32")
     x[:, 4:], x[3, 2:] = 0.0, 0.0
@@ -125,7 +125,7 @@ def test_a_small_kernel_stays_dense():
     assert weights["recurrent_kernel"].storage.in_blocks
     flops = {row.path: row.flops for row in kso.report(blocks).rows}
     assert flops["rnn/lstm_cell/recurrent_kernel"] == 4 * weights["recurrent_kernel"].size
-    masked = kso.to_masked(blocks)
+    masked = kso.convert(blocks, "masked")
     np.testing.assert_allclose(fit(blocks, 1), fit(masked, 1), atol=1e-5)
 
 

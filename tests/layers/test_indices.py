@@ -119,5 +119,5 @@ def test_those_of_another_model_are_taken(kind):
     model.set_weights(given)
     other.layers[0].set_weights(given)
     np.testing.assert_array_equal(array(model(x)), array(other(x)))
-    copy = kso.to_masked(model) if kind == "compact" else kso.strip(model)
+    copy = kso.convert(model, "masked") if kind == "compact" else kso.strip(model)
     np.testing.assert_allclose(array(copy(x)), array(model(x)), rtol=1e-5, atol=1e-6)

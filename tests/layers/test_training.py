@@ -268,7 +268,7 @@ def test_mask_aware_layers_get_their_mask():
         recurrent_initializer=ExactOrthogonal(0.4, seed=2, layout=KernelLayout.recurrent(4)),
     )
     plain = keras.Model(inputs, lstm(embedded))
-    sparse = kso.adopt_masks(plain)
+    sparse = kso.apply_masks(plain)
     tokens = np.array([[3, 4, 5, 0, 0, 0], [1, 2, 3, 4, 5, 6]])
     np.testing.assert_allclose(array(sparse(tokens)), array(plain(tokens)), atol=1e-6)
     shorter = np.array([[3, 4, 5, 0, 0, 0], [1, 2, 3, 0, 0, 0]])

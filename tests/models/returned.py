@@ -32,7 +32,7 @@ x = np.random.default_rng(0).normal(size=(8, *SHAPE)).astype("float32")
 
 
 def _head():
-    """The last layer, with an initializer of ours for `adopt_masks`."""
+    """The last layer, with an initializer of ours for `apply_masks`."""
     return L.Dense(CLASSES, kernel_initializer=ExactOrthogonal(0.5), name="head")
 
 
@@ -182,11 +182,11 @@ STORAGES = {
     "pruned, compact": lambda model: kso.prune(model, 0.5, budget="erk", storage="compact"),
     "pruned, n by m": lambda model: kso.prune(model, 0.5, structure=kso.NByM(2, 4)),
     "channels": lambda model: kso.prune(model, 0.5, structure=Channels(), include="head"),
-    "adopted": kso.adopt_masks,
-    "adopted, compact": lambda model: kso.adopt_masks(model, storage="compact"),
-    "to_compact": lambda model: kso.to_compact(masked(model)),
-    "to_masked": lambda model: kso.to_masked(blocks(model)),
-    "to_blocks": lambda model: kso.to_blocks(kso.to_masked(blocks(model))),
+    "adopted": kso.apply_masks,
+    "adopted, compact": lambda model: kso.apply_masks(model, storage="compact"),
+    "to_compact": lambda model: kso.convert(masked(model), "compact"),
+    "to_masked": lambda model: kso.convert(blocks(model), "masked"),
+    "to_blocks": lambda model: kso.convert(kso.convert(blocks(model), "masked"), "blocks"),
     "soft threshold": _parametrized(SoftThreshold),
     "soft threshold by channel": _parametrized(ChannelSoftThreshold),
     "low rank": low_rank,

@@ -161,7 +161,7 @@ def test_a_functional_model_stays_tied(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(array(loaded(IDS)), array(sparse(IDS)))
     assert len(loaded.weights) == len(sparse.weights)
-    compact = kso.to_compact(sparse)
+    compact = kso.convert(sparse, "compact")
     np.testing.assert_allclose(array(compact(IDS)), array(sparse(IDS)), atol=1e-6)
     np.testing.assert_array_equal(array(kso.strip(compact)(IDS)), array(compact(IDS)))
     check_masked_and_stripped(sparse, IDS)

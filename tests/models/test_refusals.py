@@ -10,7 +10,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError, NotPrunableError
 from keras_sparse_ortho.errors import UnknownWeightError as Unknown
 from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.models import _conversion, _rewrite, _same_function, _strip
+from keras_sparse_ortho.models import _apply, _rewrite
 from tests.helpers import array
 
 L = keras.layers
@@ -92,7 +92,6 @@ DENSE = {
         (ValueError, {"density": 0.5, "initializer": "random_sparse", "structure": kso.NByM(2, 4)}),
         (LayoutError, {"density": 0.5, "structure": kso.Block(5, 5)}),
         (ValueError, {"density": 0.5, "storage": "disk"}),
-        (ValueError, {"density": 0.5, "unregistered": "maybe"}),
         (ValueError, {"density": 0.5, "seed": "zero"}),
         (Unknown, {"density": 0.5, "include": "nowhere"}),
         (Unknown, {"density": 0.5, "exclude": "nowhere"}),
@@ -105,18 +104,20 @@ DENSE = {
         (BudgetError, {"density": 0.001}),
         (ValueError, {"density": 0.5, "score": "luck"}),
         (ValueError, {"density": 0.5, "score": "snip"}),
-        (ValueError, {"density": 0.5, "score": "magnitude", "data": X}),
-        (ValueError, {"density": 0.5, "score": lambda model, density, **options: None}),
-        (ValueError, {"density": 0.5, "masks": {"a/kernel": FULL}}),
+        (ValueError, {"density": 0.5, "score": "synflow", "data": X}),
+        (ValueError, {"density": 0.5, "score": lambda kernel: 1}),
+        (Unknown, {"density": 0.5, "include": "nowhere"}),
+        (ValueError, {"density": 0.5, "storage": "disk"}),
+    ],
+    "apply_masks": [
+        (NotPrunableError, {}),
+        (Unknown, {"include": "nowhere"}),
         (Unknown, {"masks": {"nowhere": FULL}}),
         (NotPrunableError, {"masks": {"a/kernel": FULL.T}}),
         (NotPrunableError, {"masks": {"a/kernel": FULL.astype("float32")}}),
         (NotPrunableError, {"masks": {"a/kernel": ~FULL}}),
         (NotPrunableError, {"masks": {}}),
-        (Unknown, {"density": 0.5, "include": "nowhere"}),
-        (ValueError, {"density": 0.5, "storage": "disk"}),
     ],
-    "adopt_masks": [(NotPrunableError, {}), (Unknown, {"include": "nowhere"})],
     "parametrize": [
         (ValueError, {"parametrization": "soft"}),
         (ValueError, {"parametrization": kso.MagnitudeMask}),
@@ -127,15 +128,19 @@ DENSE = {
         (BudgetError, {"parametrization": kso.StraightThroughTopK(0.5), "budget": "snip"}),
         (Unknown, {"parametrization": SOFT, "exclude": "nowhere"}),
     ],
-    "to_compact": [(NotPrunableError, {})],
-    "to_masked": [(NotPrunableError, {})],
-    "to_blocks": [(NotPrunableError, {})],
+    "convert": [
+        *((NotPrunableError, {"storage": way}) for way in ("masked", "compact", "blocks")),
+        (ValueError, {"storage": "auto"}),
+    ],
 }
 AGAIN = {
     "sparsify": [(NotPrunableError, {"density": 0.5})],
     "prune": [(NotPrunableError, {"density": 0.5})],
     "parametrize": [(NotPrunableError, {"parametrization": SOFT})],
-    "to_blocks": [(NotPrunableError, {}), (NotPrunableError, {"block": 4})],
+    "convert": [
+        (NotPrunableError, {"storage": "blocks"}),
+        (NotPrunableError, {"storage": "blocks", "block": 4}),
+    ],
 }
 
 
@@ -174,10 +179,10 @@ FORMS = [written, pytest.param(functional, marks=ON_JAX_SLOW)]
 def test_sparse_models(make):
     masked = compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adafactor())
     # Adafactor keeps factors of whole kernels.
-    refuse_all(masked, {**AGAIN, "to_compact": [(ValueError, {})]})
-    refuse_all(kso.to_compact(kso.sparsify(make(), 0.5, seed=0)), AGAIN)
+    refuse_all(masked, {**AGAIN, "convert": [(ValueError, {"storage": "compact"})]})
+    refuse_all(kso.convert(kso.sparsify(make(), 0.5, seed=0), "compact"), AGAIN)
     learnt = kso.parametrize(make(), SOFT)
-    refuse_all(learnt, {**AGAIN, "to_compact": [(NotPrunableError, {})]})
+    refuse_all(learnt, {**AGAIN, "convert": [(NotPrunableError, {"storage": "compact"})]})
     scheduled = kso.parametrize(make(), kso.MagnitudeMask(kso.schedules.Constant(0.5, 0)))
     refuse_all(scheduled, {**AGAIN, "strip": [(NotPrunableError, {})]})
 
@@ -191,14 +196,14 @@ def breaks(*_, **__):
 
 
 LATE = {
-    "strip: the last step": (kso.strip, _strip.SameFunction, "check"),
+    "strip: the last step": (kso.strip, _apply.SameFunction, "check"),
     "strip: letting a layer go": (kso.strip, kso.PrunableLayer, "release"),
-    "to_compact: the optimizer": (kso.to_compact, _conversion, "copy_slots"),
-    "to_compact: the last step": (kso.to_compact, _same_function.SameFunction, "check"),
-    "to_compact: settling": (kso.to_compact, kso.CompactMask, "settle"),
-    "to_masked: the optimizer": (kso.to_masked, _conversion, "copy_slots"),
-    "to_masked: settling": (kso.to_masked, kso.FixedMask, "settle"),
-    "to_masked: marking": (kso.to_masked, _rewrite, "save_with_layers"),
+    "compact: the optimizer": (kso.convert, _apply, "copy_slots", "compact"),
+    "compact: the last step": (kso.convert, _apply.SameFunction, "check", "compact"),
+    "compact: settling": (kso.convert, kso.CompactMask, "settle", "compact"),
+    "masked: the optimizer": (kso.convert, _apply, "copy_slots", "masked"),
+    "masked: settling": (kso.convert, kso.FixedMask, "settle", "masked"),
+    "masked: marking": (kso.convert, _rewrite, "save_with_layers", "masked"),
 }
 
 
@@ -219,15 +224,15 @@ def third_time(function):
 def test_failures_when_much_has_been_changed(make, in_place, monkeypatch):
     masked = compiled(kso.sparsify(make(), 0.5, seed=0), keras.optimizers.Adam())
     compact = compiled(kso.sparsify(make(), 0.5, seed=0, storage="compact"), "adam")
-    for name, (verb, owner, attribute) in LATE.items():
-        model = compact if verb is kso.to_masked else masked
+    for name, (verb, owner, attribute, *storage) in LATE.items():
+        model = compact if storage == ["masked"] else masked
         before = state(model)
         several = attribute in ("release", "settle")
         failure = third_time(getattr(owner, attribute)) if several else breaks
         with monkeypatch.context() as patch:
             patch.setattr(owner, attribute, failure)
             with pytest.raises(Broken):
-                verb(model, in_place=in_place)
+                (verb.in_place if in_place else verb)(model, *storage)
         assert state(model) == before, name
     for model in (masked, compact):  # and all of them go on as if nothing had happened
         counts = {weight.path: weight.live for weight in kso.prunable_weights(model)}
@@ -242,9 +247,9 @@ def test_failures_when_much_has_been_changed(make, in_place, monkeypatch):
 def test_values_that_were_set_are_put_back(monkeypatch):
     model = kso.parametrize(written(), SOFT)  # whose raw weights are not the effective ones
     before = state(model)
-    monkeypatch.setattr(_strip.SameFunction, "check", breaks)
+    monkeypatch.setattr(_apply.SameFunction, "check", breaks)
     with pytest.raises(Broken):
-        kso.strip(model, in_place=True)
+        kso.strip.in_place(model)
     assert state(model) == before
 
 
@@ -256,11 +261,11 @@ def test_live_blocks_that_fail_after_the_masks_are_held(monkeypatch):
     model.chain[1].kernel.assign(blocks((16, 16)))
     before = state(model)
     with monkeypatch.context() as patch:
-        patch.setattr(_conversion, "compile_like", breaks)
+        patch.setattr(_rewrite, "save_with_layers", breaks)
         with pytest.raises(Broken):
-            kso.adopt_masks(model, storage="auto", in_place=True)
+            kso.apply_masks.in_place(model, storage="auto")
     assert state(model) == before
-    assert isinstance(kso.adopt_masks(model, storage="auto").chain[1], kso.layers.BlockSparseDense)
+    assert isinstance(kso.apply_masks(model, storage="auto").chain[1], kso.layers.BlockSparseDense)
 
 
 class Forgetful(L.Layer):

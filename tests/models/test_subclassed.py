@@ -85,19 +85,19 @@ def test_a_copy_shares_no_weight_whatever_the_model_keeps(name):
 def test_in_place_changes_the_model_itself():
     model = Net()
     model(X)
-    assert kso.sparsify(model, 0.5, seed=0, in_place=True) is model
-    assert kso.strip(model, in_place=True) is model
-    assert kso.parametrize(model, kso.SoftThreshold(), in_place=True) is model
-    assert kso.strip(model, in_place=True) is model
-    assert kso.prune(model, 0.5, in_place=True) is model
-    assert kso.to_compact(model, in_place=True) is model
-    assert kso.to_masked(model, in_place=True) is model
-    assert kso.strip(model, in_place=True) is model
+    assert kso.sparsify.in_place(model, 0.5, seed=0) is model
+    assert kso.strip.in_place(model) is model
+    assert kso.parametrize.in_place(model, kso.SoftThreshold()) is model
+    assert kso.strip.in_place(model) is model
+    assert kso.prune.in_place(model, 0.5) is model
+    assert kso.convert.in_place(model, "compact") is model
+    assert kso.convert.in_place(model, "masked") is model
+    assert kso.strip.in_place(model) is model
     blocks = {"structure": kso.Block(3, 4, regular=True), "storage": "auto", "include": "hidden"}
-    assert kso.prune(model, 0.5, in_place=True, **blocks) is model
+    assert kso.prune.in_place(model, 0.5, **blocks) is model
     assert isinstance(model.hidden, kso.layers.BlockSparseDense)
-    assert kso.strip(model, in_place=True) is model
-    assert kso.quantize_aware(model, "int4", None, in_place=True) is model
+    assert kso.strip.in_place(model) is model
+    assert kso.quantize_aware.in_place(model, "int4", None) is model
     assert isinstance(model.hidden, kso.PrunableLayer)
 
 
@@ -118,10 +118,10 @@ def uncopyable(model):
 def test_a_model_that_cannot_be_copied(storage):
     model = built(uncopyable)
     expected = array(model(X))
-    with pytest.raises(NotPrunableError, match=r"`in_place=True`.* Received: Net.compiled_call"):
+    with pytest.raises(NotPrunableError, match=r"sparsify\.in_place.* Received: Net.compiled_call"):
         kso.prune(model, 0.3, storage=storage)
     np.testing.assert_array_equal(array(model(X)), expected)
-    assert kso.prune(model, 0.3, storage=storage, in_place=True) is model
+    assert kso.prune.in_place(model, 0.3, storage=storage) is model
 
 
 @pytest.mark.tensorflow_only

@@ -137,7 +137,7 @@ def test_a_converted_optimizer_is_in_the_checkpoint(tmp_path):
     def converted(epochs):
         model = compiled(kso.sparsify(dense(), 0.5))
         model.fit(x, y, epochs=epochs, verbose=0)
-        return kso.to_compact(model)
+        return kso.convert(model, "compact")
 
     one, two = converted(2), converted(1)
     path = tf.train.Checkpoint(model=one).save(str(tmp_path / "model"))

@@ -152,7 +152,7 @@ def test_another_storage_is_refused():
     model = network("masked", FakeQuantization("int8"))
     before = model.get_weights()
     with pytest.raises(NotPrunableError, match="convert it before"):
-        kso.to_compact(model)
+        kso.convert(model, "compact")
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 

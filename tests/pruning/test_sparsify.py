@@ -1,4 +1,4 @@
-"""`sparsify`, and the masks of `prune` and `adopt_masks`: exact counts, seeds, refusals."""
+"""`sparsify`, and the masks of `prune` and `apply_masks`: exact counts, seeds, refusals."""
 
 import keras
 import numpy as np
@@ -189,7 +189,7 @@ def test_adopting_wraps_exactly_the_layers_with_our_initializers():
     x = L.Dense(24, kernel_initializer=ExactOrthogonal(0.2, gain=1.5), name="ours")(inputs)
     x = L.Dense(24, kernel_initializer=RandomSparse(0.25), name="random")(x)
     model = keras.Model(inputs, L.Dense(3, name="usual")(x))
-    sparse = kso.adopt_masks(model)
+    sparse = kso.apply_masks(model)
     assert [layer.name for layer in wrappers(sparse)] == ["ours", "random"]
     np.testing.assert_array_equal(
         array(sparse.get_layer("ours").layer.kernel), array(model.get_layer("ours").kernel)
@@ -205,7 +205,7 @@ def test_adopting_redraws_kernels_that_a_bare_layer_drew_along_the_wrong_axes():
     model = keras.Model(
         inputs, L.LSTM(8, kernel_initializer=eoi, recurrent_initializer=eoi)(inputs)
     )
-    for weight in weights(kso.adopt_masks(model)):
+    for weight in weights(kso.apply_masks(model)):
         assert orthogonality_error(weight.value, weight.layout, gain=1.0) < 1e-6
 
 
@@ -216,7 +216,7 @@ def test_adopting_a_model_trained_without_masks_is_refused():
     model.compile("sgd", "mse")
     model.fit(np.ones((8, 8)), np.zeros((8, 4)), verbose=0)
     with pytest.raises(NotPrunableError, match="'hidden/kernel' has changed since"):
-        kso.adopt_masks(model)
+        kso.apply_masks(model)
 
 
 def test_patterns_of_initializers():
@@ -284,8 +284,8 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"`seed` must be .* integer or None. Received: seed='a'"):
         kso.sparsify(model, 0.3, seed="a")
     with pytest.raises(NotPrunableError, match="no layer with one of our initializers"):
-        kso.adopt_masks(model)
-    with pytest.raises(DensityError, match=r"needs a `density`.*adopt_masks\(model\).*Received"):
+        kso.apply_masks(model)
+    with pytest.raises(DensityError, match=r"needs a `density`.*apply_masks\(model\).*Received"):
         kso.sparsify(model)
     with pytest.raises(ValueError, match=r"prune\(model, density\). Received: initializer=None"):
         kso.sparsify(model, 0.3, initializer=None)

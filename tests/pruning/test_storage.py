@@ -112,9 +112,9 @@ if keras.backend.backend() != "jax":
 )
 def test_conversion_in_mid_training_changes_nothing(storage, optimizer):
     masked, compact = pair()
-    model, convert, back = {
-        "masked": (masked, kso.to_compact, kso.to_masked),
-        "compact": (compact, kso.to_masked, kso.to_compact),
+    model, to, back = {
+        "masked": (masked, "compact", "masked"),
+        "compact": (compact, "masked", "compact"),
     }[storage]
     # On JAX, Keras' compiled `predict` after `fit` frees the arrays of an optimizer's averages.
     compiled = jit_if_quicker() and optimizer != "averaged"
@@ -122,10 +122,12 @@ def test_conversion_in_mid_training_changes_nothing(storage, optimizer):
     fit(model)
     x, _ = data(model, 3)
     expected = model.predict(x, verbose=0)
-    other = convert(model)
+    other = kso.convert(model, to)
     np.testing.assert_allclose(other.predict(x, verbose=0), expected, atol=1e-6)
     assert_equal_kernels(model, other)
-    pairs = zip(back(other).optimizer.variables, model.optimizer.variables, strict=True)
+    pairs = zip(
+        kso.convert(other, back).optimizer.variables, model.optimizer.variables, strict=True
+    )
     for ours, theirs in pairs:
         np.testing.assert_array_equal(array(ours), array(theirs), err_msg=theirs.path)
     for slot, start in _dead_slots(other):
@@ -146,7 +148,7 @@ def _dead_slots(model):
 
 def test_what_is_known_of_the_draw_survives():
     masked, compact = pair()
-    for model in (compact, kso.to_compact(masked), kso.to_masked(compact)):
+    for model in (compact, kso.convert(masked, "compact"), kso.convert(compact, "masked")):
         assert kso.report(model).to_dict() == kso.report(masked).to_dict()
         assert kso.Budget.from_model(model).counts == kso.Budget.from_model(masked).counts
     assert all(row.orthogonality_error is not None for row in kso.report(compact).rows)
@@ -221,7 +223,7 @@ def test_subclassed_models_are_converted():
     options = {"batch_size": 8, "shuffle": False, "verbose": 0}
     losses = [model.fit(x, y, epochs=2, **options).history["loss"] for model in models]
     np.testing.assert_allclose(*losses, rtol=1e-5)
-    models = [kso.to_compact(models[0]), kso.to_masked(models[1])]
+    models = [kso.convert(models[0], "compact"), kso.convert(models[1], "masked")]
     kinds = [type(kso.prunable_weights(model)[0].parametrization) for model in models]
     assert kinds == [CompactMask, FixedMask]
     losses = [model.fit(x, y, epochs=2, **options).history["loss"] for model in models]
@@ -338,9 +340,9 @@ def test_what_needs_the_dense_weight_is_refused():
         kso.parametrize(dense, SoftThreshold(), storage="compact")
     learnt = kso.parametrize(dense, SoftThreshold())
     with pytest.raises(kso.errors.NotPrunableError, match="'conv/kernel' with SoftThreshold"):
-        kso.to_compact(learnt)
+        kso.convert(learnt, "compact")
     with pytest.raises(kso.errors.NotPrunableError, match="nothing to convert"):
-        kso.to_masked(dense)
+        kso.convert(dense, "masked")
     for layer, match in (
         (L.Dense(4, kernel_constraint="max_norm"), "constraint needs the dense kernel"),
         (OwnSaving(4), r"overrides `save_own_variables`.*Received: OwnSaving"),
@@ -349,7 +351,7 @@ def test_what_needs_the_dense_weight_is_refused():
         with pytest.raises(kso.errors.NotPrunableError, match=match):
             kso.prune(model, 0.5, storage="compact")
         with pytest.raises(kso.errors.NotPrunableError, match=match):
-            kso.to_compact(kso.prune(model, 0.5))
+            kso.convert(kso.prune(model, 0.5), "compact")
     for a, b in zip(weights, dense.weights, strict=True):
         np.testing.assert_array_equal(a, array(b))
 
@@ -379,7 +381,7 @@ def test_an_optimizer_with_factors_is_refused_before_anything_changes():
     model.fit(x, np.arange(8) % 3, verbose=0)
     optimizer, names = model.optimizer, [v.path for v in model.weights]
     with pytest.raises(ValueError, match="Adafactor keeps something"):
-        kso.to_compact(model)
+        kso.convert(model, "compact")
     assert model.optimizer is optimizer
     assert [v.path for v in model.weights] == names
     model.fit(x, np.arange(8) % 3, verbose=0)
@@ -391,10 +393,10 @@ def test_adopted_masks_parametrize_and_given_masks():
     _, mask = orthogonal.sample((20, 16))
     path = kso.prunable_weights(dense)[0].path
     for model in (
-        kso.adopt_masks(dense, storage="compact"),
+        kso.apply_masks(dense, storage="compact"),
         kso.parametrize(dense, FixedMask(), storage="compact"),
         kso.parametrize(dense, CompactMask()),
-        kso.prune(dense, masks={path: mask}, storage="compact"),
+        kso.apply_masks(dense, {path: mask}, storage="compact"),
     ):
         [weight] = kso.prunable_weights(model)
         assert isinstance(weight.parametrization, CompactMask)

@@ -126,7 +126,7 @@ def test_the_layers_own_structures_hold_where_kernels_are_drawn_anew(density):
 def test_adopting_keeps_structures_and_kernels():
     model = own_structures()
     kernel = model.get_layer("b").get_weights()[0]
-    sparse = kso.adopt_masks(model)
+    sparse = kso.apply_masks(model)
     masks = assert_structured(sparse)
     assert set(masks) == {"a/kernel", "b/kernel"}
     assert masks["b/kernel"].sum() == round(0.25 * kernel.size)
@@ -194,7 +194,7 @@ def test_inadmissible_degrees_are_refused_with_their_neighbours():
 @pytest.mark.parametrize("adopt", [False, True])
 def test_dynamic_sparse_training_keeps_structures(adopt):
     model = own_structures()
-    model = kso.adopt_masks(model) if adopt else kso.sparsify(model, 0.3, seed=1)
+    model = kso.apply_masks(model) if adopt else kso.sparsify(model, 0.3, seed=1)
     model.compile("sgd", classifier_loss(), jit_compile=jit_if_quicker())
     x, y = data(model, 10, count=8)
     weights = [w for w in kso.prunable_weights(model) if w.parametrization is not None]

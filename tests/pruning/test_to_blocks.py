@@ -64,15 +64,15 @@ def test_conversion_in_mid_training_changes_nothing(storage):
     fit(model)
     x, _ = data(model, 3)
     expected = model.predict(x, verbose=0)
-    blocks = kso.to_blocks(model)
+    blocks = kso.convert(model, "blocks")
     kept = assert_on_blocks(blocks)
     assert {type(own) for own in kept.values()} == {
         CompactMask if storage == "compact" else FixedMask
     }
     np.testing.assert_allclose(blocks.predict(x, verbose=0), expected, atol=1e-6)
     assert_equal_kernels(model, blocks, rtol=0)
-    masked = kso.to_masked(blocks)
-    reference = model if storage == "masked" else kso.to_masked(model)
+    masked = kso.convert(blocks, "masked")
+    reference = model if storage == "masked" else kso.convert(model, "masked")
     assert_equal_kernels(masked, reference, rtol=0)
     pairs = zip(masked.optimizer.variables, reference.optimizer.variables, strict=True)
     for ours, theirs in pairs:
@@ -91,8 +91,10 @@ def test_auto_takes_blocks_where_it_can_and_compact_elsewhere():
     model = sparse("auto")
     assert {type(own) for own in assert_on_blocks(model).values()} == {CompactMask}
     assert_equal_kernels(model, sparse("masked"), rtol=0)
-    again = kso.to_compact(model)  # live blocks are compact already
-    assert_on_blocks(again)
+    again = kso.convert(model, "compact")
+    stored = {type(w.storage) for w in kso.prunable_weights(again) if w.storage is not None}
+    assert stored == {CompactMask}
+    assert_equal_kernels(model, again, rtol=0)
     keras.utils.set_random_seed(2)
     single = kso.sparsify(network(), 0.5, seed=0, storage="auto")
     assert all(isinstance(w.parametrization, CompactMask) for w in kso.prunable_weights(single))
@@ -102,7 +104,7 @@ def test_auto_makes_no_dense_kernel_of_what_was_drawn_as_blocks(monkeypatch):
     def refuse(self):
         raise AssertionError("a dense kernel or mask")
 
-    expected = kso.to_blocks(sparse("masked"))
+    expected = kso.convert(sparse("masked"), "blocks")
     for name in ("dense", "mask"):
         monkeypatch.setattr(RegularBlocks, name, refuse)
     keras.utils.set_random_seed(2)
@@ -137,10 +139,10 @@ def test_a_subclassed_model_is_converted():
     model(x)
     model = kso.sparsify(model, 0.5, "uniform", structure=REGULAR, seed=0, exclude="head")
     expected = array(model(x))
-    model = kso.to_blocks(model)
+    model = kso.convert(model, "blocks")
     assert type(model.hidden) is BlockSparseDense
     np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
-    model = kso.to_masked(model)
+    model = kso.convert(model, "masked")
     assert type(model.hidden) is kso.PrunableLayer
     np.testing.assert_allclose(array(model(x)), expected, atol=1e-6)
 
@@ -148,7 +150,7 @@ def test_a_subclassed_model_is_converted():
 def test_live_entries_that_are_zero():
     # At first a convolution's entries off the center tap are: live, by the mask alone.
     masked = sparse("masked")
-    blocks = kso.to_blocks(masked)
+    blocks = kso.convert(masked, "blocks")
     assert_on_blocks(blocks)
     assert_equal_kernels(masked, blocks, rtol=0)
 
@@ -159,25 +161,25 @@ def test_masks_that_do_not_tell_their_blocks():
     wrapped = kso.PrunableLayer(L.Dense(8, name="a"), FixedMask(mask=mask))
     model = keras.Model(inputs, wrapped(inputs))
     with pytest.raises(NotPrunableError, match=r"'a': its mask was not drawn with Block.*None"):
-        kso.to_blocks(model)
+        kso.convert(model, "blocks")
     with pytest.raises(NotPrunableError, match="blocks that are live in part"):
-        kso.to_blocks(model, block=8)
-    blocks = kso.to_blocks(model, block=(4, 2))
+        kso.convert(model, "blocks", block=8)
+    blocks = kso.convert(model, "blocks", block=(4, 2))
     np.testing.assert_array_equal(kso.prunable_weights(blocks)[0].storage.mask_value(), mask)
 
 
 def test_what_cannot_be_converted():
-    with pytest.raises(NotPrunableError, match="a model without masks"):
-        kso.to_blocks(network())
+    with pytest.raises(NotPrunableError, match="nothing to convert"):
+        kso.convert(network(), "blocks")
     recurrent = keras.Sequential([keras.Input((5, 8)), L.SimpleRNN(8, name="rnn")])
     recurrent = kso.sparsify(recurrent, 0.5, "uniform", structure=REGULAR, seed=0)
     with pytest.raises(NotPrunableError, match=r"'rnn': only Dense, .* have such a form"):
-        kso.to_blocks(recurrent)
+        kso.convert(recurrent, "blocks")
     model = sparse()
     model.compile("adafactor", classifier_loss(), jit_compile=jit_if_quicker())
     fit(model, epochs=1)
     with pytest.raises(ValueError, match="Adafactor keeps something"):
-        kso.to_blocks(model)
+        kso.convert(model, "blocks")
     assert type(model.get_layer("hidden")) is kso.PrunableLayer
     with pytest.raises(ValueError, match="`storage` of a parametrization"):
         kso.parametrize(network(), FixedMask(0.5), storage="auto")
@@ -197,7 +199,7 @@ def test_wide_kernels_of_regular_blocks_in_other_storage_are_told():
     options = {"structure": kso.Block(32, 32, regular=True), "seed": 0}
     for storage in ("masked", "compact"):
         with pytest.warns(
-            UserWarning, match=rf"to_blocks.*storage='{storage}', for 'w/kernel' with Block"
+            UserWarning, match=rf"convert.*storage='{storage}', for 'w/kernel' with Block"
         ):
             kso.sparsify(dense, 0.25, "uniform", storage=storage, **options)
     kso.sparsify(dense, 0.25, "uniform", storage="auto", **options)

@@ -50,15 +50,13 @@ def test_they_are_told_of_unless_they_are_left_on_purpose(tmp_path):
     model = network()
     with pytest.warns(UserWarning, match=TOLD):
         sparse = kso.sparsify(model, 0.5, seed=0)
-    for leave in ({"unregistered": "dense"}, {"exclude": "mixer"}, {"include": "lift"}):
+    for leave in ({"exclude": "mixer"}, {"include": "lift"}):
         kso.prune(model, 0.5, **leave)  # without a warning
     assert [w.path for w in kso.prunable_weights(sparse)] == ["lift/kernel", "head/kernel"]
-    with pytest.raises(UnknownWeightError, match=r"takes it in\. Received: include=.mixer/mix.$"):
-        kso.prune(model, 0.5, include="mixer/mix")
-    with pytest.raises(ValueError, match=r"`unregistered` must be one of .*'sometimes'"):
-        kso.prune(model, 0.5, unregistered="sometimes")
+    with pytest.raises(UnknownWeightError, match=r"its full path.* Received: include=.mixer.$"):
+        kso.prune(model, 0.5, include="mixer")
 
-    partly = kso.report(kso.prune(model, 0.25, exclude="head", unregistered="dense"))
+    partly = kso.report(kso.prune(model, 0.25, exclude=["head", "mixer"]))
     assert partly.dense == {"head/kernel": "no mask", "mixer/mix": "not registered"}
     assert (partly.sparse_density, partly.density) == (0.25, (16 + 80) / (64 + 80))
     assert partly.whole_density == (16 + 80 + 192) / (64 + 80 + 192)
@@ -76,6 +74,11 @@ def test_they_are_told_of_unless_they_are_left_on_purpose(tmp_path):
     assert "why" not in str(kso.report(network()))  # nothing is sparse in it
 
 
+def every_path():
+    """Matrices that are not registered are taken in by their full paths."""
+    return [w.path for w in kso.prunable_weights(network(), unregistered=True)]
+
+
 def assert_same(model, other, x):
     np.testing.assert_array_equal(array(model(x)), array(other(x)))
 
@@ -83,7 +86,7 @@ def assert_same(model, other, x):
 @pytest.mark.parametrize("storage", ["masked", "compact"])
 def test_guessed_ones_are_masked_like_all_others(storage, tmp_path):
     x = np.random.default_rng(0).normal(size=(5, 8)).astype("float32")
-    model = kso.sparsify(network(), 0.5, seed=0, unregistered="guess", storage=storage)
+    model = kso.sparsify(network(), 0.5, seed=0, include=every_path(), storage=storage)
     [mix] = [w for w in kso.prunable_weights(model) if w.path == "mixer/mix"]
     assert mix.layout == KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))
     for matrix in mix.value:
@@ -95,7 +98,9 @@ def test_guessed_ones_are_masked_like_all_others(storage, tmp_path):
     model.save(tmp_path / "model.keras")
     assert_same(keras.saving.load_model(tmp_path / "model.keras"), model, x)
     assert_same(kso.strip(model), model, x)
-    converted = kso.to_masked(model) if storage == "compact" else kso.to_compact(model)
+    converted = (
+        kso.convert(model, "masked") if storage == "compact" else kso.convert(model, "compact")
+    )
     assert_same(converted, model, x)
 
 
@@ -104,13 +109,13 @@ def test_every_verb_takes_them_in():
     model = network()
     x, y = np.ones((4, 8), "float32"), np.zeros(4, "int32")
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    options = {"unregistered": "guess"}
+    options = {"include": every_path()}
     for made in (
         kso.prune(model, 0.25, score="snip", data=(x, y), **options),
         kso.prune(model, 0.25, score="synflow", **options),
         kso.prune(model, 0.25, budget="uniform", **options),
         kso.prune(model, score=kso.saliency.magnitude(model, 0.25, include=["mixer/mix"])),
-        kso.prune(model, masks={"mixer/mix": np.arange(192).reshape(3, 8, 8) % 4 == 0}),
+        kso.apply_masks(model, {"mixer/mix": np.arange(192).reshape(3, 8, 8) % 4 == 0}),
         kso.parametrize(model, kso.StraightThroughTopK(0.25), **options),
     ):
         rows = {row.path: row for row in kso.report(made).rows}
@@ -118,7 +123,7 @@ def test_every_verb_takes_them_in():
         assert {row.density for row in rows.values() if row.state == "no mask"} <= {1.0}
         assert sum(row.live for row in rows.values() if row.state == "sparse") in (84, 48)
     drawn = network(mix_initializer=ExactOrthogonal(0.25, seed=0))
-    assert {row.path: row.state for row in kso.report(kso.adopt_masks(drawn)).rows} == {
+    assert {row.path: row.state for row in kso.report(kso.apply_masks(drawn)).rows} == {
         "lift/kernel": "no mask",
         "mixer/mix": "sparse",
         "head/kernel": "no mask",

@@ -284,7 +284,7 @@ def test_the_ways_on_from_a_saliency():
     )
     assert kso.report(exact).rows[0].orthogonality_error < 1e-6
     with pytest.raises(UnknownWeightError, match="'c/kernel'"):
-        kso.prune(model, masks={"c/kernel": np.ones((2, 2), bool)})
+        kso.apply_masks(model, {"c/kernel": np.ones((2, 2), bool)})
 
 
 def test_refusals():

@@ -1,0 +1,356 @@
+"""`apply`: the only code that makes a plan for the kernels of a model true."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, Protocol, cast
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import body_of, compile_like, refuse_other_slots
+from keras_sparse_ortho._optimizer_slots import copy_slots
+from keras_sparse_ortho.errors import LayoutError, NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.initializers import AnyDraw, BlockDraw, Draw, weights_set_later
+from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
+from keras_sparse_ortho.layers import (
+    PrunableLayer,
+    block_layer_like,
+    check_block,
+    check_mask,
+    plain_layer,
+)
+from keras_sparse_ortho.models._places import places_to_wrap
+from keras_sparse_ortho.models._plan import Plan, Target
+from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
+from keras_sparse_ortho.models._rewrite import rewrite
+from keras_sparse_ortho.models._same_function import SameFunction, probe_of_copy
+from keras_sparse_ortho.orthogonal import Block
+from keras_sparse_ortho.parametrizations import CompactMask, FixedMask
+
+P = ParamSpec("P")
+
+
+class Verb(Protocol[P]):
+    """A function that makes a new model; its plan can be had alone, or applied in place."""
+
+    def __call__(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model:
+        """A new model, not compiled."""
+
+    def plan(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> Plan:
+        """What each kernel would become; print it, or give it to `models.apply`."""
+
+    def in_place(self, model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> keras.Model:
+        """Changes the given model itself, and returns it: for models that cannot be copied."""
+
+
+def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
+    """A function that applies what another one plans, with `.plan` and `.in_place`."""
+
+    @functools.wraps(plan)
+    def act(*args: Any, **kwargs: Any) -> keras.Model:
+        made = plan(*args, **kwargs)
+        return _apply(args[0] if args else kwargs["model"], made, False)
+
+    @functools.wraps(plan)
+    def in_place(*args: Any, **kwargs: Any) -> keras.Model:
+        made = plan(*args, **kwargs)
+        return _apply(args[0] if args else kwargs["model"], made, True)
+
+    vars(act).update(plan=plan, in_place=in_place)
+    return cast(Verb[P], act)
+
+
+def apply(model: keras.Model, plan: Plan, *, in_place: bool = False) -> keras.Model:
+    """A model whose kernels have become what a plan says.
+
+    `kso.sparsify(model, 0.1)` is `apply(model, kso.sparsify.plan(model, 0.1))`; so are the other
+    functions that return models. Layers are replaced in a copy of the model, so that the given one
+    stays as it was; the result is compared with the plan before it is returned.
+
+    Args:
+        model: The model that the plan was made for.
+        plan: A `Plan`, such as `kso.prune.plan(model, 0.2)`.
+        in_place: Changes the given model itself, for subclassed models that cannot be copied; the
+            error says so. If anything fails, it is as it was.
+
+    Returns:
+        A new model, compiled only after conversions of storage.
+
+    Raises:
+        NotPrunableError: A model that cannot be copied, or whose layers cannot be replaced.
+        UnknownWeightError: A plan for kernels that the model does not have.
+
+    Example:
+
+    >>> import keras
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
+    >>> plan = kso.prune.plan(dense, 0.25)
+    >>> print(plan)
+    kernel       shape   becomes  live  density  values
+    head/kernel  (8, 4)  masked   8     0.25     kept
+    >>> kso.models.apply(dense, plan).count_params()  # with the mask
+    68
+    """
+    return _apply(model, Plan(**{**vars(plan), "targets": dict(plan.targets)}), in_place)
+
+
+def _apply(model: Any, plan: Plan, in_place: bool) -> Any:
+    """As `apply`; draws are taken out of the plan, so that they are not there beside the model."""
+    targets = plan.targets
+    given = {weight.path: weight for weight in prunable_weights(model, unregistered=True)}
+    if unknown := sorted(targets.keys() - given.keys()):
+        raise UnknownWeightError(
+            f"The plan was made for another model. There are: {', '.join(given)}. "
+            f"Received: a plan for {unknown}"
+        )
+    places = _places(model, {path: given[path] for path in targets})
+    checks = _Checks(model, plan, list(given))
+    later = [
+        given[path].variable
+        for path, target in targets.items()
+        if given[path].storage is None
+        and (target.is_compact or (target.draw is not None and target.draw.sets_values))
+    ]
+
+    def replace(layer: Any, path: str, own: Any) -> Any:
+        keys = places.get(id(layer), {})
+
+        def make() -> Any:
+            if not keys:
+                return None
+            here = {key: targets.pop(full) for key, full in keys.items()}
+            weights = {key: given[full] for key, full in keys.items()}
+            return _form(own, here, weights, is_copy=own is not layer)
+
+        return make() if plan.around is None else plan.around(layer, own, make)
+
+    with weights_set_later():
+        result = rewrite(model, replace, checks.complete, later, in_place)
+    plan.check(result)
+    return result
+
+
+def _places(model: Any, weights: Mapping[str, PrunableWeight]) -> dict[int, dict[str, str]]:
+    """The layers to replace, by `id`: the paths of their kernels by the names below the layer."""
+    places = places_to_wrap(model, [w for w in weights.values() if w.storage is None])
+    held = {id(w.variable): path for path, w in weights.items() if w.storage is not None}
+    for layer, path in walk(model, "") if held else ():
+        keys = {key: held.get(id(own.weight.variable)) for key, own in storages_of(layer).items()}
+        chosen = {key: full for key, full in keys.items() if full is not None}
+        if chosen and len(chosen) < len(keys):
+            raise NotPrunableError(
+                "All kernels of a wrapped layer are converted or quantized, or none. "
+                f"Received: some of '{path}': {sorted(chosen)}"
+            )
+        if chosen:
+            places[id(layer)] = chosen
+    return places
+
+
+# --- one layer -----------------------------------------------------------------------------------
+
+
+def _form(
+    own: Any,
+    targets: Mapping[str, Target],
+    weights: Mapping[str, PrunableWeight],
+    *,
+    is_copy: bool,
+) -> Any:
+    """The new layer, built, for one whose kernels become `targets`, by their names below it."""
+    (storage,) = {target.storage for target in targets.values()}
+    quantizer = next(iter(targets.values())).quantizer
+    if storage == "dense":
+        return plain_layer(own)
+    if storage == "kept":
+        new = body_of(own)
+        new.set_quantizer(quantizer)
+        return new
+    held = storages_of(own)
+    draws = {key: target.draw or mask_of(held.get(key)) for key, target in targets.items()}
+    if storage == "blocks":
+        values = {key: held.get(key) or weight for key, weight in weights.items()}
+        new = _on_blocks(own, targets, draws, values)
+        if new is not None:
+            return new
+    kind = FixedMask if storage == "masked" else CompactMask
+    table = {
+        key: target.parametrization
+        or kind(mask=draws[key].mask, initializer=draws[key].initializer)
+        for key, target in targets.items()
+    }
+    body = plain_layer(own) if held else body_of(own)
+    options = {"name": own.name, "trainable": own.trainable, "quantizer": quantizer}
+    wrapper = PrunableLayer(body, table, **options)
+    wrapper.build()
+    for key, made in wrapper.parametrizations.items():
+        drawn = draws[key]
+        kernel = drawn.kernel if drawn is not None and drawn.sets_values else None
+        if kernel is not None:
+            made.assign_raw(kernel)
+        elif is_copy and not held and made.compact:  # whose dense copy has no value
+            made.assign_raw(weights[key].variable.value)
+        if kernel is None or not made.movable:
+            made.settle()  # what is drawn is zero where its mask is not live
+        if drawn is not None and drawn.fresh:
+            made.mark_as_drawn(kernel)
+    return wrapper
+
+
+def mask_of(storage: Any) -> Any:
+    """The mask that a kernel has."""
+    if storage is None:
+        return None
+    return Draw(storage.mask_value(), None, storage.drawn_by, storage.is_as_drawn())
+
+
+def _on_blocks(
+    own: Any,
+    targets: Mapping[str, Target],
+    draws: Mapping[str, AnyDraw],
+    values: Mapping[str, Any],
+) -> Any:
+    """The layer of live blocks, built, or `None` where layer or masks have no such form.
+
+    Where the kernel is drawn in blocks, neither it nor its mask is ever made. `values` have the
+    kernels that are kept, as `raw_value()`.
+    """
+    plain = own.layer if storages_of(own) else own
+    try:
+        new = blocks_like(plain, draws, {key: t.block for key, t in targets.items()}, values)
+    except (NotPrunableError, LayoutError, KeyError):
+        return None
+    new.trainable = own.trainable
+    new.build_like(plain)
+    for key, drawn in draws.items():
+        storage: Any = storages_of(new)[key]
+        if _is_in_place(drawn):
+            storage.set_drawn(drawn.blocks)  # type: ignore[union-attr]
+            continue
+        kernel = drawn.kernel if drawn.sets_values else values[key].raw_value()
+        storage.set_kernel(np.where(drawn.mask, kernel, 0.0), drawn.mask)
+        if drawn.fresh:
+            storage.mark_as_drawn()
+    return new
+
+
+def blocks_like(
+    plain: Any,
+    draws: Mapping[str, AnyDraw],
+    blocks: Mapping[str, Any],
+    weights: Mapping[str, Any],
+) -> Any:
+    """The unbuilt layer of live blocks for a plain one, or an error that says why not."""
+    sizes = {}
+    for key, drawn in draws.items():
+        structure = getattr(drawn.initializer, "structure", None)
+        found = blocks[key]
+        if found is None and isinstance(drawn, Draw):
+            found = drawn.block
+        if found is None and isinstance(structure, Block) and structure.regular:
+            found = structure.rows, structure.cols
+        if found is None:
+            raise NotPrunableError(
+                "its mask was not drawn with Block(rows, cols, regular=True); give `block` if it is"
+                f" one of such blocks. Received: structure={structure}"
+            )
+        if _is_in_place(drawn):
+            *_, rows, cols = drawn.blocks.blocks.shape  # type: ignore[union-attr]
+            sizes[key.rpartition("/")[2]] = drawn.blocks.density, (rows, cols)  # type: ignore[union-attr]
+            continue
+        mask = drawn.mask  # not the nonzero entries: live ones may be zero, at other taps
+        weight = getattr(weights[key], "weight", weights[key])
+        check_mask(mask, check_block(found), weight.layout)
+        sizes[key.rpartition("/")[2]] = float(mask.mean()), found
+    density = {name: size[0] for name, size in sizes.items()}
+    block = {name: size[1] for name, size in sizes.items()}
+    return block_layer_like(plain, density=density, block=block, seed=0)
+
+
+def _is_in_place(drawn: AnyDraw) -> bool:
+    """Whether a draw is of blocks along the axes of its layer."""
+    return isinstance(drawn, BlockDraw) and drawn.initializer.layout is None
+
+
+# --- the model and its optimizer -----------------------------------------------------------------
+
+
+class _Checks:
+    """What the result is compared with, noted before anything changes."""
+
+    def __init__(self, model: Any, plan: Plan, before: list[str]) -> None:
+        check_built(model)
+        self._model, self._plan, self._before = model, plan, before
+        drawn = {path: target.draw for path, target in plan.targets.items()}
+        self._live = {path: draw.live for path, draw in drawn.items() if draw is not None}
+        self._quantized = {path for path, own in plan.targets.items() if own.quantizer is not None}
+        self._paths = list(plan.targets)
+        self._rounds = bool(self._quantized) or plan.around is not None
+        self._same = SameFunction(model) if plan.keeps_function else None
+        self._optimizer = getattr(model, "optimizer", None) if plan.keeps_training else None
+        if not getattr(self._optimizer, "built", False):
+            self._optimizer = None
+        else:
+            refuse_other_slots(self._optimizer, [weight.variable for weight in plan.weights])
+        self._variables = _without_support(model) if plan.keeps_training else []
+
+    def complete(self, result: Any) -> Any:
+        """The result, or an error if it is not as planned."""
+        if self._same is not None:
+            self._same.check(result)
+        else:
+            self._check_counts(result)
+        if self._plan.keeps_training and compile_like(result, self._model) and self._optimizer:
+            self._carry_slots(result)
+        return result
+
+    def _check_counts(self, result: Any) -> None:
+        found = prunable_weights(result, unregistered=True)
+        stored = {weight.path: weight for weight in found if weight.storage is not None}
+        wrong = set(self._before) ^ {weight.path for weight in found}
+        wrong |= set(self._paths) - stored.keys()
+        # In one order: on several devices a live count is gathered, and all processes take part.
+        live = self._live.items()
+        wrong |= {path for path, n in live if path not in wrong and stored[path].live != n}
+        rounded = {path for path, w in stored.items() if w.storage.quantizer is not None}
+        wrong |= self._quantized - rounded
+        if wrong or len(found) != len(self._before):
+            raise NotPrunableError(
+                "The new model would not have the kernels of the given one, each with the mask "
+                f"and quantizer that were planned. There were: {self._before}. "
+                f"Received: others for {sorted(wrong)}"
+            )
+        if result is not self._model and not self._rounds:
+            probe_of_copy(self._model, result).check(result)
+
+    def _carry_slots(self, result: Any) -> None:
+        """Gives the new optimizer the step count, moments and averages of the old one."""
+        result.optimizer.build(result.trainable_variables)
+        pairs = zip(self._variables, _without_support(result), strict=True)
+        partners = {id(old): now for old, now in pairs}
+        storages = {weight.path: weight.storage for weight in prunable_weights(result)}
+        converted = {
+            id(w.variable): functools.partial(_slot, w.storage, storages[w.path])
+            for w in self._plan.weights
+        }
+        copy_slots(self._optimizer, result.optimizer, partners, converted)
+
+
+def _slot(old: Any, new: Any, slot: np.ndarray, start: float) -> np.ndarray:
+    """An optimizer's slot of one storage, as another one holds it."""
+    converted: np.ndarray = new.slot_from_dense(old.slot_to_dense(slot, start))
+    return converted
+
+
+def _without_support(model: Any) -> list[Any]:
+    """The weights but for masks and indices, in an order that storage does not change.
+
+    Kernels are first: on live blocks those of a cell come after its bias.
+    """
+    own = [storage for layer, _ in walk(model, "") for storage in storages_of(layer).values()]
+    support = {id(variable) for storage in own for variable in storage.support()}
+    kernels = sorted(prunable_weights(model), key=lambda weight: weight.path)
+    first = [weight.variable for weight in kernels]
+    left_out = support | {id(variable) for variable in first}
+    return first + [variable for variable in model.weights if id(variable) not in left_out]
