@@ -1,6 +1,7 @@
 """Masks by magnitude that are updated during training: `MagnitudeMask`, `StraightThroughTopK`."""
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -121,7 +122,8 @@ class ScheduledMask(Masked):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
-        check_config(cls.__name__, config, "schedule")
+        parameters = inspect.signature(cls).parameters.keys() - {"frequency"}
+        check_config(cls.__name__, config, *sorted(parameters))
         schedule = restored(config["schedule"])
         if not isinstance(schedule, Schedule):  # a file could name any callable
             raise ValueError(
