@@ -324,14 +324,13 @@ def test_when_updates_happen():
 
 
 @pytest.mark.core
-def test_the_end_of_updates_counts_steps_of_accumulated_gradients():
+@pytest.mark.parametrize(("end", "steps"), [(100, [2, 4, 6, 8]), (None, [2, 4, 6])])
+def test_the_end_of_updates_counts_steps_of_accumulated_gradients(end, steps):
     model = compiled(mlp(), keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))
     x, y = data(20)
-    for end, steps in ((100, [2, 4, 6, 8]), (None, [2, 4, 6])):  # 30 batches, 10 steps
-        model.optimizer.iterations.assign(0)
-        moving = Steps(frequency=2, end_step=end)
-        model.fit(x, y, batch_size=4, epochs=6, verbose=0, callbacks=[moving])
-        assert moving.steps == steps  # until 3/4 of 10 steps, not of 30 batches
+    moving = Steps(frequency=2, end_step=end)
+    model.fit(x, y, batch_size=4, epochs=6, verbose=0, callbacks=[moving])  # 30 batches, 10 steps
+    assert moving.steps == steps  # until 3/4 of 10 steps, not of 30 batches
 
 
 class Asked(keras.utils.PyDataset):
