@@ -118,7 +118,7 @@ def eoi_start(model: Any, density: float, steps: int) -> tuple[Any, list]:
 def gmp_start(model: Any, density: float, steps: int) -> tuple[Any, list]:
     import keras_sparse_ortho as kso
 
-    schedule = kso.schedules.Cubic(1.0, begin_step=0.1, end_step=0.7)
+    schedule = kso.schedules.Cubic(begin_step=0.1, end_step=0.7)
     model = kso.parametrize(model, kso.MagnitudeMask(schedule), density, "erk")
     return model, [kso.callbacks.UpdateMasks()]
 

@@ -32,6 +32,7 @@ from record import finished
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._gathers import divisor_near
+from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.initializers import (
     ApproximateIsometry,
@@ -41,7 +42,6 @@ from keras_sparse_ortho.initializers import (
     SparseInitializer,
 )
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.layers import ScannedStack
 
 ops = keras.ops
 P = kso.parametrizations
@@ -62,7 +62,7 @@ class TopKast(P.StraightThroughTopK):
     def update(self, step: int, density: float | None = None) -> tuple[Any, int]:
         """Sets the wider mask, too."""
         done = super().update(step, density)
-        share = self.schedule.density(step) if density is None else density
+        share = self.schedule.at(step) if density is None else density
         ranked = self._ranked(min(self.wider * share, 1.0))
         self.reached.assign(ops.cast(ops.convert_to_tensor(ranked), self.reached.dtype))
         self.share.assign(share)
@@ -89,9 +89,9 @@ class Cycles(kso.schedules.Cubic):
         """That of the cycle."""
         begin, end = self.begin_step, self.end_step
         if not begin <= step < end:
-            return super().density(step)
+            return super().at(step)
         share = self.cycles * (step - begin) / (end - begin) % 1
-        return super().density(begin + int(share * (end - begin)))
+        return super().at(begin + int(share * (end - begin)))
 
 
 def scheduled(template: type, schedule: type = kso.schedules.Cubic, tenths: int = 7) -> Callable:
@@ -363,7 +363,7 @@ def eoi_str(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 def straight_through(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """DNW, ERK."""
-    template = kso.parametrizations.StraightThroughTopK(1.0)
+    template = kso.parametrizations.StraightThroughTopK()
     model = kso.parametrize(model, template, plan["density"], "erk", include=plan.get("include"))
     return model, [kso.callbacks.UpdateMasks()]
 

@@ -1,4 +1,4 @@
-"""Small questions about masks and their training: RigL's updates, floors, moments, order.
+"""Small questions about masks and their training: RigL's updates, floors, order.
 
     python benchmarks/moving_masks.py NAME [options]
 
@@ -7,7 +7,6 @@ The measurements:
 - `rigl`: RigL against the random mask it starts from, by the steps between its updates.
 - `floors`: STR under `TargetDensity` with and without its floor, and its rank of entries out of
   reach.
-- `moments`: RigL and SET under Adam, by what the second moments of grown entries start from.
 - `order`: accuracy lost because Keras on TensorFlow repeats the order of batches once a seed is
   set.
 """
@@ -37,7 +36,7 @@ from record import (
 from training import Dataset, load, shuffled, whole_batches
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.callbacks._offset_search import HostEntries
+from keras_sparse_ortho.callbacks import _threshold_cut
 
 # --- rigl -----------------------------------------------------------------------------------------
 
@@ -190,14 +189,13 @@ VARIANTS = {
     "no floor, by place": (0.0, False),
 }
 FLOORS_KEY = ("net", "variant", "rate", "seed", "epochs")
-by_magnitude = HostEntries.beyond
+by_magnitude = _threshold_cut.entries_of
 
 
-def by_place(entries: HostEntries) -> HostEntries:
+def by_place(threshold) -> _threshold_cut.Entries:
     """Entries out of reach, all equal, so that the first of them are kept."""
-    found = by_magnitude(entries)
-    critical = found._critical(np.ones(found._keys.shape, bool)).reshape(found._keys.shape)
-    return HostEntries(np.where(critical > -np.inf, 0.0, -np.inf))
+    found = by_magnitude(threshold)
+    return found._replace(scales=np.where(found.critical > -np.inf, 0.0, -np.inf))
 
 
 def pooled(data: Dataset) -> Dataset:
@@ -213,7 +211,7 @@ def floors_train(run: dict, data: Dataset) -> dict:
     """One run."""
     keras.utils.clear_session()
     floor, ranked = VARIANTS[run["variant"]]
-    HostEntries.beyond = by_magnitude if ranked else by_place
+    _threshold_cut.entries_of = by_magnitude if ranked else by_place
 
     def method(model: keras.Model, plan: dict) -> tuple:
         model = kso.parametrize(model, kso.SoftThreshold())
@@ -291,91 +289,6 @@ def floors() -> None:
     for run in told("floors", missing):
         append(FLOORS_LINES, floors_train(run, sets[run["net"]]))
     floors_summarize()
-
-
-# --- moments --------------------------------------------------------------------------------------
-
-
-RATE, EVERY, AFTER, BATCH, MOMENTS_DENSITY = 0.002, 50, 10, 128, 0.05
-
-
-class Rises(keras.callbacks.Callback):
-    """How far the loss on some images rises in the steps after each update."""
-
-    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
-        super().__init__()
-        self.batch, self.rises = (x, y), []
-        self.step, self.before = 0, 0.0
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Takes the loss."""
-        self.step += 1
-        since = self.step % EVERY
-        if (self.step < EVERY or since > AFTER) and since:
-            return
-        if keras.backend.backend() == "jax":
-            self.model.jax_state_sync()
-        x, y = self.batch
-        loss = keras.losses.sparse_categorical_crossentropy
-        now = float(keras.ops.mean(loss(y, self.model(x), from_logits=True)))
-        if since:
-            self.rises[-1] = max(self.rises[-1], now - self.before)
-        else:
-            self.before = now
-            self.rises.append(-np.inf)
-
-
-def moments_train(method: str, warm: bool, seed: int, epochs: int, data) -> dict:
-    """The rises of a run, and its accuracy."""
-    keras.utils.set_random_seed(seed)
-    model = kso.sparsify(mlp((28, 28, 1), 10, {}), MOMENTS_DENSITY, seed=seed)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(RATE), loss, metrics=["accuracy"])
-    options = {"frequency": EVERY, "seed": seed, "warm_moments": warm}
-    options["end_step"] = int(0.75 * epochs * (len(data.x_train) // BATCH))
-    callbacks = kso.callbacks
-    train_data = data.x_train, data.y_train
-    moving = (
-        callbacks.SET(**options)
-        if method == "SET"
-        else callbacks.RigL(train_data, BATCH, **options)
-    )
-    watch = Rises(data.x_train[:1000], data.y_train[:1000])
-    model.fit(*train_data, BATCH, epochs, verbose=0, callbacks=[moving, watch])
-    rises = watch.rises[: options["end_step"] // EVERY]
-    accuracy = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0)[1]
-    return {"worst": max(rises), "mean": float(np.mean(rises)), "accuracy": float(accuracy)}
-
-
-def moments() -> None:
-    """RigL and SET under Adam, by what the second moments of grown entries start from.
-
-        python benchmarks/moving_masks.py moments [--epochs 20]
-
-    An MLP 784-300-300-10 at density 0.05 on scikit-learn's digits enlarged to 28 x 28 (`digits`
-    of moving_masks.py), Adam at one constant rate, an update every 50 steps. The loss on 1,000
-    training images is taken before each update and after each of the ten steps that follow; the
-    rise is the largest of these less the one before. Writes `results/warm_moments.md`.
-    """
-    parser = described(moments)
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--copies", type=int, default=12)
-    options = parsed(parser, {"epochs": 3, "seeds": [0], "copies": 6})
-    data, rows = digits(options.copies), []
-    for method, warm in itertools.product(("SET", "RigL"), (False, True)):
-        runs = [moments_train(method, warm, seed, options.epochs, data) for seed in options.seeds]
-        print(method, warm, runs, flush=True)
-        found = [
-            mean_and_deviation([run[name] for run in runs], 1000) for name in ("worst", "mean")
-        ]
-        accuracy = mean_and_deviation([run["accuracy"] for run in runs], 100)
-        rows.append([method, "mean of the others" if warm else "0", *found, accuracy])
-    text = "# What second moments of grown entries start from\n\nAn MLP 784-300-300-10 at density "
-    text += f"{MOMENTS_DENSITY}, {options.epochs} epochs of Adam({RATE}), an update every "
-    text += f"{EVERY} steps; rises of the training loss in the {AFTER} steps after an update.\n\n"
-    header = ["method", "start", "worst rise [0.001]", "mean rise [0.001]", "test accuracy [%]"]
-    write("warm_moments", text + markdown(header, rows), options.seeds)
 
 
 # --- order ----------------------------------------------------------------------------------------
@@ -463,4 +376,4 @@ def order() -> None:
 
 
 if __name__ == "__main__":
-    chosen(rigl, floors, moments, order)
+    chosen(rigl, floors, order)

@@ -14,7 +14,8 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho.layers import CircularPadding, ScannedStack
+from keras_sparse_ortho.contrib import ScannedStack
+from keras_sparse_ortho.layers import CircularPadding
 
 L = keras.layers
 

@@ -139,7 +139,9 @@ def measure(name: str, seed: int, given: argparse.Namespace) -> None:
 
     setting = {"network": name, "seed": seed, "epochs": given.epochs, "images": given.images}
     done = {(run["method"], run["density"]) for run in lines() if setting.items() <= run.items()}
-    missing = [(m, d) for d in given.densities for m in METHODS if METHODS[m] and (m, d) not in done]
+    missing = [
+        (m, d) for d in given.densities for m in METHODS if METHODS[m] and (m, d) not in done
+    ]
     if not missing:
         return
     data = given_data(name, given.images)
@@ -188,7 +190,7 @@ def trained_on(method: str, seed: int, data, given: argparse.Namespace):
         keras.utils.set_random_seed(seed)
         steps = (given.epochs + 1) * len(data.x_train) // 128
         template = kso.parametrizations.MagnitudeMask(
-            kso.schedules.Cubic(1.0, steps // 10, 7 * steps // 10)
+            kso.schedules.Cubic(None, steps // 10, 7 * steps // 10)
         )
         model = kso.parametrize(network(), template, TRAINED_DENSITY, exclude=OTHERS, **how)
         fitted(model, data, given.epochs + 1, 4e-3, [kso.callbacks.UpdateMasks()])

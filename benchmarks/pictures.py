@@ -317,7 +317,7 @@ def thresholds() -> Figure:
     for name, color in (("Cubic", OURS), ("Linear", OTHER), ("OneShot", PLAIN)):
         options = {"step": 400} if name == "OneShot" else end
         schedule = getattr(kso.schedules, name)(0.1, **options)
-        schedules.plot(steps, [schedule.density(int(t)) for t in steps], color=color, label=name)
+        schedules.plot(steps, [schedule.at(int(t)) for t in steps], color=color, label=name)
     schedules.set(xlabel="step", title="density asked for", ylim=(0, 1.05))
     for panel in (function, schedules):
         panel.legend()

@@ -25,7 +25,6 @@ from record import RESULTS, chosen, described, machine, markdown, parsed, write
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._optimizer_slots import zero_slots
-from keras_sparse_ortho._ranking import ranked_on
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
 
 # --- mask_updates ---------------------------------------------------------------------------------
@@ -165,8 +164,7 @@ def measure(name, arm, call, model, places, rounds):
             if place == "sorted":
                 sorted_freeze(model)
             else:
-                with ranked_on(place):
-                    call(own)
+                call(own)
             wait(model)
             times = time.perf_counter() - start, time.process_time() - worked
             found[place].append((*times, *(n / 1e6 for n in _moved.values())))
@@ -184,9 +182,8 @@ def mask_updates() -> None:
 
     Writes `results/updates.jsonl` and `results/updates.md`. An MLP of four square layers, Adam,
     density 0.1. Every rival begins with the same weights, masks and moments; the runs of all
-    rivals are interleaved in one process, and medians are shown. "host" is the way of CPUs,
-    "device" that of accelerators, which is slower on a CPU. "sorted" is the first implementation
-    of TargetDensity's freeze: a stable sort of all critical offsets in NumPy. "to host" and "to
+    rivals are interleaved in one process, and medians are shown. "sorted" is the first
+    implementation of TargetDensity's freeze: a stable sort of all critical offsets in NumPy. "to host" and "to
     device" are the bytes of arrays that pass between NumPy and the backend; on a CPU they are
     views or copies, on an accelerator they cross its bus.
     """
@@ -201,7 +198,7 @@ def mask_updates() -> None:
         for kind in ("gmp", "dnw", "fixed", "str", "compact", "blocks"):
             model = network(kind, width)
             for name, arm, call in updates(kind, model, width):
-                places = ["host"] if kind in ("compact", "blocks") else ["host", "device"]
+                places = ["host"]
                 places += ["sorted"] if name.endswith("freeze") else []
                 for place, found in measure(name, arm, call, model, places, arguments.rounds):
                     wall, cpu, to_host, to_device = found
@@ -215,9 +212,8 @@ def mask_updates() -> None:
     header += ["to host [MB]", "to device [MB]"]
     text = f"# Updates of masks and thresholds on {keras.backend.backend()}, CPU\n\n{machine()}, "
     text += f"Keras {keras.__version__}. MLP of {LAYERS} square layers, Adam, float32, density "
-    text += f"{DENSITY}; medians of {arguments.rounds} interleaved runs in one process. `device` "
-    text += "is what runs on accelerators, here on the CPU; `sorted` is the freeze as it was "
-    text += "first. RigL's has its dense gradient in it.\n\n"
+    text += f"{DENSITY}; medians of {arguments.rounds} interleaved runs in one process. `sorted` "
+    text += "is the freeze as it was first. RigL's has its dense gradient in it.\n\n"
     RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / "updates.jsonl").open("w", encoding="utf-8") as stream:
         stream.writelines(json.dumps(line) + "\n" for line in lines)

@@ -24,6 +24,7 @@ from keras_sparse_ortho import analysis as analysis
 from keras_sparse_ortho import budgets as budgets
 from keras_sparse_ortho import calibration as calibration
 from keras_sparse_ortho import callbacks as callbacks
+from keras_sparse_ortho import contrib as contrib
 from keras_sparse_ortho import errors as errors
 from keras_sparse_ortho import initializers as initializers
 from keras_sparse_ortho import kernels as kernels
@@ -43,7 +44,6 @@ from keras_sparse_ortho.calibration import restore_statistics as restore_statist
 from keras_sparse_ortho.callbacks import finish as finish
 from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
 from keras_sparse_ortho.models import convert as convert
-from keras_sparse_ortho.models import enable_lora as enable_lora
 from keras_sparse_ortho.models import load_dense_weights as load_dense_weights
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import remove_channels as remove_channels
@@ -92,8 +92,8 @@ __all__ = [
     "calibration",
     "callbacks",
     "compensate",
+    "contrib",
     "convert",
-    "enable_lora",
     "errors",
     "export",
     "export_litert",

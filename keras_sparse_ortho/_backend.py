@@ -1,7 +1,6 @@
 """What differs between TensorFlow, JAX and torch: compilation, gradients, float64."""
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,15 +29,6 @@ def compiled(function: Callable[..., Any], *, xla: bool) -> Callable[..., Any]:
 
         return jax.jit(function)
     return function
-
-
-@functools.cache
-def compiled_once(function: Callable[..., Any], **bound: Any) -> Callable[..., Any]:
-    """A pure function of a module with some arguments bound, compiled for all who ask for it.
-
-    On JAX by XLA; on TensorFlow without, which would compile for longer than the function runs.
-    """
-    return compiled(functools.partial(function, **bound), xla=keras.backend.backend() == "jax")
 
 
 def global_generators() -> list[str]:

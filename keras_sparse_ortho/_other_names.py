@@ -29,7 +29,7 @@ _INSTEAD = {
     "strip_pruning": "strip(model)",
     "prune_scope": "import keras_sparse_ortho before keras.saving.load_model: nothing more",
     "PruneLowMagnitude": "PrunableLayer(layer, MagnitudeMask(schedule))",
-    "PolynomialDecay": "schedules.Cubic(final_density), or schedules.Polynomial",
+    "PolynomialDecay": "schedules.Cubic(density), or schedules.Polynomial",
     "ConstantSparsity": "schedules.Constant(density)",
     "PruningSchedule": "schedules.Schedule",
     "UpdatePruningStep": "callbacks.UpdateMasks()",
@@ -38,7 +38,7 @@ _INSTEAD = {
     "quantize_model": "quantize_aware(model)",
     "quantize_annotate_layer": "quantize_aware(model, exclude=...)",
     "quantize_apply": "quantize_aware(model)",
-    "cluster_weights": "quantize_aware(model, weights) with a parametrizations.Palette",
+    "cluster_weights": "quantize_aware(model, 'int4')",
     "strip_clustering": "strip(model)",
     # torch.nn.utils.prune
     "l1_unstructured": f'{_MAGNITUDES[:-1]}, budget="uniform")',
@@ -84,8 +84,8 @@ _INSTEAD = {
 
 # By foreign keyword: arguments with this meaning. The first that a function has is named.
 _ARGUMENTS = {
-    "amount": ("density", "final_density", "schedule"),
-    "density": ("final_density", "schedule"),
+    "amount": ("density", "schedule"),
+    "density": ("schedule",),
     "final_density": ("density", "schedule"),
     "criterion": ("score",),
     "method": ("score",),
@@ -103,7 +103,6 @@ _ARGUMENTS = {
 }
 _NOTES = {
     "density": " It is the fraction that stays: 0.1 to prune 90%.",
-    "final_density": " It is the fraction that stays: 0.1 to prune 90%.",
     "schedule": " It is a Schedule, or the density of every step.",
     "begin_step": " It is a step, or a fraction of the run such as 0.1.",
     "end_step": " It is a step, or a fraction of the run such as 0.7.",
@@ -124,9 +123,9 @@ _ELSEWHERE = {
 }
 # By sparsity: densities that say the same. The first that a function has takes 1 - sparsity.
 _DENSITIES = {
-    "sparsity": ("density", "final_density", "schedule"),
-    "final_sparsity": ("final_density", "density"),
-    "target_sparsity": ("final_density", "density"),
+    "sparsity": ("density", "schedule"),
+    "final_sparsity": ("density",),
+    "target_sparsity": ("density",),
     "initial_sparsity": ("initial_density",),
 }
 

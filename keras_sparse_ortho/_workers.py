@@ -39,9 +39,6 @@ class Workers:
     Every worker must call the same methods in the same order. `rank` is the index of this one.
     """
 
-    # Whether each worker has its own gradients, as NumPy arrays, which `mean` exchanges.
-    averages = False
-
     def __init__(self, count: int = 1, rank: int = 0) -> None:
         self.count = count
         self.rank = rank
@@ -128,8 +125,6 @@ def digest_of(*arrays: np.ndarray) -> str:
 
 class AveragingWorkers(Workers):
     """Workers that compute separately, then reduce."""
-
-    averages = True
 
     @abc.abstractmethod
     def _sum(self, array: np.ndarray) -> np.ndarray:

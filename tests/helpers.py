@@ -26,6 +26,21 @@ def two_device_strategy():
     return tf.distribute.MirroredStrategy([device.name for device in devices])
 
 
+@contextlib.contextmanager
+def on_two_devices():
+    """Inside, TensorFlow and JAX train on two devices."""
+    if keras.backend.backend() == "tensorflow":
+        with two_device_strategy().scope():
+            yield
+        return
+    before = keras.distribution.distribution()
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(before)
+
+
 def array(value):
     """A tensor or variable as a NumPy array."""
     return keras.ops.convert_to_numpy(value)

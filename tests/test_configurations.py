@@ -3,9 +3,10 @@
 import keras
 import pytest
 
+from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.initializers import ApproximateIsometry, ExactOrthogonal
-from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense, ScannedStack
+from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
 from keras_sparse_ortho.parametrizations import (
     MagnitudeMask,
     SoftThreshold,

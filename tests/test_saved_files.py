@@ -15,6 +15,7 @@ from tests.helpers import array
 SAVED = Path(__file__).with_name("saved")
 OUTPUTS = dict(np.load(SAVED / "outputs.npz"))
 
+
 @pytest.mark.core
 @pytest.mark.parametrize("name", sorted(OUTPUTS))
 def test_a_saved_model_loads_and_computes_the_same(name):

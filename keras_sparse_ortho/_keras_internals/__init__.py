@@ -7,7 +7,6 @@ from keras_sparse_ortho._keras_internals._become import (
 )
 from keras_sparse_ortho._keras_internals._building import (
     WrapperBuiltByCalls,
-    adding_weights,
     adopt_call_interface,
     is_built_in_calls,
     maybe_build,
@@ -30,9 +29,7 @@ from keras_sparse_ortho._keras_internals._fit import (
     before_save,
     in_fit,
     initial_epoch_is,
-    length_of_data,
     level_of_user,
-    log_first,
     model_in_fit,
 )
 from keras_sparse_ortho._keras_internals._graph_calls import (
@@ -96,7 +93,6 @@ from keras_sparse_ortho._keras_internals._stand_ins import (
     value_source,
 )
 from keras_sparse_ortho._keras_internals._tf_tracking import (
-    add_tracked_weight,
     track_layers,
     track_variable,
 )

@@ -18,18 +18,6 @@ def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
             keras.Operation.compute_output_spec(layer, **call_spec.arguments_dict)
 
 
-@contextlib.contextmanager
-def adding_weights(layer: keras.layers.Layer) -> Iterator[None]:
-    """Inside, `add_weight` of a layer works although it is built."""
-    locked = layer._tracker.locked
-    layer._tracker.unlock()
-    try:
-        with layer._open_name_scope():
-            yield
-    finally:
-        layer._tracker.locked = locked
-
-
 def is_built_in_calls(layer: keras.layers.Layer) -> bool:
     """Whether shapes may not do to build a layer: no `build`, or not of Keras and layers inside."""
     if type(layer).build is keras.layers.Layer.build:

@@ -52,35 +52,6 @@ def after_epochs(model: Any, function: Callable[[int], bool]) -> None:
     vars(history)["on_epoch_end"] = on_epoch_end
 
 
-def log_first(callback: Any, add: Callable[[Any], None]) -> bool:
-    """Calls a function with the logs of every epoch before any callback of the list has them.
-
-    So a logger may come before the callback. Call it in the `on_train_begin` of the callback;
-    `False` if no `keras.callbacks.CallbackList` has called that.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        callbacks = frame.f_locals.get("self")
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            break
-        frame = frame.f_back
-    else:
-        return False
-    functions: dict[int, Callable[[Any], None]] = vars(callbacks).setdefault("_kso_log_first", {})
-    if not functions:
-        before = callbacks.on_epoch_end
-
-        def on_epoch_end(epoch: int, logs: Any = None) -> None:
-            logs = {} if logs is None else logs
-            for function in functions.values():
-                function(logs)
-            before(epoch, logs)
-
-        vars(callbacks)["on_epoch_end"] = on_epoch_end
-    functions[id(callback)] = add
-    return True
-
-
 def before_save(model: Any, function: Callable[[], None] | None) -> None:
     """Calls a function whenever the model is saved; `None` undoes it."""
     vars(model).pop("save_own_variables", None)
@@ -120,21 +91,6 @@ def level_of_user() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def length_of_data(model: Any) -> int | None:
-    """`len(x)` of the data set that the running `fit` of a model trains on.
-
-    For data sets whose number of batches Keras does not know, such as grain's; `None` for those
-    without a length, and for endless ones.
-    """
-    frame = _fit_frame(model)
-    data = None if frame is None else frame.f_locals.get("x")
-    try:
-        length = len(data)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError, OverflowError):
-        return None
-    return length if 0 < length < sys.maxsize else None  # `sys.maxsize`: repeats for ever
 
 
 def _fit_frame(model: Any = None) -> FrameType | None:

@@ -13,8 +13,6 @@ class Slot(NamedTuple):
     """A `keras.Variable`, or a tensor of `torch.optim`."""
     start: float
     """The value that it starts from."""
-    is_square: bool
-    """Whether it is a mean of squared gradients."""
 
 
 def optimizer_slots(optimizer: Any, variable: Any) -> list[Slot]:
@@ -26,7 +24,7 @@ def optimizer_slots(optimizer: Any, variable: Any) -> list[Slot]:
     if is_torch_optimizer(optimizer):
         return _torch_slots(optimizer, variable)
     return [
-        Slot(slot, _start(part, slot), "velocit" in name)
+        Slot(slot, _start(part, slot))
         for part in _parts(optimizer)
         if getattr(part, "built", False) and (index := _place(part, variable)) is not None
         for name, slots in _lists_of_slots(part)
@@ -60,7 +58,7 @@ def _torch_slots(optimizer: Any, variable: Any) -> list[Slot]:
     )
     starts = {"sum": "initial_accumulator_value", "step_size": "lr"}  # Adagrad's, Rprop's
     return [
-        Slot(slot, float(group.get(starts.get(name, ""), 0.0)), "_sq" in name or "square" in name)
+        Slot(slot, float(group.get(starts.get(name, ""), 0.0)))
         for name, slot in optimizer.state.get(parameter, {}).items()
         if getattr(slot, "shape", None) == parameter.shape
     ]

@@ -5,7 +5,6 @@ masks, and layers in a list or dict, because Keras has its own classes of lists 
 On the other backends the functions here do nothing.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,17 +13,6 @@ import keras
 def track_variable(layer: Any, variable: Any) -> None:
     """Makes TensorFlow save a variable with a layer."""
     _track(layer, variable.name, variable)
-
-
-def add_tracked_weight(layer: Any) -> Callable[..., Any]:
-    """An `add_weight` for variables that no attribute of the layer will hold."""
-
-    def add_weight(**kwargs: Any) -> Any:
-        made = layer.add_weight(**kwargs)
-        track_variable(layer, made)
-        return made
-
-    return add_weight
 
 
 def untrack_variable(layer: Any, variable: Any) -> None:

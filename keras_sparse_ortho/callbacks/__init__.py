@@ -7,9 +7,11 @@ from keras_sparse_ortho.callbacks._density_run import DensityLogger
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import SET
 from keras_sparse_ortho.callbacks._rigl import RigL
 from keras_sparse_ortho.callbacks._step_callback import CheckWorkers
-from keras_sparse_ortho.callbacks._target_density import DEFAULT_FLOOR as DEFAULT_FLOOR
-from keras_sparse_ortho.callbacks._target_density import TargetDensity
-from keras_sparse_ortho.callbacks._target_density import ThresholdSteering as ThresholdSteering
+from keras_sparse_ortho.callbacks._target_density import (
+    DEFAULT_FLOOR,
+    TargetDensity,
+    ThresholdSteering,
+)
 from keras_sparse_ortho.callbacks._update_masks import UpdateMasks
 
 __all__ = [

@@ -3,17 +3,14 @@
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._other_names import other_keywords
-from keras_sparse_ortho.callbacks._floors import floored_cut, floors_of
-from keras_sparse_ortho.callbacks._offset_search import entries_of
-from keras_sparse_ortho.callbacks._target_density import DEFAULT_FLOOR, ThresholdSteering
+from keras_sparse_ortho.callbacks._target_density import ThresholdSteering
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import model_gap, prunable_weights, watch_saving
-from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask
-from keras_sparse_ortho.schedules import OneShot
 
 
 def _pass_on(name: str) -> Any:
@@ -27,24 +24,21 @@ def _pass_on(name: str) -> Any:
 class BestAtDensity(keras.callbacks.Callback):
     """Hides from a callback the epochs that end before the density asked for is reached.
 
-    While masks are updated and thresholds rise the loss is best early, when the model is dense. So
-    `EarlyStopping` stops there, and restores the dense weights; `ModelCheckpoint` keeps them as the
-    best ones; `ReduceLROnPlateau` lowers the learning rate too soon. Wrapped in this, they only see
-    epochs that end with every weight at its final density: all masks as sparse as at the end of
-    their schedules, thresholds fixed at the density of `TargetDensity`. It changes nothing for
-    models whose density does not change in training (`FixedMask`, SET, RigL).
+    While masks are updated and thresholds rise the loss is best early, when the model is dense:
+    that is where `EarlyStopping` stops and restores, and what `ModelCheckpoint` keeps as the best.
+    Wrapped in this, they only see epochs that end with every weight at its final density. It
+    changes nothing for models whose density does not change in training (`FixedMask`, SET, RigL).
 
     Args:
         callback: A Keras callback, such as `EarlyStopping(restore_best_weights=True)`,
-            `ModelCheckpoint(save_best_only=True)` or `ReduceLROnPlateau()`. Its `on_epoch_end`
-            and `on_train_batch_end` are not called before; everything else is passed on.
+            `ModelCheckpoint(save_best_only=True)` or `ReduceLROnPlateau()`. Its `on_epoch_end` and
+            `on_train_batch_end` are not called before; everything else is passed on.
 
     Raises:
         ValueError: Something that is no callback.
 
-    Limits: the density is checked after epochs, not batches: a checkpoint after a number of batches
-    waits for the next epoch. `EarlyStopping(start_from_epoch=n)` does the same if the epoch in
-    which the schedule ends is known. What `ReduceLROnPlateau` adds to the logs is missing before.
+    Limits: the density is checked after epochs, not batches. What `ReduceLROnPlateau` adds to the
+    logs is missing before.
 
     Example:
 
@@ -78,12 +72,10 @@ class BestAtDensity(keras.callbacks.Callback):
         self._reached = False
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Passes them on."""
         super().set_params(params)
         self.callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
-        """Passes it on."""
         super().set_model(model)
         self.callback.set_model(model)
         self._reached = False
@@ -99,36 +91,27 @@ class BestAtDensity(keras.callbacks.Callback):
         if self._reached:
             self.callback.on_train_batch_end(batch, logs)
 
-    on_train_begin = _pass_on("on_train_begin")
-    on_train_end = _pass_on("on_train_end")
-    on_epoch_begin = _pass_on("on_epoch_begin")
-    on_train_batch_begin = _pass_on("on_train_batch_begin")
-    on_test_begin = _pass_on("on_test_begin")
-    on_test_end = _pass_on("on_test_end")
-    on_test_batch_begin = _pass_on("on_test_batch_begin")
-    on_test_batch_end = _pass_on("on_test_batch_end")
-    on_predict_begin = _pass_on("on_predict_begin")
-    on_predict_end = _pass_on("on_predict_end")
-    on_predict_batch_begin = _pass_on("on_predict_batch_begin")
-    on_predict_batch_end = _pass_on("on_predict_batch_end")
+
+for _name in (
+    *("on_train_begin", "on_train_end", "on_epoch_begin", "on_train_batch_begin"),
+    *(f"on_{part}_{end}" for part in ("test", "predict") for end in ("begin", "end")),
+    *(f"on_{part}_batch_{end}" for part in ("test", "predict") for end in ("begin", "end")),
+):
+    setattr(BestAtDensity, _name, _pass_on(_name))
 
 
 @other_keywords()
 def finish(model: Any, density: float | None = None) -> Any:
-    """Brings a model to the density that was asked for, without training it.
+    """Brings a model to the density that was asked for, without training it; in place.
 
-    This does at once what the end of the schedule would have done: a `MagnitudeMask` or
-    `StraightThroughTopK` keeps the `round(d * size)` largest magnitudes, where `d` is the final
-    density of its schedule; learnt thresholds are set so that `round(d * size)` entries of the
-    whole model are live, where `d` is the density of `TargetDensity`, and these are fixed. The
-    optimizer's moments of entries that die are reset.
-
-    Use it for runs that ended before their schedule, and for weights of an earlier epoch. Entries
-    that training has not made small are lost at once, so train on for some epochs; `UpdateMasks`
-    and `TargetDensity` do not change a finished model.
+    This does at once what the end of the schedule would have done: a scheduled mask keeps its
+    `round(d * size)` largest magnitudes; learnt thresholds are set so that `round(d * size)`
+    entries of the whole model are live, where `d` is the density of `TargetDensity`, and these are
+    fixed. The optimizer's moments of entries that die are reset. Use it for runs that ended before
+    their schedule, and for weights of an earlier epoch, and train on for some epochs.
 
     Args:
-        model: A Keras model with such parametrizations. It is changed in place.
+        model: A Keras model with such parametrizations.
         density: For learnt thresholds: the global density, in (0, 1]. Default: that of
             `TargetDensity`.
 
@@ -178,23 +161,15 @@ def finish(model: Any, density: float | None = None) -> Any:
         live, final = mask.counts()
         if live != final:
             # At least step 0, so that the mask counts as updated.
-            reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.final_density)
+            reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.density)
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:
         (target,) = asked
-        steering = ThresholdSteering(target, OneShot(1.0))
+        steering = ThresholdSteering(target)
         steering.take(thresholds)
-        steering.resolve(1)
-        frozen = all(threshold.frozen for threshold in thresholds)
-        pairs: list[tuple[Any, Any]] = list(steering.steer(0))
-        if frozen:  # by a run to another density
-            entries = [entries_of(threshold) for threshold in thresholds]
-            sizes = [one.size for one in entries]
-            floors = floors_of(thresholds, sizes, target, DEFAULT_FLOOR)
-            masks = floored_cut(entries, live_count(target, sum(sizes)), floors).masks()
-            pairs = [(t, t.freeze(mask)) for t, mask in zip(thresholds, masks, strict=True)]
-        for threshold, live in pairs:
-            zero_slots(optimizer, threshold.steered, keras.ops.logical_not(live))
+        # All of them where another run has frozen them at another density.
+        for threshold, kept in steering.cut(steering.thresholds or thresholds, target, freeze=True):
+            zero_slots(optimizer, threshold.steered, np.logical_not(kept))
         for threshold in thresholds:
             threshold.aim(target, freeze=True)
     watch_saving(model, False)

@@ -23,21 +23,15 @@ _WEIGHTS = "epoch_{:06d}.weights.h5"
 class BackupAndRestore(keras.callbacks.Callback):
     """Saves the state of training after every epoch, and resumes from there when run again.
 
-    Like `keras.callbacks.BackupAndRestore`, but it also covers:
-
-    - the states of the seed generators, from which `Dropout` and the augmentation layers draw, and
-      of torch's own generator. Keras saves them in no file, so a run that it resumes repeats the
-      random numbers of the first epoch;
-    - a kill at any moment, even while files are written. Every epoch's weights have their own file,
-      and a small file, renamed into place, tells which of them is the last complete one.
-
-    So `fit`, called again with the same arguments, ends bit by bit with the model of a run without
-    interruption, if the data come in the same order.
+    Unlike `keras.callbacks.BackupAndRestore` it also covers the states of the seed generators, from
+    which `Dropout` and augmentation layers draw (and torch's own), and a kill at any moment: every
+    epoch's weights have their own file, and a small file, renamed into place, names the last
+    complete one. So `fit`, called again with the same arguments, ends bit by bit with the model of
+    a run without interruption, if the data come in the same order.
 
     If several processes train one model, each has this callback, and a folder `worker_0`,
-    `worker_1`, ... in `backup_dir`, which may be shared or not. A kill can leave one process with
-    the backup of an epoch that another has not saved. So each keeps the epoch before as well, and
-    a restarted job resumes from the last epoch that all of them have.
+    `worker_1`, ... in `backup_dir`. Each keeps the epoch before as well, and a restarted job
+    resumes from the last epoch that all of them have.
 
     Args:
         backup_dir: A folder for this run alone; it is created if it does not exist.
@@ -48,13 +42,10 @@ class BackupAndRestore(keras.callbacks.Callback):
             or with that of another model, or one without the epoch that other processes have.
         WorkerError: One of these, on another process.
 
-    Limits: a run resumes at the end of an epoch: `fit` always begins an epoch with its first batch,
-    and after a checkpoint within an epoch Keras' own callback repeats it. `steps_per_epoch` makes
-    epochs shorter. `fit(shuffle=True)` and a shuffled `tf.data.Dataset` give another order in the
-    resumed run; the order of a `keras.utils.PyDataset` can depend on the epoch. The counts of other
-    callbacks, such as the patience of `EarlyStopping`, start again, and `History` only has the
-    epochs of the last call. Folders must be local or mounted. Sharded kernels (`ModelParallel` on
-    JAX over several processes) are not saved: Keras' `save_weights` raises there.
+    Limits: a run resumes at the end of an epoch; `steps_per_epoch` makes epochs shorter.
+    `fit(shuffle=True)` and a shuffled `tf.data.Dataset` give another order in the resumed run. The
+    counts of other callbacks, such as the patience of `EarlyStopping`, start again. Kernels that
+    are sharded over several processes are not saved: Keras' `save_weights` raises there.
 
     Example:
 
@@ -80,7 +71,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved: dict[str, Any] | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores the last epoch that was saved, if there is one."""
         self._workers = workers_of(self.model)
         if self._workers.count > 1:
             self._folder = self.backup_dir / f"worker_{self._workers.rank}"
@@ -165,7 +155,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved = saved
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Deletes the backup, once all processes have finished."""
         if self.delete_checkpoint:
             self._workers.together(lambda: None)
             (self._folder / _RECORD).unlink(missing_ok=True)

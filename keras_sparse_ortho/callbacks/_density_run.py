@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._keras_internals import after_fit, level_of_user, log_first
+from keras_sparse_ortho._keras_internals import after_fit, level_of_user
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.models import (
@@ -23,9 +23,9 @@ class DensityLogger(keras.callbacks.Callback):
     """Adds density and thresholds of the kernels to the logs of every epoch.
 
     `density = sum(live) / sum(size)` over all kernels, and, where there are learnt thresholds,
-    `threshold`, their mean over the kernels. `History`, the progress bar, and callbacks such as
-    `CSVLogger` and `TensorBoard` have them, wherever this one stands in the list. `TargetDensity`
-    and `UpdateMasks` add the same by themselves.
+    `threshold`, their mean over the kernels. `History`, the progress bar, and callbacks that come
+    after this one in the list have them. `TargetDensity` and `UpdateMasks` add the same by
+    themselves.
 
     Args:
         per_layer: Whether to add `density/<path>` and `threshold/<path>` (the mean over channels)
@@ -48,18 +48,8 @@ class DensityLogger(keras.callbacks.Callback):
         super().__init__()
         self.per_layer = per_layer
         self.prefix = prefix
-        self._logs_first = False
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Asks to be the first that has the logs."""
-        self._logs_first = log_first(self, self._add_to)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds density and thresholds to the logs."""
-        if not self._logs_first:
-            self._add_to(logs)
-
-    def _add_to(self, logs: dict[str, Any] | None) -> None:
         if logs is not None:
             logs.update(density_and_threshold(self.model, self.per_layer, self.prefix))
 

@@ -8,20 +8,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_integer, is_integer
 from keras_sparse_ortho._keras_internals import applied_batches, level_of_user
-from keras_sparse_ortho._optimizer_slots import WarmStart
-from keras_sparse_ortho._ranking import (
-    drop_and_grow_on_device,
-    number_of,
-    random_order,
-    random_order_on_device,
-    ranks_on_device,
-)
-from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow, move, move_regular
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
@@ -32,13 +22,14 @@ from keras_sparse_ortho.schedules import default_frequency
 
 # The RigL paper stops at three quarters of the training.
 _DEFAULT_END = 0.75
+# Of the hash `lowbias32`, github.com/skeeto/hash-prospector.
+_FACTORS = (0x7FEB352D, 0x846CA68B)
 
 
 class DynamicSparseTraining(StepCallback):
     """Moves live entries every `frequency` steps, to where `growth_scores` of a subclass says.
 
-    It keeps no state between steps: an update depends on the model, the optimizer's step count and
-    the arguments alone, which are those of `SET`.
+    An update depends on the model, the optimizer's step count and the arguments of `SET` alone.
     """
 
     def __init__(
@@ -49,10 +40,8 @@ class DynamicSparseTraining(StepCallback):
         include: Selection = None,
         exclude: Selection = None,
         seed: int = 0,
-        warm_moments: bool = False,
     ) -> None:
         super().__init__()
-        self.warm_moments = bool(warm_moments)
         if isinstance(fraction, bool | str) or not 0 < fraction <= 1:
             raise ValueError(f"`fraction` must be in (0, 1]. Received: fraction={fraction!r}")
         if not is_integer(seed):
@@ -72,11 +61,10 @@ class DynamicSparseTraining(StepCallback):
         self._moved = 0
 
     @abc.abstractmethod
-    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
-        """Scores of each weight, in its shape: the dead entries with the largest ones grow.
+    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
+        """Scores of each weight, in its shape (of blocks `(I, J)`): the largest dead ones grow.
 
-        Live blocks have a score each, `(I, J)`. The update is skipped if a score is not finite.
-        Weights for which `moves_on_device` may have a tensor, without negative scores.
+        The update is skipped if a score is not finite.
         """
 
     def drop_fraction(self, step: int) -> float:
@@ -121,7 +109,6 @@ class DynamicSparseTraining(StepCallback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts moved entries from zero."""
         super().on_epoch_begin(epoch, logs)
         self._moved = 0
 
@@ -144,13 +131,13 @@ class DynamicSparseTraining(StepCallback):
 
     def settings(self) -> dict[str, Any]:
         """Frequency, fraction, end and seed."""
-        names = ("_every", "fraction", "_until", "seed", "warm_moments")
+        names = ("_every", "fraction", "_until", "seed")
         return {name: getattr(self, name) for name in names}
 
     def _move_all(self, step: int) -> int:
         scores = self.growth_scores(self._weights, step)
         pairs = list(zip(self._weights, scores, strict=True))
-        wrong = [weight.path for weight, score in pairs if not _all_finite(score)]
+        wrong = [weight.path for weight, score in pairs if not np.isfinite(score).all()]
         if wrong:
             warnings.warn(
                 f"{type(self).__name__} skipped its update at step {step}: the scores of "
@@ -160,42 +147,15 @@ class DynamicSparseTraining(StepCallback):
             return 0
         return sum(self._update_weight(weight, score, step) for weight, score in pairs)
 
-    def _update_weight(self, weight: PrunableWeight, scores: Any, step: int) -> int:
+    def _update_weight(self, weight: PrunableWeight, scores: np.ndarray, step: int) -> int:
+        storage = weight.storage
+        assert storage is not None
         rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
-        assert weight.storage is not None
-        if weight.storage.in_blocks:
-            return self._move(weight, _moved_blocks(weight, self.drop_fraction(step), scores, rng))
-        if moves_on_device(weight):
-            return self._update_on_device(weight, scores, step, rng)
-        before = weight.parametrization.mask_value()
-        count = math.floor(self.drop_fraction(step) * np.count_nonzero(before))
-        return self._move(weight, _moved_entries(weight, before, count, scores, rng))
-
-    def _update_on_device(
-        self, weight: PrunableWeight, scores: Any, step: int, rng: np.random.Generator
-    ) -> int:
-        own = weight.parametrization
-        before = own.mask.value
-        count = math.floor(self.drop_fraction(step) * number_of(before))
-        raw = weight.variable.value
-        mask = drop_and_grow_on_device(raw, before, count, scores, rng, own.mask)
-        if mask is None:
-            weight.finite_raw_value()  # raises
-        grown = number_of(keras.ops.logical_and(mask, keras.ops.logical_not(before)))
-        if grown:
-            own.move(mask, self._slots_of())
-        return grown
-
-    def _move(self, weight: PrunableWeight, live: np.ndarray) -> int:
-        """Makes these places of a weight live; how many entries have grown."""
-        assert weight.storage is not None
-        grown = int(np.count_nonzero(live & ~weight.storage.live_places()))
-        weight.storage.move(live, self._slots_of())
-        return grown * weight.storage.place_size
-
-    def _slots_of(self) -> Any:
-        """The optimizer, with `WarmStart` if that is asked for."""
-        return WarmStart(self.optimizer) if self.warm_moments else self.optimizer
+        moved = _moved_blocks if storage.in_blocks else _moved_entries
+        live = moved(weight, self.drop_fraction(step), scores, rng)
+        grown = int(np.count_nonzero(live & ~storage.live_places()))
+        storage.move(live, self.optimizer)
+        return grown * storage.place_size
 
     def _find(self, model: Any) -> list[PrunableWeight]:
         known = prunable_weights(model)
@@ -224,23 +184,20 @@ class SET(DynamicSparseTraining):
 
         floor(f(t) n),  f(t) = alpha / 2 (1 + cos(pi t / T_end))
 
-    of them, those of smallest magnitude, and as many of the entries that are then dead become
-    live, drawn uniformly. The number of live entries of each layer does not change. As in the RigL
-    paper's SET, an entry that was just dropped may be drawn; it is then as if it had stayed.
+    of them, those of smallest magnitude, and as many of the entries that are then dead become live,
+    drawn uniformly. Grown entries start from zero, and so do the moments and averages of grown and
+    dropped ones. As in the RigL paper, an entry that was just dropped may be drawn; it is then as
+    if it had stayed.
 
     Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
-    their entries; with `ConstantFan` a line grows as many entries as it lost (as in SRigL); with
-    `NByM` entries grow where a group has room. Live blocks (as of `layers.BlockSparseDense`) move
-    as those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
+    their entries; with `NByM` entries grow where a group has room. Live blocks
+    (`layers.BlockSparseDense`) move as those of `Block(r, c, regular=True)`: every line of blocks
+    keeps its fan.
 
-    Entries that became live start from zero. Raw weights of dropped and grown entries are set to
-    zero, and so are their moments and averages in the optimizer. Masks are variables: nothing is
-    recompiled. Random choices follow from `seed`, the step and the path of the weight, so that a
-    run killed and resumed from a checkpoint equals one that was not. `moved` in the logs of an
-    epoch is how many entries moved in it, as a fraction of the live ones.
-
-    A custom training loop calls `update(step)` before every step: see docs/custom_loops.md. `move`
-    does an update at once, due or not.
+    Random choices follow from `seed`, the step and the path of the weight, so a run that is resumed
+    from a checkpoint equals one that was not interrupted. `moved` in the logs of an epoch is the
+    fraction of live entries that moved in it. A custom training loop calls `update(step)` before
+    every step: see docs/custom_loops.md. `move` does an update at once, due or not.
 
     Args:
         frequency: Optimizer steps between updates. Default: a hundredth of `T_end`, at least 1 and
@@ -252,10 +209,6 @@ class SET(DynamicSparseTraining):
             trainable ones with a `FixedMask` or live blocks.
         exclude: Which of these to leave out.
         seed: An integer.
-        warm_moments: bool. Whether second moments (Adam's `v`) of grown entries start at the mean
-            of the layer's others. With 0, the default and the paper's way, their first update under
-            Adam is 1 to 3 learning rates, 40 times that of the others. The mean lets the loss rise
-            less after an update, but cost accuracy (`benchmarks/results/warm_moments.md`).
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
@@ -264,11 +217,8 @@ class SET(DynamicSparseTraining):
             before the first step, or their masks after an update.
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
-    Limits: on accelerators the entries of masks are ranked on the device; weights in compact
-    storage, in blocks, or with a structure are copied to the host and ranked there. With
-    `steps_per_execution` of `k > 1` an update waits for the end of an execution, and where `k`
-    does not divide an epoch it may be made twice. After a step that a `LossScaleOptimizer` skips
-    for an overflow the update is repeated, which changes nothing.
+    Limits: weights are ranked on the host. With `steps_per_execution` of `k > 1` an update waits
+    for the end of an execution, and where `k` does not divide an epoch it may be made twice.
 
     Example:
 
@@ -277,39 +227,38 @@ class SET(DynamicSparseTraining):
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, use_bias=False)])
     >>> model = kso.sparsify(dense, 0.25, seed=0)
     >>> model.compile("adam", "mse")
-    >>> x, y = np.ones((8, 8)), np.ones((8, 8))
     >>> callback = kso.callbacks.SET(frequency=2, end_step=100)
-    >>> history = model.fit(x, y, batch_size=2, verbose=0, callbacks=[callback])
+    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 8)), batch_size=2, verbose=0,
+    ...                     callbacks=[callback])
     >>> kso.prunable_weights(model)[0].live
     16
 
     References:
 
-    - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
-      connectivity inspired by network science", Nature Communications 9 (2018), arXiv 1707.04780.
-      (There new weights are random; here they are zero, as in the comparison of the RigL paper.)
+    - Mocanu et al. (Nature Communications 9, 2018), arXiv 1707.04780 (new weights are random there)
     - Evci et al., "Rigging the lottery" (ICML 2020), arXiv 1911.11134
-    - Lasby et al., "Dynamic sparse training with structured sparsity" (SRigL, ICLR 2024),
-      arXiv 2305.02299, for `ConstantFan`
     """
 
-    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
-        """Random numbers, drawn where the weight is ranked."""
-        return [self._drawn(weight, step) for weight in weights]
-
-    def _drawn(self, weight: PrunableWeight, step: int) -> Any:
-        seed = derived_seed(self.seed, f"{step}/{weight.path}/grow")
-        draw = random_order_on_device if moves_on_device(weight) else random_order
-        assert weight.storage is not None
-        in_blocks = weight.storage.in_blocks
-        return draw(weight.storage.live_places().shape if in_blocks else weight.shape, seed)
+    def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
+        seeds = [derived_seed(self.seed, f"{step}/{weight.path}/grow") for weight in weights]
+        return [
+            random_order(weight.storage.live_places().shape, seed)
+            for weight, seed in zip(weights, seeds, strict=True)
+            if weight.storage is not None
+        ]
 
 
-def moves_on_device(weight: PrunableWeight) -> bool:
-    """Whether the entries of a weight are ranked where they are: only masks without structure."""
-    if weight.storage is None or weight.storage.compact:
-        return False
-    return _structure(weight) is None and ranks_on_device(weight.variable)
+def random_order(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Pseudo-random numbers in [0, 1): hashes of flat index and seed, by `lowbias32` twice."""
+    index = np.arange(int(np.prod(shape, dtype=np.int64)), dtype=np.uint32)
+    for key in np.random.SeedSequence(seed).generate_state(2):
+        index ^= key
+        index ^= index >> np.uint32(16)
+        index *= np.uint32(_FACTORS[0])
+        index ^= index >> np.uint32(15)
+        index *= np.uint32(_FACTORS[1])
+        index ^= index >> np.uint32(16)
+    return (index >> np.uint32(1)).reshape(shape) / 2.0**31
 
 
 def _structure(weight: PrunableWeight) -> Any:
@@ -320,24 +269,12 @@ def _structure(weight: PrunableWeight) -> Any:
     return drawn_by
 
 
-def _all_finite(scores: Any) -> bool:
-    """Whether all scores, in NumPy or a tensor, are finite."""
-    if isinstance(scores, np.ndarray):
-        return bool(np.isfinite(scores).all())
-    if keras.backend.standardize_dtype(scores.dtype).startswith("int"):
-        return True
-    return bool(to_numpy(keras.ops.all(keras.ops.isfinite(scores))))
-
-
 def _moved_entries(
-    weight: PrunableWeight,
-    mask: np.ndarray,
-    count: int,
-    scores: np.ndarray,
-    rng: np.random.Generator,
+    weight: PrunableWeight, fraction: float, scores: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """The mask after `count` entries have moved, within the structure it was drawn with."""
-    value = weight.finite_raw_value()
+    """The mask after a fraction of it has moved, within the structure it was drawn with."""
+    value, mask = weight.finite_raw_value(), weight.parametrization.mask_value()
+    count = math.floor(fraction * np.count_nonzero(mask))
     drawn_by = _structure(weight)
     if drawn_by is None:
         return drop_and_grow(value, mask, count, scores, rng)

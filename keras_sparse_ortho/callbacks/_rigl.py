@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._data import Batch, BatchSource, samples
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import Workers
-from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
-    DynamicSparseTraining,
-    moves_on_device,
-)
+from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss
 
@@ -25,42 +23,37 @@ class RigL(DynamicSparseTraining):
 
     As `SET`, but of the entries that are dead after the drop, those with the largest `|dL/dw_e|`
     become live: the gradient of the dense kernel at the weights before the drop, for one extra
-    batch, or the mean over several. As in the paper's algorithm, entries that were just dropped are
-    among them; one that grows again is as if it had stayed, with its weight and moments.
-
-    With live blocks `|dL/dw_e|` and `|w_e|` are summed over each block. The dense kernel exists for
-    the extra batches only. Every line of blocks keeps its fan; of the moves that allow it, one with
-    the largest sum of scores is taken.
+    batch, or the mean over several. With live blocks `|dL/dw_e|` and `|w_e|` are summed over each
+    block; of the moves that keep the fan of every line, one with the largest sum of scores is
+    taken.
 
     The gradient is of the loss that the model was compiled with, in training mode, with
     regularization. If several processes train the model it is that of the mean loss over the
-    batches of all of them, so that each may have its own data (docs/scale.md). Only masks, weights
-    and moments change, no seeds or moving averages. The other arguments are those of `SET`.
+    batches of all of them. Only masks, weights and moments change, no seeds or moving averages. The
+    other arguments are those of `SET`.
 
     Args:
-        data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or
-            `(x, y, sample_weight)`, each an array or a list or dict of arrays, from which
-            `batch_size` samples are drawn; a `keras.utils.PyDataset`; or an iterable of batches
-            that can start again: a list, a `tf.data.Dataset`, a torch `DataLoader`, or a function
-            that returns a generator. The n-th update takes the n-th batch, or the n-th `batches`.
+        data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or `(x, y,
+            sample_weight)`, from which `batch_size` samples are drawn; a `keras.utils.PyDataset`;
+            or an iterable of batches that can start again: a list, a `tf.data.Dataset`, a torch
+            `DataLoader`, or a function that returns a generator. The n-th update takes the n-th
+            batch, or the n-th `batches`.
         batch_size: How many samples to draw from arrays; that of `fit` is a good choice.
         seed: An integer, for drawing samples, and among equal entries.
-        batches: Over how many extra batches the gradient is averaged. Each costs a gradient of the
-            dense kernels in every update.
-        loss: The loss of a custom training loop: a Keras loss or its name, a function
-            `loss(y_true, y_pred)`, or a loss of `torch.nn`. What `add_loss` and regularizers add is
-            part of it. Default: the loss of `compile`.
+        batches: Over how many extra batches the gradient is averaged.
+        loss: The loss of a custom training loop: a Keras loss or its name, a function `loss(y_true,
+            y_pred)`, or a loss of `torch.nn`. What `add_loss` and regularizers add is part of it.
+            Default: the loss of `compile`.
 
     Raises:
         NotPrunableError, WorkerError: As `SET`.
-        ValueError: Other data, such as a generator, which cannot start again, or data without
-            targets; an argument out of range; no `end_step` where an epoch's length is not known;
-            no loss.
+        ValueError: As `SET`; other data, such as a generator, which cannot start again, or data
+            without targets; no loss.
 
-    Limits: those of `SET`, but an update that is repeated after a skipped step may move entries
-    once more, as its gradients are those of other masks. A data set that shuffles itself gives
-    other batches, and so other masks, when a run is resumed. `class_weight` of `fit` is not seen:
-    pass sample weights. With a gradient that is not finite the update is skipped, with a warning.
+    Limits: those of `SET`. After a step that is skipped for an overflow the repeated update may
+    move entries once more. A data set that shuffles itself gives other batches, and so other masks,
+    when a run is resumed. `class_weight` of `fit` is not seen: pass sample weights. With a gradient
+    that is not finite the update is skipped, with a warning.
 
     Example:
 
@@ -75,11 +68,9 @@ class RigL(DynamicSparseTraining):
     >>> kso.prunable_weights(model)[0].live
     16
 
-    References:
+    Reference:
 
     - Evci et al., "Rigging the lottery: making all tickets winners" (ICML 2020), arXiv 1911.11134
-    - Lasby et al., "Dynamic sparse training with structured sparsity" (SRigL, ICLR 2024),
-      arXiv 2305.02299: RigL where the mask was drawn with `ConstantFan("in")`
     """
 
     def __init__(
@@ -94,9 +85,8 @@ class RigL(DynamicSparseTraining):
         seed: int = 0,
         batches: int = 1,
         loss: Any = None,
-        warm_moments: bool = False,
     ) -> None:
-        super().__init__(frequency, fraction, end_step, include, exclude, seed, warm_moments)
+        super().__init__(frequency, fraction, end_step, include, exclude, seed)
         self.batches = check_integer("batches", batches)
         self._objective = None if loss is None else _objective(loss)
         self._source = BatchSource(data, batch_size, self.seed)
@@ -104,7 +94,6 @@ class RigL(DynamicSparseTraining):
         self._made_for: list[Any] = []
 
     def prepare(self) -> None:
-        """Finds the weights, and makes the function of their gradients."""
         super().prepare()
         held_by = [weight.parametrization or weight.owner for weight in self._weights]
         variables = [weight.variable for weight in self._weights]
@@ -131,7 +120,6 @@ class RigL(DynamicSparseTraining):
         ]
 
     def settings(self) -> dict[str, Any]:
-        """Those of `SET`, and how many batches an update takes."""
         return {**super().settings(), "batches": self.batches}
 
     def _gradient(self, number: int) -> list[Any]:
@@ -152,11 +140,6 @@ class DenseGradients:
         objective: Callable[..., Any] | None = None,
     ) -> None:
         self._kernels = [w.storage.dense_gradient() for w in weights if w.storage is not None]
-        self._stay = [
-            moves_on_device(weight)
-            for weight, kernel in zip(weights, self._kernels, strict=True)
-            for _ in kernel.variables
-        ]
         self._loss = StatelessLoss(
             model,
             [variable for kernel in self._kernels for variable in kernel.variables],
@@ -164,20 +147,13 @@ class DenseGradients:
             objective=objective,
         )
 
-    def __call__(self, batch: Batch, workers: Workers) -> list[Any]:
-        """The gradient of the mean loss over the batches of all workers, of which this is one.
-
-        It is a tensor for weights that are ranked on a device, unless workers exchange it.
-        """
+    def __call__(self, batch: Batch, workers: Workers) -> list[np.ndarray]:
+        """The gradient of the mean loss over the batches of all workers, of which this is one."""
         shared = workers.batch(batch)
 
-        def gradients() -> list[Any]:
+        def gradients() -> list[np.ndarray]:
             values = [value for kernel in self._kernels for value in kernel.values()]
-            found = self._loss.gradient_tensors(values, *shared)
-            if workers.averages:
-                return [to_numpy(gradient) for gradient in found]
-            pairs = zip(found, self._stay, strict=True)
-            return [gradient if here else to_numpy(gradient) for gradient, here in pairs]
+            return [to_numpy(g) for g in self._loss.gradient_tensors(values, *shared)]
 
         found = iter(workers.mean(workers.together(gradients), samples(batch)))
         return [

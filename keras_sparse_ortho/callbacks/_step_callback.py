@@ -13,9 +13,7 @@ from keras_sparse_ortho._keras_internals import (
     build_restored_optimizer,
     counter_of_batches,
     is_torch_optimizer,
-    length_of_data,
     level_of_user,
-    log_first,
     trains,
 )
 from keras_sparse_ortho._values import assign
@@ -37,16 +35,12 @@ _RESTART = "To start a new run call `fit` without `initial_epoch`. "
 class StepCallback(keras.callbacks.Callback):
     """Calls `on_step` before the steps of training that `is_due` chooses.
 
-    A step is an update of the optimizer: with gradient accumulation, several batches. The number is
-    the optimizer's own, so that a resumed run equals one that was not interrupted, counted on from
-    the start of the epoch: on JAX the optimizer's variables are not up to date while `fit` runs.
-    Read variables in `on_run_begin`: in `prepare` a later callback may have yet to restore them.
-
-    A custom training loop has no `fit` to call the hooks of Keras. It calls `update`, which begins
-    the run at its first call, and then does the same as the hooks.
-
-    Processes that train one model compare model, callbacks and masks before the first step, and
-    after every change that goes through `change_masks`.
+    A step is an update of the optimizer; the number is the optimizer's own, so that a resumed run
+    equals one that was not interrupted, counted on from the start of the epoch: on JAX the
+    optimizer's variables are not up to date while `fit` runs. Read variables in `on_run_begin`: in
+    `prepare` a later callback may have yet to restore them. A custom training loop calls `update`,
+    which begins the run at its first call. Processes that train one model compare model, callbacks
+    and masks before the first step, and after every change that goes through `change_masks`.
     """
 
     def __init__(self) -> None:
@@ -63,7 +57,6 @@ class StepCallback(keras.callbacks.Callback):
         self._lost_batches = 0
         # Whether `fit` runs one epoch only.
         self._one_epoch = False
-        self._logs_first = False
         # In a custom training loop: its last step, its optimizer, and what trained weights were.
         self._loop_step: int | None = None
         self._loop_optimizer: Any = None
@@ -88,13 +81,12 @@ class StepCallback(keras.callbacks.Callback):
         """Does what is due before a step of a custom training loop.
 
         Call `set_model(model)` first, then this before every step, and once more after the last.
-        The model need not be compiled. `docs/custom_loops.md` has a loop for each backend.
+        The model need not be compiled; in a stateless loop on JAX call `update_stateless`.
 
         Args:
             step: int. The steps made so far in all epochs: 0 before the first.
-            optimizer: A Keras optimizer or one of `torch.optim`. Its moments of entries that are
-                dropped or grown are reset. Default: that of the last call, or `model.optimizer`;
-                without either, moments stay as they are.
+            optimizer: A Keras optimizer or one of `torch.optim`, whose moments of entries that are
+                dropped or grown are reset. Default: that of the last call, or `model.optimizer`.
 
         Returns:
             Whether anything was due.
@@ -102,9 +94,6 @@ class StepCallback(keras.callbacks.Callback):
         Raises:
             ValueError: A step before that of the last call; an optimizer of another model.
             TypeError: An optimizer of another kind.
-
-        Limits: in a stateless loop on JAX the model does not hold the values that are trained: call
-        `update_stateless` there.
         """
         return self._update(step, optimizer, lambda: None)
 
@@ -165,14 +154,12 @@ class StepCallback(keras.callbacks.Callback):
         return {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Compares model and callback with those of the other workers; then `prepare`."""
         if self.workers.count > 1:
             facts = {"callback": type(self).__name__, **structure_facts(self._watched)}
             self.workers.compare("when training begins", facts)
         build_restored_optimizer(self._watched)
         self.workers.together(self.prepare)
         self._prepared = True
-        self._logs_first = log_first(self, self._add_to)
 
     def change_masks(self, step: int, change: Callable[[], T]) -> T:
         """Changes masks on all workers; WorkerError if that fails on one, or results differ."""
@@ -202,17 +189,11 @@ class StepCallback(keras.callbacks.Callback):
         return {}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds to the logs, where no list of callbacks has done so for all of them."""
-        if not self._logs_first:
-            self._add_to(logs)
-
-    def _add_to(self, logs: dict[str, Any] | None) -> None:
         self.sync()
         if logs is not None:
             logs.update(self.logged())
 
     def set_model(self, model: Any) -> None:
-        """Takes the model."""
         super().set_model(model)
         self._watched = model
         self._workers = None
@@ -238,9 +219,9 @@ class StepCallback(keras.callbacks.Callback):
         return self._loop_step is not None
 
     def length(self) -> tuple[int | None, int | None]:
-        """Epochs of the run, and batches of an epoch; `None` for what is not known."""
+        """Epochs of the run, and batches of an epoch; `None` for what Keras does not know."""
         params = self.params or {}
-        return params.get("epochs"), params.get("steps") or length_of_data(self._watched)
+        return params.get("epochs"), params.get("steps")
 
     def sync(self) -> None:
         """Brings the model's variables up to date, which JAX keeps elsewhere during `fit`."""
@@ -256,7 +237,6 @@ class StepCallback(keras.callbacks.Callback):
         return seen // accumulated
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reads how many batches the optimizer has seen before the epoch."""
         if self.optimizer is None:
             raise ValueError(
                 f"{type(self).__name__} follows the steps of `model.optimizer`: compile the model, "
@@ -413,19 +393,15 @@ class CheckWorkers(StepCallback):
 
     Each process of `tf.distribute.MultiWorkerMirroredStrategy`, of JAX under `keras.distribution`
     or of `torch.distributed` makes the model by itself. If one of them has other seeds, masks or
-    weights, training silently gives a meaningless model. This callback compares digests of
-    structure, masks, trained weights and layouts, and stops all processes where they differ.
-
-    `RigL`, `SET`, `UpdateMasks` and `TargetDensity` do the same by themselves before the first
-    step, and compare masks after every update. So this is for models with fixed masks, and for
-    comparing the weights, too. With one process it does nothing.
+    weights, training silently gives a meaningless model. This compares digests of structure, masks,
+    trained weights and layouts, and stops all processes where they differ. `RigL`, `SET`,
+    `UpdateMasks` and `TargetDensity` compare masks by themselves. With one process it does nothing.
 
     Raises:
         WorkerError: What differs, on every process.
 
-    Limits: every process must have this callback: comparing waits for all. It reads all weights,
-    once an epoch. Moving averages and the states of random generators are compared on JAX only:
-    elsewhere each process may have its own.
+    Limits: every process must have this callback: comparing waits for all. Moving averages and the
+    states of random generators are compared on JAX only: elsewhere each process may have its own.
 
     Example:
 
@@ -438,7 +414,6 @@ class CheckWorkers(StepCallback):
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Compares the models."""
         if self.workers.count > 1:
             self.sync()
             self.workers.compare(f"after epoch {epoch + 1}", value_facts(self._watched))

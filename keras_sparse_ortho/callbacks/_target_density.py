@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import (
     check_density,
@@ -16,9 +16,8 @@ from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks._density_run import DensityRun
-from keras_sparse_ortho.callbacks._floors import FlooredCut, floored_cut, floors_of
-from keras_sparse_ortho.callbacks._offset_search import entries_of
 from keras_sparse_ortho.callbacks._step_callback import run_position
+from keras_sparse_ortho.callbacks._threshold_cut import Cut, entries_of, floored_cut, floors_of
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import density_gap
 from keras_sparse_ortho.orthogonal import live_count
@@ -32,19 +31,16 @@ DEFAULT_FLOOR = 0.3
 class ThresholdSteering:
     """Sets the common offset of the thresholds of a model to the density of a schedule.
 
-    For `round(d(t) * size)` live entries in step `t` the offset is put between the critical
-    offsets of this rank and of the next, over all thresholds but those at their floor (see
-    `floored_cut`); at the end of the schedule exactly as many entries are frozen. It needs no
-    optimizer or callback: call `begin` first (or `take`, and `resolve` once the length of the run
-    is known), then `steer` before each step that `is_due`, and once more after the last one. A
-    threshold has the attributes `counted`, `offset`, `weight`, `frozen` and `steered`, and the
-    methods `critical_offsets`, `scales` and `freeze` of
-    `parametrizations.LearntThreshold`. The arguments are those of `TargetDensity`.
+    For `round(d(t) * size)` live entries the offset is put between the critical offsets of this
+    rank and of the next, over all thresholds but those at their floor. It needs no optimizer or
+    callback: call `begin` (or `take`, and `resolve` once the length of the run is known), then
+    `steer` before each step that `is_due`, and once more after the last one. The arguments are
+    those of `TargetDensity`.
     """
 
     def __init__(
         self,
-        final_density: float,
+        density: float,
         schedule: Schedule | None = None,
         frequency: int | None = None,
         freeze: bool = True,
@@ -53,11 +49,11 @@ class ThresholdSteering:
         self.floor = check_number("floor", floor)
         if not 0 <= self.floor <= 1:
             raise ValueError(f"`floor` must be in [0, 1]. Received: floor={floor!r}")
-        self.final_density = check_density(final_density, "final_density")
-        self.schedule = None if schedule is None else schedule.with_final(self.final_density)
+        self.density = check_density(density)
+        self.schedule = None if schedule is None else schedule.with_density(self.density)
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
         self.freeze = freeze
-        self._plan = self.schedule or Cubic(self.final_density, frequency=self.frequency)
+        self._plan = self.schedule or Cubic(self.density, frequency=self.frequency)
         self._thresholds: list[Any] = []
         self._all_frozen = False
         self._warned_of_unreachable = False
@@ -81,17 +77,13 @@ class ThresholdSteering:
         self._warned_of = set()
 
     def resolve(self, steps: int | None, start: int = 0) -> None:
-        """Resolves the schedule for a run, which may have been interrupted, as `Schedule.resolved`.
-
-        Raises:
-            ValueError: No schedule, or one in fractions of the run, and an unknown length.
-        """
+        """Resolves the schedule for a run; ValueError for one of unknown length without steps."""
         if self.schedule is None and steps is None:
             raise ValueError(
                 "TargetDensity needs a `schedule` if the number of steps is not known before "
                 f"training. Received: schedule=None, {steps=}"
             )
-        schedule = self.schedule or Cubic(self.final_density, frequency=self.frequency)
+        schedule = self.schedule or Cubic(self.density, frequency=self.frequency)
         self._plan = schedule.resolved(steps, start)
         # Kept, as `is_due` is called in every step, when JAX' variables may not be up to date.
         self._all_frozen = not self.thresholds
@@ -121,45 +113,46 @@ class ThresholdSteering:
         endless = plan.end_step is None and step >= plan.begin_step
         return endless or self.has_ended(step) or plan.due(step, executed)
 
-    def steer(self, step: int) -> list[tuple[Any, Any]]:
-        """Sets the offset for the density at a step, and freezes if the schedule has ended.
+    def steer(self, step: int) -> list[tuple[Any, np.ndarray]]:
+        """Sets the offset for a step; returns the thresholds frozen now, with their live masks."""
+        freeze = self.freeze and self.has_ended(step)
+        frozen = self.cut(self.thresholds, self._plan.at(step), freeze)
+        self._all_frozen = self._all_frozen or freeze
+        return frozen
 
-        Returns:
-            Each threshold that was frozen now, with the mask of its live entries.
-        """
-        thresholds = self.thresholds
+    def cut(
+        self, thresholds: Sequence[Any], density: float, freeze: bool
+    ) -> list[tuple[Any, np.ndarray]]:
+        """`steer` to a density, for some of the thresholds."""
         if not thresholds:
             return []
         entries = [entries_of(threshold) for threshold in thresholds]
-        sizes = [one.size for one in entries]
-        count = live_count(self._plan.density(step), sum(sizes))
-        floors = floors_of(thresholds, sizes, self.final_density, self.floor)
+        sizes = [one.critical.size for one in entries]
+        count = live_count(density, sum(sizes))
+        floors = floors_of(thresholds, sizes, self.density, self.floor)
         found = floored_cut(entries, count, floors)
         self._warn(found, thresholds, count)
-        freeze = self.freeze and self.has_ended(step)
-        masks = found.masks() if freeze else []
-        for threshold, offset in zip(thresholds, found.offsets(), strict=True):
+        for threshold, offset in zip(thresholds, found.offsets, strict=True):
             assign(threshold.offset, offset)
-        self._all_frozen = self._all_frozen or freeze
-        pairs = zip(thresholds, masks, strict=freeze)
-        return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs]
+        pairs = zip(thresholds, found.masks, strict=True)
+        return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs] if freeze else []
 
     def has_ended(self, step: int) -> bool:
         """Whether the schedule has come to its end."""
         end = self._plan.end_step
         return end is not None and step >= end
 
-    def _warn(self, found: FlooredCut, thresholds: list[Any], count: int) -> None:
-        unreachable = found.unreachable()
-        if unreachable > count and not self._warned_of_unreachable:
+    def _warn(self, found: Cut, thresholds: Sequence[Any], count: int) -> None:
+        if found.unreachable > count and not self._warned_of_unreachable:
             self._warned_of_unreachable = True
             warnings.warn(
                 "More entries than may stay live are larger than any threshold of this `g`; use "
-                f"g='exp' or 'softplus'. Received: {unreachable} such entries, {count} to keep",
+                "g='exp' or 'softplus'. "
+                f"Received: {found.unreachable} such entries, {count} to keep",
                 stacklevel=3,
             )
-        shares = zip(thresholds, found.shares(), strict=True)
-        paths = [threshold.weight.path for threshold, live in shares if not live]
+        pairs = zip(thresholds, found.masks, strict=True)
+        paths = [threshold.weight.path for threshold, mask in pairs if not mask.any()]
         held = [thresholds[k].weight.path for k in found.held]
         self._tell(
             held,
@@ -184,59 +177,46 @@ class ThresholdSteering:
 class TargetDensity(DensityRun):
     """Steers all learnt thresholds of a model to a global density.
 
-    All layers share an offset `o`: their thresholds are `t_l = g(s_l + o)`. Layers go on learning
-    their relative thresholds `s_l`; the offset decides how many entries are live in all. An entry
-    `w` of layer `l` dies at its critical offset `g^-1(|w|) - s_l`, so an offset between the k-th
-    and the next largest critical offset of the whole model leaves exactly `k` entries live. At
-    every step of the schedule the offset is set for `k = round(d(t) * size)`: no search over weight
-    decay and `s_init` is needed.
-
-    At the end of the schedule the live entries are fixed (`freeze`): `w` becomes `w_e`, the
-    thresholds become 0 and dead entries get no gradient any more, so that the count stays exact
-    while the rest of the run trains the live weights. What is due at the last step of a run is done
-    when it ends. The logs of `fit` get `density` and `threshold`, as with `DensityLogger`. A custom
-    training loop calls `update(step)` before every step: see docs/custom_loops.md.
+    All layers share an offset `o`: their thresholds are `t_l = g(s_l + o)`, with relative
+    thresholds `s_l` that go on learning. An entry `w` of layer `l` dies at its critical offset
+    `g^-1(|w|) - s_l`, so an offset between the k-th and the next largest critical offset of the
+    whole model leaves exactly `k` entries live. At every step of the schedule the offset is set for
+    `k = round(d(t) * size)`. At its end the live entries are fixed (`freeze`): `w` becomes `w_e`,
+    thresholds become 0 and dead entries get no gradient any more. What is due at the last step of a
+    run is done when it ends. The logs of `fit` get `density` and `threshold`. A custom training
+    loop calls `update(step)` before every step: see docs/custom_loops.md.
 
     Args:
-        final_density: Global live fraction in the end, in (0, 1].
-        schedule: A schedule; its final density is replaced. Default: `Cubic` over the first 70% of
-            the run, from the initial density to `final_density`.
+        density: Global live fraction in the end, in (0, 1].
+        schedule: A schedule, whose density may be left out. Default: `Cubic` over the first 70% of
+            the run.
         frequency: Steps between two updates of the offset, if there is no schedule. Default: a
             hundredth of the steps over which the density falls, but 100 at most.
         freeze: Whether to fix the live entries at the end of the schedule. If not, the offset is
             still updated every `frequency` steps, and once more when the run ends.
-        floor: The least count of each layer, as a share of its count under `budgets.erk` at
-            `final_density`, in [0, 1]; one entry (or channel) at least, if it is not 0. Ranks have
-            that share of `final_density * rank`. A layer that would have fewer gets an offset
-            of its own, and the others share what is left, so that the total stays exact. With 0
-            all layers share the offset, whatever becomes of them.
+        floor: The least count of each layer, as a share of its count under `budgets.erk`, in [0,
+            1]; if it is not 0, one entry (or channel) at least. A layer that would have fewer gets
+            an offset of its own, and the others share what is left: the total stays exact.
 
     Raises:
         DensityError: A density outside (0, 1].
-        ValueError: A `floor` outside [0, 1].
-        NotPrunableError: When training begins, if no weight has a `SoftThreshold` or
-            another learnt threshold; if some are on ranks and others are not.
-        WorkerError: On all processes that train one model, if their models differ before the first
-            step, or their live entries after an update.
-        ValueError: When training begins without a schedule on data of unknown length; or if the
-            schedule would start again, because the optimizer has lost its steps.
+        NotPrunableError: When training begins, if no weight has a learnt threshold, or some are on
+            ranks and others are not.
+        WorkerError: On all processes, if their models differ before the first step, or their live
+            entries after an update.
+        ValueError: A `floor` outside [0, 1]. When training begins: no schedule for data of unknown
+            length; a schedule that would start again, as the optimizer has lost its steps.
 
     Warns:
-        DensityWarning: When training has ended, and the weights are not at `final_density`: the run
-            was shorter than the schedule, or weights of an earlier epoch were restored.
-            `BestAtDensity` makes EarlyStopping and other callbacks see only epochs at that density;
-            `keras_sparse_ortho.finish` brings a model there at once.
+        DensityWarning: When training has ended, and the weights are not at `density`: the run was
+            shorter than the schedule, or weights of an earlier epoch were restored. See
+            `BestAtDensity` and `finish`.
 
     Limits: between two updates the count drifts as the weights move. Channels die as a whole, so
     with `ChannelSoftThreshold` the count is exact to within one of them; with
-    `LowRankSoftThreshold` ranks are counted instead of entries. All layers are ranked together, and
-    batch-normalized kernels can grow freely, so that others come to their floor: a warning names
-    them, and those without a live entry. With `g="sigmoid"` entries of magnitude 1 and more cannot
-    die before the end, when the largest of them are kept; a warning tells if they are too many.
-    `finish` has the default floor. Every
-    `frequency` steps the weights are ranked: those with a `SoftThreshold` on the device on
-    accelerators, and with NumPy on CPUs, with the same result; `benchmarks/results/updates.md` has
-    the times.
+    `LowRankSoftThreshold` ranks are counted. Warnings name layers at their floor and those without
+    a live entry. With `g="sigmoid"` entries of magnitude 1 and more cannot die before the end, when
+    the largest of them are kept.
 
     Example:
 
@@ -252,9 +232,8 @@ class TargetDensity(DensityRun):
 
     References:
 
-    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231, for the thresholds
-    - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878, for the schedule
+    - Kusupati et al. (ICML 2020), arXiv 2002.03231, for the thresholds
+    - Zhu and Gupta (2017), arXiv 1710.01878, for the schedule
     """
 
     _kind = LearntThreshold
@@ -263,7 +242,7 @@ class TargetDensity(DensityRun):
     @other_keywords()
     def __init__(
         self,
-        final_density: float,
+        density: float,
         schedule: Schedule | None = None,
         *,
         frequency: int | None = None,
@@ -271,76 +250,64 @@ class TargetDensity(DensityRun):
         floor: float = DEFAULT_FLOOR,
     ) -> None:
         super().__init__()
-        self._steering = ThresholdSteering(final_density, schedule, frequency, freeze, floor)
-        self.final_density = self._steering.final_density
-        self.schedule = self._steering.schedule
-        self.frequency = self._steering.frequency
-        self.freeze = freeze
-        self.floor = self._steering.floor
+        self._steering = ThresholdSteering(density, schedule, frequency, freeze, floor)
+        self.density = self._steering.density
 
     def prepare(self) -> None:
-        """Takes the thresholds of the model."""
         super().prepare()
         self._steering.take(self._own)
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
-        """Resolves the schedule."""
         self.sync()
-        in_steps = self.schedule is not None and self.schedule.is_resolved
+        schedule = self._steering.schedule
+        in_steps = schedule is not None and schedule.is_resolved
         gap = density_gap(self._own)
         steered = any(to_numpy(threshold.offset).item() for threshold in self._own)
         if gap is not None and steered and not run_position(step, start, in_steps):
             raise self.restart_error(step, f"and thresholds that were steered to {gap}")
-        if steps is None and self.schedule is None and self.in_loop:
+        if steps is None and schedule is None and self.in_loop:
             self._fall_at_once()
         self._steering.resolve(steps, start)
         end = self._steering.end_step
         if not in_steps and end is not None and step < end and not self._steering.thresholds:
             self.warn_of_single_epochs("thresholds that were fixed by another run")
         for threshold in self._own:
-            threshold.aim(self.final_density, self.freeze and end is not None)
+            threshold.aim(self.density, self._steering.freeze and end is not None)
 
     def _fall_at_once(self) -> None:
         warnings.warn(
             "TargetDensity does not know how long this loop will train, so the density falls at "
             "once, and live entries are never fixed. Give a schedule in steps, as "
-            f"TargetDensity({self.final_density:g}, schedules.Cubic({self.final_density:g}, "
-            "begin_step=0, end_step=...)). Received: schedule=None",
+            f"TargetDensity({self.density:g}, schedules.Cubic(begin_step=0, end_step=...)). "
+            "Received: schedule=None",
             stacklevel=level_of_user(),
         )
-        self._steering.schedule = Constant(self.final_density, frequency=self.frequency)
+        self._steering.schedule = Constant(self.density, frequency=self._steering.frequency)
 
     def is_due(self, step: int, executed: int) -> bool:
-        """Whether the schedule says so, or live entries remain to be fixed after its end."""
         return self._steering.is_due(step, executed)
 
     def on_step(self, step: int, executed: int) -> None:
-        """Updates the offset, and fixes the live entries at the schedule's end."""
         self._steer(step)
 
     def finish_run(self, step: int) -> None:
-        """Does what is due at the last step."""
         if self._steering.is_due_at_end(step, self._watched.steps_per_execution):
             self._steer(step)
 
     def state(self) -> list[Any]:
-        """The offset of every threshold, and whether it is frozen."""
         offsets = [to_numpy(t.offset).item() for t in self._own]
         return [*offsets, *(threshold.frozen for threshold in self._own)]
 
     def end_step(self) -> int | None:
-        """The end of the schedule."""
         return self._steering.end_step
 
     def _steer(self, step: int) -> None:
         def steer() -> None:
             for threshold, live in self._steering.steer(step):
-                dead = keras.ops.logical_not(live)
-                zero_slots(self.optimizer, threshold.steered, dead)
+                zero_slots(self.optimizer, threshold.steered, np.logical_not(live))
 
         self.change_masks(step, steer)
 
     def settings(self) -> dict[str, Any]:
-        """Density, frequency, whether the live entries are fixed in the end, and the floor."""
-        names = ("final_density", "frequency", "freeze", "floor")
-        return {name: getattr(self, name) for name in names}
+        names = ("density", "frequency", "freeze", "floor")
+        return {name: getattr(self._steering, name) for name in names}

@@ -13,18 +13,16 @@ from keras_sparse_ortho.schedules import Schedule
 class UpdateMasks(DensityRun):
     """Updates masks of `MagnitudeMask`, `Feather` and `StraightThroughTopK` on their schedule.
 
-    Before step `t` every weight whose schedule is due gets the mask of its
-    `round(d(t) * size)` largest magnitudes. Raw weights that a `MagnitudeMask` drops are set to
-    zero, and so are their moments and averages in the optimizer. What is due at the last step of a
-    run is done when it ends.
+    Before step `t` every weight whose schedule is due gets the mask of its `round(d(t) * size)`
+    largest magnitudes. Raw weights that a `MagnitudeMask` drops are set to zero, and so are their
+    moments and averages in the optimizer. What is due at the last step of a run is done when it
+    ends. A mask at its final density does not change in later runs, although its schedule would
+    start dense.
 
-    A mask is a variable, so nothing is recompiled; the callback holds no state, so that a run
-    resumed from a checkpoint equals one that was not interrupted. With `steps_per_execution` of
-    more than 1 an update waits for the end of the execution. A mask at its final density does not
-    change in later runs, although its schedule would start dense. The logs of `fit` get `density`,
-    and, if dead entries can come back, `moved`: how many did in this epoch, per live entry.
-
-    A custom training loop calls `update(step)` before every step: see docs/custom_loops.md.
+    The callback holds no state, so a run that is resumed from a checkpoint equals one that was not
+    interrupted. The logs of `fit` get `density`, and, if dead entries can come back, `moved`: the
+    fraction of live entries that did in this epoch. A custom training loop calls `update(step)`
+    before every step: see docs/custom_loops.md.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
@@ -36,9 +34,6 @@ class UpdateMasks(DensityRun):
     Warns:
         DensityWarning: When training has ended, and masks are not at the final density of their
             schedules; the reasons and remedies are those of `TargetDensity`.
-
-    Limits: every `frequency` steps the weights are ranked: on accelerators on the device, on CPUs
-    with NumPy; both give the same masks. `benchmarks/results/updates.md` has the times.
 
     Example:
 
@@ -61,7 +56,6 @@ class UpdateMasks(DensityRun):
         self._grown = 0
 
     def prepare(self) -> None:
-        """Takes the masks of the model."""
         super().prepare()
         for mask in self._own:
             mask.watched = True
@@ -80,33 +74,28 @@ class UpdateMasks(DensityRun):
             self.warn_of_single_epochs(f"{len(over)} masks at their final density")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts grown entries from zero."""
         super().on_epoch_begin(epoch, logs)
         self._grown = 0
 
     def is_due(self, step: int, executed: int) -> bool:
-        """Whether one of the schedules says so."""
         return any(plan.due(step, executed) for _, plan in self._plans)
 
     def on_step(self, step: int, executed: int) -> None:
-        """Updates the masks that are due."""
         due = [(mask, plan) for mask, plan in self._plans if plan.due(step, executed)]
         self.change_masks(step, lambda: self._set_masks(due, step))
 
     def _set_masks(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
         for mask, plan in due:
-            reset, grown = mask.update(step, plan.density(step))
+            reset, grown = mask.update(step, plan.at(step))
             self._grown += grown
             zero_slots(self.optimizer, mask.weight.variable, reset)
 
     def finish_run(self, step: int) -> None:
-        """Updates the masks that are due at the last step."""
         executed = self._watched.steps_per_execution
         if self.is_due(step, executed):
             self.on_step(step, executed)
 
     def state(self) -> list[Any]:
-        """When the masks were last updated."""
         return [mask.last_updated for mask in self._own]
 
     def logged(self) -> dict[str, float]:
@@ -118,7 +107,6 @@ class UpdateMasks(DensityRun):
         return entries
 
     def end_step(self) -> int | None:
-        """The end of the schedule that ends last."""
         ends = [int(plan.end_step) for _, plan in self._plans if plan.end_step is not None]
         return max(ends, default=None)
 
@@ -129,4 +117,4 @@ def _is_over(mask: ScheduledMask, plan: Schedule, step: int) -> bool:
     last = mask.last_updated
     if live != final or last < 0:
         return False
-    return last > step or live_count(plan.density(last), mask.weight.size) != live
+    return last > step or live_count(plan.at(last), mask.weight.size) != live

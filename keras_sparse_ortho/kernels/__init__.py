@@ -10,6 +10,7 @@ from keras_sparse_ortho.kernels._prunable_weight import (
     initializer_attribute as initializer_attribute,
 )
 from keras_sparse_ortho.kernels._storage import DenseGradient as DenseGradient
+from keras_sparse_ortho.kernels._storage import RepeatedLayer as RepeatedLayer
 from keras_sparse_ortho.kernels._storage import Storage as Storage
 from keras_sparse_ortho.kernels._storage import is_sparse_layer as is_sparse_layer
 from keras_sparse_ortho.kernels._storage import storages_of as storages_of

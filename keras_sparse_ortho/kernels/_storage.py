@@ -6,7 +6,7 @@ conversions, dynamic sparse training, reports and files ask nothing else.
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import keras
@@ -34,7 +34,7 @@ class Storage(abc.ABC):
     """Whether places are blocks that move so that each line of blocks keeps its number of them."""
 
     quantizer: Any = None
-    """What rounds the effective kernel to few values (`parametrizations.WeightQuantizer`)."""
+    """What rounds the effective kernel to few values (`parametrizations.FakeQuantization`)."""
 
     # --- the kernel ------------------------------------------------------------------------------
 
@@ -160,6 +160,26 @@ class SparseLayer(Protocol):
 
     def to_dense_layer(self) -> Any:
         """The plain layer, built, with the effective weights; a wrapper gives up the one inside."""
+
+
+class RepeatedLayer(abc.ABC):
+    """A layer that computes one layer many times, each time with its own weights."""
+
+    layer: Any
+    """The layer that is repeated."""
+    weights: list[Any]
+
+    @abc.abstractmethod
+    def like(self, layer: Any) -> Any:
+        """The same of another layer, not built."""
+
+    @abc.abstractmethod
+    def to_plain_stack(self) -> Any:
+        """The same of plain layers, built, where the layers hold live blocks."""
+
+    @abc.abstractmethod
+    def unrolled(self, values: Iterable[tuple[Any, Any]] = ()) -> Any:
+        """A model of all the layers, with other `values` of some weights."""
 
 
 def is_sparse_layer(layer: Any) -> bool:

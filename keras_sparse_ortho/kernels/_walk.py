@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -28,11 +28,20 @@ Selection: TypeAlias = (
 list); a predicate."""
 
 
-def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """Yields `layer` and every layer inside it with its path, each layer once, depth first.
+def _children(layer: Any) -> Iterator[tuple[Any, str]]:
+    """The layers in a layer, with the names that they have below it."""
+    # Layers inside one whose class is `in_one` are parts of it, and left out.
+    for child in () if getattr(type(layer), "in_one", False) else sublayers(layer):
+        # A wrapper of ours stands for the layer inside it.
+        yield child, "" if getattr(layer, "transparent_path", False) else child.name
 
-    Layers inside one whose class is `in_one` are parts of it, and left out.
-    """
+
+def walk(
+    layer: Any,
+    path: str,
+    children: Callable[[Any], Iterable[tuple[Any, str]]] = _children,
+) -> Iterator[tuple[Any, str]]:
+    """Yields `layer` and every layer inside it with its path, each layer once, depth first."""
     seen: set[int] = set()
 
     def visit(current: Any, here: str) -> Iterator[tuple[Any, str]]:
@@ -40,10 +49,8 @@ def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
             return
         seen.add(id(current))
         yield current, here
-        for child in () if getattr(type(current), "in_one", False) else sublayers(current):
-            # A wrapper of ours stands for the layer inside it.
-            transparent = getattr(current, "transparent_path", False)
-            yield from visit(child, here if transparent else _join(here, child.name))
+        for child, name in children(current):
+            yield from visit(child, _join(here, name) if name else here)
 
     yield from visit(layer, path)
 

@@ -1,30 +1,33 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.layers._block_layer_like import block_layer_like
-from keras_sparse_ortho.layers._block_layer_like import plain_layer as plain_layer
-from keras_sparse_ortho.layers._block_layer_like import why_no_block_form as why_no_block_form
-from keras_sparse_ortho.layers._block_sparse_conv import BlockSparseConv as BlockSparseConv
+from keras_sparse_ortho.layers._activations import is_elementwise
+from keras_sparse_ortho.layers._block_grid import LARGEST, BlockGrid, check_block, check_mask
+from keras_sparse_ortho.layers._block_layer_like import (
+    block_layer_like,
+    plain_layer,
+    why_no_block_form,
+)
 from keras_sparse_ortho.layers._block_sparse_conv import (
+    BlockSparseConv,
     BlockSparseConv1D,
     BlockSparseConv2D,
     BlockSparseConv3D,
 )
-from keras_sparse_ortho.layers._block_sparse_dense import BlockSparseDense, BlockSparseEinsumDense
-from keras_sparse_ortho.layers._block_sparse_dense import axes_of as axes_of
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer as BlockSparseLayer
+from keras_sparse_ortho.layers._block_sparse_dense import (
+    BlockSparseDense,
+    BlockSparseEinsumDense,
+    axes_of,
+)
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, constant
 from keras_sparse_ortho.layers._block_sparse_rnn import (
     BlockSparseGRUCell,
     BlockSparseLSTMCell,
     BlockSparseRNN,
 )
-from keras_sparse_ortho.layers._blocks import BlockGrid as BlockGrid
-from keras_sparse_ortho.layers._blocks import check_block as check_block
-from keras_sparse_ortho.layers._blocks import check_mask as check_mask
-from keras_sparse_ortho.layers._blocks import is_elementwise as is_elementwise
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
-from keras_sparse_ortho.layers._scanned_stack import ScannedStack
+from keras_sparse_ortho.layers._wrappable import variable_dtype
 
 # Public; the other names above are for the other rooms.
 __all__ = [
@@ -38,8 +41,6 @@ __all__ = [
     "BlockSparseRNN",
     "CircularPadding",
     "PrunableLayer",
-    "ScannedStack",
-    "block_layer_like",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

@@ -8,7 +8,7 @@ import keras
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import is_sparse_layer
+from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer, storages_of
 from keras_sparse_ortho.layers._block_sparse_conv import (
     BlockSparseConv1D,
     BlockSparseConv2D,
@@ -22,11 +22,9 @@ from keras_sparse_ortho.layers._block_sparse_dense import (
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 from keras_sparse_ortho.layers._block_sparse_rnn import (
     CELLS,
-    BlockSparseRNN,
     recurrent_like,
     why_no_gates,
 )
-from keras_sparse_ortho.layers._scanned_stack import ScannedStack
 
 _KINDS: dict[Any, type[BlockSparseLayer]] = {
     kind.namesake: kind
@@ -49,23 +47,22 @@ def block_layer_like(
     density: float | Mapping[str, float],
     block: int | tuple[int, int] | Mapping[str, Any],
     seed: int | None = None,
-) -> BlockSparseLayer | BlockSparseRNN | ScannedStack:
+) -> Any:
     """The layer of live blocks with the settings of a plain layer, not built.
 
     Once it is built, its `storages()` take the kernels of the plain one by `set_kernel(kernel,
     mask)`.
 
     Args:
-        layer: A Dense, EinsumDense or Conv1D, 2D or 3D of Keras, a ScannedStack of one, or an LSTM
-            or GRU.
+        layer: A Dense, EinsumDense, Conv1D, 2D or 3D, LSTM or GRU of Keras, or a `RepeatedLayer`.
         density: Live fraction. Of an LSTM or GRU by name, `{"recurrent_kernel": 0.1}`, where not
             both kernels are to be on blocks, or not with the same density.
         block: `(r, c)`, or one integer for both; by name as well.
         seed: Seed of the places and values that are drawn.
 
     Raises:
-        NotPrunableError: A layer of another type, one with groups, LoRA or quantization, an
-            einsum whose kernel is several matrices.
+        NotPrunableError: A layer of another type, one with groups, LoRA or quantization, an einsum
+            whose kernel is several matrices.
     """
     reason = why_no_block_form(layer)
     if reason is not None:
@@ -78,10 +75,10 @@ def block_layer_like(
         sizes = {name: (_named(density, name), _named(block, name)) for name in names}
         return recurrent_like(layer, sizes, seed)
     density, block = _named(density, "kernel"), _named(block, "kernel")
+    if isinstance(layer, RepeatedLayer):
+        one = block_layer_like(layer.layer, density=density, block=block, seed=seed)
+        return layer.like(one)
     config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
-    if isinstance(layer, ScannedStack):
-        config["layer"] = block_layer_like(layer.layer, density=density, block=block, seed=seed)
-        return ScannedStack(**config)
     own: dict[str, Any] = {"density": density, "block": block, "seed": seed}
     if isinstance(layer.kernel_initializer, _DRAWN_WHOLE):
         # They draw whole kernels; this draws the same kind of kernel in blocks.
@@ -92,13 +89,9 @@ def block_layer_like(
 
 
 def plain_layer(layer: Any) -> Any:
-    """The plain layer, built, for one that holds its kernels in storages; `None` for a plain one.
-
-    Raises:
-        NotPrunableError: A stack with live blocks somewhere in its layers.
-    """
-    if isinstance(layer, ScannedStack):
-        return layer.to_plain_stack() if layer.storages() else None
+    """The plain layer, built, for one with kernels in storages; `None` for a plain one."""
+    if isinstance(layer, RepeatedLayer):
+        return layer.to_plain_stack() if storages_of(layer) else None
     return layer.to_dense_layer() if is_sparse_layer(layer) else None
 
 
@@ -108,7 +101,7 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         return "it is stateful" if layer.stateful else why_no_gates(layer.cell)
     if type(layer) in (keras.layers.LSTMCell, keras.layers.GRUCell):
         return why_no_gates(layer)
-    if isinstance(layer, ScannedStack):
+    if isinstance(layer, RepeatedLayer):
         layer = layer.layer
     if type(layer) not in _KINDS:
         known = ", ".join(kind.__name__ for kind in (*_KINDS, *CELLS))

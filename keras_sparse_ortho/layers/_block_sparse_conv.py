@@ -8,32 +8,23 @@ import keras
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
-from keras_sparse_ortho.layers._blocks import (
+from keras_sparse_ortho.layers._block_products import (
     BlockOperands,
     padded_blocks,
     spread_blocks,
     without_padding,
 )
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 ops = keras.ops
+_SETTINGS = (
+    *("filters", "kernel_size", "strides", "padding"),
+    *("data_format", "dilation_rate", "use_bias"),
+)
 
 
 class BlockSparseConv(BlockSparseLayer):
-    """Base of `BlockSparseConv1D`, `BlockSparseConv2D` and `BlockSparseConv3D`.
-
-    Args:
-        filters: As for the namesake, a multiple of `c`.
-        kernel_size: As for the namesake.
-        strides: As for the namesake.
-        padding: As for the namesake.
-        data_format: As for the namesake.
-        dilation_rate: As for the namesake.
-        groups: Must be 1.
-        activation: As for the namesake.
-        use_bias: As for the namesake.
-        **kwargs: As for `BlockSparseLayer`.
-    """
+    """Base of the three; arguments are those of the namesake and of `BlockSparseLayer`."""
 
     def __init__(
         self,
@@ -56,19 +47,14 @@ class BlockSparseConv(BlockSparseLayer):
                 "mask a grouped convolution with keras_sparse_ortho.PrunableLayer. "
                 f"Received: groups={groups!r}"
             )
-        self.filters = check_integer("filters", filters)
+        check_integer("filters", filters)
         # Not tracked; it checks the other arguments and knows the shapes.
         plain = self.namesake(
             filters, kernel_size, strides, padding, data_format, dilation_rate, use_bias=use_bias
         )
         self._output_shape = plain.compute_output_shape
-        self.rank = plain.rank
-        self.kernel_size = plain.kernel_size
-        self.strides = plain.strides
-        self.padding = plain.padding
-        self.data_format = plain.data_format
-        self.dilation_rate = plain.dilation_rate
-        self.use_bias = use_bias
+        for name in ("rank", *_SETTINGS):
+            setattr(self, name, getattr(plain, name))
         self.input_spec = keras.layers.InputSpec(min_ndim=self.rank + 2)
 
     @property
@@ -76,7 +62,6 @@ class BlockSparseConv(BlockSparseLayer):
         return 1 if self.data_format == "channels_first" else self.rank + 1
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Draws blocks and makes the weights."""
         channels = self._features(input_shape, self._channel_axis)
         self.compute_output_shape(input_shape)  # refuses a window that does not fit
         shape = (*self.kernel_size, channels, self.filters)
@@ -133,21 +118,10 @@ class BlockSparseConv(BlockSparseLayer):
         return [ops.reshape(part, shape) for part in parts]
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """That of the namesake."""
         return tuple(self._output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
-        return {
-            **super().get_config(),
-            "filters": self.filters,
-            "kernel_size": self.kernel_size,
-            "strides": self.strides,
-            "padding": self.padding,
-            "data_format": self.data_format,
-            "dilation_rate": self.dilation_rate,
-            "use_bias": self.use_bias,
-        }
+        return {**super().get_config(), **{name: getattr(self, name) for name in _SETTINGS}}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -162,32 +136,26 @@ class BlockSparseConv1D(BlockSparseConv):
 
     Args:
         filters: Output channels, a multiple of `c`.
-        kernel_size: As for Conv1D.
-        strides: As for Conv1D.
-        padding: As for Conv1D.
-        data_format: As for Conv1D.
-        dilation_rate: As for Conv1D.
+        kernel_size: As for Conv1D, and so are `strides`, `padding`, `data_format`, `dilation_rate`,
+            `activation` and `use_bias`.
         groups: Must be 1: blocks are connections of their own.
-        activation: As for Conv1D.
-        use_bias: As for Conv1D.
-        **kwargs: As for `BlockSparseDense`: `density`, `block`, `inputs_of`,
-            `kernel_initializer`, `gain`, `seed`, and what Conv1D takes. An exactly orthogonal
-            kernel stands at the center tap; the live entries at other taps begin with zeros.
+        **kwargs: As for `BlockSparseDense` and Conv1D. An exactly orthogonal kernel stands at the
+            center tap; the live entries at other taps begin with zeros.
 
     Raises:
         NotPrunableError: `groups` other than 1.
         LayoutError, DensityError, ValueError: As for `BlockSparseDense`.
 
-    Limits: as for `BlockSparseDense`. The graph has a convolution for each output block, so that
-    many small blocks take long to compile.
+    Limits: as for `BlockSparseDense`. The graph has a convolution for each output block, so blocks
+    of few filters compile slowly.
 
     Example:
 
     >>> import keras
-    >>> layer = BlockSparseConv1D(64, 3, padding="same", density=0.5, block=16, seed=0)
-    >>> model = keras.Sequential([keras.Input((20, 64)), layer])
+    >>> layer = BlockSparseConv1D(64, 3, density=0.25, block=16, seed=0)
+    >>> layer.build((None, 20, 64))
     >>> tuple(layer.blocks.shape), layer.density
-    ((4, 2, 3, 16, 16), 0.5)
+    ((4, 1, 3, 16, 16), 0.25)
     """
 
     namesake = keras.layers.Conv1D
@@ -197,17 +165,7 @@ class BlockSparseConv1D(BlockSparseConv):
 class BlockSparseConv2D(BlockSparseConv):
     """A `keras.layers.Conv2D` that connects blocks of channels with blocks of filters.
 
-        y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
-
-    Arguments, errors and limits are those of `BlockSparseConv1D`, for images.
-
-    Example:
-
-    >>> import keras
-    >>> layer = BlockSparseConv2D(64, 3, padding="same", density=0.5, block=16, seed=0)
-    >>> model = keras.Sequential([keras.Input((8, 8, 64)), layer])
-    >>> tuple(layer.blocks.shape), layer.density
-    ((4, 2, 3, 3, 16, 16), 0.5)
+    See `BlockSparseConv1D`.
     """
 
     namesake = keras.layers.Conv2D
@@ -217,17 +175,7 @@ class BlockSparseConv2D(BlockSparseConv):
 class BlockSparseConv3D(BlockSparseConv):
     """A `keras.layers.Conv3D` that connects blocks of channels with blocks of filters.
 
-        y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
-
-    Arguments, errors and limits are those of `BlockSparseConv1D`, for volumes.
-
-    Example:
-
-    >>> import keras
-    >>> layer = BlockSparseConv3D(64, 3, padding="same", density=0.5, block=16, seed=0)
-    >>> model = keras.Sequential([keras.Input((4, 4, 4, 64)), layer])
-    >>> tuple(layer.blocks.shape), layer.density
-    ((4, 2, 3, 3, 3, 16, 16), 0.5)
+    See `BlockSparseConv1D`.
     """
 
     namesake = keras.layers.Conv3D

@@ -9,13 +9,13 @@ import keras
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
-from keras_sparse_ortho.layers._blocks import (
-    is_elementwise,
+from keras_sparse_ortho.layers._activations import is_elementwise
+from keras_sparse_ortho.layers._block_products import (
+    product_by_token,
     product_features_first,
     product_of,
 )
-from keras_sparse_ortho.layers._token_products import product_by_token
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 ops = keras.ops
 
@@ -34,8 +34,6 @@ class BlockSparseDense(BlockSparseLayer):
 
     Args:
         units: Outputs, a multiple of `c`.
-        activation: As for Dense.
-        use_bias: As for Dense.
         density: Live fraction, `k / I` for `I` input blocks. `k` is a multiple of
             `I / gcd(I, J)` for `J` output blocks; the nearest possible density is taken, and is
             then `layer.density`. One that is off by more than a quarter is refused.
@@ -44,16 +42,13 @@ class BlockSparseDense(BlockSparseLayer):
         inputs_of: Instead of a density: where the live blocks stand, `(J, k)` integers.
         kernel_initializer: `"exact_orthogonal"`: `K^T K = gain^2 I` (or `K K^T`). Or an
             initializer of Keras, the live inputs and outputs being its fans.
-        bias_initializer: As for Dense.
-        kernel_regularizer: For the live kernel as `(k r, units)`, one column per output.
-        bias_regularizer: As for Dense.
-        activity_regularizer: As for Dense.
-        kernel_constraint: For the same array.
-        bias_constraint: As for Dense.
+        kernel_regularizer: For the live kernel as `(k r, units)`, one column per output; as is
+            `kernel_constraint`.
         gain: Scale of the exactly orthogonal kernel.
         seed: Seed of the places and the exactly orthogonal values. The same integer gives the
             same kernel on every backend.
-        **kwargs: As for `keras.layers.Layer`.
+        quantizer: Rounds the live blocks, e.g. `FakeQuantization("int8")`; see `quantize_aware`.
+        **kwargs: As for Dense.
 
     Raises:
         LayoutError: Inputs that `r`, or units that `c`, does not divide (when it is built).
@@ -92,7 +87,6 @@ class BlockSparseDense(BlockSparseLayer):
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Draws blocks and makes the weights."""
         inputs = self._features(input_shape, -1)
         bias = (self.units,) if self.use_bias else None
         self._add_kernel((inputs, self.units), KernelLayout.dense(), bias)
@@ -116,11 +110,9 @@ class BlockSparseDense(BlockSparseLayer):
         return outputs if early else self.activation(outputs)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """That of Dense."""
         return (*input_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         return {**super().get_config(), "units": self.units, "use_bias": self.use_bias}
 
 
@@ -136,12 +128,8 @@ class BlockSparseEinsumDense(BlockSparseLayer):
     attention, `"abc,cde->abde"` and `"abde,dec->abc"`. See `BlockSparseDense` for the rest.
 
     Args:
-        equation: As for EinsumDense.
-        output_shape: As for EinsumDense.
-        activation: As for EinsumDense.
-        bias_axes: As for EinsumDense.
-        **kwargs: As for `BlockSparseDense`: `density`, `block`, `inputs_of`, `kernel_initializer`,
-            `gain`, `seed`, and what EinsumDense takes.
+        equation: As for EinsumDense, and so are `output_shape`, `activation` and `bias_axes`.
+        **kwargs: As for `BlockSparseDense` and EinsumDense.
 
     Raises:
         NotPrunableError: An equation in which the kernel is several matrices (an axis that input,
@@ -180,7 +168,6 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         letters_of(equation)  # refuses one whose kernel is several matrices
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Draws blocks and makes the weights."""
         output_shape = self.compute_output_shape(input_shape)
         data, kernel, output = axes_of(self.equation, len(input_shape))
         sizes = {**dict(zip(output, output_shape, strict=True))}
@@ -220,12 +207,10 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         return self.activation(x if self.bias is None else x + self.bias)
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """That of EinsumDense."""
         plain = keras.layers.EinsumDense(self.equation, self.partial_output_shape)
         return tuple(plain.compute_output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         return {
             **super().get_config(),
             "equation": self.equation,

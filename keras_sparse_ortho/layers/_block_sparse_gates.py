@@ -8,10 +8,10 @@ import numpy as np
 
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.kernels import KernelLayout, Storage
+from keras_sparse_ortho.layers._block_grid import BlockGrid
+from keras_sparse_ortho.layers._block_products import product_of_rows
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
-from keras_sparse_ortho.layers._blocks import BlockGrid
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
-from keras_sparse_ortho.layers._token_products import product_of_rows
 
 ops = keras.ops
 
@@ -20,11 +20,6 @@ class BlockSparseGates(BlockSparseLayer):
     """`x -> x K` for the kernel `K` of all gates, `(inputs, gates * units)`, a part of a cell.
 
     The gates stand side by side. Each is a matrix of regular blocks, so that all of them are one.
-
-    Args:
-        gates: How many there are.
-        units: Outputs of each, a multiple of `c`.
-        **kwargs: As for `BlockSparseLayer`.
     """
 
     namesake = keras.layers.Dense
@@ -36,7 +31,6 @@ class BlockSparseGates(BlockSparseLayer):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        """Draws blocks and makes the weights."""
         shape = (self._features(input_shape, -1), self.gates * self.units)
         self._add_kernel(shape, KernelLayout.recurrent(self.gates), None)
         self.built = True
@@ -57,27 +51,19 @@ class BlockSparseGates(BlockSparseLayer):
         return kernel
 
     def call(self, inputs: Any) -> Any:
-        """`(.., inputs)` to `(.., gates * units)`."""
         lead = ops.shape(inputs)[:-1]
         x = product_of_rows(ops.reshape(inputs, (-1, self.grid.inputs)), self.operands())
         return ops.reshape(x, (*lead, self.grid.outputs))
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """Outputs of all gates."""
         return (*input_shape[:-1], self.gates * self.units)
 
     def storages(self) -> dict[str, Storage]:
-        """Those of the recurrent layer have it."""
         return {}
 
 
 class GateBlocks(LiveBlocks):
-    """The kernel of `BlockSparseGates`. Its places are the blocks of each gate, `(gates, I, J)`.
-
-    Args:
-        layer: The gates, which are built.
-        owner: The cell.
-    """
+    """The kernel of `BlockSparseGates`; its places are the blocks of each gate, `(gates, I, J)`."""
 
     def __init__(self, layer: BlockSparseGates, owner: Any) -> None:
         super().__init__(layer)
@@ -85,25 +71,20 @@ class GateBlocks(LiveBlocks):
 
     @property
     def least_density(self) -> float:
-        """That of a gate."""
         grid = self._layer.grid
         one = dataclasses.replace(grid, outputs=self._layer.units)
         return float(one.fan_in_step / one.in_blocks)
 
     def live_places(self) -> np.ndarray:
-        """Which blocks of each gate are live."""
         return self._by_gate(super().live_places())
 
     def live_sums(self) -> np.ndarray:
-        """Sums over live blocks."""
         return self._by_gate(super().live_sums())
 
     def place_sums(self, gradient: Any) -> np.ndarray:
-        """Sums over blocks."""
         return self._by_gate(super().place_sums(gradient))
 
     def moves(self, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `LiveBlocks`."""
         return super().moves(live.swapaxes(0, 1).reshape(live.shape[1], -1))
 
     def _by_gate(self, places: np.ndarray) -> np.ndarray:

@@ -12,30 +12,31 @@ from keras_sparse_ortho._checks import check_density, check_number, check_seed, 
 from keras_sparse_ortho._keras_internals import (
     Axes,
     Read,
-    add_tracked_weight,
-    adding_weights,
     check_assignments,
     check_given,
     create_along,
-    restored,
 )
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
 from keras_sparse_ortho.kernels import KernelLayout, Storage
-from keras_sparse_ortho.layers._blocks import (
+from keras_sparse_ortho.layers._block_grid import (
     LARGEST,
     BlockAxes,
     BlockGrid,
-    BlockOperands,
-    WholeKernel,
     check_block,
     pattern_of,
 )
+from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.orthogonal import Block, clear_padding, regular_blocks, slots_of
-from keras_sparse_ortho.parametrizations import WeightQuantizer, digest, quantized_value
+from keras_sparse_ortho.parametrizations import (
+    FakeQuantization,
+    checked_quantizer,
+    digest,
+    quantized_value,
+)
 
 ops = keras.ops
 _EXACT_ORTHOGONAL = "exact_orthogonal"
@@ -51,23 +52,10 @@ class BlockSparseLayer(keras.layers.Layer):
 
     The kernel, seen as a matrix of inputs x outputs, is cut into blocks of `r x c`: `I` input by
     `J` output blocks. Each output block has `k` live ones, each input block is used `J k / I`
-    times. The layer has three variables for it: `blocks` `(J, k, *taps, r, c)`, which are trained,
-    and `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand.
-    Subclasses name the Keras layer that they replace (`namesake`), call `_add_kernel` in
-    `build`, and implement `call`.
-
-    Args:
-        density: Live fraction, rounded to a possible `k / I`. `None` with `inputs_of`.
-        block: `(r, c)`, or one integer for both.
-        inputs_of: `(J, k)` integers, the live input blocks of each output block; `None` draws them.
-        kernel_initializer: `"exact_orthogonal"`, or an initializer of Keras. `VarianceScaling` and
-            its kin take the live inputs and outputs as fans.
-        gain: Scale of the exactly orthogonal kernel.
-        seed: Seed of places and values. `None` draws one from Python's `random`, as Keras does.
-        quantizer: Rounds the live blocks, e.g. `FakeQuantization("int8")`; see `quantize_aware`.
-        kernel_regularizer: For the live kernel as `(*taps, k r, outputs)`, one column per output.
-        kernel_constraint: For the same array.
-        **kwargs: As for the namesake.
+    times. There are three variables for it: `blocks` `(J, k, *taps, r, c)`, which are trained, and
+    `inputs_of` `(J, k)` and `slots_of` `(I, J k / I)`, the two lists of where they stand.
+    Subclasses name the Keras layer that they replace (`namesake`), call `_add_kernel` in `build`,
+    and implement `call`. For the arguments see `BlockSparseDense`.
     """
 
     namesake: ClassVar[Any]
@@ -89,7 +77,7 @@ class BlockSparseLayer(keras.layers.Layer):
         bias_constraint: Any = None,
         gain: float = 1.0,
         seed: int | None = None,
-        quantizer: WeightQuantizer | None = None,
+        quantizer: FakeQuantization | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(activity_regularizer=activity_regularizer, **kwargs)
@@ -113,7 +101,7 @@ class BlockSparseLayer(keras.layers.Layer):
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         _check_regularizer(self.kernel_regularizer)
-        self.quantizer = _restored_quantizer(quantizer)
+        self.quantizer = checked_quantizer(quantizer)
         self._grid: BlockGrid | None = None
         self._whole = WholeKernel()
         self._drawn_digest: int | None = None
@@ -167,8 +155,6 @@ class BlockSparseLayer(keras.layers.Layer):
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
-        if self.quantizer is not None:  # last, as where one is set later
-            self._build_quantizer()
 
     def _features(self, input_shape: Any, axis: int) -> int:
         """The size of an axis of the inputs, which the kernel has to know."""
@@ -217,11 +203,7 @@ class BlockSparseLayer(keras.layers.Layer):
         return self._wanted if self._grid is None else self._grid.density
 
     def set_blocks(self, blocks: Any, inputs_of: Any) -> None:
-        """Sets values and places of the live blocks, `(J, k, *taps, r, c)` and `(J, k)`.
-
-        Raises:
-            ValueError: Blocks of another shape, places that are not regular both ways.
-        """
+        """Sets values and places of the live blocks, `(J, k, *taps, r, c)` and `(J, k)`."""
         pattern = self.grid.check_pattern(inputs_of)
         if tuple(blocks.shape) != self.grid.blocks_shape:
             raise ValueError(
@@ -241,28 +223,22 @@ class BlockSparseLayer(keras.layers.Layer):
         found = live if whole is None else whole
         if self.quantizer is None:
             return found
-        blocks = self.quantizer(ops.convert_to_tensor(found.blocks))
+        blocks = self.quantizer(ops.convert_to_tensor(found.blocks), self._quantized_outputs)
         return dataclasses.replace(found, blocks=blocks)
 
-    def set_quantizer(self, quantizer: WeightQuantizer) -> None:
-        """Lets the live blocks of a built layer be quantized, see the argument `quantizer`.
-
-        Raises:
-            NotPrunableError: A layer that has a quantizer.
-        """
+    def set_quantizer(self, quantizer: FakeQuantization) -> None:
+        """Lets the live blocks of a built layer be quantized, see the argument `quantizer`."""
         if self.quantizer is not None:
             raise NotPrunableError(
                 f"The layer '{self.name}' is quantized already. Received: {self.quantizer!r}"
             )
-        self.quantizer = _restored_quantizer(quantizer)
-        with adding_weights(self):
-            self._build_quantizer()
+        self.quantizer = checked_quantizer(quantizer)
 
-    def _build_quantizer(self) -> None:
-        assert self.quantizer is not None
-        lines, *_, cols = self.grid.blocks_shape
-        outputs = (lines, *(1 for _ in self.grid.blocks_shape[2:]), cols)
-        self.quantizer.build(outputs, add_tracked_weight(self), lambda: to_numpy(self.blocks))
+    @property
+    def _quantized_outputs(self) -> tuple[int, ...]:
+        """The shape of one number for each output, which broadcasts to that of the blocks."""
+        lines, _, *inside, cols = self.grid.blocks_shape
+        return (lines, 1, *(1 for _ in inside), cols)
 
     # --- the dense kernel ------------------------------------------------------------------------
 
@@ -271,7 +247,7 @@ class BlockSparseLayer(keras.layers.Layer):
         pattern = to_numpy(self.inputs_of)
         blocks = to_numpy(self.blocks)
         if quantized:
-            blocks = quantized_value(self.quantizer, blocks)
+            blocks = quantized_value(self.quantizer, blocks, self._quantized_outputs)
         return self._shaped(self.grid.kernel(blocks, pattern))
 
     def mask_value(self) -> np.ndarray:
@@ -287,12 +263,7 @@ class BlockSparseLayer(keras.layers.Layer):
         return self._layout.to_canonical(kernel)[0, 0]
 
     def set_kernel(self, kernel: Any, mask: Any) -> None:
-        """Sets the live blocks from a dense kernel and its mask, both in the namesake's shape.
-
-        Raises:
-            LayoutError: A mask that is not one of whole blocks, as many in each line as the layer
-                has; a kernel that is not zero outside.
-        """
+        """Sets the live blocks from a dense kernel and a mask that fits the layer."""
         kernel, mask = np.asarray(kernel), np.asarray(mask, dtype=bool)
         for name, given in (("kernel", kernel), ("mask", mask)):
             if given.shape != self._kernel_shape:
@@ -314,7 +285,6 @@ class BlockSparseLayer(keras.layers.Layer):
         self.set_blocks(grid.blocks(self._matrix(kernel), pattern), pattern)
 
     def storages(self) -> dict[str, Storage]:
-        """The kernel, by the name that it has in the namesake."""
         return {} if self._grid is None else {"kernel": LiveBlocks(self)}
 
     # --- whether it is still as drawn ------------------------------------------------------------
@@ -329,11 +299,9 @@ class BlockSparseLayer(keras.layers.Layer):
         return drawn is not None and drawn == digest(to_numpy(self.blocks))
 
     def get_build_config(self) -> dict[str, Any]:
-        """Input shape, and what tells whether loaded blocks are as they were drawn."""
         return {**super().get_build_config(), "drawn_digest": self._drawn_digest}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Builds for that shape."""
         config = dict(config)
         drawn_digest = config.pop("drawn_digest", None)
         super().build_from_config(config)
@@ -347,12 +315,7 @@ class BlockSparseLayer(keras.layers.Layer):
             store[variable.name] = variable
 
     def load_own_variables(self, store: Any) -> None:
-        """Checks where the blocks stand before anything is changed.
-
-        Raises:
-            ValueError: A file with other variables, or with indices that are out of range, doubled
-                or not regular both ways.
-        """
+        """Checks where the blocks stand before anything is changed."""
         wanted = {variable.name: tuple(variable.shape) for variable in self.weights}
         found = {name: tuple(store[name].shape) for name in store.keys()}  # noqa: SIM118
         if found != wanted:
@@ -365,11 +328,6 @@ class BlockSparseLayer(keras.layers.Layer):
             assign(variable, store[variable.name])
 
     def set_weights(self, weights: list[Any]) -> None:
-        """The reverse of `get_weights`.
-
-        Raises:
-            ValueError: As `load_own_variables`; nothing is set then.
-        """
         check_given(self.weights, weights)
         super().set_weights(weights)
 
@@ -416,7 +374,6 @@ class BlockSparseLayer(keras.layers.Layer):
             assign(weights["bias"], to_numpy(ops.cast(self.bias, "float32")))
 
     def to_dense_layer(self) -> keras.layers.Layer:
-        """A plain Keras layer, built, with equal outputs; its kernel is zero outside the blocks."""
         plain = self.dense_layer()
         self.fill_dense_layer(plain)
         return plain
@@ -432,7 +389,6 @@ class BlockSparseLayer(keras.layers.Layer):
     # --- Keras -----------------------------------------------------------------------------------
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Refused."""
         # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
         raise NotImplementedError(
             f"The layer '{self.name}' cannot be quantized: {_QUANTIZATION}. "
@@ -440,7 +396,6 @@ class BlockSparseLayer(keras.layers.Layer):
         )
 
     def enable_lora(self, *args: Any, **kwargs: Any) -> None:
-        """Refused."""
         raise NotPrunableError(
             f"LoRA cannot be enabled on '{self.name}': its update of the kernel is dense, and the "
             "layer has no dense kernel. Strip the model first (keras_sparse_ortho.strip), and "
@@ -448,7 +403,6 @@ class BlockSparseLayer(keras.layers.Layer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         config = {
             **super().get_config(),
             "kernel_initializer": _serialized(self.kernel_initializer),
@@ -484,27 +438,14 @@ def _restored(initializer: Any, places_given: bool) -> Any:
             )
         return initializer
     found = keras.initializers.get(initializer)
-    kinds = keras.initializers
-    fits = isinstance(found, kinds.Initializer) and not hasattr(found, "sample")
-    unfit = isinstance(found, kinds.Orthogonal | kinds.Identity)
-    if not callable(found) or unfit or not (fits or not isinstance(found, kinds.Initializer)):
+    unfit = isinstance(found, keras.initializers.Orthogonal | keras.initializers.Identity)
+    if not callable(found) or unfit or hasattr(found, "sample"):
         raise ValueError(
             'A kernel of live blocks starts from "exact_orthogonal", or from an initializer of '
             "Keras that draws all entries alike. "
             f"Received: kernel_initializer={initializer!r}"
         )
     return found
-
-
-def _restored_quantizer(quantizer: Any) -> WeightQuantizer | None:
-    """A quantizer, or one from a configuration, of which the layer has its own."""
-    found = restored(quantizer) if isinstance(quantizer, dict) else quantizer
-    if found is None or isinstance(found, WeightQuantizer):
-        return None if found is None else found.clone()
-    raise ValueError(
-        "`quantizer` must be a WeightQuantizer, such as FakeQuantization('int8'), or None. "
-        f"Received: {quantizer=}"
-    )
 
 
 def _serialized(initializer: Any) -> Any:

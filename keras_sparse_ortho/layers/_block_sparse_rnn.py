@@ -108,7 +108,6 @@ class GatesOnBlocks(_Cell):
         return {name: own for name, own in made.items() if isinstance(own, BlockSparseGates)}
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         (density, block), (recurrent_density, recurrent_block) = self._blocks.values()
         return {
             **super().get_config(),
@@ -128,8 +127,8 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
         c' = sigmoid(f) c + sigmoid(i) tanh(g),    h' = sigmoid(o) tanh(c')
 
     `K`, `(inputs, 4 units)`, and `R`, `(units, 4 units)`, are four matrices side by side, one for
-    each gate. Each is of regular blocks and exactly orthogonal, with the same number of live
-    blocks in every line.
+    each gate. Each is of regular blocks and exactly orthogonal, with the same number of live blocks
+    in every line.
 
     Args:
         units: As for LSTMCell; a multiple of `c`.
@@ -157,14 +156,12 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
 
     Reference:
 
-    - Narang, Undersander and Diamos, "Block-sparse recurrent neural networks" (2017),
-      arXiv 1711.02782
+    - Narang, Undersander and Diamos (2017), arXiv 1711.02782
     """
 
     gates = 4
 
     def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
-        """A step."""
         hidden, carry = states
         parts = ops.split(self._read(inputs, training) + self._remembered(hidden), 4, axis=-1)
         opened = self.recurrent_activation
@@ -183,15 +180,8 @@ class BlockSparseGRUCell(GatesOnBlocks, keras.layers.GRUCell):
         (z, r, g) = x K + b,    (z', r', g') = h R + b',
         h' = u h + (1 - u) tanh(g + sigmoid(r + r') g'),    u = sigmoid(z + z')
 
-    See `BlockSparseLSTMCell`; there are three gates here, and `reset_after` must be True.
-
-    Args:
-        units: As for GRUCell; a multiple of `c`.
-        **kwargs: As for `BlockSparseLSTMCell` and GRUCell.
-
-    Raises:
-        LayoutError, DensityError, NotPrunableError: As for `BlockSparseLSTMCell`; the last also for
-            `reset_after=False`, in which two kernels follow each other.
+    The arguments are those of `BlockSparseLSTMCell` and GRUCell. `reset_after=False`, in which two
+    kernels follow each other, is refused.
 
     Example:
 
@@ -205,7 +195,6 @@ class BlockSparseGRUCell(GatesOnBlocks, keras.layers.GRUCell):
     gates = 3
 
     def call(self, inputs: Any, states: Any, training: bool = False) -> Any:
-        """A step."""
         hidden = states[0] if isinstance(states, list | tuple) else states
         given = ops.split(self._read(inputs, training), 3, axis=-1)
         remembered = self._remembered(hidden)
@@ -274,7 +263,6 @@ class BlockSparseRNN(keras.layers.RNN):
             return super().inner_loop(products, initial_state, mask, training)
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         config = super().get_config()
         # Built alone, before its layer, the cell's variables would not be named below the layer:
         # torch tells the parameters of Bidirectional apart by their paths.
@@ -284,19 +272,16 @@ class BlockSparseRNN(keras.layers.RNN):
     # --- storages --------------------------------------------------------------------------------
 
     def storages(self) -> dict[str, Storage]:
-        """The kernels on blocks, by the names that they have below the plain layer."""
         cell = self.cell
         return {
             f"{cell.name}/{key}": GateBlocks(own, cell) for key, own in cell.on_blocks().items()
         }
 
     def get_build_config(self) -> dict[str, Any]:
-        """Input shape, and what tells whether loaded blocks are as they were drawn."""
         drawn = {key: own._drawn_digest for key, own in self.cell.on_blocks().items()}
         return {**super().get_build_config(), "drawn_digests": drawn}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Builds for that shape."""
         config = dict(config)
         drawn = config.pop("drawn_digests", {})
         super().build_from_config(config)
@@ -306,7 +291,6 @@ class BlockSparseRNN(keras.layers.RNN):
     # --- the plain layer -------------------------------------------------------------------------
 
     def dense_layer(self) -> Any:
-        """The LSTM or GRU with the same settings, not built."""
         kind = next(plain for plain, cell in CELLS.items() if isinstance(self.cell, cell))
         config = kind(1).cell.get_config()
         known = {key: value for key, value in self.cell.get_config().items() if key in config}
@@ -315,7 +299,6 @@ class BlockSparseRNN(keras.layers.RNN):
         return plain
 
     def to_dense_layer(self) -> Any:
-        """A plain Keras layer, built, with equal outputs; kernels are zero outside the blocks."""
         plain = self.dense_layer()
         plain.build((None, None, _features(self.cell)))
         own = {variable.name: variable for variable in self.cell._trainable_variables}
@@ -327,7 +310,6 @@ class BlockSparseRNN(keras.layers.RNN):
         return plain
 
     def build_like(self, plain: Any) -> None:
-        """Builds the layer for the inputs of a plain one, and copies what is not on blocks."""
         if not self.built:
             self.build((None, None, _features(plain.cell)))
         given = {variable.name: variable for variable in plain.cell.weights}
@@ -336,7 +318,6 @@ class BlockSparseRNN(keras.layers.RNN):
                 assign(variable, ops.copy(given[variable.name].value))
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Refused."""
         # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
         raise NotImplementedError(
             f"The layer '{self.name}' cannot be quantized: strip the model first "
@@ -347,13 +328,7 @@ class BlockSparseRNN(keras.layers.RNN):
 def recurrent_like(
     plain: Any, sizes: dict[str, tuple[float, Any]], seed: int | None
 ) -> BlockSparseRNN:
-    """The layer on blocks with the settings of an LSTM or GRU, not built.
-
-    Args:
-        plain: The layer.
-        sizes: Density and block of the kernels that are to be on blocks, by name.
-        seed: Of what is drawn.
-    """
+    """The layer on blocks, not built, for an LSTM or GRU; `sizes` has density and block by name."""
     (density, block), (recurrent, recurrent_block) = (sizes.get(k, (None, 32)) for k in _KERNELS)
     config = {**plain.cell.get_config(), "density": density, "block": block, "seed": seed}
     config |= {"recurrent_density": recurrent, "recurrent_block": recurrent_block}

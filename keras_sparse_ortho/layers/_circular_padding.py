@@ -14,10 +14,9 @@ class CircularPadding(keras.layers.Layer):
 
         y[p] = x[(p - before) mod size]    for 0 <= p < before + size + after
 
-    Before a convolution with `padding="valid"` this makes it circular: each of the `size / strides`
-    positions of the output sees a whole window, and none a border of zeros. Keras' convolutions do
-    not know this padding. Kernels drawn with `taps="shift"` are exact isometries then (see
-    `keras_sparse_ortho.orthogonal.exact_orthogonal`), and `taps="auto"` takes it into account.
+    Before a convolution with `padding="valid"` this makes it circular: each position of the output
+    sees a whole window, and none a border of zeros. Kernels drawn with `taps="shift"` are exact
+    isometries then, and `taps="auto"` takes it into account.
 
     Args:
         padding: What a window of `k` taps needs is `k - 1` in all. An integer for both ends of all
@@ -31,9 +30,8 @@ class CircularPadding(keras.layers.Layer):
         ValueError: A `padding` that is none, or is not one of as many axes as the input has; an
             axis that is shorter than its padding.
 
-    Limits: the size of an axis must be a multiple of the convolution's stride, or its output is
-    longer than the circle. A plain model (`strip`) keeps this layer, so that it needs this package
-    to be loaded; exported files do not.
+    Limits: the size of an axis must be a multiple of the convolution's stride. A plain model
+    (`strip`) keeps this layer, so it needs this package to be loaded; exported files do not.
 
     Example:
 
@@ -59,7 +57,6 @@ class CircularPadding(keras.layers.Layer):
             )
 
     def call(self, inputs: Any) -> Any:
-        """Concatenates the ends."""
         for axis, before, after in self._ends(tuple(inputs.shape)):
             size = inputs.shape[axis]
             size = keras.ops.shape(inputs)[axis] if size is None else size
@@ -73,7 +70,6 @@ class CircularPadding(keras.layers.Layer):
         return inputs
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
-        """Each spatial axis is longer by its padding."""
         shape = list(input_shape)
         for axis, before, after in self._ends(tuple(input_shape)):
             size = shape[axis]
@@ -81,11 +77,9 @@ class CircularPadding(keras.layers.Layer):
         return tuple(shape)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """In the dtype of the input."""
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), inputs.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """All constructor arguments."""
         return {**super().get_config(), "padding": self.padding, "data_format": self.data_format}
 
     def _ends(self, shape: tuple[int | None, ...]) -> list[tuple[int, int, int]]:

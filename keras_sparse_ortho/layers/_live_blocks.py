@@ -27,12 +27,10 @@ class LiveBlocks(Storage):
 
     @property
     def weight(self) -> PrunableWeight:
-        """Its variable are the blocks."""
         return self._weight
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the namesake's kernel."""
         shape: tuple[int, ...] = self._layer._kernel_shape
         return shape
 
@@ -48,28 +46,22 @@ class LiveBlocks(Storage):
 
     @property
     def live(self) -> int:
-        """Number of live entries."""
         return int(self._layer.grid.live)
 
     @property
     def quantizer(self) -> Any:
-        """What rounds the live blocks."""
         return self._layer.quantizer
 
     def value(self) -> np.ndarray:
-        """The dense kernel."""
         return self._layer.kernel_value()
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
-        """The same before it is quantized."""
         return self._layer.kernel_value(quantized=False)
 
     def mask_value(self) -> np.ndarray:
-        """Which entries are live."""
         return self._layer.mask_value()
 
     def assign_raw(self, value: Any) -> None:
-        """Sets the live blocks to those of a dense kernel."""
         assign(self._layer.blocks, self.slot_from_dense(to_numpy(value)))
 
     def set_kernel(self, kernel: Any, mask: Any) -> None:
@@ -82,20 +74,15 @@ class LiveBlocks(Storage):
         self.mark_as_drawn()
 
     def support(self) -> list[Any]:
-        """The two lists of where the blocks stand, and what their quantizer has."""
-        quantizer = self._layer.quantizer
-        own = [] if quantizer is None else quantizer.variables
-        return [self._layer.inputs_of, self._layer.slots_of, *own]
+        return [self._layer.inputs_of, self._layer.slots_of]
 
     @property
     def drawn_by(self) -> ExactOrthogonal:
-        """The initializer that draws such blocks."""
         layer = self._layer
         structure = Block(*layer.block, regular=True)
         return ExactOrthogonal(layer.density, layer.gain, seed=layer.seed, structure=structure)
 
     def is_as_drawn(self) -> bool:
-        """Whether the live blocks are what an orthogonal initializer has drawn."""
         return self._layer.is_as_drawn()
 
     def mark_as_drawn(self) -> None:
@@ -103,25 +90,21 @@ class LiveBlocks(Storage):
         self._layer.mark_as_drawn()
 
     def live_places(self) -> np.ndarray:
-        """Which blocks are live, `(I, J)`."""
         grid, pattern = self._layer.grid, to_numpy(self._layer.inputs_of)
         live = np.zeros((grid.in_blocks, grid.out_blocks), dtype=bool)
         live[pattern, np.arange(grid.out_blocks)[:, None]] = True
         return live
 
     def live_sums(self) -> np.ndarray:
-        """Sums over live blocks, `(I, J)`."""
         grid, sums = self._layer.grid, block_sums(to_numpy(self._layer.blocks))
         found = np.zeros((grid.in_blocks, grid.out_blocks), dtype=sums.dtype)
         found[to_numpy(self._layer.inputs_of), np.arange(grid.out_blocks)[:, None]] = sums
         return found
 
     def place_sums(self, gradient: Any) -> np.ndarray:
-        """Sums over blocks, `(I, J)`."""
         return block_sums(gradient).T
 
     def move(self, live: Any, optimizer: Any) -> None:
-        """Moves blocks, and the optimizer's slots of each."""
         pattern, source = self.moves(live)
         self._layer.set_blocks(moved(to_numpy(self._layer.blocks), source, 0.0), pattern)
         move_slots(optimizer, self._layer.blocks, source)
@@ -155,13 +138,11 @@ class LiveBlocks(Storage):
         return self._layer.grid.whole(blocks, to_numpy(self._layer.inputs_of))
 
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
-        """A slot of the blocks in the kernel's shape, `start` where no block is live."""
         layer = self._layer
         kernel = layer._shaped(layer.grid.kernel(slot, to_numpy(layer.inputs_of)))
         return np.where(self.mask_value(), kernel, np.asarray(start, kernel.dtype))
 
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
-        """What an array of the kernel's shape holds at the live blocks."""
         layer = self._layer
         return layer.grid.blocks(layer._matrix(slot), to_numpy(layer.inputs_of))
 

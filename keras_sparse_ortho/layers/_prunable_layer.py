@@ -14,7 +14,6 @@ from keras_sparse_ortho._keras_internals import (
     DeferredVariables,
     VariableOverrides,
     WrapperBuiltByCalls,
-    adding_weights,
     adopt_call_interface,
     along_kernel,
     check_given,
@@ -35,7 +34,6 @@ from keras_sparse_ortho.kernels import (
     select,
     walk,
 )
-from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._shown_layer import ShownLayer
 from keras_sparse_ortho.layers._wrappable import (
@@ -44,10 +42,11 @@ from keras_sparse_ortho.layers._wrappable import (
     variable_dtype,
 )
 from keras_sparse_ortho.parametrizations import (
+    FakeQuantization,
     FixedMask,
     LowRankSoftThreshold,
     Parametrization,
-    WeightQuantizer,
+    checked_quantizer,
     refuse_compact,
 )
 
@@ -68,7 +67,7 @@ class _State:
         self.layer_weights: list[Any] = []
         self.undo: list[Callable[[], None]] = []
         self.names: list[str] = []
-        self.quantizer: WeightQuantizer | None = None
+        self.quantizer: FakeQuantization | None = None
 
     def creating(self, layer: Any) -> contextlib.AbstractContextManager[None]:
         """Inside, a layer creates its variables without values, if some are to get none.
@@ -133,25 +132,25 @@ class PrunableLayer(WrapperBuiltByCalls):
     variable is overridden while the layer runs, and nothing else is touched. So any layer can be
     wrapped (Dense, convolutions, recurrent layers, Bidirectional, TimeDistributed,
     MultiHeadAttention, blocks of layers), gradients are those of the effective weight, and moving
-    averages, seed states and losses of the layer work as ever.
+    averages, seed states and losses of the layer work as without.
 
     Args:
         layer: The Keras layer, built or not. Its weights are kept.
-        parametrization: How effective weights come about: a `Parametrization` as a template for
-            every weight, or a dict from weight name to one (`"kernel"`, or `"query/kernel"` below
-            the layer). Default: `FixedMask()`, which adopts the mask of the layer's initializer.
+        parametrization: A `Parametrization` as a template for every weight, or a dict from weight
+            name to one (`"kernel"`, or `"query/kernel"` below the layer). Default: `FixedMask()`,
+            which adopts the mask of the layer's initializer.
         weights: Which weights, where `parametrization` is no dict: names or regular expressions
             relative to the layer (one or a list), or a predicate of a `PrunableWeight`. Default:
             all kernels and embeddings that `keras_sparse_ortho.initializers.kernel_layouts` knows.
-            In a configuration only `.*` is a pattern; one that is built saves exact names.
-        quantizer: What rounds the effective weights, such as `FakeQuantization("int8")`, a template
-            for every weight; see `quantize_aware`. Default: nothing does.
+            In a configuration only `.*` is a pattern.
+        quantizer: What rounds the effective weights, such as `FakeQuantization("int8")`; see
+            `quantize_aware`. Default: nothing does.
         name: Default: the name of the layer.
         **kwargs: As for `keras.layers.Layer`.
 
     Raises:
-        NotPrunableError: For a layer without kernels, one that is wrapped or quantized already,
-            one with LoRA, and SpectralNormalization.
+        NotPrunableError: For a layer without kernels, one that is wrapped or quantized already, one
+            with LoRA, and SpectralNormalization.
 
     Limits: the cell of a `keras.layers.RNN` cannot be wrapped by itself; wrap the RNN layer.
 
@@ -165,10 +164,6 @@ class PrunableLayer(WrapperBuiltByCalls):
     ... ])
     >>> model.layers[0].prunable_weights
     [<dense/kernel shape=(64, 32), density=0.100098>]
-
-    Reference:
-
-    - Nowak et al. (ICML 2024), arXiv 2406.01755, for training with fixed masks
     """
 
     transparent_path = True
@@ -180,7 +175,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         parametrization: Parametrization | Mapping[str, Parametrization] | None = None,
         *,
         weights: Selection = None,
-        quantizer: WeightQuantizer | None = None,
+        quantizer: FakeQuantization | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -205,7 +200,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
         self._state = _State(_checked(parametrization), weights)
-        self._state.quantizer = _checked_quantizer(quantizer)
+        self._state.quantizer = checked_quantizer(quantizer)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -217,7 +212,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         self._state.draws = draws if self._state.draws is None else self._state.draws
 
     def build(self, input_shape: Any = None) -> None:
-        """Builds the layer, if need be, and the state of the parametrizations."""
         with self.building():
             super().build(input_shape)
         template = self._state.template
@@ -241,10 +235,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             for weight in chosen:
                 weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
                 self._parametrize(weight, own[weight.path].clone())
-            if self._state.quantizer is not None:  # after all others, as where one is set later
-                self._refuse_products()
-                for path, parametrization in self._state.parametrized.items():
-                    self._quantize(path, parametrization)
+            if self._state.quantizer is not None:
+                self._quantize(self._state.quantizer)
         except Exception:
             # The layer is the user's: it gets back what has been taken out of it.
             self._state.detach()
@@ -281,48 +273,30 @@ class PrunableLayer(WrapperBuiltByCalls):
 
         return add_weight
 
-    def _quantize(self, path: str, parametrization: Parametrization) -> None:
-        """Gives the weight at a path below the layer a quantizer of the template's kind."""
-        assert self._state.quantizer is not None
-        weight = dataclasses.replace(parametrization.weight, path=path)
-        quantizer = self._state.quantizer.clone()
-        parametrization.quantizer = None  # its value is the one to be quantized
-        quantizer.build(weight.outputs_shape, self._add_weight_for(weight), parametrization.value)
-        parametrization.quantizer = quantizer
-
-    def set_quantizer(self, quantizer: WeightQuantizer) -> None:
-        """Lets the effective weights of a built layer be quantized, see the argument `quantizer`.
-
-        Raises:
-            NotPrunableError: A layer that has a quantizer, or whose kernel is a product.
-        """
+    def set_quantizer(self, quantizer: FakeQuantization) -> None:
+        """Lets the effective weights of a built layer be quantized, see the argument."""
         held = self._state.parametrized
         if self._state.quantizer is not None or not held:
             raise NotPrunableError(
                 f"The layer '{self.name}' must be built, and not quantized yet. Received: "
                 f"quantizer={self._state.quantizer!r} of {'a' if held else 'an un'}built layer"
             )
-        self._refuse_products()
-        self._state.quantizer = _checked_quantizer(quantizer)
-        with adding_weights(self):
-            for path, own in held.items():
-                self._quantize(path, own)
+        self._quantize(quantizer)
 
-    def _refuse_products(self) -> None:
-        for own in self._state.parametrized.values():
+    def _quantize(self, quantizer: FakeQuantization) -> None:
+        held = self._state.parametrized.values()
+        for own in held:
             if isinstance(own, LowRankSoftThreshold):
                 raise NotPrunableError(
                     f"The weight '{own.weight.path}' is a product of two factors, whose integers "
                     "would be lost when it is stripped. Leave it out. "
                     f"Received: {type(own).__name__}"
                 )
+        self._state.quantizer = checked_quantizer(quantizer)
+        for own in held:
+            own.quantizer = self._state.quantizer
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer with its effective weights."""
-        own = self._state.parametrized.values()
-        return call_by_shard(self, own, self._call_layer, args, kwargs)
-
-    def _call_layer(self, *args: Any, **kwargs: Any) -> Any:
         with self._effective_weights(after=args):
             return self.layer(*args, **kwargs)
 
@@ -361,19 +335,11 @@ class PrunableLayer(WrapperBuiltByCalls):
         return dict(self._state.parametrized)
 
     def get_weights(self) -> list[Any]:
-        """The values of the layer's weights as it has them, then masks, thresholds and their kin.
-
-        (`weights` has those first, as optimizers count trainable thresholds in their files.)
-        """
+        """The values of the layer's weights in its order, then masks and thresholds."""
         return [to_numpy(variable) for variable in self._in_order_of_layer()]
 
     def set_weights(self, weights: list[Any]) -> None:
-        """The reverse of `get_weights`.
-
-        Raises:
-            ValueError: Arrays of other shapes, or indices that are not those of a kernel; nothing
-                is set then.
-        """
+        """The reverse of `get_weights`; nothing is set if an array does not fit."""
         known = self._in_order_of_layer()
         check_given(known, weights)
         given = {id(variable): value for variable, value in zip(known, weights, strict=False)}
@@ -387,10 +353,7 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     @property
     def layer_weights(self) -> list[Any]:
-        """The weights of the layer inside, with those that have no dense variable in their places.
-
-        These have shape, dtype and path, but no value; see `parametrizations.CompactMask`.
-        """
+        """The weights of the layer inside; those in compact storage have no value."""
         return list(self._state.layer_weights)
 
     @property
@@ -418,7 +381,6 @@ class PrunableLayer(WrapperBuiltByCalls):
     # --- `kernels.SparseLayer` -------------------------------------------------------------------
 
     def storages(self) -> dict[str, Parametrization]:
-        """The parametrizations."""
         return self.parametrizations
 
     def to_dense_layer(self) -> Any:
@@ -427,7 +389,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         return self.layer
 
     def get_config(self) -> dict[str, Any]:
-        """The layer and the settings of its parametrizations, weight by weight once built."""
         return {**self.wrapper_config(), "layer": self.layer_config()}
 
     def wrapper_config(self) -> dict[str, Any]:
@@ -453,7 +414,6 @@ class PrunableLayer(WrapperBuiltByCalls):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> PrunableLayer:
-        """The reverse of `get_config`; ValueError for what is no configuration of a wrapper."""
         given, names = _restored(config, custom_objects)
         wrapper = cls(**given)
         wrapper._state.names, wrapper._state.from_file = names, True
@@ -485,7 +445,7 @@ def _restored(
         )
     single = "class_name" in found
     given["parametrization"] = restore(found) if single else {k: restore(found[k]) for k in found}
-    for key in ("layer", "weights", "quantizer"):
+    for key in ("layer", "weights"):
         if isinstance(given.get(key), dict):
             given[key] = restore(given[key])
     return given, names
@@ -525,15 +485,6 @@ def _checked(parametrization: Any) -> Any:
     raise ValueError(
         "`parametrization` must be a Parametrization, or a dict from weight name to one. "
         f"Received: parametrization={parametrization!r}"
-    )
-
-
-def _checked_quantizer(quantizer: Any) -> WeightQuantizer | None:
-    if quantizer is None or isinstance(quantizer, WeightQuantizer):
-        return quantizer
-    raise ValueError(
-        "`quantizer` must be a WeightQuantizer, such as FakeQuantization('int8'), or None. "
-        f"Received: {quantizer=}"
     )
 
 

@@ -53,8 +53,8 @@ def refuse_dense_updates(layer: Any) -> Callable[[], None]:
     def enable_lora(*args: Any, **kwargs: Any) -> None:
         raise NotPrunableError(
             f"LoRA cannot be enabled on '{layer.name}' while it is wrapped: Keras' update of the "
-            "kernel is dense. keras_sparse_ortho.enable_lora(model, rank) trains one under the "
-            "mask. Strip the model first (keras_sparse_ortho.strip) for a dense one. "
+            "kernel is dense. Strip the model first (keras_sparse_ortho.strip), and enable it on "
+            "the plain one. "
             f"Received: enable_lora of {type(layer).__name__}"
         )
 

@@ -11,7 +11,6 @@ from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
 from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density
 from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
 from keras_sparse_ortho.models._convert import convert
-from keras_sparse_ortho.models._enable_lora import enable_lora
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
 from keras_sparse_ortho.models._load_dense_weights import load_dense_weights
@@ -43,7 +42,6 @@ __all__ = [
     "StatelessLoss",
     "apply",
     "convert",
-    "enable_lora",
     "kernel_positions",
     "load_dense_weights",
     "prunable_weights",

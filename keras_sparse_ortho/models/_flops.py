@@ -14,7 +14,6 @@ from keras_sparse_ortho._keras_internals import ConvLSTMCell
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
     are_experts,
-    find_kernels,
     is_table,
     walk,
 )
@@ -22,7 +21,6 @@ from keras_sparse_ortho.layers import (
     BlockSparseConv,
     BlockSparseDense,
     BlockSparseEinsumDense,
-    ScannedStack,
 )
 from keras_sparse_ortho.models._zero_states import from_zero_states
 
@@ -178,15 +176,6 @@ def _convolution(layer: Any, inputs: Any, outputs: Any) -> int:
 @kernel_positions.register(L.Conv3DTranspose)
 def _transposed_convolution(layer: Any, inputs: Any, outputs: Any) -> int:
     return _spatial(layer, inputs)
-
-
-@kernel_positions.register(ScannedStack)
-def _stack(layer: Any, inputs: Any, outputs: Any) -> int | None:
-    owners = {id(weight.owner): weight.owner for weight in find_kernels(layer.layer, "")}
-    if len(owners) != 1:
-        return None  # which of them sees what is not known
-    (owner,) = owners.values()
-    return kernel_positions(owner, inputs, outputs)
 
 
 @kernel_positions.register(L.EinsumDense)

@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_sparse_ortho.initializers import AnyDraw
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.parametrizations import Parametrization, WeightQuantizer
+from keras_sparse_ortho.parametrizations import FakeQuantization, Parametrization
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Target:
     draw: AnyDraw | None = None
     parametrization: Parametrization | None = None
     block: tuple[int, int] | None = None
-    quantizer: WeightQuantizer | None = None
+    quantizer: FakeQuantization | None = None
 
     @property
     def is_compact(self) -> bool:

@@ -11,8 +11,7 @@ from keras_sparse_ortho._keras_internals import VariableOverrides, own_variables
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import storages_of, walk
-from keras_sparse_ortho.layers import ScannedStack
+from keras_sparse_ortho.kernels import RepeatedLayer, storages_of, walk
 from keras_sparse_ortho.models._flops import open_specs
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.models._zero_states import from_zero_states
@@ -32,7 +31,7 @@ class SameFunction:
         self._divided = tuple(
             f"{path}/"
             for layer, path in walk(model, "")
-            if isinstance(layer, ScannedStack)
+            if isinstance(layer, RepeatedLayer)
             or any(isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values())
         )
         self._kernels, self._others = self._weights_of(model)

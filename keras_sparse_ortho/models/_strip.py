@@ -9,8 +9,8 @@ from keras_sparse_ortho._keras_internals import maps_one_tensor
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import is_sparse_layer, storages_of, walk
-from keras_sparse_ortho.layers import ScannedStack, plain_layer
+from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer, storages_of, walk
+from keras_sparse_ortho.layers import plain_layer
 from keras_sparse_ortho.models._apply import verb
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
 from keras_sparse_ortho.models._plan import Plan, Target
@@ -69,7 +69,7 @@ def strip(model: keras.Model) -> Plan:
 
     def around(layer: Any, own: Any, make: Callable[[], Any]) -> Any:
         stack = own.layer if is_sparse_layer(own) and hasattr(own, "layer") else own
-        if isinstance(stack, ScannedStack):
+        if isinstance(stack, RepeatedLayer):
             return _unrolled(stack, own)
         new = _thin_layers(own) if id(layer) in in_graphs else None
         if new is None:

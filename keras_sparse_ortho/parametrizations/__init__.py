@@ -1,37 +1,32 @@
 """How a raw variable becomes the effective weight of its layer."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.parametrizations._compact_mask import CompactMask
-from keras_sparse_ortho.parametrizations._compact_mask import refuse_compact as refuse_compact
+from keras_sparse_ortho.parametrizations._compact_mask import CompactMask, refuse_compact
+from keras_sparse_ortho.parametrizations._fake_quantization import (
+    FakeQuantization,
+    checked_quantizer,
+    quantized_value,
+)
 from keras_sparse_ortho.parametrizations._feather import Feather
-from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask
-from keras_sparse_ortho.parametrizations._fixed_mask import digest as digest
-from keras_sparse_ortho.parametrizations._learnt_scale import LearntScale
+from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
 from keras_sparse_ortho.parametrizations._learnt_threshold import (
     LearntThreshold,
     ThresholdFunction,
+    critical_offsets,
+    threshold_function,
 )
-from keras_sparse_ortho.parametrizations._learnt_threshold import (
-    threshold_function as threshold_function,
-)
-from keras_sparse_ortho.parametrizations._low_rank_adaptation import LowRankAdaptation
 from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold
-from keras_sparse_ortho.parametrizations._palette import Palette
 from keras_sparse_ortho.parametrizations._parametrization import Parametrization
 from keras_sparse_ortho.parametrizations._scheduled_mask import (
     MagnitudeMask,
     ScheduledMask,
     StraightThroughTopK,
-)
-from keras_sparse_ortho.parametrizations._scheduled_mask import (
-    warn_unless_updated as warn_unless_updated,
+    warn_unless_updated,
 )
 from keras_sparse_ortho.parametrizations._soft_threshold import (
     ChannelSoftThreshold,
     SoftThreshold,
 )
-from keras_sparse_ortho.parametrizations._weight_quantizer import FakeQuantization, WeightQuantizer
-from keras_sparse_ortho.parametrizations._weight_quantizer import quantized_value as quantized_value
 
 # Public; the other names above are for the other rooms.
 __all__ = [
@@ -40,18 +35,13 @@ __all__ = [
     "FakeQuantization",
     "Feather",
     "FixedMask",
-    "LearntScale",
     "LearntThreshold",
-    "LowRankAdaptation",
     "LowRankSoftThreshold",
     "MagnitudeMask",
-    "Palette",
     "Parametrization",
     "ScheduledMask",
     "SoftThreshold",
     "StraightThroughTopK",
-    "ThresholdFunction",
-    "WeightQuantizer",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

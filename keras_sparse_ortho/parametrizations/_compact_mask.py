@@ -25,8 +25,8 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations._fake_quantization import quantized_value
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
-from keras_sparse_ortho.parametrizations._weight_quantizer import quantized_value
 
 _LARGEST = 2**31 - 1
 _SUMS_OVER_ENTRIES = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
@@ -40,34 +40,24 @@ class CompactMask(FixedMask):
 
         vec(K)[indices] = values, and 0 elsewhere;  dL/dvalues = vec(dL/dK)[indices]
 
-    The dense kernel is a temporary of the step. There is no dense variable, no dense gradient that
-    is kept, and no dense optimizer slot: at density 0.1, weights, Adam's moments and files take a
-    tenth of what they take dense, and the indices as much as the values. Outputs, gradients and
-    training are those of a `FixedMask` up to rounding: masked weights, moments and averages are
-    zeros there, and are left out here.
+    The dense kernel is a temporary of the step: at density 0.1, weights, Adam's moments and files
+    take a tenth of what they take dense, and the indices as much as the values. Outputs, gradients
+    and training are those of a `FixedMask` up to rounding. The arguments are those of `FixedMask`.
 
     The layer's own variable keeps shape, dtype and path, but has no value outside of the calls of
-    its layer: read `keras_sparse_ortho.prunable_weights(model)`, whose `value()` is dense.
-
-    Args:
-        density: Live fraction, in (0, 1], or `None`; for where the mask comes from see `FixedMask`.
-        mask: Bool array of the weight's shape, or `None`.
-        initializer: One of our initializers, or `None`.
-        drawn_digest: From a configuration: a digest of the weight as it was drawn.
+    its layer: read `keras_sparse_ortho.prunable_weights(model)`, whose `value` is dense.
 
     Raises:
-        NotPrunableError: When built: as `FixedMask`; a kernel of 2**31 entries and more, whose flat
-            indices are no int32; one with a constraint other than `NonNeg`, which needs the whole
-            kernel after every update; a custom layer that overrides `save_own_variables`.
+        NotPrunableError: When built: as `FixedMask`; a kernel of 2**31 entries and more; one with a
+            constraint other than `NonNeg`, which needs the whole kernel after every update; a
+            custom layer that overrides `save_own_variables`.
         DensityError: As `FixedMask`.
 
-    Limits: a step costs about what the dense one does. A compiled step makes each dense kernel when
-    its layer is called, and keeps it for the gradients: at their largest, temporaries hold one
-    dense kernel for each layer. Optimizers that treat matrices specially (Adafactor, Muon)
-    see a vector. Regularizers other than L1 and L2 are those of the effective kernel; with
-    masks some move raw weights that are not live.
-    What needs the dense raw weight is refused: learnt and scheduled masks, LoRA and `quantize`
-    (convert with `keras_sparse_ortho.convert`, or strip).
+    Limits: a step costs about what the dense one does, and at its largest its temporaries hold one
+    dense kernel for each layer. Optimizers that treat matrices specially (Adafactor, Muon) see a
+    vector. Regularizers other than L1 and L2 are those of the effective kernel. What needs the
+    dense raw weight is refused: learnt and scheduled masks, LoRA and `quantize` (convert with
+    `keras_sparse_ortho.convert`, or strip).
 
     Example:
 
@@ -77,8 +67,6 @@ class CompactMask(FixedMask):
     >>> layer.build((None, 16))
     >>> [(weight.name, tuple(weight.shape)) for weight in layer.weights]
     [('kernel_values', (32,)), ('bias', (8,)), ('kernel_indices', (32,))]
-    >>> layer.prunable_weights
-    [<d/kernel shape=(16, 8), density=0.25>]
     """
 
     compact = True
@@ -103,7 +91,6 @@ class CompactMask(FixedMask):
         self._drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates values and indices, and takes the weight's own variable out of its layer."""
         refuse_compact(weight)
         variable = self.kernel = weight.variable
         self._source, self._has_value = value_source(variable)
@@ -148,51 +135,38 @@ class CompactMask(FixedMask):
     def current(self, after: Any = None) -> Any:
         """The dense kernel; that of the enclosing scope, if it has one, as for dense gradients."""
         given = value_in_scope(self.kernel)
-        if given is None and self.quantizer is not None and self.quantizer.entry_by_entry:
-            return self.effective(self.quantizer(self.values.value), after)
         return self.quantized(self.effective(self.values.value, after) if given is None else given)
 
     @property
     def layer_variable(self) -> Any:
-        """The kernel of the layer, which holds no value."""
         return self.kernel
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the dense kernel."""
         return tuple(self.kernel.shape)
 
     @property
     def live(self) -> int:
-        """Number of live entries."""
         return int(self.values.shape[0])
 
     def value(self) -> np.ndarray:
-        """The dense kernel as a NumPy array (bfloat16 as float32)."""
-        return quantized_value(self.quantizer, self.raw_value())
+        return quantized_value(self.quantizer, self.raw_value(), self.weight.outputs_shape)
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
-        """The same before it is quantized."""
         if self._source is not None:
             return to_numpy(self._source())
         return self._scattered(to_numpy(self.values), to_numpy(self.indices))
 
     def mask_value(self) -> np.ndarray:
-        """Which entries are live, as a NumPy bool array."""
         flat = np.zeros(self.weight.size, dtype=bool)
         flat[to_numpy(self.indices)] = True
         return flat.reshape(self.weight.shape)
 
     def support(self) -> list[Any]:
-        """The indices."""
         return [self.indices]
 
     def assign_mask(self, mask: np.ndarray) -> None:
-        """Moves live entries: those that stay keep their values, new ones are zero.
-
-        Moments and averages in an optimizer do not move with them: `callbacks.SET` and `RigL` move
-        these as well.
-        """
+        """Moves live entries: those that stay keep their values, new ones are zero."""
         mask = np.asarray(mask)
         count = int(np.count_nonzero(mask))
         if mask.shape != self.weight.shape or mask.dtype != bool or count != self.live:
@@ -206,7 +180,6 @@ class CompactMask(FixedMask):
         assign(self.values, raw[indices])
 
     def move(self, live: Any, optimizer: Any) -> None:
-        """Moves live values, and what the optimizer has for each."""
         before, after = to_numpy(self.indices), np.flatnonzero(live)
         source = np.searchsorted(before, after)
         source[~np.isin(after, before)] = -1
@@ -229,17 +202,14 @@ class CompactMask(FixedMask):
         )
 
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
-        """The entries of live values in the kernel's shape, `start` elsewhere."""
         dense = np.full(self.shape, start, dtype=slot.dtype)
         dense.reshape(-1)[to_numpy(self.indices)] = slot
         return dense
 
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
-        """The entries of live values."""
         return slot.reshape(-1)[to_numpy(self.indices)]
 
     def assign_raw(self, value: Any) -> None:
-        """Sets the live values to those of a dense kernel."""
         if isinstance(value, np.ndarray):  # no dense tensor on the device
             live = value.reshape(-1)[to_numpy(self.indices)]
         else:
@@ -254,7 +224,6 @@ class CompactMask(FixedMask):
         """Nothing: what is stored is the effective weight."""
 
     def release(self) -> None:
-        """Gives the layer its dense variable back."""
         assert self._stand_ins is not None
         self._stand_ins.take_away(self.value())
         self._weight = dataclasses.replace(self.weight, variable=self.kernel, storage=None)

@@ -5,11 +5,11 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import check_config, check_number
+from keras_sparse_ortho._checks import check_number
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.parametrizations._scheduled_mask import ScheduledMask, StraightThroughTopK
+from keras_sparse_ortho.parametrizations._scheduled_mask import StraightThroughTopK
 
 _LEAST = 1e-6  # of 1 - (T / |w|)^p, where a live entry has fallen below T between two updates
 _TINY = 1e-7  # also in float16
@@ -21,17 +21,15 @@ class Feather(StraightThroughTopK):
 
     `T` is the largest magnitude outside the mask, so entries enter and leave the mask at the value
     0, as under a soft threshold; far above it they are as large as without. At the steps of the
-    schedule the callback `keras_sparse_ortho.callbacks.UpdateMasks` ranks `|w|` (ties to the lower
-    flat index), and stores the mask of the `round(d(t) * size)` largest and `T`. Gradients pass
-    straight through the threshold, to dead entries by a share:
+    schedule `callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), and stores the mask
+    of the `round(d(t) * size)` largest and `T`. Gradients pass straight through the threshold, to
+    dead entries by a share:
 
         dL/dw = dL/dw_e on the mask, theta dL/dw_e elsewhere
 
     Args:
-        schedule: A schedule of the density `d`, as `Cubic`; a density, in (0, 1]; or a TFMOT
-            `PruningSchedule`.
-        frequency: Steps between updates if `schedule` is a density. Default: a hundredth of the
-            run, but 100 at most.
+        schedule: As for `MagnitudeMask`.
+        frequency: As for `MagnitudeMask`.
         power: `p`, greater than 0. 1 is the soft threshold; the larger, the nearer to
             `StraightThroughTopK`.
         theta: The share of the gradients that dead entries get, in [0, 1].
@@ -41,15 +39,14 @@ class Feather(StraightThroughTopK):
         NotPrunableError: If the weight is not finite.
 
     Limits: raw weights, their gradients and optimizer slots are dense, as is the start of most
-    schedules; a step takes some elementwise operations more than with `MagnitudeMask`, which has
-    sparse gradients. For training that is sparse from the first step see `FixedMask`.
+    schedules.
 
     Example:
 
     >>> import keras, numpy as np
     >>> import keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-    >>> template = Feather(kso.schedules.Cubic(1.0, begin_step=0, end_step=4, frequency=2))
+    >>> template = Feather(kso.schedules.Cubic(begin_step=0, end_step=4, frequency=2))
     >>> model = kso.parametrize(dense, template, density=0.25)
     >>> model.compile("sgd", "mse")
     >>> history = model.fit(np.ones((16, 8)), np.ones((16, 4)), batch_size=2, verbose=0,
@@ -59,14 +56,13 @@ class Feather(StraightThroughTopK):
 
     Reference:
 
-    - Glentis Georgoulakis, Retsinas and Maragos, "Feather: An Elegant Solution to Effective DNN
-      Sparsification" (2023), arXiv 2310.02448
+    - Glentis Georgoulakis, Retsinas and Maragos, "Feather" (2023), arXiv 2310.02448
     """
 
     @other_keywords()
     def __init__(
         self,
-        schedule: Any,
+        schedule: Any = None,
         frequency: int | None = None,
         power: float = 3.0,
         theta: float = 0.3,
@@ -80,7 +76,6 @@ class Feather(StraightThroughTopK):
         self._threshold: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates the mask, the step of its last update, and the threshold."""
         super().build(weight, add_weight)
         self._threshold = add_weight(
             name="threshold", shape=(), trainable=False, initializer=self._largest_dead
@@ -97,29 +92,15 @@ class Feather(StraightThroughTopK):
         return passed + ops.stop_gradient(ops.where(mask, value * shares, zero) - passed)
 
     def assign_mask(self, mask: Any) -> None:
-        """Sets another mask, and the threshold by it."""
         super().assign_mask(mask)
         self._set_threshold()
 
     def settle(self) -> None:
-        """Ranks the raw weight as it is now."""
         super().settle()
         self._set_threshold()
 
-    def clone(self) -> "Feather":
-        """An unbuilt parametrization with the same settings, for another weight."""
-        return type(self)(self.schedule, power=self.power, theta=self.theta)
-
-    def get_config(self) -> dict[str, Any]:
-        """The schedule, `power` and `theta`."""
-        return {**super().get_config(), "power": self.power, "theta": self.theta}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ScheduledMask:
-        """The reverse of `get_config`."""
-        check_config(cls.__name__, config, "schedule", "power", "theta")
-        made = super().from_config(config)
-        return cls(made.schedule, power=config["power"], theta=config["theta"])
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), "power": self.power, "theta": self.theta}
 
     def _set_threshold(self) -> None:
         assign(self._threshold, self._largest_dead())

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho._optimizer_slots import warm_slots, zero_slots
+from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._other_names import other_keywords
-from keras_sparse_ortho._values import assign, placed
+from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt, draw
 from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight
@@ -29,10 +29,8 @@ class FixedMask(Masked):
 
     1. `mask`, if given; an `initializer` beside it says what drew the mask;
     2. `initializer`, if given: kernel and mask are drawn again, with the true axes of the layer;
-    3. the weight's own initializer, if it is one of ours (`ExactOrthogonal`, ...): its mask, with
-       the true axes of the layer;
-    4. `density`: the `round(density * size)` weights of largest magnitude, ties to the lower flat
-       index, as the weight is when the wrapper is built.
+    3. the weight's own initializer, if it is one of ours (`ExactOrthogonal`, ...): its mask;
+    4. `density`: the `round(density * size)` largest magnitudes, ties to the lower flat index.
 
     Args:
         density: Live fraction, in (0, 1], or `None`.
@@ -99,7 +97,6 @@ class FixedMask(Masked):
         return mask
 
     def clone(self) -> "FixedMask":
-        """An unbuilt one with the same settings and given mask, for another weight."""
         new = self._like(None if self._given is not None else self.density, self._given)
         new._was_given = self._was_given
         return new
@@ -110,11 +107,9 @@ class FixedMask(Masked):
         return kind(density, self._given, self.initializer)
 
     def for_density(self, density: float) -> "FixedMask":
-        """An unbuilt parametrization of this class and density."""
         return self._like(density)
 
     def without_given(self) -> "FixedMask":
-        """An unbuilt one of the same density, which does not hold a given mask any more."""
         if self._given is None:
             return self
         new = self._like(self.density)
@@ -125,7 +120,6 @@ class FixedMask(Masked):
         return type(self)(density, mask, self.initializer)
 
     def get_config(self) -> dict[str, Any]:
-        """Density and initializer: a given mask is saved as a variable, and its density."""
         initializer = self.initializer
         if initializer is not None:
             initializer = keras.initializers.serialize(initializer)
@@ -138,7 +132,6 @@ class FixedMask(Masked):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "FixedMask":
-        """The reverse of `get_config`."""
         config = dict(config)
         was_given = config.pop("mask_given", False)
         new = cls(**config)
@@ -156,17 +149,14 @@ class FixedMask(Masked):
         self._drawn_digest = digest(kernel)
 
     def is_as_drawn(self) -> bool:
-        """Whether the raw weight is still, bit by bit, what its initializer has drawn."""
         drawn = self._drawn_digest
         return drawn is not None and drawn == digest(self.weight.raw_value(copy=False))
 
     def move(self, live: Any, optimizer: Any) -> None:
         """Sets another mask; grown entries start from zero, whatever was written under the mask."""
-        live = placed(live, self.mask)
-        before = keras.ops.copy(self.mask.value)  # assigned in place on torch
+        changed = live ^ self.mask_value()
         self.assign_mask(live)
-        zero_slots(optimizer, self.weight.variable, keras.ops.logical_xor(live, before))
-        warm_slots(optimizer, self.weight.variable, before, live)
+        zero_slots(optimizer, self.weight.variable, changed)
 
     def dense_gradient(self) -> DenseGradient:
         """With a mask of all live entries the gradient of the raw weight is the dense one."""
@@ -179,7 +169,6 @@ class FixedMask(Masked):
 
     @property
     def drawn_by(self) -> SparseInitializer | None:
-        """What drew the mask: `initializer`, or that of the weight's layer."""
         drawn_by = self.initializer
         if drawn_by is None and not self._was_given:
             drawn_by = self.weight.initializer

@@ -22,11 +22,10 @@ class ThresholdFunction:
 
     Args:
         forward: `g` on tensors of the backend, differentiable.
-        inverse: `g^-1` on NumPy arrays of magnitudes `>= 0`: `-inf` for 0, and `inf` for
-            magnitudes that no threshold reaches.
+        inverse: `g^-1` on NumPy arrays of magnitudes `>= 0`: `-inf` for 0, and `inf` for magnitudes
+            that no threshold reaches.
 
-    To save a model, both functions are registered with
-    `keras.saving.register_keras_serializable`.
+    Both are registered with Keras, for saved models.
     """
 
     forward: Callable[[Any], Any]
@@ -82,14 +81,19 @@ def threshold_function(g: "str | ThresholdFunction") -> ThresholdFunction:
     )
 
 
+def critical_offsets(g: ThresholdFunction, scales: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """`g^-1(scale) - s` in float64; NaN where `s` is not finite."""
+    s = np.where(np.isfinite(s), np.asarray(s, np.float64), np.nan)
+    return np.asarray(g.inverse(scales.astype(np.float64)) - s)
+
+
 def shrink(value: Any, threshold: Any) -> Any:
     """`sign(w) * relu(|w| - t)`: exactly 0 where `|w| <= t`, with its own gradients.
 
         dL/dw = dL/dw_e where w_e is not 0, else 0
         dL/dt = -sum(dL/dw_e * sign(w_e))
 
-    Automatic differentiation would keep more arrays in memory and read them more often. `t` is a
-    scalar, or of the rank of `w`.
+    Automatic differentiation keeps more arrays. `t` is a scalar, or of the rank of `w`.
     """
     ops = keras.ops
     scalar = len(threshold.shape) == 0
@@ -131,8 +135,7 @@ class _Sum(keras.regularizers.Regularizer):  # Keras 3.10 accepts no other calla
 def add_weight_decay(variable: Any, strength: float) -> None:
     """Adds `strength / 2 * sum(variable ** 2)` to the loss of every model with the variable.
 
-    Its gradient is `strength * variable`, the L2 of papers on pruning; Keras' own `L2(c)` is
-    `c * sum(variable ** 2)`. A regularizer that the variable has stays.
+    A regularizer that the variable has stays.
     """
     decay = keras.regularizers.L2(strength / 2)
     own = variable.regularizer
@@ -143,17 +146,14 @@ class LearntThreshold(Parametrization):
     """A threshold `t = g(s)` with a trainable `s`, which `callbacks.TargetDensity` can steer.
 
     While it is steered `t = g(s + offset)`, and 0 once it is frozen. Subclasses define what the
-    threshold is compared with, in `effective`, `critical_offsets` and `freeze`, and what
-    `TargetDensity` counts (`counted`).
+    threshold is compared with, in `effective`, `scales` and `freeze`, and what `TargetDensity`
+    counts (`counted`).
 
     Args:
-        g: `"sigmoid"`, `"exp"`, `"softplus"`, or a `ThresholdFunction`.
+        g: `"sigmoid"`, `"exp"` or `"softplus"`.
         s_init: Initial value of `s`.
         weight_decay: Strength `lambda` of the L2 that is added to the loss for the trained
             variables, `lambda / 2 * sum(v ** 2)` each.
-
-    Raises:
-        ValueError: An unknown function, a negative strength, an `s_init` that is not finite.
     """
 
     counted = "entries"
@@ -248,33 +248,19 @@ class LearntThreshold(Parametrization):
         """How many entries die together."""
         return 1
 
-    def magnitudes(self) -> tuple[PrunableWeight, np.ndarray, Callable[..., np.ndarray]] | None:
-        """The weight, `s` and `g^-1`, if an entry dies at `g^-1(|w|) - s`; else `None`.
-
-        Such entries can be ranked on a device.
-        """
-        return None
-
     @abc.abstractmethod
     def scales(self) -> np.ndarray:
         """What the threshold is compared with, for every entry of `steered`, as a NumPy array."""
 
     def critical_offsets(self) -> np.ndarray:
-        """For every entry of `steered` the offset at which it dies: `g^-1(scale) - s`, in NumPy.
-
-        An entry is live while the offset is below its critical offset.
-        """
-        return self._function.inverse(self.scales()) - to_numpy(self.s)
+        """For every entry of `steered` the offset from which on it is dead: `g^-1(scale) - s`."""
+        return critical_offsets(self._function, self.scales(), to_numpy(self.s))
 
     @abc.abstractmethod
-    def freeze(self, mask: Any) -> Any:
-        """Fixes which entries are live: the threshold becomes 0, dead entries stay 0.
+    def freeze(self, mask: np.ndarray) -> np.ndarray:
+        """Fixes which entries of `steered` are live: the threshold becomes 0, dead entries stay 0.
 
-        Args:
-            mask: The entries of `steered` that should be live, in NumPy or a tensor.
-
-        Returns:
-            Those that are, in NumPy or a tensor.
+        Returns the mask of those that are.
         """
 
     def arguments(self) -> dict[str, Any]:
@@ -282,7 +268,6 @@ class LearntThreshold(Parametrization):
         return {"g": self.g, "s_init": self.s_init, "weight_decay": self.weight_decay}
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, as JSON values."""
         g = self.g if isinstance(self.g, str) else keras.saving.serialize_keras_object(self.g)
         return {**self.arguments(), "g": g}
 

@@ -26,23 +26,21 @@ class LowRankSoftThreshold(LearntThreshold):
 
     Low-rank STR for dense and recurrent matrices: `U` (m x r), `v` (r) and `V` (n x r) are trained
     instead of the weight `W` (m x n), and the threshold prunes entries of `v`, one rank each. They
-    start from the singular value decomposition of the weight, `W = A diag(sigma) B^T`, as
+    start from the singular value decomposition `W = A diag(sigma) B^T`, as
 
         U = A sqrt(2 sigma_1),  v = sigma / (2 sigma_1),  V = B sqrt(2 sigma_1)
 
-    so that `v` is in [0, 0.5] for weights of any scale, which a sigmoid reaches.
-    `keras_sparse_ortho.strip` replaces a `Dense` by two thin layers, and puts a thin one before an
-    LSTM, GRU or SimpleRNN, if these are smaller; other layers get the product as their weight.
-
-    The layer's own weight is no longer trained, and used by `materialize` only; call `settle` to
-    decompose weights that are set after the wrapper was built.
+    so `v` is in [0, 0.5] for weights of any scale, which a sigmoid reaches. `strip` replaces a
+    `Dense` by two thin layers, and puts a thin one before an LSTM, GRU or SimpleRNN, if these are
+    smaller; other layers get the product as their weight. Call `settle` to decompose weights that
+    are set after the wrapper was built.
 
     Args:
         rank: Number `r` of values, at most the smaller side of the matrix. Default: all of them.
-        g: `"sigmoid"`, `"exp"`, `"softplus"`, or a `ThresholdFunction`.
+        g: `"sigmoid"`, `"exp"` or `"softplus"`.
         s_init: Initial value of `s`. The more negative, the later thresholds rise.
-        weight_decay: Strength `lambda` of the L2 that is added to the loss,
-            `lambda / 2 * (|U|^2 + |v|^2 + |V|^2 + s^2)`.
+        weight_decay: Strength `lambda` of the L2 that is added to the loss, `lambda / 2 * (|U|^2 +
+            |v|^2 + |V|^2 + s^2)`.
 
     Raises:
         ValueError: An unknown function, a negative strength, a rank below 1.
@@ -52,9 +50,8 @@ class LowRankSoftThreshold(LearntThreshold):
     Limits: every training step computes the product, in `r m n` multiply-adds. No entry is zero:
     `mask_value` is full until no rank is left. `callbacks.TargetDensity` steers the fraction of
     ranks, of all weights together; flat spectra, such as that of an orthogonal recurrent kernel,
-    lose ranks last. Exclude weights that `strip` does not replace by thin layers
-    (`exclude="lstm/lstm_cell/recurrent_kernel"`): they gain nothing. Regularizers and constraints
-    of the layer's own kernel have no effect. The unused weight is saved as well.
+    lose ranks last. Exclude weights that `strip` does not replace by thin layers: they gain
+    nothing. Regularizers and constraints of the layer's own kernel have no effect.
 
     Example:
 
@@ -65,17 +62,13 @@ class LowRankSoftThreshold(LearntThreshold):
     >>> layer.build((None, 2))
     >>> dense.kernel.assign([[3.0, 0.0], [0.0, 1.0]]) is not None
     True
-    >>> made = layer.parametrizations["kernel"]
-    >>> made.settle()  # v is [1/2, 1/6], and t = g(s) = 1/4
-    >>> made.live_rank
-    1
+    >>> layer.parametrizations["kernel"].settle()  # v is [1/2, 1/6], and t = g(s) = 1/4
     >>> np.abs(keras.ops.convert_to_numpy(layer(np.eye(2)))).round(3).tolist()
     [[1.5, 0.0], [0.0, 0.0]]
 
     Reference:
 
-    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231, section 4.3, for structured STR
+    - Kusupati et al. (ICML 2020), arXiv 2002.03231, section 4.3, for structured STR
     """
 
     counted = "ranks"
@@ -96,7 +89,6 @@ class LowRankSoftThreshold(LearntThreshold):
         self._rows = 0
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates `s`, `U`, `v` and `V`, and stops training the weight itself."""
         self._rows = _rows(weight)
         self._build_threshold(weight, add_weight)
         parts = self._decomposed()
@@ -109,13 +101,11 @@ class LowRankSoftThreshold(LearntThreshold):
         weight.variable.trainable = False
 
     def settle(self) -> None:
-        """Starts from the weight as it is now."""
         parts = self._decomposed()
         for variable, part in zip((self.left, self.values, self.right), parts, strict=True):
             assign(variable, part)
 
     def release(self) -> None:
-        """Makes the weight trainable again, if its layer is."""
         self.weight.variable.trainable = self.weight.owner.trainable
 
     def effective(self, value: Any) -> Any:
@@ -147,15 +137,12 @@ class LowRankSoftThreshold(LearntThreshold):
 
     @property
     def steered(self) -> Any:
-        """`v`."""
         return self.values
 
     def counts(self) -> tuple[int, int]:
-        """Live ranks, and all of them."""
         return self.live_rank, int(self.values.shape[0])
 
     def scales(self) -> np.ndarray:
-        """`|v|`, of every rank."""
         left, values, right = map(to_numpy, (self.left, self.values, self.right))
         wrong = sum(np.count_nonzero(~np.isfinite(part)) for part in (left, values, right))
         if wrong:
@@ -176,7 +163,6 @@ class LowRankSoftThreshold(LearntThreshold):
         return mask
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {"rank": self.rank, **super().arguments()}
 
     def _numpy_values(self) -> np.ndarray:

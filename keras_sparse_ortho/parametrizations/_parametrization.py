@@ -13,22 +13,19 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, Storage
-from keras_sparse_ortho.parametrizations._weight_quantizer import WeightQuantizer
+from keras_sparse_ortho.parametrizations._fake_quantization import FakeQuantization
 
 
 class Parametrization(Storage):
     """Maps the raw value `w` of one weight to the effective weight `w_e` that its layer uses.
 
-    A parametrization belongs to one weight. `PrunableLayer` makes one for each weight from a
-    template (`from_config(get_config())`), calls `build` once, and `effective` in every step;
-    gradients are those of `effective`. Its state consists of variables of the wrapper, created by
-    `add_weight`, so that they are saved, loaded, and passed through compiled steps.
-
-    Subclasses implement `build`, `effective`, `mask_value` and `get_config`, and `for_density` if
-    a budget can set the density of the weight.
+    `PrunableLayer` makes one for each weight from a template (`clone`), calls `build` once, and
+    `effective` in every step; gradients are those of `effective`. Its state consists of variables
+    of the wrapper, created by `add_weight`. Subclasses implement `build`, `effective`, `mask_value`
+    and `get_config`, and `for_density` if a budget can set the density of the weight.
     """
 
-    quantizer: WeightQuantizer | None = None  # set by the wrapper
+    quantizer: FakeQuantization | None = None  # set by the wrapper
 
     _weight: PrunableWeight | None = None
 
@@ -58,7 +55,6 @@ class Parametrization(Storage):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Parametrization":
-        """The reverse of `get_config`."""
         return cls(**config)
 
     def clone(self) -> "Parametrization":
@@ -70,11 +66,7 @@ class Parametrization(Storage):
         return self
 
     def for_density(self, density: float) -> "Parametrization":
-        """An unbuilt clone whose weight has this density in the end, as set by a budget.
-
-        Raises:
-            NotPrunableError: A parametrization whose density is learnt.
-        """
+        """An unbuilt clone whose weight has this density in the end, as set by a budget."""
         raise NotPrunableError(
             f"{type(self).__name__} learns its density. Leave out `density` and `budget`, or use "
             f"callbacks.TargetDensity. Received: density={density!r}"
@@ -90,16 +82,14 @@ class Parametrization(Storage):
         return to_numpy(self.current())
 
     def current(self, after: Any = None) -> Any:
-        """The effective weight as it is now, a tensor.
-
-        Args:
-            after: A tensor for which a temporary of the step may wait; see `CompactMask`.
-        """
+        """The effective weight now, a tensor; a temporary of the step may wait for `after`."""
         return self.quantized(self.effective(self.weight.variable.value))
 
     def quantized(self, value: Any) -> Any:
         """The effective weight as the quantizer rounds it, if there is one."""
-        return value if self.quantizer is None else self.quantizer(value)
+        if self.quantizer is None:
+            return value
+        return self.quantizer(value, self.weight.outputs_shape)
 
     def assign_raw(self, value: Any) -> None:
         """Sets the raw weight."""
@@ -111,8 +101,8 @@ class Parametrization(Storage):
     def clear_dead(self) -> None:
         """Called before the raw weight is saved or ranked: sets dead raw entries to zero.
 
-        Their gradients are zero, but optimizers that mix the entries of a matrix, such as Muon,
-        change them. The step itself cannot do it: on JAX an optimizer has no access to masks.
+        Optimizers that mix the entries of a matrix, such as Muon, change them. The step itself
+        cannot do it: on JAX an optimizer has no access to masks.
         """
 
     def threshold_value(self) -> np.ndarray | None:
@@ -143,7 +133,6 @@ class Masked(Parametrization):
         self.mask: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates the mask as a bool variable that is saved with the model."""
         self._weight = weight
         self.mask = add_weight(
             name="mask",
@@ -168,11 +157,7 @@ class Masked(Parametrization):
         return [self.mask]
 
     def assign_mask(self, mask: Any) -> None:
-        """Sets another mask, and the raw weight to zero where it is not live.
-
-        Args:
-            mask: Bool array or tensor of the weight's shape.
-        """
+        """Sets another mask, a bool array of the shape, and the raw weight to zero elsewhere."""
         if not keras.ops.is_tensor(mask):
             mask = np.asarray(mask)
         shape, dtype = tuple(mask.shape), keras.backend.standardize_dtype(mask.dtype)

@@ -1,6 +1,7 @@
 """Masks by magnitude that are updated during training: `MagnitudeMask`, `StraightThroughTopK`."""
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +18,7 @@ from keras_sparse_ortho._keras_internals import (
     restored,
 )
 from keras_sparse_ortho._other_names import other_keywords
-from keras_sparse_ortho._ranking import largest_magnitudes, number_of, ranks_on_device
-from keras_sparse_ortho._values import assign, placed, to_numpy
+from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import DensityWarning
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
 from keras_sparse_ortho.orthogonal import largest_mask, live_count
@@ -29,26 +29,29 @@ from keras_sparse_ortho.schedules import Schedule, as_schedule
 class ScheduledMask(Masked):
     """A stored mask that the callback `UpdateMasks` updates on a schedule.
 
-    Ranking a whole kernel in every step would cost many times the step itself, and sorting on the
-    accelerator inside the compiled step even more; a stored mask costs one select.
-
     Args:
-        schedule: A schedule, a density, or a TFMOT `PruningSchedule`.
-        frequency: Steps between updates if `schedule` is a density. Default: a hundredth of the
-            run, but 100 at most.
+        schedule: A schedule, a density, or a TFMOT `PruningSchedule`. Default: a constant density,
+            which `parametrize` sets.
+        frequency: Steps between updates where `schedule` is no schedule. Default: a hundredth of
+            the run, but 100 at most.
     """
 
     watched = False
     """Whether something is known to update the mask, or it was told that nothing does."""
 
     @other_keywords()
-    def __init__(self, schedule: Any, frequency: int | None = None) -> None:
+    def __init__(self, schedule: Any = None, frequency: int | None = None) -> None:
         super().__init__()
         self.schedule = as_schedule(schedule, frequency)
         self._updated: Any = None
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates the mask, and the step of its last update (-1: none yet)."""
+        if self.schedule.density is None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} needs a density: give its schedule one, or `density` to `parametrize`. "
+                f"Received: schedule={self.schedule!r}"
+            )
         super().build(weight, add_weight)
         self._updated = add_weight(
             name="renewed",  # as in older files
@@ -66,15 +69,13 @@ class ScheduledMask(Masked):
             density: Live fraction. Default: that of the schedule, which must be in steps.
 
         Returns:
-            A bool tensor of the entries whose optimizer slots are to be reset (`None` for none),
-            and how many entries are live now and were dead before.
+            A bool array of the entries whose optimizer slots are to be reset (`None` for none), and
+                how many entries are live now and were dead before.
         """
         self.watched = True
         self.clear_dead()
-        mask = self._ranked(self.schedule.density(step) if density is None else density)
-        mask = placed(mask, self.mask)
-        fresh = keras.ops.logical_and(mask, keras.ops.logical_not(self.mask.value))
-        grown = number_of(fresh)
+        mask = self._ranked(self.schedule.at(step) if density is None else density)
+        grown = int(np.count_nonzero(mask & ~self.mask_value()))
         self.assign_mask(mask)
         assign(self._updated, step)
         return self._slots_to_reset(mask), grown
@@ -91,83 +92,74 @@ class ScheduledMask(Masked):
         return super().current(after)
 
     def is_overdue(self, steps: int, share: float = 0.0) -> bool:
-        """Whether the mask was never updated, although its schedule has begun.
-
-        Args:
-            steps: Updates of the optimizer so far.
-            share: The part of the run that is over, for schedules in fractions of it.
-        """
+        """Whether the mask was never updated after `steps`, a `share` of the run, although due."""
         begin = self.schedule.begin_step
         begun = begin <= share if isinstance(begin, float) else begin <= steps
         return steps > 0 and begun and self.last_updated < 0 and self.weight.variable.trainable
 
     def counts(self) -> tuple[int, int]:
         """How many entries are live now, and how many at the end of the schedule."""
-        live = number_of(self.mask.value)
-        return live, live_count(self.schedule.final_density, self.weight.size)
+        density = self.schedule.density
+        assert density is not None  # see `build`
+        return self.live, live_count(density, self.weight.size)
 
     def for_density(self, density: float) -> "ScheduledMask":
         """An unbuilt clone whose schedule ends with this density."""
         clone = self.clone()
-        clone.schedule = self.schedule.with_final(density)
+        clone.schedule = self.schedule.with_density(density)
         return clone
 
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {"schedule": self.schedule}
+
     def clone(self) -> "ScheduledMask":
-        """An unbuilt parametrization with the same schedule, for another weight."""
-        return type(self)(self.schedule)
+        return type(self)(**self.arguments())
 
     def get_config(self) -> dict[str, Any]:
-        """The schedule."""
-        return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
+        schedule = keras.saving.serialize_keras_object(self.schedule)
+        return {**self.arguments(), "schedule": schedule}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ScheduledMask":
-        """The reverse of `get_config`."""
-        check_config(cls.__name__, config, "schedule")
+        parameters = inspect.signature(cls).parameters.keys() - {"frequency"}
+        check_config(cls.__name__, config, *sorted(parameters))
         schedule = restored(config["schedule"])
         if not isinstance(schedule, Schedule):  # a file could name any callable
             raise ValueError(
                 f"The configuration of a {cls.__name__} holds a Schedule. "
                 f"Received: schedule={schedule!r}"
             )
-        return cls(schedule)
+        return cls(**{**config, "schedule": schedule})
 
     def _slots_to_reset(self, mask: Any) -> Any:
-        return keras.ops.logical_not(mask)
+        return np.logical_not(mask)
 
-    def _ranked(self, density: float) -> Any:
-        """The mask of the largest magnitudes; a tensor if the weight was ranked on a device."""
+    def _ranked(self, density: float) -> np.ndarray:
+        """The mask of the largest magnitudes."""
         count = live_count(density, self.weight.size)
-        raw = self.weight.variable
-        if not ranks_on_device(raw):
-            return largest_mask(np.abs(self.weight.finite_raw_value()), count)
-        mask, not_finite = largest_magnitudes(raw.value, count)
-        if not_finite:
-            self.weight.finite_raw_value()  # raises
-        return mask
+        return largest_mask(np.abs(self.weight.finite_raw_value()), count)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class MagnitudeMask(ScheduledMask):
     """Effective weight `w_e = w` on the `round(d(t) * size)` largest magnitudes, 0 elsewhere.
 
-    The density `d(t)` follows a schedule. At its steps the callback
-    `keras_sparse_ortho.callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), stores
-    the mask, and sets dropped raw weights and their optimizer slots to zero. Between updates masked
-    entries get no gradient, so an entry that was dropped returns only if the density rises.
+    Gradual magnitude pruning (GMP). The density `d(t)` follows a schedule. At its steps
+    `callbacks.UpdateMasks` ranks `|w|` (ties to the lower flat index), stores the mask, and sets
+    dropped raw weights and their optimizer slots to zero. Between updates masked entries get no
+    gradient, so an entry that was dropped returns only if the density rises.
 
     Args:
-        schedule: `Cubic` (gradual magnitude pruning), `Linear`, `Constant`, `OneShot`; a density;
-            or a TFMOT `PruningSchedule`.
-        frequency: Steps between updates if `schedule` is a density. Default: a hundredth of the
+        schedule: `Cubic`, `Linear`, `Constant`, `OneShot`; a density; or a TFMOT `PruningSchedule`.
+        frequency: Steps between updates where `schedule` is a density. Default: a hundredth of the
             run, but 100 at most.
 
     Raises:
         NotPrunableError: At an update, if the weight is not finite; when stripped, if no mask was
             ever set because `UpdateMasks` was not among the callbacks.
 
-    Limits: training starts dense, and costs as much as dense training; for training that is sparse
-    from the first step see `FixedMask`.
+    Limits: training starts dense, and costs as much as dense training.
 
     Example:
 
@@ -210,39 +202,36 @@ class StraightThroughTopK(ScheduledMask):
 
     The straight-through estimator of "Discovering Neural Wirings" (DNW): the forward pass uses the
     `round(d * size)` largest magnitudes (ties to the lower flat index), the gradient passes to all
-    raw weights, so that dead entries grow and come back. The callback
-    `keras_sparse_ortho.callbacks.UpdateMasks` updates the stored mask every `frequency` steps.
+    raw weights, so that dead entries grow and come back. `callbacks.UpdateMasks` updates the stored
+    mask every `frequency` steps.
 
     Args:
         schedule: The density `d`, in (0, 1], or a schedule of it.
-        frequency: Steps between updates if `schedule` is a density. Default: 1, as in the paper.
-            The gradients of dead entries do not depend on their values, so between two updates
-            nothing holds them back: the more steps, the more of the mask is exchanged at once,
-            which can cost a network many points of accuracy.
+        frequency: Steps between updates where `schedule` is a density. Default: 1, as in the paper.
+            Between two updates nothing holds dead entries back: the more steps, the more of the
+            mask is exchanged at once, which can cost many points of accuracy.
 
     Raises:
         NotPrunableError: If the weight is not finite.
 
-    Limits: raw weights, their gradients and optimizer slots are dense; only `strip` and the
-    forward pass are sparse. Every update ranks all weights: on CPUs in NumPy, which can take as
-    long as a step of a small network. `MagnitudeMask` has sparse gradients, and few updates.
+    Limits: raw weights, their gradients and optimizer slots are dense. Every update ranks all
+    weights, which can take as long as a step of a small network.
 
     Example:
 
     >>> import keras
     >>> import keras_sparse_ortho as kso
     >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
-    >>> model = kso.parametrize(dense, StraightThroughTopK(0.25))
-    >>> kso.prunable_weights(model)
+    >>> kso.prunable_weights(kso.parametrize(dense, StraightThroughTopK(0.25)))
     [<head/kernel shape=(8, 4), density=0.25>]
 
     Reference:
 
-    - Wortsman, Farhadi and Rastegari, "Discovering Neural Wirings" (NeurIPS 2019), arXiv 1906.00586
+    - Wortsman, Farhadi and Rastegari (NeurIPS 2019), arXiv 1906.00586
     """
 
     @other_keywords()
-    def __init__(self, schedule: Any, frequency: int | None = 1) -> None:
+    def __init__(self, schedule: Any = None, frequency: int | None = 1) -> None:
         super().__init__(schedule, frequency)
 
     def effective(self, value: Any) -> Any:
@@ -250,7 +239,6 @@ class StraightThroughTopK(ScheduledMask):
         return value + keras.ops.stop_gradient(super().effective(value) - value)
 
     def settle(self) -> None:
-        """Ranks the raw weight as it is now."""
         assign(self.mask, self._initial_mask())
 
     def _initial_mask(self) -> Any:
@@ -266,12 +254,7 @@ class StraightThroughTopK(ScheduledMask):
 def warn_unless_updated(model: Any, share: float = 0.0) -> bool:
     """Warns of masks that training has not updated, although their schedules have begun.
 
-    Args:
-        model: A model that is not training, or is between two epochs.
-        share: See `ScheduledMask.is_overdue`.
-
-    Returns:
-        Whether no more warning is to come: there was one, or all masks have been updated.
+    Returns whether no more warning is to come: there was one, or all masks have been updated.
     """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:

@@ -23,35 +23,33 @@ from keras_sparse_ortho.parametrizations._learnt_threshold import (
 class SoftThreshold(LearntThreshold):
     """Effective weight `w_e = sign(w) * relu(|w| - t)` with the learnt threshold `t = g(s)`.
 
-    Soft threshold reparameterization (STR): `s` is trained with the weights, so that each layer
-    finds its own density. Gradients are
+    Soft threshold reparameterization (STR): `s` is trained with the weights, so each layer finds
+    its own density. Gradients are
 
         dL/dw = dL/dw_e where w_e is not 0, else 0
         dL/ds = -g'(s) * sum(dL/dw_e * sign(w_e))
 
     As in the paper, L2 of the same strength acts on `w` and `s`: it shrinks weights and, as `s` is
     negative, raises thresholds, until the loss pushes back. On its own, the final density depends
-    on the strength and `s_init` and has to be searched for; `callbacks.TargetDensity` ends at a
-    given density.
+    on the strength and `s_init`; `callbacks.TargetDensity` ends at a given density.
 
     Args:
         granularity: `"layer"`: one `s` for the weight; `"channel"`: one for each output; or
             `"global"`: one for all weights of the wrapper. To share it in a whole model, wrap the
             model: `PrunableLayer(model, SoftThreshold("global"))` is a layer for another model.
-        g: `"sigmoid"` (the paper's), `"exp"`, `"softplus"`, or a `ThresholdFunction`.
-        s_init: Initial value of `s`. The more negative, the later thresholds rise; the paper
-            uses -3200 and less for ResNet-50, where `g` is 0 in float32 and L2 alone moves `s`.
-        weight_decay: Strength `lambda` of the L2 that is added to the loss,
-            `lambda / 2 * (sum(w ** 2) + sum(s ** 2))`: the paper's coupled weight decay. For
-            decoupled weight decay use the optimizer's (`AdamW`, or `weight_decay=` of any); it
-            must act on `s` as well as on `w`, so do not exclude `s` from it.
+        g: `"sigmoid"` (the paper's), `"exp"` or `"softplus"`.
+        s_init: Initial value of `s`. The more negative, the later thresholds rise; the paper uses
+            -3200 and less for ResNet-50, where `g` is 0 in float32 and L2 alone moves `s`.
+        weight_decay: Strength `lambda` of the L2 that is added to the loss, `lambda / 2 * (sum(w **
+            2) + sum(s ** 2))`: the paper's coupled weight decay. Decoupled weight decay of the
+            optimizer must act on `s` as well as on `w`.
 
     Raises:
         ValueError: An unknown granularity or function, a negative strength.
         NotPrunableError: When built, if the weight is not finite.
 
     Limits: `g` must reach the magnitudes to be pruned: a sigmoid is below 1. The live weights are
-    biased towards 0 by `t`; the network learns to compensate. `mask_value` is what is not 0 now.
+    biased towards 0 by `t`; the network learns to compensate.
 
     Example:
 
@@ -87,7 +85,6 @@ class SoftThreshold(LearntThreshold):
         self.granularity = granularity
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
         shape = weight.outputs_shape if self.granularity == "channel" else ()
         self._build_threshold(weight, add_weight, shape, shared=self.granularity == "global")
         if self.weight_decay:
@@ -98,29 +95,17 @@ class SoftThreshold(LearntThreshold):
         return shrink(value, keras.ops.cast(self._threshold(), value.dtype))
 
     def mask_value(self) -> np.ndarray:
-        """Which entries are not 0 now."""
         value = self.effective(keras.ops.convert_to_tensor(self.weight.variable))
         return to_numpy(value != 0)
 
     def arguments(self) -> dict[str, Any]:
-        """Those of the constructor."""
         return {"granularity": self.granularity, **super().arguments()}
 
-    def magnitudes(self) -> tuple[PrunableWeight, np.ndarray, Callable[..., np.ndarray]] | None:
-        """The weight, `s` and `g^-1`; `None` for float64, whose magnitudes float32 cannot hold."""
-        if keras.backend.standardize_dtype(self.weight.variable.dtype) == "float64":
-            return None
-        return self.weight, to_numpy(self.s), self._function.inverse
-
     def scales(self) -> np.ndarray:
-        """`|w|`."""
         return np.abs(self.weight.finite_raw_value())
 
-    def freeze(self, mask: Any) -> Any:
-        """Fixes which entries are live: `w` becomes `w_e` on the mask and 0 elsewhere, `t` 0.
-
-        From here on `w_e = w`; entries that are 0 get no gradient and stay 0.
-        """
+    def freeze(self, mask: np.ndarray) -> np.ndarray:
+        """`w` becomes `w_e` on the mask and 0 elsewhere, `t` 0; from here on `w_e = w`."""
         ops, raw = keras.ops, keras.ops.convert_to_tensor(self.weight.variable)
         live, effective = placed(mask, self.weight.variable), self.effective(raw)
         dtype = keras.backend.standardize_dtype(raw.dtype)
@@ -130,7 +115,7 @@ class SoftThreshold(LearntThreshold):
         kept = ops.where(effective == 0, least, effective)
         assign(self.weight.variable, ops.where(live, kept, ops.zeros((), dtype=dtype)))
         assign(self.active, 0.0)
-        return live
+        return mask
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -141,27 +126,17 @@ class ChannelSoftThreshold(LearntThreshold):
 
         n_c = sqrt(mean(w[..., c] ** 2))
 
-    so that a channel of scale `t` or less is exactly 0 as a whole, and the others shrink by `t`.
-    One `s` is trained for the weight. With `G = dL/dw_e`, and `m` entries in each channel,
+    so a channel of scale `t` or less is exactly 0 as a whole, and the others shrink by `t`. One `s`
+    is trained for the weight. With `G = dL/dw_e`, and `m` entries in each channel,
 
         dL/dw = a G + t / (m n_c^3) * sum_c(G w) * w,  a = 1 - t / n_c,  where n_c > t, else 0
         dL/ds = -g'(s) * sum over live channels of sum_c(G w) / n_c
 
-    `keras_sparse_ortho.remove_channels` then removes the dead channels from the model. As the scale
-    is a mean, thresholds are comparable across layers of any size, and with `SoftThreshold`.
+    `keras_sparse_ortho.remove_channels` then removes the dead channels from the model. Thresholds
+    are comparable across layers of any size, and with `SoftThreshold`, whose arguments it has.
 
-    Args:
-        g: `"sigmoid"`, `"exp"`, `"softplus"`, or a `ThresholdFunction`.
-        s_init: Initial value of `s`. The more negative, the later thresholds rise.
-        weight_decay: Strength `lambda` of the L2 that is added to the loss,
-            `lambda / 2 * (sum(w ** 2) + sum(s ** 2))`, as in `SoftThreshold`.
-
-    Raises:
-        ValueError: An unknown function, a negative strength.
-        NotPrunableError: When built, if the weight is not finite.
-
-    Limits: exclude layers whose outputs are all needed, such as the last one (`exclude="head"`).
-    With `callbacks.TargetDensity` a channel counts with all its entries, and the density is met to
+    Limits: exclude layers whose outputs are all needed, such as the last one. With
+    `callbacks.TargetDensity` a channel counts with all its entries, and the density is met to
     within one channel; a small density can remove all channels of a layer. In a recurrent layer a
     channel is one gate of a unit.
 
@@ -179,10 +154,8 @@ class ChannelSoftThreshold(LearntThreshold):
 
     References:
 
-    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231, section 4.3, for structured STR
-    - Yuan and Lin, "Model selection and estimation in regression with grouped variables" (Journal
-      of the Royal Statistical Society B 68, 2006), for the soft threshold of groups
+    - Kusupati et al. (ICML 2020), arXiv 2002.03231, section 4.3, for structured STR
+    - Yuan and Lin (Journal of the Royal Statistical Society B 68, 2006), for groups
     """
 
     @other_keywords(density=STEERED, sparsity=STEERED)
@@ -196,7 +169,6 @@ class ChannelSoftThreshold(LearntThreshold):
         self._summed: tuple[int, ...] = ()
 
     def build(self, weight: PrunableWeight, add_weight: Callable[..., Any]) -> None:
-        """Creates `s`, and the offset and switch by which `TargetDensity` steers it."""
         self._build_threshold(weight, add_weight)
         one = weight.outputs_shape
         self._summed = tuple(k for k, size in enumerate(weight.shape) if size != one[k])
@@ -211,7 +183,6 @@ class ChannelSoftThreshold(LearntThreshold):
         return value * shrunk
 
     def mask_value(self) -> np.ndarray:
-        """Which entries are in live channels."""
         _, live = self._scales(keras.ops.convert_to_tensor(self.weight.variable))
         return np.broadcast_to(to_numpy(live), self.weight.shape)
 
@@ -222,7 +193,6 @@ class ChannelSoftThreshold(LearntThreshold):
 
     @property
     def dies_at_once(self) -> int:
-        """The entries of a channel."""
         return self.weight.size // math.prod(self.weight.outputs_shape)
 
     def scales(self) -> np.ndarray:

@@ -45,8 +45,8 @@ def parametrize(
             default arguments.
         density: Global live fraction in the end, in (0, 1], shared out by `budget`. Default: what
             the parametrization itself says, for every kernel alike. A dict or list of densities is
-            taken as the budget. With a density here, give the parametrization 1.0:
-            `parametrize(model, MagnitudeMask(Cubic(1.0)), 0.1)`.
+            taken as the budget. A schedule then has none of its own:
+            `parametrize(model, MagnitudeMask(Cubic()), 0.1)`.
         budget: `"erk"` (default if there is a density), `"er"`, `"uniform"`, a `Budget`, or a
             dict or list of densities as for `sparsify`.
         include: Which kernels, as for `sparsify`. Default: all kernels and embeddings.
@@ -78,7 +78,7 @@ def parametrize(
     ...     keras.layers.Dense(128, activation="relu", name="hidden"),
     ...     keras.layers.Dense(10, name="head"),
     ... ])
-    >>> template = kso.parametrizations.StraightThroughTopK(1.0)
+    >>> template = kso.parametrizations.StraightThroughTopK()
     >>> model = parametrize(dense, template, density=0.1)
     >>> for weight in kso.prunable_weights(model):
     ...     print(weight)
@@ -126,12 +126,11 @@ def _instance(parametrization: Any) -> Parametrization:
 
 def _warn_of_another_density(parametrization: Parametrization, plan: Budget) -> None:
     schedule = getattr(parametrization, "schedule", None)
-    own = getattr(parametrization, "density", None) if schedule is None else schedule.final_density
+    own = getattr(parametrization, "density", None) if schedule is None else schedule.density
     if own not in (None, 1.0) and live_count(own, plan.size) != plan.live:
         kind = type(parametrization).__name__
         warnings.warn(
-            f"`density` or `budget` replaces the density of the {kind}. Give the {kind} 1.0 if you "
-            "set the density here, or leave `density` and `budget` out. "
+            f"`density` or `budget` replaces the density of the {kind}: set it in one place. "
             f"Received: {own:.6g} in the {kind}, replaced by {plan.density:.6g}",
             stacklevel=level_of_user(),
         )

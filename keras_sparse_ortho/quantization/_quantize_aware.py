@@ -24,7 +24,6 @@ from keras_sparse_ortho.models import Plan, Target, prunable_weights, refuse_unf
 from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
     LowRankSoftThreshold,
-    WeightQuantizer,
 )
 from keras_sparse_ortho.quantization._placing import Rounding, roundings
 from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
@@ -34,7 +33,7 @@ from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper
 @other_keywords()
 def quantize_aware(
     model: keras.Model,
-    weights: str | WeightQuantizer | None = "int8",
+    weights: str | FakeQuantization | None = "int8",
     activations: str | None = "int8",
     *,
     exclude: Selection = None,
@@ -42,7 +41,7 @@ def quantize_aware(
 ) -> Plan:
     """Lets a model compute as its integer file will, and be trained so.
 
-    Kernels are rounded as they are used, `w_q = q(w_e)`, by a `WeightQuantizer` that comes after
+    Kernels are rounded as they are used, `w_q = q(w_e)`, by a `FakeQuantization` that comes after
     mask, threshold, compact storage or live blocks: zeros stay zero. Activations are rounded where
     LiteRT rounds them, in ranges that follow them in training (`FakeQuantize`). Gradients go
     straight through. Train the result for some epochs, as the float network was trained, at a
@@ -55,8 +54,7 @@ def quantize_aware(
 
     Args:
         model: A built model, dense or from `sparsify`, `prune` or `parametrize`. Trained is best.
-        weights: `"int8"`, `"int4"`, `"ternary"`, a `WeightQuantizer` such as `Palette(16)`, or
-            `None`.
+        weights: `"int8"`, `"int4"`, `"ternary"`, a `FakeQuantization`, or `None`.
         activations: `"int8"` or `None`.
         exclude: Weights, as for `sparsify`, or paths of layers; their layers stay in floats.
         momentum: Of the ranges, see `FakeQuantize`.
@@ -95,9 +93,9 @@ def quantize_aware(
       Integer-Arithmetic-Only Inference" (CVPR 2018), arXiv 1712.05877
     """
     quantizer = FakeQuantization(weights) if isinstance(weights, str) else weights
-    if not (quantizer is None or isinstance(quantizer, WeightQuantizer)):
+    if not (quantizer is None or isinstance(quantizer, FakeQuantization)):
         raise ValueError(
-            "`weights` must be 'int8', 'int4', 'ternary', a WeightQuantizer or None. "
+            "`weights` must be 'int8', 'int4', 'ternary', a FakeQuantization or None. "
             f"Received: {weights=}"
         )
     if activations not in ("int8", None) or (activations is None and quantizer is None):

@@ -17,8 +17,7 @@ from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import Selection, walk
-from keras_sparse_ortho.layers import ScannedStack
+from keras_sparse_ortho.kernels import RepeatedLayer, Selection, walk
 from keras_sparse_ortho.models import from_zero_states, input_specs
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
@@ -248,7 +247,7 @@ def _moving_means(model: Any) -> set[int]:
     means: set[int] = set()
     for layer, _ in walk(model, ""):
         found = [getattr(layer, "moving_mean", None)]
-        if isinstance(layer, ScannedStack):
+        if isinstance(layer, RepeatedLayer):
             found = [v for v in layer.weights if v.name.endswith("moving_mean")]
         means.update(id(mean) for mean in found if isinstance(mean, keras.Variable))
     return means
@@ -258,7 +257,7 @@ def _layers(model: Any) -> Iterator[Any]:
     """All layers, and for a `ScannedStack` also the layer that it repeats."""
     for layer, _ in walk(model, ""):
         yield layer
-        if isinstance(layer, ScannedStack):
+        if isinstance(layer, RepeatedLayer):
             yield from _layers(layer.layer)
 
 

@@ -8,8 +8,8 @@ from keras_sparse_ortho.schedules._schedule import (
     OneShot,
     Polynomial,
     Schedule,
+    default_frequency,
 )
-from keras_sparse_ortho.schedules._schedule import default_frequency as default_frequency
 from keras_sparse_ortho.schedules._tfmot_schedule import TfmotSchedule, as_schedule
 
 __all__ = [
@@ -19,8 +19,6 @@ __all__ = [
     "OneShot",
     "Polynomial",
     "Schedule",
-    "TfmotSchedule",
-    "as_schedule",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

@@ -33,7 +33,8 @@ class Schedule(abc.ABC):
     it). Fractions become steps when training begins and its length is known: `resolved`.
 
     Args:
-        final_density: Live fraction at the end, in (0, 1].
+        density: Live fraction at the end, in (0, 1]. `None` where something else sets it:
+            `parametrize(density=...)` or `TargetDensity(density)`.
         begin_step: First step at which masks are updated, or a fraction of the run.
         end_step: Last one; `None` if there is none.
         frequency: Steps between updates. Default: a hundredth of the steps from begin to end, or
@@ -43,17 +44,17 @@ class Schedule(abc.ABC):
         DensityError: A density outside (0, 1].
         ValueError: Steps that are negative or in the wrong order, fractions outside [0, 1].
 
-    Subclasses implement `density`; and `get_config`, unless every argument is an attribute.
+    Subclasses implement `at`; and `get_config`, unless every argument is an attribute.
     """
 
     def __init__(
         self,
-        final_density: float,
+        density: float | None,
         begin_step: int | float,
         end_step: int | float | None,
         frequency: int | None = None,
     ) -> None:
-        self.final_density = check_density(final_density)
+        self.density = None if density is None else check_density(density)
         self.begin_step = check_moment("begin_step", begin_step)
         self.end_step = None if end_step is None else check_moment("end_step", end_step)
         if isinstance(self.end_step, int) and self.begin_step == 0:
@@ -69,25 +70,26 @@ class Schedule(abc.ABC):
                 self.frequency = default_frequency(int(self.end_step) - self.begin_step)
 
     @abc.abstractmethod
-    def density(self, step: int) -> float:
-        """The live fraction that is asked for at `step`."""
+    def at(self, step: int) -> float:
+        """The live fraction at `step`."""
 
     def get_config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes an equal schedule: the arguments."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Schedule":
-        """The reverse of `get_config`."""
+        config = dict(config)
+        if "final_density" in config:  # in older files
+            config["density"] = config.pop("final_density")
         return cls(**config)
 
-    def with_final(self, density: float) -> "Schedule":
-        """The same schedule towards another final density."""
-        return type(self).from_config({**self.get_config(), "final_density": density})
+    def with_density(self, density: float) -> "Schedule":
+        """The same schedule towards another density."""
+        return type(self).from_config({**self.get_config(), "density": density})
 
     @property
     def is_resolved(self) -> bool:
-        """Whether begin and end are steps; `density` and `due` need that."""
+        """Whether begin and end are steps; `at` and `due` need that."""
         return not isinstance(self.begin_step, float) and not isinstance(self.end_step, float)
 
     def resolved(self, steps: int | None, start: int = 0) -> "Schedule":
@@ -107,7 +109,7 @@ class Schedule(abc.ABC):
 
         >>> import keras_sparse_ortho as kso
         >>> kso.schedules.Cubic(0.1).resolved(steps=2000)  # by default over 70% of the run
-        Cubic(final_density=0.1, begin_step=0, end_step=1400, initial_density=1.0, frequency=14)
+        Cubic(density=0.1, begin_step=0, end_step=1400, initial_density=1.0, frequency=14)
         """
         if steps is None and not self.is_resolved:
             raise ValueError(
@@ -133,15 +135,10 @@ class Schedule(abc.ABC):
 
     def at_start(self) -> float:
         """The live fraction before the first step, in a run of any length."""
-        return self.resolved(_LONG_RUN).density(0)
+        return self.resolved(_LONG_RUN).at(0)
 
     def due(self, step: int, executed: int = 1) -> bool:
-        """Whether masks are updated at `step`, or should have been since the last call.
-
-        Args:
-            step: Updates of the optimizer so far.
-            executed: Updates since the last call (`steps_per_execution`).
-        """
+        """Whether masks are updated at `step`, or were due in the `executed` steps before."""
         begin, end = self._steps()
         last = step if end is None else min(step, end)
         after = step - executed
@@ -151,6 +148,14 @@ class Schedule(abc.ABC):
             return True
         # The last update up to `last` lies after `after`.
         return last - (last - begin) % (self.frequency or _MOST_STEPS) > after
+
+    def _final(self) -> float:
+        if self.density is None:
+            raise ValueError(
+                "A schedule needs a `density`, its own or that of `parametrize` or TargetDensity. "
+                f"Received: schedule={self!r}"
+            )
+        return self.density
 
     def _steps(self) -> tuple[int, int | None]:
         """Begin and end in steps."""
@@ -167,7 +172,7 @@ class Schedule(abc.ABC):
         return other.get_config() == self.get_config()
 
     def __hash__(self) -> int:
-        return hash((type(self).__name__, self.final_density, self.begin_step, self.end_step))
+        return hash((type(self).__name__, self.density, self.begin_step, self.end_step))
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
@@ -176,14 +181,9 @@ class Schedule(abc.ABC):
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class Constant(Schedule):
-    """`d(t) = final_density`, with masks updated from `begin_step` on.
+    """`d(t) = density`, with masks updated from `begin_step` on, and 1 before.
 
-    Args:
-        final_density: Live fraction, in (0, 1].
-        begin_step: First step at which masks are updated, or a fraction of the run (a float in
-            [0, 1]). Before it, nothing is pruned.
-        end_step: Last one, or a fraction of the run; `None` (default) if there is none.
-        frequency: Steps between updates. Default: a hundredth of the run, but 100 at most.
+    The arguments are those of `Schedule`.
 
     Example:
 
@@ -195,45 +195,41 @@ class Constant(Schedule):
     @other_keywords()
     def __init__(
         self,
-        final_density: float,
+        density: float | None = None,
         begin_step: int | float = 0,
         end_step: int | float | None = None,
         frequency: int | None = None,
     ) -> None:
-        super().__init__(final_density, begin_step, end_step, frequency)
+        super().__init__(density, begin_step, end_step, frequency)
 
-    def density(self, step: int) -> float:
-        """`final_density` from `begin_step` on, and 1 before."""
-        return self.final_density if step >= self._steps()[0] else 1.0
+    def at(self, step: int) -> float:
+        return self._final() if step >= self._steps()[0] else 1.0
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class OneShot(Constant):
-    """`d(t) = 1` before `step`, and `final_density` from then on; one update, at `step`.
+    """`d(t) = 1` before `step`, and `density` from then on; one update, at `step`.
 
-    Args:
-        final_density: Live fraction, in (0, 1].
-        step: When to prune: a step, or a fraction of the run (a float in [0, 1]).
+    `step` is a step, or a fraction of the run (a float in [0, 1]).
 
     Example:
 
     >>> schedule = OneShot(0.1, step=500)
-    >>> schedule.density(499), schedule.density(500), schedule.due(500), schedule.due(501)
+    >>> schedule.at(499), schedule.at(500), schedule.due(500), schedule.due(501)
     (1.0, 0.1, True, False)
     """
 
     @other_keywords()
-    def __init__(self, final_density: float, step: int | float = 0) -> None:
-        super().__init__(final_density, step, step, 1)
+    def __init__(self, density: float | None = None, step: int | float = 0) -> None:
+        super().__init__(density, step, step, 1)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
-        return {"final_density": self.final_density, "step": self.begin_step}
+        return {"density": self.density, "step": self.begin_step}
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class Polynomial(Schedule):
-    """Density that falls from `initial_density` to `final_density`, fast at first.
+    """Density that falls from `initial_density` to `density`, fast at first.
 
     With `u = (t - begin_step) / (end_step - begin_step)`, held to [0, 1]:
 
@@ -243,36 +239,34 @@ class Polynomial(Schedule):
     power of 3 and 1.
 
     Args:
-        final_density: Live fraction at `end_step` and after it, in (0, 1].
-        begin_step: First step at which masks are updated, or a fraction of the run (a float
-            in [0, 1]); nothing is pruned before it. Default: the start of the run.
+        density: Live fraction at `end_step` and after it, in (0, 1]; see `Schedule`.
+        begin_step: First step at which masks are updated, or a fraction of the run (a float in [0,
+            1]); nothing is pruned before it. Default: the start of the run.
         end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
         initial_density: Live fraction at `begin_step`.
         power: The exponent, positive.
-        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, but
-            100 at most.
+        frequency: As for `Schedule`.
 
     Raises:
         ValueError: An `end_step` not after `begin_step`; a power that is not positive.
 
     Example:
 
-    >>> schedule = Polynomial(0.1, begin_step=0, end_step=1000, power=2.0)
-    >>> round(schedule.density(500), 3)
+    >>> round(Polynomial(0.1, begin_step=0, end_step=1000, power=2.0).at(500), 3)
     0.325
     """
 
     @other_keywords()
     def __init__(
         self,
-        final_density: float,
+        density: float | None = None,
         begin_step: int | float = 0.0,
         end_step: int | float = 0.7,
         initial_density: float = 1.0,
         power: float = 3.0,
         frequency: int | None = None,
     ) -> None:
-        super().__init__(final_density, begin_step, end_step, frequency)
+        super().__init__(density, begin_step, end_step, frequency)
         if type(self.begin_step) is type(self.end_step) and end_step <= begin_step:
             raise ValueError(
                 "`end_step` must come after `begin_step`. "
@@ -283,14 +277,14 @@ class Polynomial(Schedule):
             raise ValueError(f"`power` must be positive. Received: power={power!r}")
         self.initial_density = check_density(initial_density)
 
-    def density(self, step: int) -> float:
+    def at(self, step: int) -> float:
         """The formula above; 1 before `begin_step`."""
         begin, end = self._steps()
         if end is None or step < begin:
             return 1.0
         done = min((step - begin) / max(end - begin, 1), 1.0)
-        fall = self.initial_density - self.final_density
-        return self.final_density + fall * (1 - done) ** self.power
+        final = self._final()
+        return final + (self.initial_density - final) * (1 - done) ** self.power
 
 
 class _FixedPower(Polynomial):
@@ -301,37 +295,22 @@ class _FixedPower(Polynomial):
     @other_keywords()
     def __init__(
         self,
-        final_density: float,
+        density: float | None = None,
         begin_step: int | float = 0.0,
         end_step: int | float = 0.7,
         initial_density: float = 1.0,
         frequency: int | None = None,
     ) -> None:
-        super().__init__(
-            final_density, begin_step, end_step, initial_density, self._POWER, frequency
-        )
+        super().__init__(density, begin_step, end_step, initial_density, self._POWER, frequency)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class Cubic(_FixedPower):
-    """Density that falls with the cube of the remaining time: the schedule of gradual pruning.
-
-    `d(t) = final + (initial - final) * (1 - u) ** 3`, where `u` in [0, 1] is the fraction of the
-    way from `begin_step` to `end_step`; see `Polynomial`.
-
-    Args:
-        final_density: Live fraction at `end_step` and after it, in (0, 1].
-        begin_step: First step at which masks are updated, or a fraction of the run (a float
-            in [0, 1]); nothing is pruned before it. Default: the start of the run.
-        end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
-        initial_density: Live fraction at `begin_step`.
-        frequency: Steps between updates. Default: a hundredth of the steps from begin to end, but
-            100 at most.
+    """A `Polynomial` of power 3, the schedule of gradual magnitude pruning.
 
     Example:
 
-    >>> schedule = Cubic(0.1, begin_step=0, end_step=1000)
-    >>> round(schedule.density(500), 4)
+    >>> round(Cubic(0.1, begin_step=0, end_step=1000).at(500), 4)
     0.2125
 
     Reference:
@@ -344,15 +323,11 @@ class Cubic(_FixedPower):
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class Linear(_FixedPower):
-    """Density that falls evenly from `initial_density` to `final_density`.
-
-    `d(t) = final + (initial - final) * (1 - u)`, where `u` in [0, 1] is the fraction of the
-    way from `begin_step` to `end_step`. The arguments are those of `Cubic`.
+    """A `Polynomial` of power 1.
 
     Example:
 
-    >>> schedule = Linear(0.1, begin_step=0, end_step=1000)
-    >>> round(schedule.density(500), 4)
+    >>> round(Linear(0.1, begin_step=0, end_step=1000).at(500), 4)
     0.55
     """
 

@@ -48,12 +48,10 @@ class TfmotSchedule(Schedule):
         final = self._sparsity(begin if last is None else last)
         super().__init__(1 - final, begin, last, getattr(schedule, "frequency", 1))
 
-    def density(self, step: int) -> float:
-        """1 minus the schedule's sparsity; 1 before `begin_step`."""
+    def at(self, step: int) -> float:
         return 1.0 if step < self.begin_step else 1 - self._sparsity(step)
 
     def due(self, step: int, executed: int = 1) -> bool:
-        """Whether the TFMOT schedule prunes at `step`, or at one of the steps before it."""
         steps = range(max(step - executed + 1, 0), step + 1)
         if all(hasattr(self.schedule, name) for name in ("begin_step", "end_step", "frequency")):
             # TFMOT's `_should_prune_in_step`, without a TensorFlow call in every step. Unlike our
@@ -66,8 +64,7 @@ class TfmotSchedule(Schedule):
             )
         return any(bool(self._answer(at)[0]) for at in steps)
 
-    def with_final(self, density: float) -> "TfmotSchedule":
-        """The same schedule towards another final density."""
+    def with_density(self, density: float) -> "TfmotSchedule":
         density = check_density(density)
         config = dict(_inner_config(self.schedule))
         names = [name for name in _FINAL_NAMES if name in config]
@@ -80,7 +77,6 @@ class TfmotSchedule(Schedule):
         return TfmotSchedule(type(self.schedule)(**config))
 
     def get_config(self) -> dict[str, Any]:
-        """Module, class and arguments of the TFMOT schedule."""
         kind = type(self.schedule)
         return {
             "schedule": {
@@ -111,7 +107,7 @@ def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
     """A schedule from a schedule, a density, or a TFMOT `PruningSchedule`.
 
     Args:
-        value: A `Schedule`; a density in (0, 1], for `Constant`; or a TFMOT schedule.
+        value: A `Schedule`; a density in (0, 1] or `None`, for `Constant`; or a TFMOT schedule.
         frequency: Steps between updates if `value` is a density; see `Constant`.
 
     Raises:
@@ -121,7 +117,7 @@ def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
     Example:
 
     >>> as_schedule(0.1)
-    Constant(final_density=0.1, begin_step=0, end_step=None, frequency=None)
+    Constant(density=0.1, begin_step=0, end_step=None, frequency=None)
     """
     if isinstance(value, Schedule):
         return value

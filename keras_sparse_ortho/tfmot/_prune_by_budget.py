@@ -33,10 +33,9 @@ def prune_by_budget(
 
     TFMOT's `prune_low_magnitude` takes one schedule for all layers. Here each layer gets a schedule
     that ends at `final_sparsity = 1 - density` of the layer in the budget. The rest is TFMOT's:
-    masks by magnitude, `UpdatePruningStep` (which must be passed to `fit`), `strip_pruning`.
-
-    TFMOT prunes all kernels of a layer by one schedule, so a layer with several kernels (a GRU)
-    gets their joint density. Layers with density 1 in the budget stay as they are.
+    masks by magnitude, `UpdatePruningStep` (which must be passed to `fit`), `strip_pruning`. A
+    layer with several kernels (a GRU) gets their joint density; layers with density 1 in the budget
+    stay as they are.
 
     Args:
         model: A built tf_keras model: Sequential, functional or nested. It is not changed.
@@ -54,21 +53,19 @@ def prune_by_budget(
         A new model with the same weights, not compiled.
 
     Raises:
-        NotPrunableError: A layer that TFMOT does not prune, or whose selected kernels it does not
-            (`exclude` it, or use `prune_with_mask`, which takes every layer); a Keras 3, unbuilt or
-            subclassed model; weights that are wrapped already; nothing to prune.
+        NotPrunableError: As in `prune_with_mask`; a layer that TFMOT does not prune, or whose
+            selected kernels it does not (`exclude` it, or use `prune_with_mask`, which takes every
+            layer).
         BudgetError: A density or budget that does not fit the model; a schedule that starts with
             more sparsity than a layer has in the budget; a budget that `sparsity_m_by_n` or
             `block_size` cannot meet.
         UnknownWeightError: `include` or `exclude` matches nothing.
         ValueError: No schedule, or one whose final sparsity cannot be replaced.
 
-    Limits: TFMOT's. With `sparsity_m_by_n=(m, n)` the density is `1 - m / n` whatever the schedule,
-    so only a budget with this density for every layer is accepted. With `block_size` whole blocks
-    of 2-D kernels are pruned, so a layer's count is met to half a block. TFMOT's wrapper does not
-    save `sparsity_m_by_n`. Weights are sparse at the ends of epochs, not in between; with
-    `begin_step=0` the first pruning is at step `frequency`, so a shorter run is not pruned. Only
-    one positional argument is passed on: call `MultiHeadAttention` with `value=` by name.
+    Limits: TFMOT's. With `sparsity_m_by_n=(m, n)` only a budget with the density `1 - m / n` for
+    every layer is accepted. With `block_size` a layer's count is met to half a block. Weights are
+    sparse at the ends of epochs, not in between; with `begin_step=0` the first pruning is at step
+    `frequency`.
 
     Example:
 
@@ -84,10 +81,6 @@ def prune_by_budget(
     ...     dense, 0.1, "erk", PolynomialDecay(0.0, 0.9, begin_step=0, end_step=1000))
     >>> [round(layer.pruning_schedule.final_sparsity, 4) for layer in model.layers]
     [0.9327, 0.6906]
-
-    Reference:
-
-    - Zhu and Gupta, "To prune, or not to prune" (2017), arXiv 1710.01878
     """
     weights = select_weights(model, include, exclude, pruning_policy)
     plan = plan_for(density, budget, weights, orthogonal=False)
@@ -133,7 +126,7 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
     """A TFMOT schedule that ends at the density of a layer with these weights."""
     if not isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
         return schedule(1 - density)
-    made = TfmotSchedule(schedule).with_final(density).schedule
+    made = TfmotSchedule(schedule).with_density(density).schedule
     first = getattr(made, "initial_sparsity", 0.0)
     if first > 1 - density:
         raise BudgetError(

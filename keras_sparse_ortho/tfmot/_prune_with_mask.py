@@ -53,15 +53,13 @@ class _Masked(WeightState):
 class PruneWithMask(EffectiveWeightWrapper):
     """Wraps a tf_keras layer with fixed masks: `w_e = w` where live, 0 elsewhere.
 
-    A subclass of TFMOT's `PruneLowMagnitude`: `strip_pruning`, `UpdatePruningStep`,
-    `PruningSummaries` and `collect_prunable_layers` treat it as TFMOT's. The mask holds
-    from the first step, with or without callbacks, and gradients and optimizer moments of dead
-    entries are exactly zero. So are raw weights: checkpoints are sparse at every step.
+    A subclass of TFMOT's `PruneLowMagnitude`, whose tools treat it as TFMOT's. The mask holds from
+    the first step, with or without callbacks, and gradients and optimizer moments of dead entries
+    are exactly zero. So are raw weights: checkpoints are sparse at every step.
 
     The mask comes from the first of these: `masks`; the `initializers`, which draw kernel and mask;
     `density`, or the counts in `live`, as the largest magnitudes of each kernel when the wrapper is
-    built (`clone_model` draws new weights, and so needs a new mask of the same count); the layer's
-    own sparse initializers.
+    built; the layer's own sparse initializers.
 
     Args:
         layer: Any tf_keras layer, built or not, whether or not TFMOT supports it.
@@ -71,16 +69,15 @@ class PruneWithMask(EffectiveWeightWrapper):
         initializers: A sparse initializer for each kernel, or `None`.
         live: Number of live entries of each kernel, or `None`.
         density: Live fraction of every kernel, in (0, 1], or `None`.
-        **kwargs: As for tf_keras' `Layer`. The default name is `prune_with_mask_` and the layer's.
+        **kwargs: As for tf_keras' `Layer`.
 
     Raises:
         DensityError: A density outside (0, 1].
         NotPrunableError: When built: a layer without kernels, weights that are not finite, or no
             source of a mask.
-        ValueError: Several of `masks`, `live` and `density`; TFMOT's `pruning_schedule`,
-            `block_size`, `block_pooling_type` and `sparsity_m_by_n`, as nothing is ranked here.
-            When built: masks with wrong names, shapes or dtypes, or a wrong number of initializers
-            or counts.
+        ValueError: Several of `masks`, `live` and `density`; TFMOT's arguments for ranking, as
+            nothing is ranked here. When built: masks with wrong names, shapes or dtypes, or a wrong
+            number of initializers or counts.
 
     Limits: the dense kernel is stored and multiplied. Under `MirroredStrategy`, wrap the sublayers
     of a layer that holds a BatchNormalization besides kernels.
@@ -95,8 +92,6 @@ class PruneWithMask(EffectiveWeightWrapper):
     >>> _ = layer(np.ones((1, 4), "float32"))
     >>> int(np.count_nonzero(layer.layer.kernel.numpy())), layer.name
     (4, 'prune_with_mask_hidden')
-    >>> kso.tfmot.PruneWithMask(tf_keras.layers.Dense(4), density=0.25).get_config()["density"]
-    0.25
     """
 
     def __init__(
@@ -123,7 +118,6 @@ class PruneWithMask(EffectiveWeightWrapper):
         super().__init__(layer, selected, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        """Builds the layer, and sets the masks."""
         self._build_layer(input_shape)
         self._check_sources()
         super().build(input_shape)
@@ -168,7 +162,6 @@ class PruneWithMask(EffectiveWeightWrapper):
             self._initializers[index] = None
 
     def get_config(self) -> dict[str, Any]:
-        """The layer, counts and initializers; masks are saved as variables."""
         initializers = self._initializers
         if initializers is not None:
             serialize = tf_keras.initializers.serialize
@@ -365,20 +358,15 @@ def prune_exact_orthogonal(
 
     The counterpart of `keras_sparse_ortho.sparsify`: the budget shares `round(density * size)` live
     entries among the kernels, each kernel is drawn anew with `K^T K = I`, and its layer is wrapped
-    with `PruneWithMask`. With the same paths and seeds the kernels are those of Keras 3. Train with
-    or without TFMOT's `UpdatePruningStep`, then call its `strip_pruning`.
+    with `PruneWithMask`. With the same paths and seeds the kernels are those of Keras 3.
 
     Args:
         model: A built tf_keras model: Sequential, functional or nested. It is not changed.
-        density: Global live fraction over the selected kernels, in (0, 1]; optional if `budget` is
-            a `Budget`.
-        budget: `"erk"` (default), `"er"`, `"uniform"`, a `Budget` for the selected kernels, or a
-            dict of densities by weight path, layer path or regular expression.
-        initializer: `"exact_orthogonal"` (default), `"random_sparse"`, or a sparse initializer,
-            whose density and seed are replaced.
-        structure: `Block`, `NByM` or `ConstantFan` for every selected kernel.
-        seed: Integer, or `None` for a new one in each call (from Python's `random`). Each kernel's
-            seed is derived from it and the kernel's path.
+        density: As in `sparsify`.
+        budget: As in `sparsify`.
+        initializer: As in `sparsify`.
+        structure: As in `sparsify`.
+        seed: As in `sparsify`.
         include: As in `prune_with_mask`.
         exclude: As in `prune_with_mask`.
         pruning_policy: As in `prune_with_mask`.
@@ -388,11 +376,9 @@ def prune_exact_orthogonal(
 
     Raises:
         DensityError: A density outside (0, 1].
-        BudgetError: A density or budget that does not fit the model, e.g. one too small for
-            exactly orthogonal kernels; the message names the least density.
-        NotPrunableError: A Keras 3, unbuilt or subclassed model; weights that are wrapped already
-            or not finite; nothing to prune.
-        UnknownWeightError: `include` or `exclude` matches nothing.
+        BudgetError: A density or budget that does not fit the model, e.g. one too small for exactly
+            orthogonal kernels; the message names the least density.
+        NotPrunableError, UnknownWeightError: As in `prune_with_mask`.
 
     Example:
 
@@ -408,10 +394,6 @@ def prune_exact_orthogonal(
     ...     print(weight)
     <hidden/kernel shape=(64, 128), density=0.0672607>
     <head/kernel shape=(128, 10), density=0.309375>
-
-    Reference:
-
-    - Nowak et al. (ICML 2024), arXiv 2406.01755
     """
     weights = select_weights(model, include, exclude, pruning_policy)
     draws = draw_kernels(weights, weights, density, budget, initializer, structure, seed)

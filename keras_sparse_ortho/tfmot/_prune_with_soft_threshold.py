@@ -11,7 +11,11 @@ import tensorflow as tf
 from keras_sparse_ortho.callbacks import DEFAULT_FLOOR, ThresholdSteering
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.parametrizations import SoftThreshold, threshold_function
+from keras_sparse_ortho.parametrizations import (
+    SoftThreshold,
+    critical_offsets,
+    threshold_function,
+)
 from keras_sparse_ortho.schedules import as_schedule
 from keras_sparse_ortho.tfmot._rewrite import (
     rewrite,
@@ -93,26 +97,21 @@ class SoftThresholdState(WeightState):
         self.settle()
 
     def threshold_value(self) -> np.ndarray:
-        """The threshold `t`: one value, or one per output."""
         return np.ravel(as_numpy(self._threshold()))
 
     @property
     def frozen(self) -> bool:
-        """Whether the live entries are fixed, with threshold 0."""
         return not float(as_numpy(self.active))
 
     @property
     def steered(self) -> Any:
-        """The variable that `critical_offsets` and `freeze` refer to."""
         return self.raw
 
     def scales(self) -> np.ndarray:
-        """`|w|`."""
         return np.asarray(np.abs(as_numpy(self.raw)))
 
     def critical_offsets(self) -> np.ndarray:
-        """For every entry, the offset `g^-1(|w|) - s` at which it becomes zero."""
-        return np.asarray(threshold_function(self.g).inverse(self.scales()) - as_numpy(self.s))
+        return critical_offsets(threshold_function(self.g), self.scales(), as_numpy(self.s))
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
         """Fixes the live entries: `w` becomes `w_e` on the mask and 0 elsewhere, `t` becomes 0."""
@@ -134,27 +133,22 @@ class SoftThresholdState(WeightState):
 class PruneWithSoftThreshold(EffectiveWeightWrapper):
     """Wraps a tf_keras layer so that its kernels are `w_e = sign(w) * relu(|w| - t)`, `t = g(s)`.
 
-    Soft threshold reparameterization (STR), the counterpart of `parametrizations.SoftThreshold`.
-    The raw weight `w` and `s` are trainable variables of the wrapper, with the gradients
-
-        dL/dw = dL/dw_e where w_e is not 0, else 0
-        dL/ds = -g'(s) * sum(dL/dw_e * sign(w_e))
-
-    The kernel of the layer is not trained. It holds `w_e`, which is updated by optimizers of
-    tf_keras in every step (as a constraint), by TFMOT's `UpdatePruningStep`, by saving, and by
-    reading the attribute `layer`. So TFMOT's `strip_pruning` returns the plain layer with the
-    effective weight, however it was trained. The kernel's regularizer and constraint act on `w`.
+    Soft threshold reparameterization (STR), the counterpart of `parametrizations.SoftThreshold`,
+    with its gradients. The raw weight `w` and `s` are trainable variables of the wrapper. The
+    kernel of the layer is not trained. It holds `w_e`, which is updated by optimizers of tf_keras
+    in every step (as a constraint), by TFMOT's `UpdatePruningStep`, by saving, and by reading the
+    attribute `layer`. So TFMOT's `strip_pruning` returns the plain layer with the effective weight,
+    however it was trained. The kernel's regularizer and constraint act on `w`.
 
     Args:
         layer: Any tf_keras layer, built or not, whether or not TFMOT supports it.
         granularity: `"layer"`: one `s` per kernel; `"channel"`: one per output.
         g: `"sigmoid"` (as in the paper), `"exp"` or `"softplus"`.
         s_init: Initial value of `s`.
-        weight_decay: Strength `lambda` of the L2 penalty that is added to the loss,
-            `lambda / 2 * (sum(w ** 2) + sum(s ** 2))`.
+        weight_decay: Strength `lambda` of the L2 penalty that is added to the loss, `lambda / 2 *
+            (sum(w ** 2) + sum(s ** 2))`.
         selected: Which of the layer's kernels, as indices into the list of them; `None` for all.
-        **kwargs: As for tf_keras' `Layer`. The default name is `prune_with_soft_threshold_` and the
-            layer's.
+        **kwargs: As for tf_keras' `Layer`.
 
     Raises:
         ValueError: An unknown granularity or function, a negative strength.
@@ -162,8 +156,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     Limits: the weight is stored as raw and effective weight, as TFMOT's mask, and in optimizer
     slots. Under a `tf.distribute.Strategy`, and in training loops without a tf_keras optimizer, the
-    kernel is not updated in every step, but by `UpdatePruningStep` at the end of each epoch, by
-    `get_weights` and by `wrapper.layer`.
+    kernel is updated by `UpdatePruningStep`, by `get_weights` and by `wrapper.layer` only.
 
     Example:
 
@@ -177,11 +170,6 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
     True
     >>> layer(np.eye(3)).numpy().ravel().tolist()  # t = sigmoid(0) = 0.5
     [0.0, 1.0, -1.5]
-
-    Reference:
-
-    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231
     """
 
     def __init__(
@@ -210,7 +198,6 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     @property
     def layer(self) -> Any:
-        """The wrapped layer, whose kernels hold the effective weights."""
         # One replica of a strategy must not assign to all.
         distribute = tf.distribute
         in_replica = distribute.has_strategy() and not distribute.in_cross_replica_context()
@@ -280,7 +267,6 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
             state.adopt_effective()
 
     def get_config(self) -> dict[str, Any]:
-        """The layer and the arguments; raw weights and thresholds are saved as variables."""
         names = ("granularity", "g", "s_init", "weight_decay")
         return super().get_config() | {name: getattr(self, name) for name in names}
 
@@ -299,29 +285,25 @@ def prune_with_soft_threshold(
     """Wraps the layers of a tf_keras model so that their kernels get learnt thresholds (STR).
 
     The counterpart of `keras_sparse_ortho.parametrize(model, SoftThreshold(...))`. Layers are
-    wrapped with `PruneWithSoftThreshold`, whether or not TFMOT supports them. With
-    `tfmot.TargetDensity` training ends at a given density, and TFMOT's `strip_pruning` returns the
-    plain model with the effective weights.
+    wrapped with `PruneWithSoftThreshold`. With `tfmot.TargetDensity` training ends at a given
+    density, and TFMOT's `strip_pruning` returns the plain model with the effective weights.
 
     Args:
-        model: A built tf_keras model: Sequential, functional or nested, which is not changed. Or an
-            unbuilt Sequential model, or a list of layers, which are wrapped themselves.
-        granularity: `"layer"`: one threshold per kernel; `"channel"`: one per output.
-        g: `"sigmoid"`, `"exp"` or `"softplus"`.
-        s_init: Initial value of the trainable `s` of `t = g(s)`.
-        weight_decay: Strength of the L2 penalty on raw weights and `s`.
+        model: As in `prune_with_mask`.
+        granularity: As in `PruneWithSoftThreshold`.
+        g: As in `PruneWithSoftThreshold`.
+        s_init: As in `PruneWithSoftThreshold`.
+        weight_decay: As in `PruneWithSoftThreshold`.
         include: As in `prune_with_mask`.
         exclude: As in `prune_with_mask`.
         pruning_policy: As in `prune_with_mask`.
 
     Returns:
         A new model, not compiled, with the given weights as raw weights; for a list, the list with
-        the wrappers.
+            the wrappers.
 
     Raises:
-        NotPrunableError: A Keras 3, unbuilt or subclassed model; weights that are wrapped already
-            or not finite; nothing to prune.
-        UnknownWeightError: `include` or `exclude` matches nothing.
+        NotPrunableError, UnknownWeightError: As in `prune_with_mask`.
         ValueError: An unknown granularity or function, a negative strength.
 
     Example:
@@ -337,11 +319,6 @@ def prune_with_soft_threshold(
     ...                     callbacks=[kso.tfmot.TargetDensity(0.125, frequency=4)])
     >>> kso.tfmot.prunable_weights(model)
     [<hidden/kernel shape=(64, 34), density=0.125>]
-
-    Reference:
-
-    - Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsity" (ICML
-      2020), arXiv 2002.03231
     """
     if sizes_are_unknown(model):
         return wrap_unbuilt(
@@ -366,38 +343,26 @@ def prune_with_soft_threshold(
 
 
 class TargetDensity(tf_keras.callbacks.Callback):
-    """Steers the thresholds of a `prune_with_soft_threshold` model to a global density.
+    """`keras_sparse_ortho.callbacks.TargetDensity` for models of `prune_with_soft_threshold`.
 
-    `keras_sparse_ortho.callbacks.TargetDensity` for tf_keras: all layers share an offset `o`,
-    their thresholds are `t_l = g(s_l + o)`, and at the steps of the schedule the offset is set so
-    that `round(d(t) * size)` entries are live. At the end the live entries are fixed.
+    It may come before or after `UpdatePruningStep`.
 
     Args:
-        final_density: Final global live fraction, in (0, 1].
-        schedule: One of `keras_sparse_ortho.schedules`, or of TFMOT's; its final density is
-            replaced. Default: `Cubic` over the first 70% of the run.
+        density: Final global live fraction, in (0, 1].
+        schedule: One of `keras_sparse_ortho.schedules`, or of TFMOT's, whose density is replaced.
+            Without one `fit` is needed, and the default is that of the callback for Keras 3.
         frequency: Steps between two updates of the offset, if there is no schedule.
         freeze: Whether to fix the live entries at the end of the schedule.
-        floor: The least count of each kernel, as a share of its ERK count, in [0, 1].
+        floor: As for the callback for Keras 3.
 
     Raises:
-        DensityError: A density outside (0, 1].
         NotPrunableError: When training begins, if no weight has a soft threshold.
-        ValueError: When training begins without a schedule on data of unknown length.
-
-    In a custom training loop call it as TFMOT's callbacks: `set_model(model)`, `on_train_begin()`,
-    `on_train_batch_begin(...)` before each step, `on_epoch_end(...)`, and `on_train_end()` for the
-    last step. Steps are those of `model.optimizer` if there is one, else the calls of
-    `on_train_batch_begin`. It needs a `schedule` there, as the length of the training is unknown.
-
-    Limits: those of the callback for Keras 3. It may come before or after `UpdatePruningStep`.
-
-    Example: see `prune_with_soft_threshold`.
+        ValueError: No schedule in a custom training loop.
     """
 
     def __init__(
         self,
-        final_density: float,
+        density: float,
         schedule: Any = None,
         *,
         frequency: int = 100,
@@ -406,12 +371,11 @@ class TargetDensity(tf_keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         plan = None if schedule is None else as_schedule(schedule)
-        self._steering = ThresholdSteering(final_density, plan, frequency, freeze, floor)
+        self._steering = ThresholdSteering(density, plan, frequency, freeze, floor)
         self._last: int | None = None
         self._executed, self._calls = 1, 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Resolves the schedule; raises for a model without soft thresholds."""
         states = [getattr(weight, "state", None) for weight in prunable_weights(self.model)]
         thresholds = [state for state in states if isinstance(state, SoftThresholdState)]
         if not thresholds:
@@ -425,7 +389,6 @@ class TargetDensity(tf_keras.callbacks.Callback):
         self._executed, self._calls = 1, 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the offset at the steps of the schedule, and fixes the live entries at its end."""
         step = self._step()
         self._calls += 1
         executed = 1 if self._last is None else step - self._last
@@ -437,14 +400,13 @@ class TargetDensity(tf_keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int = -1, logs: Any = None, *, batch: int = -1) -> None:
         """Fixes the live entries if the schedule has ended, for loops without `on_train_end`.
 
-        (TFMOT's callbacks call the first argument `batch`, and so do loops written for them.)
+        TFMOT's callbacks call the first argument `batch`, and so do loops written for them.
         """
         step = self._step()
         if self._steering.freeze and self._steering.has_ended(step):
             self._steer_at_end(step)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Does what is due at the last step."""
         step = self._step()
         if self._steering.is_due_at_end(step, self._executed):
             self._steer_at_end(step)

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
+from keras_sparse_ortho import kernels
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import KernelLayout
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -24,7 +25,6 @@ class TfKerasWeight(PrunableWeight):
 
     @property
     def live(self) -> int:
-        """Number of live entries: those of the mask, or nonzeros in a plain layer."""
         return int(np.count_nonzero(self.value if self.state is None else self.state.mask()))
 
     @property
@@ -45,12 +45,10 @@ class TfKerasWeight(PrunableWeight):
         return None
 
     def raw_value(self, *, copy: bool = True) -> np.ndarray:
-        """The raw weight as a NumPy array (bfloat16 as float32)."""
         return as_numpy(self.variable if self.state is None else self.state.raw)
 
     @property
     def value(self) -> np.ndarray:
-        """The effective weight as a NumPy array (bfloat16 as float32)."""
         return self.raw_value() if self.state is None else as_numpy(self.state.effective())
 
 
@@ -107,19 +105,13 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
 
 def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
     """A layer and all its sublayers, each once, with their paths; not those inside wrappers."""
-    seen: set[int] = set()
+    return kernels.walk(layer, path, _children)
 
-    def visit(current: Any, here: str) -> Iterator[tuple[Any, str]]:
-        if id(current) in seen:
-            return
-        seen.add(id(current))
-        yield current, here
-        if not isinstance(current, PruneLowMagnitude):
-            for child in sublayers(current):
-                named = child.layer if isinstance(child, PruneLowMagnitude) else child
-                yield from visit(child, f"{here}/{named.name}" if here else str(named.name))
 
-    yield from visit(layer, path)
+def _children(layer: Any) -> Iterator[tuple[Any, str]]:
+    for child in () if isinstance(layer, PruneLowMagnitude) else sublayers(layer):
+        named = child.layer if isinstance(child, PruneLowMagnitude) else child
+        yield child, str(named.name)
 
 
 def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:

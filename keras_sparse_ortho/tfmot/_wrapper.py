@@ -92,7 +92,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         )
 
     def build(self, input_shape: Any) -> None:
-        """Builds the layer if needed; adds TFMOT's variables and the states of the weights."""
         self._build_layer(input_shape)
         found = find_kernels(self._inner, self._inner.name)
         if not found:
@@ -131,7 +130,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         build_attention(self._inner)
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Builds the layer while loading, unless only a call can build it."""
         shape = config.get("input_shape")
         if shape is not None:
             shape = tf.TensorShape(shape)  # a list where it comes from a file
@@ -165,7 +163,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     def call(
         self, inputs: Any, *args: Any, training: Any = None, mask: Any = None, **kwargs: Any
     ) -> Any:
-        """Calls the layer with its effective weights."""
         learning = tf_keras.backend.learning_phase() if training is None else training
         smart_cond(learning, self._count_step, tf.no_op)
         if training is not None and takes(self._inner, "training"):
@@ -196,12 +193,10 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         return self.layer.compute_mask(*args, **kwargs)
 
     def get_weights(self) -> list[np.ndarray]:
-        """The weights of the layer, with dead entries zero."""
         self._settle()
         return super().get_weights()
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Sets the weights of the layer, and dead entries to zero."""
         super().set_weights(weights)
         self._adopt()
 
@@ -210,7 +205,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         self._settle()
 
     def get_config(self) -> dict[str, Any]:
-        """The layer, the selected kernels, and the name."""
         config = super(PruneLowMagnitude, self).get_config()
         return {**config, "selected": self._selected}
 
@@ -218,7 +212,6 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "EffectiveWeightWrapper":
-        """The reverse of `get_config`."""
         config = dict(config)
         layer = config.pop("layer")
         legacy = "module" not in layer  # the format of `.h5` files and SavedModel

@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._keras_internals import (
-    applied_batches,
-    counter_of_batches,
-    length_of_data,
-)
+from keras_sparse_ortho._keras_internals import applied_batches, counter_of_batches
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.schedules import Cubic
@@ -183,33 +179,6 @@ def test_a_finished_model_is_trained_on_by_a_new_optimizer():
         model.compile("adam", "mse", jit_compile=jit_if_quicker())
         fit(model, CASES[case]()[1], 1)
         assert [weight.live for weight in kso.prunable_weights(model)] == live
-
-
-class Data:
-    """A data set of so many batches."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        if isinstance(self.length, Exception):
-            raise self.length
-        return self.length
-
-
-class Model:
-    """What calls callbacks as a model does."""
-
-    def fit(self, x):
-        return (lambda: length_of_data(self))()
-
-
-@pytest.mark.numpy_only
-def test_the_length_of_data_is_read_where_there_is_one():
-    assert Model().fit(Data(7)) == 7
-    for without in (Data(2**63 - 1), Data(TypeError()), Data(0), iter([1]), None):
-        assert Model().fit(without) is None
-    assert length_of_data(Model()) is None
 
 
 @pytest.mark.tensorflow_only

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.callbacks import ThresholdSteering
-from keras_sparse_ortho.callbacks._floors import floors_of
+from keras_sparse_ortho.callbacks._threshold_cut import floors_of
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.schedules import Constant, Linear
 
@@ -30,9 +30,12 @@ class Threshold:
     def _assign(self, value):
         self.offset.value = value
 
+    def scales(self):
+        return np.abs(self.value)
+
     def critical_offsets(self):
         with np.errstate(divide="ignore"):
-            return np.log(np.abs(self.value)) - self.s
+            return np.log(self.scales()) - self.s
 
     def freeze(self, mask):
         self.frozen, self.value = True, self.value * mask
@@ -61,7 +64,7 @@ def test_the_count_follows_the_schedule_and_is_frozen_at_its_end():
     for step in (2, 4, 6):
         assert steering.steer(step) == []
         assert own[0].offset.value == own[1].offset.value
-        assert sum(t.live().sum() for t in own) == round(schedule.density(step) * 62)
+        assert sum(t.live().sum() for t in own) == round(schedule.at(step) * 62)
     frozen = steering.steer(11)
     assert [t for t, _ in frozen] == own
     assert sum(mask.sum() for _, mask in frozen) == round(0.25 * 62)
@@ -102,7 +105,7 @@ def test_by_default_the_density_falls_over_seven_tenths():
 
 
 def test_refusals():
-    with pytest.raises(DensityError, match="Received: final_density=2"):
+    with pytest.raises(DensityError, match="Received: density=2"):
         ThresholdSteering(2)
     with pytest.raises(ValueError, match=r"`frequency`.*Received: frequency=0"):
         ThresholdSteering(0.5, frequency=0)

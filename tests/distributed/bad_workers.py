@@ -168,7 +168,7 @@ if BACKEND == "jax":
     SHARDED = {
         "sharded_masks": ("masked", "compact", "pruned", "adopted", "stripped"),
         "sharded_blocks": ("blocks", "to_blocks", "to_masked", "stripped, blocks"),
-        "sharded_thresholds": ("soft threshold", "magnitude", "feather", "quantized", "lora"),
+        "sharded_thresholds": ("soft threshold", "magnitude", "feather", "quantized"),
     }
     for name, storages in SHARDED.items():
         CASES[name] = functools.partial(sharded, storages, "attention")

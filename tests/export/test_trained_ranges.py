@@ -9,7 +9,6 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.export._process import converter_backend
-from keras_sparse_ortho.parametrizations import LearntScale, Palette
 from keras_sparse_ortho.quantization import FakeQuantize
 from tests.export.quantized import (
     block_mlp,
@@ -51,9 +50,6 @@ CASES = [slow_case_on_jax(cnn, "int4"), slow_case_on_jax(encoder, "int8"), (mlp,
 CASES += [slow_case_on_jax(pooled, "int8")]
 SLOW = [
     (mlp, "int8"),
-    (mlp, Palette(16, "int8")),
-    (mlp, LearntScale("ternary")),
-    (cnn, LearntScale("int4")),
     (mlp, "ternary"),
     (cnn, "int8"),
 ]

@@ -193,9 +193,10 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         yield f"block conv {rank + 1}", _plain(kind(4, 3, **block), shape=(5,) * (rank + 1) + (4,))
     yield (
         "stack of blocks",
-        _plain(B.ScannedStack(B.BlockSparseDense(8, name="r", **block), 3, name="s")),
+        _plain(kso.contrib.ScannedStack(B.BlockSparseDense(8, name="r", **block), 3, name="s")),
     )
-    yield "stack", kso.sparsify(_plain(B.ScannedStack(dense("r"), 3, name="s")), 0.5, seed=0)
+    stack = kso.contrib.ScannedStack(dense("r"), 3, name="s")
+    yield "stack", kso.sparsify(_plain(stack), 0.5, seed=0)
     yield "padding", kso.sparsify(_plain(B.CircularPadding(), L.Conv2D(4, 3), shape=(4, 4, 2)), 0.5)
     schedules = [S.Constant(0.5), S.OneShot(0.5, 3), S.Polynomial(0.5, 0, 8), S.Cubic(0.5, 0, 8)]
     for schedule in [*schedules, S.Linear(0.5, 0, 8)]:
@@ -208,7 +209,6 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         P.SoftThreshold(g=g),
         P.ChannelSoftThreshold(),
         P.LowRankSoftThreshold(1),
-        P.LowRankAdaptation(1, 0.5),
     ):
         yield type(learnt).__name__, kso.parametrize(_plain(dense("a")), learnt)
     yield "rounded", kso.quantize_aware(kso.sparsify(_plain(dense("a")), 0.5, seed=0))
@@ -223,10 +223,6 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
     inputs = keras.Input((4, 8))
     attended = keras.layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)
     yield "rounded inside", kso.quantize_aware(keras.Model(inputs, attended))
-    palette = P.Palette(4)
-    yield "palette", kso.quantize_aware(_plain(dense("a")), palette, activations=None)
-    scales = P.LearntScale("int4")
-    yield "learnt scales", kso.quantize_aware(_plain(dense("a")), scales, activations=None)
     yield "rebuilt", kso.sparsify(Graph(), 0.5, seed=0)
     yield "rewrapped", kso.sparsify(_plain(Pair(name="pair")), 0.5, seed=0)
 

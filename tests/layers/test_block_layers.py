@@ -12,7 +12,7 @@ from keras_sparse_ortho.layers import (
     BlockSparseEinsumDense,
     block_layer_like,
 )
-from keras_sparse_ortho.layers import _blocks as product_module
+from keras_sparse_ortho.layers import _block_products as product_module
 from keras_sparse_ortho.orthogonal import regular_pattern, slots_of
 from tests.helpers import array, classifier_loss, data, gradients, jit, slow_on_jax
 from tests.layers.block_kinds import as_dense, block_layers, block_network, masked_twin, network
@@ -160,19 +160,6 @@ def test_report_shows_the_orthogonality_of_blocks_as_long_as_they_are_as_drawn(t
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_full_kernel_of_blocks_is_the_plain_layer(dtype):
-    """All blocks live, as the wrapper's contract has it for a mask of all ones."""
-    block = BlockSparseDense(24, "tanh", density=1.0, block=8, seed=0, dtype=dtype)
-    x = np.random.default_rng(0).normal(size=(5, 16)).astype("float32")
-    expected = array(keras.ops.cast(block(x), "float32"))
-    assert block.density == 1.0
-    assert block.is_as_drawn()
-    found = array(keras.ops.cast(block.to_dense_layer()(x), "float32"))
-    np.testing.assert_allclose(expected, found, atol=1e-6 if dtype == "float32" else 2e-2)
-
-
-@pytest.mark.core
 def test_model_written_as_a_class():
     @keras.saving.register_keras_serializable(package="test_block_layers")
     class Net(keras.Model):
@@ -312,10 +299,3 @@ def test_bias_where_all_sizes_are_equal():
         expected = np.einsum(equation, inputs, layer.kernel_value())
         expected += array(layer.bias).reshape(bias)
         np.testing.assert_allclose(array(outputs), expected, atol=1e-5, err_msg=layer.name)
-
-
-def test_dynamical_isometry_can_be_asked_of_blocks():
-    layer = BlockSparseDense(32, density=0.5, block=8, seed=1)
-    model = keras.Sequential([keras.Input((32,)), layer])
-    spectrum = kso.analysis.jacobian_singular_values(model, np.ones((1, 32), "float32"))
-    np.testing.assert_allclose(spectrum.values, 1, atol=1e-5)

@@ -12,8 +12,8 @@ from tests.helpers import (
     data,
     jit,
     jit_if_quicker,
+    on_two_devices,
     slow_on_tensorflow,
-    two_device_strategy,
 )
 from tests.layers.block_kinds import masked_twin
 
@@ -179,7 +179,7 @@ def lowered(model, shape):
 @pytest.mark.jax_only
 @pytest.mark.parametrize("make", [wide_matrices, convolutions])
 def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_host(make):
-    from keras_sparse_ortho.layers import _blocks
+    from keras_sparse_ortho.layers import _block_products
 
     model, shape = make()
     text = lowered(model, shape)
@@ -190,7 +190,7 @@ def test_a_compiled_step_for_accelerators_has_neither_scatters_nor_calls_to_the_
         assert "?x" not in text[platform]  # no size is left open
     if make is wide_matrices:
         one = np.zeros((8, 32, 8192), "float32")
-        assert _blocks._chunks(one, model.layers[0].inputs_of) > 1
+        assert _block_products._chunks(one, model.layers[0].inputs_of) > 1
         assert "while" in text["cpu"]
 
 
@@ -225,27 +225,11 @@ def trained_on_devices(make):
     return [array(v) for v in model.weights]
 
 
-@pytest.mark.tensorflow_only
 @pytest.mark.parametrize("make", [pytest.param(one_layer, marks=pytest.mark.slow), by_one_word])
-def test_mirrored_strategy_on_two_devices_agrees_with_one(make):
+def test_two_devices_agree_with_one(make):
     one = trained_on_devices(make)
     keras.utils.clear_session()
-    with two_device_strategy().scope():
+    with on_two_devices():
         two = trained_on_devices(make)
-    for a, b in zip(one, two, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-@pytest.mark.jax_only
-@pytest.mark.parametrize("make", [one_layer, by_one_word])
-def test_data_parallel_on_two_devices_agrees_with_one(make):
-    one = trained_on_devices(make)
-    keras.utils.clear_session()
-    previous = keras.distribution.distribution()
-    keras.distribution.set_distribution(keras.distribution.DataParallel())
-    try:
-        two = trained_on_devices(make)
-    finally:
-        keras.distribution.set_distribution(previous)
     for a, b in zip(one, two, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)

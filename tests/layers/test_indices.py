@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.layers import BlockSparseDense, ScannedStack
+from keras_sparse_ortho.contrib import ScannedStack
+from keras_sparse_ortho.layers import BlockSparseDense
 from tests.helpers import array
 
 pytestmark = pytest.mark.core

@@ -8,7 +8,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.analysis import orthogonality_error
 from keras_sparse_ortho.errors import UnknownWeightError
-from keras_sparse_ortho.initializers import ExactOrthogonal, RandomSparse, kernel_layouts
+from keras_sparse_ortho.initializers import ExactOrthogonal, kernel_layouts
 from keras_sparse_ortho.parametrizations import FixedMask
 from tests.helpers import array, slow_on_jax
 
@@ -113,17 +113,6 @@ def test_one_template_serves_many_layers():
     assert (masks[0] != masks[1]).any()
 
 
-def test_the_mask_of_a_given_array():
-    mask = np.random.default_rng(0).random((8, 4)) < 0.4
-    layer = PrunableLayer(L.Dense(4), FixedMask(mask=mask))
-    layer.build((None, 8))
-    np.testing.assert_array_equal(layer.parametrizations["kernel"].mask_value(), mask)
-    # A twin from the configuration does not know the mask, and is as sparse.
-    twin = PrunableLayer.from_config(layer.get_config())
-    twin.build((None, 8))
-    assert twin.parametrizations["kernel"].mask_value().sum() == mask.sum()
-
-
 def test_a_kernel_drawn_along_the_wrong_axes_is_drawn_again():
     layer = L.MultiHeadAttention(4, 8, kernel_initializer=ExactOrthogonal(0.2, seed=1))
     wrapper = PrunableLayer(layer)
@@ -173,14 +162,6 @@ def test_a_layer_that_is_built_late_draws_once(monkeypatch, lazily):
             assert isinstance(weight.initializer, ExactOrthogonal)  # as before it was built
             if weight.path != "depthwise_conv1d/kernel":
                 assert orthogonality_error(weight.value, weight.layout) < 1e-6
-
-
-def test_random_sparse_masks_are_adopted():
-    layer = PrunableLayer(L.Dense(16, kernel_initializer=RandomSparse(0.2, "he_normal", seed=1)))
-    layer.build((None, 10))
-    [weight] = layer.prunable_weights
-    assert weight.live == 32
-    assert (weight.value != 0).sum() == 32
 
 
 def test_a_custom_layer_by_registration_and_by_duck_type():

@@ -1,5 +1,6 @@
 """Training around the wrapper: state, losses, precision, devices, resuming, threads."""
 
+import contextlib
 import threading
 
 import keras
@@ -14,16 +15,17 @@ from keras_sparse_ortho import (
     MagnitudeMask,
     PrunableLayer,
 )
+from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
-from keras_sparse_ortho.layers import BlockSparseDense, ScannedStack
+from keras_sparse_ortho.layers import BlockSparseDense
 from tests.helpers import (
     array,
     classifier_loss,
     data,
     jit,
+    on_two_devices,
     part_of_a_run,
     slow_on_tensorflow,
-    two_device_strategy,
 )
 
 L = keras.layers
@@ -199,42 +201,18 @@ def train_for_devices(model):
     return losses, [array(v) for v in model.weights]
 
 
-def compare_devices(one, two):
-    np.testing.assert_allclose(one[0], two[0], rtol=1e-5)
-    for a, b in zip(one[1], two[1], strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
 @STORAGES
-@pytest.mark.tensorflow_only
-def test_mirrored_strategy_on_two_devices_agrees_with_one(storage):
-    keras.utils.set_random_seed(3)
-    one = train_for_devices(two_device_network(storage))
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(3)
-    with two_device_strategy().scope():
-        model = two_device_network(storage)
-        two = train_for_devices(model)
-    compare_devices(one, two)
-
-
-@pytest.mark.parametrize("storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)])
-@pytest.mark.jax_only
-def test_data_parallel_on_two_devices_agrees_with_one(storage):
-    import jax
-
-    assert len(jax.devices()) == 2
-    keras.utils.set_random_seed(3)
-    one = train_for_devices(two_device_network(storage))
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(3)
-    previous = keras.distribution.distribution()
-    keras.distribution.set_distribution(keras.distribution.DataParallel())
-    try:
-        two = train_for_devices(two_device_network(storage))
-    finally:
-        keras.distribution.set_distribution(previous)
-    compare_devices(one, two)
+def test_two_devices_agree_with_one(storage):
+    found = []
+    for scope in (contextlib.nullcontext, on_two_devices):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(3)
+        with scope():
+            found.append(train_for_devices(two_device_network(storage)))
+    (losses, weights), (others, two) = found
+    np.testing.assert_allclose(losses, others, rtol=1e-5)
+    for a, b in zip(weights, two, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 @pytest.mark.core

@@ -13,13 +13,12 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.calibration import Channels
+from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.initializers import ExactOrthogonal
-from keras_sparse_ortho.layers import ScannedStack
 from keras_sparse_ortho.parametrizations import (
     ChannelSoftThreshold,
     Feather,
     LowRankSoftThreshold,
-    Palette,
     SoftThreshold,
 )
 from keras_sparse_ortho.schedules import Cubic
@@ -197,9 +196,7 @@ STORAGES = {
     "quantized": _quantized(masked, "int4", None),
     "quantized, compact": _quantized(compact, "int4", None),
     "quantized, blocks": _quantized(blocks, "int8", None),
-    "palette": _quantized(masked, Palette(4), None),
     "quantized activations": _quantized(masked),
-    "lora": lambda model: kso.enable_lora(kso.prune(model, 0.5), rank=2),
     "stripped": lambda model: kso.strip(masked(model)),
     "stripped, compact": lambda model: kso.strip(compact(model)),
     "stripped, blocks": lambda model: kso.strip(blocks(model)),

@@ -92,7 +92,6 @@ def test_in_place_changes_the_model_itself():
     assert kso.prune.in_place(model, 0.5) is model
     assert kso.convert.in_place(model, "compact") is model
     assert kso.convert.in_place(model, "masked") is model
-    assert kso.enable_lora(model, 2, in_place=True) is model
     assert kso.strip.in_place(model) is model
     blocks = {"structure": kso.Block(3, 4, regular=True), "storage": "auto", "include": "hidden"}
     assert kso.prune.in_place(model, 0.5, **blocks) is model

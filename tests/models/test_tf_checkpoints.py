@@ -10,8 +10,9 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import SET, TargetDensity, UpdateMasks
+from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.initializers import ExactOrthogonal
-from keras_sparse_ortho.layers import BlockSparseDense, ScannedStack
+from keras_sparse_ortho.layers import BlockSparseDense
 from keras_sparse_ortho.parametrizations import CompactMask, Feather, LowRankSoftThreshold
 from keras_sparse_ortho.schedules import Cubic
 from tests.helpers import array, part_of_a_run
@@ -83,7 +84,7 @@ RUNS = {
     ),
     "soft": (
         lambda: kso.parametrize(dense(), kso.SoftThreshold(s_init=-3.0)),
-        lambda: TargetDensity(0.2, Cubic(0.2, 0, end_step=16, frequency=2)),
+        lambda: TargetDensity(0.2, Cubic(None, 0, end_step=16, frequency=2)),
     ),
     "SET": (
         lambda: kso.sparsify(dense(), 0.5, storage="compact"),
@@ -152,7 +153,7 @@ LAYERS = {
     "feather": lambda: kso.PrunableLayer(L.Dense(16), Feather(0.5)),
     "low rank": lambda: kso.PrunableLayer(L.Dense(16), LowRankSoftThreshold()),
     "quantized": lambda: BlockSparseDense(
-        16, density=0.5, block=4, quantizer=kso.parametrizations.Palette(4)
+        16, density=0.5, block=4, quantizer=kso.parametrizations.FakeQuantization()
     ),
     "scanned": lambda: ScannedStack(L.Dense(16), 2),
 }

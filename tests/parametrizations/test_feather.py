@@ -90,7 +90,7 @@ def test_training_files_and_the_stripped_model(tmp_path):
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
     )
-    template = Feather(kso.schedules.Cubic(1.0, begin_step=2, end_step=10, frequency=2), theta=0.5)
+    template = Feather(kso.schedules.Cubic(begin_step=2, end_step=10, frequency=2), theta=0.5)
     model = kso.parametrize(model, template, 0.25)
     model.compile("adam", "mse", jit_compile=jit())
     target = X[:, :1] * X[:, 1:2]

@@ -38,7 +38,7 @@ def masked(model):
 @pytest.mark.parametrize("given", [TABLE, [*TABLE.values()], np.array([*TABLE.values()])])
 def test_a_density_for_each_kernel_is_a_budget(given):
     expected = dict(zip(PATHS, TABLE.values(), strict=True))
-    top = kso.StraightThroughTopK(1.0)
+    top = kso.StraightThroughTopK()
     for made in (
         kso.sparsify(network(), given, seed=0),
         kso.sparsify(network(), budget=given, seed=0),
@@ -186,7 +186,7 @@ def test_every_function_with_a_density_takes_a_sparsity():
                 names = inspect.signature(function).parameters
             except ValueError:  # a type without a constructor of ours
                 continue
-            if {"density", "final_density"} & {*names} and "kwargs" not in names:
+            if {"density"} & {*names} and "kwargs" not in names:
                 with pytest.raises(DensityError, match=r"`sparsity` .*0.9 prunes 90%.*=90"):
                     function(sparsity=90)
 
@@ -205,7 +205,7 @@ def test_a_sparsity_is_one_minus_the_density():
         0.1, initial_density=0.5
     )
     assert kso.MagnitudeMask(sparsity=0.9).schedule == kso.MagnitudeMask(0.1).schedule
-    assert kso.callbacks.TargetDensity(sparsity=0.9).final_density == 0.1
+    assert kso.callbacks.TargetDensity(sparsity=0.9).density == 0.1
     assert kso.FixedMask(sparsity=0.9).density == 0.1
     for wrong in (1.0, -0.1, True, "0.9", [0.5, 2.0]):
         with pytest.raises(DensityError, match=r"`sparsity` must be a number in \[0, 1\)"):

@@ -40,7 +40,7 @@ def test_every_kind_of_model_keeps_its_outputs(make):
 def test_the_straight_through_mask_ranks_the_weights_that_were_given():
     model = dense()
     kernel = np.abs(model.get_layer("hidden").get_weights()[0])
-    wrapped = kso.parametrize(model, StraightThroughTopK(1.0), budget="uniform", density=0.25)
+    wrapped = kso.parametrize(model, StraightThroughTopK(), budget="uniform", density=0.25)
     weight = kso.prunable_weights(wrapped)[0]
     mask = weight.parametrization.mask_value()
     assert mask.sum() == 128
@@ -52,7 +52,7 @@ def test_a_learnt_budget_moves_to_another_method():
     head = kso.prunable_weights(model)[1].parametrization
     head.assign_mask(np.arange(256).reshape(32, 8) < 40)
     budget = kso.Budget.from_model(model)
-    other = kso.parametrize(dense(), StraightThroughTopK(1.0), budget=budget)
+    other = kso.parametrize(dense(), StraightThroughTopK(), budget=budget)
     assert [w.live for w in kso.prunable_weights(other)] == [256, 40]
 
 
@@ -60,12 +60,12 @@ def test_a_second_density_is_told():
     cubic = MagnitudeMask(kso.schedules.Cubic(0.1))
     with pytest.warns(UserWarning, match=r"replaces.*0.1 in the MagnitudeMask, replaced by 0.25"):
         model = kso.parametrize(dense(), cubic, 0.25)
-    shares = [w.parametrization.schedule.final_density for w in kso.prunable_weights(model)]
+    shares = [w.parametrization.schedule.density for w in kso.prunable_weights(model)]
     assert 0.1 not in shares
     with pytest.warns(UserWarning, match=r"0.5 in the FixedMask, replaced by 0.25"):
         kso.parametrize(dense(), FixedMask(0.5), budget={".*": 0.25})
     kso.parametrize(dense(), cubic, 0.1)  # the same density
-    kso.parametrize(dense(), MagnitudeMask(kso.schedules.Cubic(1.0)), 0.1)
+    kso.parametrize(dense(), MagnitudeMask(kso.schedules.Cubic()), 0.1)
 
 
 def test_include_and_exclude():

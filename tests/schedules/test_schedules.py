@@ -36,19 +36,19 @@ def test_cubic_is_the_formula_of_gradual_pruning():
     for step in (100, 180, 333, 499):
         # Zhu and Gupta write it for sparsity: s_f + (s_i - s_f) (1 - (t - t_0) / (n dt)) ** 3.
         sparsity = 0.9 + (0.2 - 0.9) * (1 - (step - 100) / 400) ** 3
-        assert schedule.density(step) == pytest.approx(1 - sparsity, abs=1e-12)
-    assert schedule.density(99) == 1
-    assert schedule.density(500) == schedule.density(10**6) == 0.1
+        assert schedule.at(step) == pytest.approx(1 - sparsity, abs=1e-12)
+    assert schedule.at(99) == 1
+    assert schedule.at(500) == schedule.at(10**6) == 0.1
 
 
 def test_linear_is_half_way_at_half_time():
-    assert Linear(0.2, 0, 10, initial_density=0.6).density(5) == pytest.approx(0.4)
+    assert Linear(0.2, 0, 10, initial_density=0.6).at(5) == pytest.approx(0.4)
 
 
 def test_one_shot_updates_once():
     schedule = OneShot(0.3, 25)
     assert [t for t in range(100) if schedule.due(t)] == [25]
-    assert (schedule.density(24), schedule.density(25)) == (1, 0.3)
+    assert (schedule.at(24), schedule.at(25)) == (1, 0.3)
 
 
 def test_updates_are_at_the_beginning_every_frequency_and_at_the_end():
@@ -69,12 +69,12 @@ def test_no_update_is_lost_with_several_steps_per_execution(schedule, executed):
 def test_configuration_round_trip_and_another_final_density(schedule):
     config = keras.saving.serialize_keras_object(schedule)
     assert keras.saving.deserialize_keras_object(config) == schedule
-    other = schedule.with_final(0.07)
+    other = schedule.with_density(0.07)
     assert other.frequency == schedule.frequency
     assert other != schedule
     plans = schedule.resolved(100), other.resolved(100)
-    assert plans[1].density(10**6) == pytest.approx(0.07)
-    assert all(0 < plans[0].density(t) <= 1 for t in range(200))
+    assert plans[1].at(10**6) == pytest.approx(0.07)
+    assert all(0 < plans[0].at(t) <= 1 for t in range(200))
 
 
 def test_parts_of_a_run_become_steps_of_it():
@@ -82,14 +82,14 @@ def test_parts_of_a_run_become_steps_of_it():
     assert (cubic.begin_step, cubic.end_step, cubic.frequency) == (0, 140, 1)
     later = Linear(0.1, 0.25, 0.29).resolved(100, start=1000)
     assert (later.begin_step, later.end_step) == (1025, 1029)
-    assert later.density(1027) == pytest.approx(0.55)
+    assert later.at(1027) == pytest.approx(0.55)
     mixed = Polynomial(0.1, 4, 0.5, frequency=3).resolved(40)
     assert [t for t in range(30) if mixed.due(t)] == [4, 7, 10, 13, 16, 19, 20]
     half = OneShot(0.3, 0.5).resolved(9)
     assert [t for t in range(9) if half.due(t)] == [4]
     assert Cubic(0.1).resolved(1).end_step == 1  # and not 0, where it begins
     # What was trained before without being counted: the rest of the way.
-    assert Linear(0.1, 0.0, 1.0).resolved(100, start=-50).density(0) == pytest.approx(0.55)
+    assert Linear(0.1, 0.0, 1.0).resolved(100, start=-50).at(0) == pytest.approx(0.55)
     assert [s.at_start() for s in (Cubic(0.1), Cubic(0.1, initial_density=0.4))] == [1.0, 0.4]
     assert [s.at_start() for s in (Constant(0.1), Constant(0.1, 0.01))] == [0.1, 1.0]
 
@@ -99,7 +99,7 @@ def test_parts_of_a_run_become_steps_of_it():
 def test_the_ramp_is_smooth_in_runs_of_any_length(make, steps):
     schedule = make(0.1).resolved(steps)
     updated = [t for t in range(0, steps + 1) if schedule.due(t)]
-    densities = [schedule.density(t) for t in updated]
+    densities = [schedule.at(t) for t in updated]
     falls = [a - b for a, b in itertools.pairwise(densities)]
     assert densities[-1] == 0.1
     # In one update no more than the formula falls in one step, or in a hundredth of the way.
@@ -110,7 +110,7 @@ def test_the_ramp_is_smooth_in_runs_of_any_length(make, steps):
 
 def test_what_is_not_resolved():
     schedule = Cubic(0.1, 0.1, 0.5)
-    for ask in (schedule.density, schedule.due):
+    for ask in (schedule.at, schedule.due):
         with pytest.raises(ValueError, match=r"`resolved\(steps\)`.*Received: schedule=Cubic\("):
             ask(3)
     with pytest.raises(ValueError, match=r"known before training.*Received: .*steps=None"):

@@ -5,14 +5,9 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.contrib import ScannedStack, _scanned_stack
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.layers import (
-    BlockSparseDense,
-    CircularPadding,
-    PrunableLayer,
-    ScannedStack,
-    _scanned_stack,
-)
+from keras_sparse_ortho.layers import BlockSparseDense, CircularPadding, PrunableLayer
 from tests.helpers import (
     array,
     gradients,
@@ -148,17 +143,6 @@ def test_masked_it_trains_is_saved_reported_and_stripped(tmp_path, xla):
     np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-6)
 
 
-def test_live_blocks_in_it_are_reported_and_stripped():
-    model = model_of("blocks")
-    (weight,) = kso.prunable_weights(model)
-    assert (weight.path, weight.shape, weight.density) == ("stack/kernel", (DEPTH, 8, 8), 0.5)
-    assert np.count_nonzero(weight.value) == weight.live
-    x = samples(3, 8)
-    plain = kso.strip(model)
-    assert [type(layer) for layer in plain.layers[0].layers] == [L.Dense] * DEPTH
-    np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("layer", "depth", "error", "message"),
     [
@@ -185,40 +169,6 @@ def test_layers_that_are_built_or_change_shapes_are_refused():
         ScannedStack(built, 2)
     with pytest.raises(ValueError, match=r"must return the shape that they take.*\(None, 9\)"):
         ScannedStack(L.Dense(8), 2).build((None, 9))
-
-
-def test_values_without_a_dense_variable_are_unrolled():
-    model = kso.sparsify(model_of("dense"), 0.5, storage="compact", seed=0)
-    plain = kso.strip(model)
-    x = samples(3, 8)
-    np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["soft", "magnitude", "rigl", "set", "synflow"])
-def test_every_method_takes_it(method):
-    x, y = samples(64, 8), samples(64, 8)
-    data = {"frequency": 2, "fraction": 0.3, "seed": 0}
-    if method == "soft":
-        model = kso.parametrize(model_of("dense"), kso.SoftThreshold)
-        callbacks = [kso.callbacks.TargetDensity(0.5, frequency=2)]
-    elif method == "magnitude":
-        schedule = kso.schedules.Cubic(1.0, 2, 10, frequency=1)
-        template = kso.parametrizations.MagnitudeMask(schedule)
-        model = kso.parametrize(model_of("dense"), template, 0.5, "uniform")
-        callbacks = [kso.callbacks.UpdateMasks()]
-    elif method == "synflow":
-        model, callbacks = kso.prune(model_of("dense"), 0.5, score="synflow"), []
-    else:
-        model = kso.sparsify(model_of("dense"), 0.5, seed=0)
-        own = {"rigl": lambda: kso.callbacks.RigL((x, y), 16, **data)}
-        callbacks = [own.get(method, lambda: kso.callbacks.SET(**data))()]
-    model.compile("adam", "mse", jit_compile=jit(always=True))
-    model.fit(x, y, batch_size=16, epochs=5, verbose=0, callbacks=callbacks)
-    (weight,) = kso.prunable_weights(model)
-    assert weight.live == DEPTH * 64 // 2
-    plain = kso.strip(model)
-    np.testing.assert_allclose(plain.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
 
 
 def test_several_layers_in_a_stack_are_sparsified_saved_and_stripped(tmp_path):
@@ -289,18 +239,6 @@ def test_a_deep_stack_is_unrolled_in_parts(monkeypatch):
     np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_thousand_layers_are_stripped_saved_and_loaded(tmp_path):
-    layer = L.Dense(8, activation="tanh")
-    model = keras.Sequential([keras.Input((8,)), ScannedStack(layer, 1000, name="stack")])
-    model = kso.sparsify(model, 0.25, seed=0)
-    x = samples(4, 8)
-    expected = array(model(x))
-    kso.strip(model).save(tmp_path / "plain.keras")
-    loaded = keras.models.load_model(tmp_path / "plain.keras")
-    np.testing.assert_allclose(array(loaded(x)), expected, atol=1e-6)
-
-
 @pytest.mark.torch_only
 def test_on_torch_no_layer_has_a_gradient_as_large_as_the_stack():
     names, nodes = set(), [model_of("dense")(samples(4, 8)).sum().grad_fn]
@@ -325,7 +263,7 @@ WIDE = {
 
 @slow_on_tensorflow
 @pytest.mark.parametrize("kind", ["dense", pytest.param("conv", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("verb", [kso.sparsify, kso.prune])
+@pytest.mark.parametrize("verb", [kso.sparsify, pytest.param(kso.prune, marks=pytest.mark.slow)])
 def test_one_word_puts_the_layers_of_a_stack_on_blocks(verb, kind, tmp_path):
     keras.utils.set_random_seed(1)
     dense = wide_stack(WIDE[kind]())
@@ -395,6 +333,7 @@ def test_storages_of_a_stack_are_converted_with_the_optimizer(tmp_path):
         kso.convert(kso.prune(dense, 0.5, exclude="head"), "blocks", block=(8, 32))
 
 
+@pytest.mark.slow
 def test_rigl_moves_the_blocks_of_a_stack_as_in_its_masked_twin():
     _, blocks = stack_on_blocks()
     models, (x, y), losses = (blocks, kso.convert(blocks, "masked")), stack_data(), []

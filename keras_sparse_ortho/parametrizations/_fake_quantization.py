@@ -1,12 +1,11 @@
-"""`WeightQuantizer`: effective weights rounded to few values, with a straight-through gradient."""
+"""`FakeQuantization`: effective weights rounded to integers, with a straight-through gradient."""
 
-import abc
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho._values import to_numpy
 
 LEVELS = {"int8": 127, "int4": 7, "ternary": 1}
@@ -14,70 +13,8 @@ LEVELS = {"int8": 127, "int4": 7, "ternary": 1}
 _TERNARY_THRESHOLD = 0.7
 
 
-class WeightQuantizer(abc.ABC):
-    """Maps the effective weight `w` of any parametrization to `q(w)`, exactly 0 where `w` is.
-
-    A quantizer comes after the parametrization: masks, thresholds, compact storage and live blocks
-    stay what they are. `PrunableLayer(layer, parametrization, quantizer=...)` and
-    `quantize_aware` use it; gradients go straight through to `w`.
-
-    Attributes:
-        entry_by_entry: Whether what an entry becomes depends on its value alone, not on its place
-            or on other entries: compact storage then gives it the live values and no zeros.
-    """
-
-    entry_by_entry = False
-
-    def build(
-        self,
-        outputs: tuple[int, ...],
-        add_weight: Callable[..., Any],
-        value: Callable[[], np.ndarray],
-    ) -> None:
-        """Notes the axes of the weight, and creates variables, if it has some.
-
-        Args:
-            outputs: The shape of one number for each output, which broadcasts to the weight's.
-            add_weight: Creates variables of the layer.
-            value: Gives the effective weight before it is quantized.
-        """
-        self._outputs = outputs
-
-    @property
-    def variables(self) -> list[Any]:
-        """What is trained or stored for it."""
-        return []
-
-    @abc.abstractmethod
-    def __call__(self, value: Any) -> Any:
-        """The quantized weight, a tensor of the same shape and dtype."""
-
-    @abc.abstractmethod
-    def integers(
-        self, value: np.ndarray, outputs: tuple[int, ...]
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Integers and scales for the value `integers * scales` of a quantized dense weight.
-
-        `outputs` is the shape of one number for each of its outputs. `None` where its values are no
-        multiples of a scale.
-        """
-
-    @abc.abstractmethod
-    def get_config(self) -> dict[str, Any]:
-        """JSON values from which `from_config` makes an unbuilt clone."""
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "WeightQuantizer":
-        """The reverse of `get_config`."""
-        return cls(**config)
-
-    def clone(self) -> "WeightQuantizer":
-        """An unbuilt one with the same settings, for another weight."""
-        return type(self).from_config(self.get_config())
-
-
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class FakeQuantization(WeightQuantizer):
+class FakeQuantization:
     """Symmetric integers for each output channel `c`, in the range of the largest magnitude.
 
         q(w)[..., c] = s_c * round(w[..., c] / s_c),  s_c = max|w[..., c]| / L,  dL/dw = dL/dq
@@ -87,8 +24,10 @@ class FakeQuantization(WeightQuantizer):
 
         q(w) = s_c * sign(w) where |w| > t_c, else 0;  t_c = 0.7 mean|w|, s_c = mean|w| above t_c
 
-    with means over the live entries. A batch normalization behind the layer scales channels, so
-    that folding it into the weight changes scales `s_c`, and integers by a sign at most.
+    with means over the live entries. `w` is the effective weight of any parametrization: masks,
+    thresholds, compact storage and live blocks stay what they are. A batch normalization behind the
+    layer scales channels, so folding it into the weight changes scales `s_c`, and integers by a
+    sign at most.
 
     Args:
         dtype: `"int8"`, `"int4"` or `"ternary"`.
@@ -97,7 +36,7 @@ class FakeQuantization(WeightQuantizer):
         ValueError: Another `dtype`.
 
     Limits: ranges follow the weights and are not learnt. The gradient does not know of rounding, so
-    that few bits want a smaller learning rate than floats.
+    few bits need a smaller learning rate than floats.
 
     Example:
 
@@ -123,9 +62,14 @@ class FakeQuantization(WeightQuantizer):
             raise ValueError(f"`dtype` must be one of {sorted(LEVELS)}. Received: {dtype=}")
         self.dtype = dtype
 
-    def __call__(self, value: Any) -> Any:
-        """`s * round(w / s)`."""
-        ops, axes = keras.ops, axes_of(self._outputs)
+    def __call__(self, value: Any, outputs: tuple[int, ...]) -> Any:
+        """The quantized weight.
+
+        Args:
+            value: The effective weight, a tensor.
+            outputs: The shape of one number for each output, which broadcasts to that of `value`.
+        """
+        ops, axes = keras.ops, _axes(outputs)
 
         @ops.custom_gradient
         def quantized(w: Any) -> tuple[Any, Any]:
@@ -146,15 +90,15 @@ class FakeQuantization(WeightQuantizer):
 
             return ops.cast(result, w.dtype), gradient
 
-        # TensorFlow takes a variable for one that the function captures.
+        # TensorFlow treats a variable argument as a capture; a reshape makes it a tensor.
         return quantized(ops.reshape(value, value.shape))
 
     def integers(
         self, value: np.ndarray, outputs: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Integers, and one scale for each output."""
+        """Integers and scales, one for each output, of a quantized weight."""
         value = np.asarray(value, np.float32)
-        scale = np.abs(value).max(axis=axes_of(outputs), keepdims=True) / LEVELS[self.dtype]
+        scale = np.abs(value).max(axis=_axes(outputs), keepdims=True) / LEVELS[self.dtype]
         scale = np.where(scale > 0, scale, 1).astype(np.float32)
         return np.rint(value / scale).astype(np.int8), scale
 
@@ -162,8 +106,13 @@ class FakeQuantization(WeightQuantizer):
         """The argument."""
         return {"dtype": self.dtype}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "FakeQuantization":
+        """The reverse of `get_config`."""
+        return cls(**config)
 
-def axes_of(outputs: tuple[int, ...]) -> tuple[int, ...]:
+
+def _axes(outputs: tuple[int, ...]) -> tuple[int, ...]:
     """The axes that are not of outputs."""
     return tuple(k for k, size in enumerate(outputs) if size == 1)
 
@@ -175,8 +124,21 @@ def _mean(value: Any, of: Any, axes: tuple[int, ...]) -> Any:
     return ops.sum(value * of, axis=axes, keepdims=True) / count
 
 
-def quantized_value(quantizer: WeightQuantizer | None, value: np.ndarray) -> np.ndarray:
-    """An effective weight in NumPy as its quantizer, if there is one, gives it."""
+def quantized_value(
+    quantizer: FakeQuantization | None, value: np.ndarray, outputs: tuple[int, ...]
+) -> np.ndarray:
+    """An effective weight in NumPy, rounded if there is a quantizer."""
     if quantizer is None:
         return value
-    return to_numpy(quantizer(keras.ops.convert_to_tensor(value)))
+    return to_numpy(quantizer(keras.ops.convert_to_tensor(value), outputs))
+
+
+def checked_quantizer(quantizer: Any) -> FakeQuantization | None:
+    """A quantizer or `None`, as an argument or in a configuration; ValueError for others."""
+    found = restored(quantizer) if isinstance(quantizer, dict) else quantizer
+    if found is None or isinstance(found, FakeQuantization):
+        return found
+    raise ValueError(
+        "`quantizer` must be a FakeQuantization, such as FakeQuantization('int8'), or None. "
+        f"Received: {quantizer=}"
+    )

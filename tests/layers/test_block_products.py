@@ -6,8 +6,9 @@ import pytest
 
 from keras_sparse_ortho._backend import compiled, value_and_gradients
 from keras_sparse_ortho._gathers import kept
-from keras_sparse_ortho.layers import _token_products as module
-from keras_sparse_ortho.layers._blocks import BlockGrid, BlockOperands
+from keras_sparse_ortho.layers import BlockGrid
+from keras_sparse_ortho.layers import _block_products as module
+from keras_sparse_ortho.layers._block_products import BlockOperands
 from keras_sparse_ortho.orthogonal import clear_padding, slots_of
 from tests.helpers import array
 

@@ -26,11 +26,6 @@ class StackedKernel(Storage):
 
     What it does with all of them, `LiveBlocks` does with that of the layer that stands for all,
     which gets the weights of each in turn.
-
-    Args:
-        stack: The stack.
-        inside: Its layers.
-        weight: The kernel of the layer that stands for all.
     """
 
     compact = movable = in_blocks = True
@@ -49,58 +44,46 @@ class StackedKernel(Storage):
 
     @property
     def weight(self) -> PrunableWeight:
-        """Its variable is that of all layers."""
         return self._weight
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the dense kernels."""
         return (self._inside.depth, *self._one.shape)
 
     @property
     def block(self) -> tuple[int, int]:
-        """Inputs and outputs of a block."""
         found: tuple[int, int] = self._one.block
         return found
 
     @property
     def least_density(self) -> float:
-        """The least density of a kernel of such blocks."""
         return float(self._one.least_density)
 
     @property
     def live(self) -> int:
-        """Number of live entries of all."""
         return int(self._inside.depth * self._one.live)
 
     @property
     def drawn_by(self) -> Any:
-        """The initializer that draws such blocks."""
         return self._one.drawn_by
 
     def value(self) -> np.ndarray:
-        """The dense kernels (bfloat16 as float32)."""
         return self._stacked(lambda k: self._one.value())
 
     def mask_value(self) -> np.ndarray:
-        """Which of their entries are live."""
         return self._stacked(lambda k: self._one.mask_value())
 
     def support(self) -> list[Any]:
-        """Where their blocks stand, of all layers."""
         return [self._inside.stacked_like(variable) for variable in self._one.support()]
 
     def assign_raw(self, value: Any) -> None:
-        """Sets the live blocks to those of dense kernels."""
         rows = to_numpy(value)
         self._inside.at_each(lambda k: self._one.assign_raw(rows[k]), changes=True)
 
     def set_kernel(self, kernel: Any, mask: Any) -> None:
-        """Sets values and places from dense kernels and their masks."""
         self._inside.at_each(lambda k: self._one.set_kernel(kernel[k], mask[k]), changes=True)
 
     def set_drawn(self, drawn: RegularBlocks) -> None:
-        """Sets values and places to those that an orthogonal initializer has drawn."""
         blocks = drawn.with_taps()
 
         def of_one(k: int) -> None:
@@ -111,19 +94,15 @@ class StackedKernel(Storage):
     # --- dynamic sparse training -----------------------------------------------------------------
 
     def live_places(self) -> np.ndarray:
-        """Which blocks are live, `(depth, I, J)`."""
         return self._stacked(lambda k: self._one.live_places())
 
     def live_sums(self) -> np.ndarray:
-        """Sums over live blocks, `(depth, I, J)`."""
         return self._stacked(lambda k: self._one.live_sums())
 
     def place_sums(self, gradient: Any) -> np.ndarray:
-        """Sums over blocks, `(depth, I, J)`."""
         return np.stack([self._one.place_sums(one) for one in gradient])
 
     def move(self, live: Any, optimizer: Any) -> None:
-        """Moves the blocks of all layers at once, and the optimizer's slots of each."""
         pairs = self._inside.at_each(lambda k: self._one.moves(live[k]))
         patterns, sources = map(np.stack, zip(*pairs, strict=True))
         first = np.arange(len(sources)).reshape(-1, 1, 1) * sources[0].size
@@ -136,7 +115,6 @@ class StackedKernel(Storage):
         move_slots(optimizer, variable, source)
 
     def dense_gradient(self) -> DenseGradient:
-        """Those of all layers, `(depth, J, I, *taps, r, c)`."""
         one = self._one.dense_gradient()
         whole, blocks = one.variables
 
@@ -152,11 +130,9 @@ class StackedKernel(Storage):
     # --- optimizer slots in another storage ------------------------------------------------------
 
     def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
-        """A slot of the blocks in the kernels' shape, `start` where no block is live."""
         return self._stacked(lambda k: self._one.slot_to_dense(slot[k], start))
 
     def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
-        """What an array of the kernels' shape holds at the live blocks."""
         return self._stacked(lambda k: self._one.slot_from_dense(slot[k]))
 
     def _stacked(self, read: Any) -> np.ndarray:

@@ -26,10 +26,12 @@ from keras_sparse_ortho._keras_internals import (
     value_in_scope,
 )
 from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.contrib._stacked_kernel import StackedKernel, stacked_layout
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import (
     KernelLayout,
+    RepeatedLayer,
     Storage,
     derived_seed,
     find_kernels,
@@ -37,10 +39,8 @@ from keras_sparse_ortho.kernels import (
     kernel_layouts,
     walk,
 )
-from keras_sparse_ortho.layers._block_sparse_layer import constant
-from keras_sparse_ortho.layers._blocks import LARGEST
-from keras_sparse_ortho.layers._stacked_kernel import StackedKernel, stacked_layout
-from keras_sparse_ortho.layers._wrappable import variable_dtype
+from keras_sparse_ortho.layers import LARGEST, constant, variable_dtype
+from keras_sparse_ortho.models import kernel_positions
 
 ops = keras.ops
 _LONGEST = 100  # layers in a row, of a model that is unrolled
@@ -48,23 +48,21 @@ _DEEPEST = 1_000_000
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class ScannedStack(keras.layers.Layer):
+class ScannedStack(keras.layers.Layer, RepeatedLayer):
     """`depth` layers of one kind in a row, each with its own weights.
 
         x_(k + 1) = layer(x_k; w_k)    for k = 0 ... depth - 1
 
     Every weight `w` of the layer is one variable of shape `(depth, *w.shape)` here, and the layer
     is traced once, as the body of a loop: compiling a network of 1000 layers takes as long as one
-    of 10. Outputs are those of the layers in a `Sequential` model, which `unrolled` gives.
-
-    A kernel of the stack is `depth` matrices. `PrunableLayer`, `sparsify`, `prune` and the rest
-    take it as they take other kernels: exact orthogonality is that of each matrix, and a mask
-    holds its count over all of them. `strip` unrolls the stack.
+    of 10. A kernel of the stack is `depth` matrices. `PrunableLayer`, `sparsify`, `prune` and the
+    rest take it as other kernels: exact orthogonality is that of each matrix, and a mask holds its
+    count over all of them. `strip` unrolls the stack.
 
     Args:
-        layer: The unbuilt layer: one tensor in, one of the same shape out. A layer of live
-            blocks can be one, and a Sequential model of several. Layers start as it would, each
-            with its own draw: integer seeds in its configuration are derived for each of them.
+        layer: The unbuilt layer: one tensor in, one of the same shape out. It may hold live blocks,
+            and be a Sequential model of several. Integer seeds in its configuration are derived for
+            each layer.
         depth: Number of layers.
         **kwargs: As for `keras.layers.Layer`.
 
@@ -122,7 +120,6 @@ class ScannedStack(keras.layers.Layer):
                 setattr(self, name, weight)
 
     def call(self, inputs: Any) -> Any:
-        """The loop."""
         spec = self.layer.compute_output_spec(keras.KerasTensor(inputs.shape, inputs.dtype))
         inside = self._inside
         given = inside.given()
@@ -149,22 +146,16 @@ class ScannedStack(keras.layers.Layer):
         return outputs
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """That of the layer."""
         return self.layer.compute_output_spec(inputs)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """That of the input."""
         return tuple(input_shape)
 
     def unrolled(self, values: Iterable[tuple[Any, Any]] = ()) -> keras.Sequential:
-        """The same function as a Sequential model of `depth` layers, built, with copies of weights.
+        """A Sequential model of the layers with copies of the weights, or other `values` of some.
 
-        Over 100 layers are nested in Sequential models of 100: Keras recurses from layer to layer
-        where it builds, clones or loads a model, and Python allows a thousand calls.
-
-        Args:
-            values: Pairs of a weight of the stack and a value that it is to have instead of its
-                own.
+        Over 100 layers are nested in models of 100: Keras recurses from layer to layer where it
+        builds, clones or loads a model, and Python allows a thousand calls.
         """
         shape = self.get_build_config()["input_shape"]
         inputs = keras.Input(batch_shape=shape, dtype=self.layer.compute_dtype)
@@ -181,7 +172,6 @@ class ScannedStack(keras.layers.Layer):
         self._inside.at_each(set_layer, changes=True)
 
     def build_like(self, plain: "ScannedStack") -> None:
-        """Builds it for the inputs of a stack of plain layers, and copies biases."""
         if not self.built:
             self.build(plain.get_build_config()["input_shape"])
         biases = {v.name: v for v in plain.weights if len(v.shape) == 2}
@@ -191,11 +181,7 @@ class ScannedStack(keras.layers.Layer):
                 assign(variable, ops.copy(biases[variable.name].value))
 
     def to_plain_stack(self) -> "ScannedStack":
-        """The stack of plain layers, built, for one of a layer of live blocks.
-
-        Raises:
-            NotPrunableError: A layer that holds others with live blocks.
-        """
+        """The stack of plain layers, built, for one of a layer of live blocks."""
         if not is_sparse_layer(self.layer):
             raise NotPrunableError(
                 f"Live blocks inside the layers of the ScannedStack '{self.name}' have no masked "
@@ -203,8 +189,7 @@ class ScannedStack(keras.layers.Layer):
                 f"keras_sparse_ortho.strip. Received: layers of {type(self.layer).__name__}"
             )
         one = self.layer.dense_layer()
-        config = {**super().get_config(), "layer": one, "depth": self.depth}
-        plain = type(self)(**config)
+        plain = self.like(one)
         plain.build(self.get_build_config()["input_shape"])
 
         def weights(k: int) -> list[np.ndarray]:
@@ -215,8 +200,10 @@ class ScannedStack(keras.layers.Layer):
         plain.set_each(lambda k: one.set_weights(rows[k]))
         return plain
 
+    def like(self, layer: Any) -> "ScannedStack":
+        return type(self)(**{**super().get_config(), "layer": layer, "depth": self.depth})
+
     def storages(self) -> dict[str, Storage]:
-        """The kernels that the layer holds in storages of its own, such as live blocks."""
         return {
             weight.path.replace("/", "_"): StackedKernel(self, self._inside, weight)
             for weight in find_kernels(self.layer, "")
@@ -229,19 +216,16 @@ class ScannedStack(keras.layers.Layer):
         super().load_own_variables(store)
 
     def set_weights(self, weights: list[Any]) -> None:
-        """As every layer does, with the same check."""
         check_given(self.weights, weights)
         super().set_weights(weights)
 
     def get_config(self) -> dict[str, Any]:
-        """The layer and the depth."""
         return {**super().get_config(), "layer": unbuilt_config(self.layer), "depth": self.depth}
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "ScannedStack":
-        """The reverse of `get_config`."""
         check_config(cls.__name__, config, "layer", "depth")
         layer = restored(config["layer"], custom_objects)
         return cls(**{**config, "layer": layer})
@@ -254,6 +238,15 @@ def _stack(stack: ScannedStack) -> dict[str, KernelLayout | None]:
         weight.path.replace("/", "_"): stacked_layout(weight.layout, len(weight.shape))
         for weight in found
     }
+
+
+@kernel_positions.register(ScannedStack)
+def _positions(stack: ScannedStack, inputs: Any, outputs: Any) -> int | None:
+    owners = {id(weight.owner): weight.owner for weight in find_kernels(stack.layer, "")}
+    if len(owners) != 1:
+        return None  # unknown: which of them sees what
+    (owner,) = owners.values()
+    return kernel_positions(owner, inputs, outputs)
 
 
 def _check(layer: Any, depth: Any) -> None:
@@ -291,10 +284,6 @@ class LayersInStack:
 
     Hides the layer from Keras' tracking: its variables are places that a call fills with the
     weights of one layer after the other.
-
-    Args:
-        layer: The layer.
-        depth: How many there are.
     """
 
     def __init__(self, layer: Any, depth: int) -> None:
@@ -400,10 +389,7 @@ class LayersInStack:
         return layers
 
     def at_each(self, action: Callable[[int], Any], *, changes: bool = False) -> list[Any]:
-        """What `action(k)` returns for the layer with the weights of layer `k`, for all.
-
-        What it `changes` in them is kept.
-        """
+        """What `action(k)` returns for each layer; with `changes` the weights it sets are kept."""
         rows = [(variable, to_numpy(stacked)) for variable, stacked in self._pairs]
         found, after = [], []
         for k in range(self.depth):
@@ -446,12 +432,7 @@ def _names(layer: Any) -> dict[int, str]:
 
 
 def _name_steadily(layer: Any, other: Any) -> None:
-    """Gives unnamed layers inside fixed names: Keras numbers them differently in each instance.
-
-    Args:
-        layer: The layer.
-        other: Another instance: layers with another name there are unnamed.
-    """
+    """Gives layers inside that `other`, another instance, names differently fixed names."""
     holders, others = ([inner for inner, _ in walk(one, "")] for one in (layer, other))
     for holder, its_twin in zip(holders, others, strict=False):
         pairs = [*zip(sublayers(holder), sublayers(its_twin), strict=False)]

@@ -1,0 +1,8 @@
+"""Features that no table has ahead of the core; they may change in any release."""
+
+from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho.contrib._scanned_stack import ScannedStack
+
+__all__ = ["ScannedStack"]
+
+__getattr__, __dir__ = public_names(__name__, __all__)

@@ -1,0 +1,172 @@
+"""Quantized weights in every storage: the grid, zeros, gradients, files, strip, XLA."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.parametrizations import (
+    FakeQuantization,
+    FixedMask,
+    SoftThreshold,
+)
+from tests.helpers import array, jit
+
+pytestmark = pytest.mark.core
+
+STORAGES = ("masked", "compact", "blocks", "soft")
+DTYPES = {"int8": 127, "int4": 7, "ternary": 1}
+
+
+def network(storage, quantizer):
+    """A network with kernels in a storage, all of them quantized."""
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Conv2D(16, 3, strides=2, name="conv", activation="relu"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(32, activation="relu", name="hidden"),
+        keras.layers.Dense(4, name="head", dtype="float32"),
+    ]
+    dense = keras.Sequential([keras.Input((9, 9, 8)), *layers])
+    if storage == "soft":
+        model = kso.parametrize(dense, SoftThreshold(s_init=-4.0))
+    elif storage == "blocks":
+        options = {"structure": kso.Block(4, 4), "storage": "blocks", "exclude": "head"}
+        model = kso.sparsify(dense, 0.5, "uniform", seed=0, **options)
+    else:
+        model = kso.sparsify(dense, 0.2, storage=storage, seed=0)
+    for layer in model.layers:
+        if hasattr(layer, "set_quantizer"):
+            layer.set_quantizer(quantizer)
+    return model
+
+
+def data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(64, 9, 9, 8)).astype("float32"), rng.integers(0, 4, 64)
+
+
+def fitted(model, epochs=2, **settings):
+    x, y = data()
+    model.compile(
+        keras.optimizers.Adam(1e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=jit(),
+    )
+    model.fit(x, y, batch_size=32, epochs=epochs, shuffle=False, verbose=0, **settings)
+    return model
+
+
+def check_grid(model, dtype):
+    quantized = [weight for weight in kso.prunable_weights(model) if weight.storage is not None]
+    assert len(quantized) >= 2
+    for weight in quantized:
+        value, levels = weight.value, DTYPES[dtype]
+        matrix = value.reshape(-1, value.shape[-1])
+        scale = np.abs(matrix).max(0)
+        steps = matrix[:, scale > 0] * (levels / scale[scale > 0])
+        np.testing.assert_allclose(steps, np.rint(steps), atol=2e-5 * levels)
+        assert not value[~weight.mask].any()
+        assert (weight.raw_value() != value).any()
+        integers, scales = weight.storage.quantizer.integers(value, weight.outputs_shape)
+        assert integers.shape == weight.shape
+        assert np.abs(integers).max() == levels
+        np.testing.assert_allclose(integers * scales, value, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("storage", "dtype"),
+    [("masked", "int8"), ("masked", "ternary"), *((storage, "int4") for storage in STORAGES[1:])],
+)
+def test_effective_weights_are_on_the_grid_after_training(storage, dtype):
+    model = fitted(network(storage, FakeQuantization(dtype)))
+    check_grid(model, dtype)
+    live = {weight.path: weight.live for weight in kso.prunable_weights(model)}
+    x, _ = data()
+    before = array(model(x))
+    plain = kso.strip(model)
+    assert all(type(layer).__module__.startswith("keras.") for layer in plain.layers)
+    np.testing.assert_allclose(array(plain(x)), before, atol=1e-5)
+    for weight in kso.prunable_weights(plain):
+        assert weight.live <= live[weight.path]
+
+
+@pytest.mark.parametrize("storage", ["masked", pytest.param("blocks", marks=pytest.mark.slow)])
+def test_resumed_training_equals_training_in_one_go(storage, tmp_path):
+    whole = fitted(network(storage, FakeQuantization("int4")))
+    half = fitted(network(storage, FakeQuantization("int4")), epochs=1)
+    half.save(tmp_path / "half.keras")
+    resumed = keras.models.load_model(tmp_path / "half.keras")
+    x, y = data()
+    np.testing.assert_array_equal(array(resumed(x)), array(half(x)))
+    resumed.fit(x, y, batch_size=32, shuffle=False, verbose=0)
+    for one, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    check_grid(resumed, "int4")
+
+
+def test_mixed_precision_trains_quantized_weights():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = fitted(network("masked", FakeQuantization("int8")))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    check_grid(model, "int8")
+
+
+def test_scales_are_those_of_each_output():
+    dense = keras.layers.Dense(2, use_bias=False)
+    layer = kso.PrunableLayer(dense, FixedMask(1.0), quantizer=FakeQuantization("int4"))
+    layer.build((None, 3))
+    dense.kernel.assign([[0.0, 70.0], [0.9, 14.0], [-1.75, 26.0]])
+    want = [[0.0, 70.0], [1.0, 10.0], [-1.75, 30.0]]
+    np.testing.assert_array_equal(layer.prunable_weights[0].value, want)
+    integers, scale = layer.parametrizations["kernel"].quantizer.integers(np.array(want), (1, 3))
+    np.testing.assert_array_equal(integers, [[0, 7], [4, 1], [-7, 3]])
+    np.testing.assert_array_equal(scale, [[0.25, 10.0]])
+
+
+def test_ternary_weights_have_the_mean_of_what_is_above_the_threshold():
+    dense = keras.layers.Dense(1, use_bias=False)
+    mask = np.array([[True], [True], [True], [False]])
+    layer = kso.PrunableLayer(dense, FixedMask(mask=mask), quantizer=FakeQuantization("ternary"))
+    layer.build((None, 4))
+    dense.kernel.assign([[3.0], [-5.0], [1.0], [0.0]])  # mean 3, threshold 2.1
+    np.testing.assert_array_equal(layer.prunable_weights[0].value.ravel(), [4, -4, 0, 0])
+
+
+def test_the_gradient_goes_straight_through_to_live_weights():
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    mask = np.array([[True], [False], [True]])
+    layer = kso.PrunableLayer(dense, FixedMask(mask=mask), quantizer=FakeQuantization("int4"))
+    model = keras.Sequential([keras.Input((3,)), layer])
+    dense.kernel.assign([[0.9], [0.0], [-1.75]])
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    x = np.array([[1.0, 5.0, 2.0]])
+    model.train_on_batch(x, np.array([[0.0]]))  # y = 1 - 3.5, dL/dq = 2 y x
+    np.testing.assert_allclose(array(dense.kernel).ravel(), [0.9 + 5, 0.0, -1.75 + 10], rtol=1e-6)
+
+
+def test_another_storage_is_refused():
+    model = network("masked", FakeQuantization("int8"))
+    before = model.get_weights()
+    with pytest.raises(NotPrunableError, match="convert it before"):
+        kso.convert(model, "compact")
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ValueError, match="`dtype` must be one of"):
+        FakeQuantization("int2")
+    with pytest.raises(ValueError, match="must be a FakeQuantization"):
+        kso.PrunableLayer(keras.layers.Dense(2), FixedMask(0.5), quantizer="int8")
+    low_rank = kso.PrunableLayer(keras.layers.Dense(8), kso.LowRankSoftThreshold(rank=2))
+    low_rank.build((None, 8))
+    with pytest.raises(NotPrunableError, match="product of two factors"):
+        low_rank.set_quantizer(FakeQuantization())
+    layer = kso.PrunableLayer(keras.layers.Dense(8), FixedMask(0.5), quantizer=FakeQuantization())
+    layer.build((None, 8))
+    with pytest.raises(NotPrunableError, match="not quantized yet"):
+        layer.set_quantizer(FakeQuantization())
