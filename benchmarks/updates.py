@@ -183,8 +183,9 @@ def mask_updates() -> None:
     Writes `results/updates.jsonl` and `results/updates.md`. An MLP of four square layers, Adam,
     density 0.1. Every rival begins with the same weights, masks and moments; the runs of all
     rivals are interleaved in one process, and medians are shown. "sorted" is the first
-    implementation of TargetDensity's freeze: a stable sort of all critical offsets in NumPy. "to host" and "to
-    device" are the bytes of arrays that pass between NumPy and the backend; on a CPU they are
+    implementation of TargetDensity's freeze: a stable sort of all critical offsets in NumPy. The
+    rows "device" of the table are of commit 936aadd, the last with code for it. "to host" and
+    "to device" are the bytes of arrays that pass between NumPy and the backend; on a CPU they are
     views or copies, on an accelerator they cross its bus.
     """
     parser = described(mask_updates)

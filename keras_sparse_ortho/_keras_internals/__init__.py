@@ -30,6 +30,7 @@ from keras_sparse_ortho._keras_internals._fit import (
     in_fit,
     initial_epoch_is,
     level_of_user,
+    log_first,
     model_in_fit,
 )
 from keras_sparse_ortho._keras_internals._graph_calls import (

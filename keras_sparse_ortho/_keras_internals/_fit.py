@@ -52,6 +52,35 @@ def after_epochs(model: Any, function: Callable[[int], bool]) -> None:
     vars(history)["on_epoch_end"] = on_epoch_end
 
 
+def log_first(callback: Any, add: Callable[[Any], None]) -> bool:
+    """Calls a function with the logs of every epoch before any callback of the list has them.
+
+    So a logger may come before the callback. Call it in the `on_train_begin` of the callback;
+    `False` if no `keras.callbacks.CallbackList` has called that.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        callbacks = frame.f_locals.get("self")
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            break
+        frame = frame.f_back
+    else:
+        return False
+    functions: dict[int, Callable[[Any], None]] = vars(callbacks).setdefault("_kso_log_first", {})
+    if not functions:
+        before = callbacks.on_epoch_end
+
+        def on_epoch_end(epoch: int, logs: Any = None) -> None:
+            logs = {} if logs is None else logs
+            for function in functions.values():
+                function(logs)
+            before(epoch, logs)
+
+        vars(callbacks)["on_epoch_end"] = on_epoch_end
+    functions[id(callback)] = add
+    return True
+
+
 def before_save(model: Any, function: Callable[[], None] | None) -> None:
     """Calls a function whenever the model is saved; `None` undoes it."""
     vars(model).pop("save_own_variables", None)

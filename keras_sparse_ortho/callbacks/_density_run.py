@@ -4,10 +4,8 @@ import abc
 import warnings
 from typing import Any
 
-import keras
-
 from keras_sparse_ortho._keras_internals import after_fit, level_of_user
-from keras_sparse_ortho.callbacks._step_callback import StepCallback
+from keras_sparse_ortho.callbacks._step_callback import Logging, StepCallback
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.models import (
     DensityGap,
@@ -19,12 +17,12 @@ from keras_sparse_ortho.models import (
 from keras_sparse_ortho.parametrizations import Parametrization
 
 
-class DensityLogger(keras.callbacks.Callback):
+class DensityLogger(Logging):
     """Adds density and thresholds of the kernels to the logs of every epoch.
 
     `density = sum(live) / sum(size)` over all kernels, and, where there are learnt thresholds,
-    `threshold`, their mean over the kernels. `History`, the progress bar, and callbacks that come
-    after this one in the list have them. `TargetDensity` and `UpdateMasks` add the same by
+    `threshold`, their mean over the kernels. `History`, the progress bar, and all callbacks of the
+    list have them. `TargetDensity` and `UpdateMasks` add the same by
     themselves.
 
     Args:
@@ -49,9 +47,9 @@ class DensityLogger(keras.callbacks.Callback):
         self.per_layer = per_layer
         self.prefix = prefix
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if logs is not None:
-            logs.update(density_and_threshold(self.model, self.per_layer, self.prefix))
+    def logged(self) -> dict[str, float]:
+        """Density and thresholds of the model as it is now."""
+        return density_and_threshold(self.model, self.per_layer, self.prefix)
 
 
 def density_and_threshold(

@@ -14,6 +14,7 @@ from keras_sparse_ortho._keras_internals import (
     counter_of_batches,
     is_torch_optimizer,
     level_of_user,
+    log_first,
     trains,
 )
 from keras_sparse_ortho._values import assign
@@ -32,7 +33,28 @@ _WAYS = (
 _RESTART = "To start a new run call `fit` without `initial_epoch`. "
 
 
-class StepCallback(keras.callbacks.Callback):
+class Logging(keras.callbacks.Callback):
+    """Adds to the logs of every epoch before any callback of the list has them."""
+
+    _logs_first = False
+
+    def logged(self) -> dict[str, float]:
+        """To be overridden: what to add."""
+        return {}
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._logs_first = log_first(self, self._add_to)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not self._logs_first:  # outside of `fit`
+            self._add_to(logs)
+
+    def _add_to(self, logs: dict[str, Any] | None) -> None:
+        if logs is not None:
+            logs.update(self.logged())
+
+
+class StepCallback(Logging):
     """Calls `on_step` before the steps of training that `is_due` chooses.
 
     A step is an update of the optimizer; the number is the optimizer's own, so that a resumed run
@@ -160,6 +182,7 @@ class StepCallback(keras.callbacks.Callback):
         build_restored_optimizer(self._watched)
         self.workers.together(self.prepare)
         self._prepared = True
+        super().on_train_begin(logs)
 
     def change_masks(self, step: int, change: Callable[[], T]) -> T:
         """Changes masks on all workers; WorkerError if that fails on one, or results differ."""
@@ -184,14 +207,9 @@ class StepCallback(keras.callbacks.Callback):
     def on_step(self, step: int, executed: int) -> None:
         """To be overridden: called before a step that is due."""
 
-    def logged(self) -> dict[str, float]:
-        """To be overridden: what to add to the logs of an epoch."""
-        return {}
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def _add_to(self, logs: dict[str, Any] | None) -> None:
         self.sync()
-        if logs is not None:
-            logs.update(self.logged())
+        super()._add_to(logs)
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)

@@ -1,5 +1,6 @@
 """`update(step)` in custom training loops, on models that are not compiled."""
 
+import functools
 import pathlib
 import re
 
@@ -10,8 +11,8 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._keras_internals import optimizer_slots
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
-from keras_sparse_ortho.schedules import Cubic
-from tests.callbacks.custom_loops import BATCHES, LOOPS, LOSS, data, optimizer_for
+from keras_sparse_ortho.schedules import Cubic, Linear
+from tests.callbacks.custom_loops import BATCHES, LOOPS, LOSS, data, optimizer_for, stateless_jax
 from tests.helpers import array
 
 L = keras.layers
@@ -125,6 +126,20 @@ def test_steps_that_start_again_in_each_epoch_are_refused():
     assert live(model) < SIZE
 
 
+def test_a_run_that_is_resumed_goes_on():
+    def run(model, first, last):
+        untrained(UpdateMasks(), model, range(first, last))
+
+    whole = kso.parametrize(network(), kso.MagnitudeMask(FALL))
+    run(whole, 0, 20)
+    parts = kso.parametrize(network(), kso.MagnitudeMask(FALL))
+    run(parts, 0, 9)
+    assert live(parts) > live(whole)
+    run(parts, 9, 20)
+    for a, b in zip(whole.get_weights(), parts.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_the_length_of_a_loop():
     model = kso.parametrize(network(), kso.SoftThreshold())
     callback = TargetDensity(0.25)
@@ -207,6 +222,19 @@ def test_state_that_is_no_state_of_the_model():
         callback.update_stateless(2, (state[0], state[1][:3]))
 
 
+@pytest.mark.jax_only
+def test_values_that_a_step_frees_are_not_read():
+    import jax
+
+    model = kso.sparsify(network(), 0.25, seed=0)
+    optimizer = keras.optimizers.SGD(0.1)
+    before = live(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", functools.partial(jax.jit, donate_argnums=(0,)))
+        stateless_jax(model, SET(frequency=2, end_step=16), optimizer, epochs=2)
+    assert live(model) == before
+
+
 @pytest.mark.torch_only
 @pytest.mark.core
 @pytest.mark.parametrize(
@@ -281,6 +309,11 @@ def test_rigl_without_targets():
     alone.set_model(model)
     with pytest.raises(ValueError, match=r"give `data` as `\(x, y\)`.*Received: y=None"):
         alone.update(1)
+
+
+def test_an_end_in_steps_counts_from_the_first_fit():
+    assert Linear(0.25, end_step=100).resolved(10, start=50).at(50) == pytest.approx(0.625)
+    assert Linear(0.25).resolved(10, start=50).at(50) == 1.0
 
 
 @pytest.mark.torch_only

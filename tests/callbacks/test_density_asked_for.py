@@ -20,7 +20,7 @@ from keras_sparse_ortho.parametrizations import (
     SoftThreshold,
     StraightThroughTopK,
 )
-from keras_sparse_ortho.schedules import Constant, Cubic
+from keras_sparse_ortho.schedules import Constant, Cubic, Linear
 from tests.helpers import array, moments, part_of_a_run, slow_on_jax
 
 L = keras.layers
@@ -152,6 +152,14 @@ def test_only_epochs_at_the_density_count(method, tmp_path):
     assert float(array(model.optimizer.learning_rate)) == pytest.approx(0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS, indirect=True)
+def test_start_from_epoch_does_the_same(method):
+    model, callback = method
+    fit(model, callback(), best_is_dense(start_from_epoch=2), epochs=4)
+    assert density(model) == REACHED
+
+
 RAMP = Cubic(ASKED, 0, 20)
 
 
@@ -221,6 +229,25 @@ def test_thresholds_that_were_fixed_stay_and_it_is_said():
         fit(model, TargetDensity(0.5), epochs=2)
 
 
+@slow_on_jax
+def test_a_second_fit_is_a_run_of_its_own():
+    model = network(SoftThreshold())
+    fit(model, epochs=2)  # the optimizer has made as many steps as the schedule takes
+    watch = Watch()
+    fit(model, TargetDensity(ASKED), watch, epochs=3)
+    assert watch.seen[0] > 0.3
+    assert watch.seen[-1] == REACHED
+
+
+@slow_on_jax
+def test_gradients_that_accumulate_make_the_run_shorter():
+    model = network(SoftThreshold())
+    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)
+    model.compile(optimizer, **COMPILED)
+    fit(model, TargetDensity(ASKED), epochs=4)  # eight steps
+    assert density(model) == REACHED
+
+
 @pytest.mark.parametrize(
     ("parametrization", "options"),
     [
@@ -240,6 +267,21 @@ def test_no_false_alarm(parametrization, options):
     fit(model, TargetDensity(ASKED, **options), epochs=3)
     kso.strip(model)
     kso.strip(kso.finish(model))
+
+
+@slow_on_jax
+def test_finish_forgets_what_dies():
+    model = network(MagnitudeMask(Linear(0.25, 0, 1000)))
+    model.compile("adam", **COMPILED)
+    with pytest.warns(DensityWarning):
+        fit(model, UpdateMasks(), epochs=1)
+    kso.finish(model)
+    weight = kso.prunable_weights(model)[0]
+    mask = weight.parametrization.mask_value()
+    assert mask.sum() == 128
+    for slot in moments(model.optimizer, weight.variable):
+        assert not slot[~mask].any()
+        assert slot[mask].any()
 
 
 @slow_on_jax
@@ -310,6 +352,14 @@ def test_ranks_of_factors_that_are_not_finite():
     left = kso.prunable_weights(model)[0].parametrization.left
     left.assign(array(left) * np.nan)
     with pytest.raises(NotPrunableError, match=r"factors of the weight 'hidden/kernel'.*: 256 inf"):
+        fit(model, TargetDensity(ASKED))
+
+
+@pytest.mark.core
+def test_a_threshold_that_is_not_finite():
+    model = network(SoftThreshold())
+    kso.prunable_weights(model)[1].parametrization.s.assign(np.nan)
+    with pytest.raises(NotPrunableError, match=r"'head/kernel' is not finite, or its threshold"):
         fit(model, TargetDensity(ASKED))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.callbacks import DensityLogger
+from keras_sparse_ortho.callbacks import SET, DensityLogger, TargetDensity, UpdateMasks
 from tests.helpers import jit
 
 L = keras.layers
@@ -143,3 +143,48 @@ def test_tensorboard_gets_them(tmp_path):
     [file] = (tmp_path / "train").iterdir()
     tags = {value.tag for event in summary_iterator(str(file)) for value in event.summary.value}
     assert {"epoch_density", "epoch_threshold"} <= tags
+
+
+CASES = {
+    "density": (lambda: kso.parametrize(network(), kso.MagnitudeMask(0.25)), UpdateMasks),
+    "threshold": (
+        lambda: kso.parametrize(network(), kso.SoftThreshold()),
+        lambda: TargetDensity(0.25),
+    ),
+    "moved": (
+        lambda: kso.sparsify(network(), 0.25, seed=0),
+        lambda: SET(frequency=1, end_step=9),
+    ),
+    "own_density": (network, lambda: DensityLogger(prefix="own_")),
+}
+
+
+@pytest.mark.parametrize("column", CASES)
+def test_loggers_before_have_them(column, tmp_path):
+    make, callback = CASES[column]
+    before, after = (keras.callbacks.CSVLogger(tmp_path / f"{name}.csv") for name in "ba")
+    ours, model = callback(), make()
+    for _ in range(2):  # a list of callbacks for each `fit`
+        history = fit(model, before, ours, after)
+        lines = [(tmp_path / f"{name}.csv").read_text().splitlines() for name in "ba"]
+        tables = [list(csv.DictReader(each)) for each in lines]
+        assert tables[0] == tables[1]
+        assert [float(row[column]) for row in tables[0]] == history[column]
+
+
+def test_one_list_of_callbacks_in_a_custom_loop():
+    seen = []
+    logger = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs))
+    model = kso.sparsify(network(), 0.25, seed=0)
+    hooks = keras.callbacks.CallbackList([logger, DensityLogger()], model=model)
+    for epoch in range(2):
+        hooks.on_train_begin()
+        hooks.on_epoch_end(epoch, {"loss": 1.0})
+        hooks.on_epoch_end(epoch)
+        hooks.on_train_end()
+    assert seen == [{"loss": 1.0, "density": 0.25}, {"density": 0.25}] * 2
+    alone = DensityLogger()
+    alone.set_model(model)
+    alone.on_train_begin()
+    alone.on_epoch_end(0, logs := {})
+    assert logs == {"density": 0.25}

@@ -8,7 +8,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import UpdateMasks
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.parametrizations import MagnitudeMask, StraightThroughTopK
-from keras_sparse_ortho.schedules import Cubic, OneShot
+from keras_sparse_ortho.schedules import Cubic, Linear, OneShot
 from tests.helpers import jit, moments
 
 L = keras.layers
@@ -98,6 +98,20 @@ def test_a_straight_through_mask_is_that_of_the_weights_in_every_step():
     assert StraightThroughTopK(0.25).schedule.frequency == 1
 
 
+def test_a_budget_says_how_much_of_each_weight():
+    model = network(MagnitudeMask(Linear(1.0, 0, 8, frequency=2)), density=0.2, budget="er")
+    fit(model, UpdateMasks())
+    weights = kso.prunable_weights(model)
+    assert sum(w.live for w in weights) == round(0.2 * 768)
+    assert weights[0].density < 0.2 < weights[1].density
+
+
+def test_what_is_due_at_the_last_step_is_done():
+    model = network(MagnitudeMask(OneShot(0.1, step=8)))
+    fit(model, UpdateMasks(), epochs=1)  # eight steps
+    assert kso.prunable_weights(model)[0].live == 51
+
+
 def test_a_mask_that_was_never_set_is_not_stripped():
     model = network(MagnitudeMask(OneShot(0.1, step=100)))
     fit(model)
@@ -107,11 +121,14 @@ def test_a_mask_that_was_never_set_is_not_stripped():
         kso.strip(model)
 
 
-def test_refusals():
+def test_it_refuses_models_without_scheduled_masks():
     model = kso.sparsify(keras.Sequential([keras.Input((16,)), L.Dense(8)]), 0.5)
     model.compile("sgd", "mse")
     with pytest.raises(NotPrunableError, match=r"UpdateMasks needs.*Received: model="):
         fit(model, UpdateMasks())
+
+
+def test_weights_that_are_not_finite_are_named():
     model = network(MagnitudeMask(0.5, frequency=2))
     weight = kso.prunable_weights(model)[1]
     weight.variable.assign(np.full(weight.shape, np.nan))
