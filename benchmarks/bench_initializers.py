@@ -27,7 +27,7 @@ from keras_sparse_ortho.initializers import (
     RamanujanOrthogonal,
     RandomSparse,
 )
-from keras_sparse_ortho.orthogonal import Block, ConstantFan, NByM, approximate_isometry
+from keras_sparse_ortho.orthogonal import Block, NByM, approximate_isometry
 
 STEPS, RATE = 1000, 0.1
 AI_ITERATIONS = 100
@@ -115,7 +115,6 @@ def all_initializers(width: int) -> str:
         "EOI, Block(16, 1)": ExactOrthogonal(DENSITY, seed=1, structure=Block(16, 1)),
         "EOI, 2:4": ExactOrthogonal(DENSITY, seed=1, structure=NByM(2, 4)),
         "EOI, 2:4, full": ExactOrthogonal(0.5, seed=1, structure=NByM(2, 4)),
-        "EOI, ConstantFan": ExactOrthogonal(DENSITY, seed=1, structure=ConstantFan("in")),
         "RandomSparse of glorot_uniform": RandomSparse(DENSITY, "glorot_uniform", seed=1),
         "SAO (RamanujanOrthogonal)": RamanujanOrthogonal(round(DENSITY * width), seed=1),
     }

@@ -24,6 +24,7 @@ from keras_sparse_ortho import analysis as analysis
 from keras_sparse_ortho import budgets as budgets
 from keras_sparse_ortho import calibration as calibration
 from keras_sparse_ortho import callbacks as callbacks
+from keras_sparse_ortho import contrib as contrib
 from keras_sparse_ortho import errors as errors
 from keras_sparse_ortho import initializers as initializers
 from keras_sparse_ortho import kernels as kernels
@@ -38,21 +39,17 @@ from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
-from keras_sparse_ortho.calibration import compensate as compensate
 from keras_sparse_ortho.calibration import restore_statistics as restore_statistics
 from keras_sparse_ortho.callbacks import finish as finish
 from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
 from keras_sparse_ortho.models import enable_lora as enable_lora
-from keras_sparse_ortho.models import load_dense_weights as load_dense_weights
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import remove_channels as remove_channels
-from keras_sparse_ortho.models import reorder_channels as reorder_channels
 from keras_sparse_ortho.models import strip as strip
 from keras_sparse_ortho.models import to_blocks as to_blocks
 from keras_sparse_ortho.models import to_compact as to_compact
 from keras_sparse_ortho.models import to_masked as to_masked
 from keras_sparse_ortho.orthogonal import Block as Block
-from keras_sparse_ortho.orthogonal import ConstantFan as ConstantFan
 from keras_sparse_ortho.orthogonal import NByM as NByM
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold as ChannelSoftThreshold
 from keras_sparse_ortho.parametrizations import CompactMask as CompactMask
@@ -80,7 +77,6 @@ __all__ = [
     "Budget",
     "ChannelSoftThreshold",
     "CompactMask",
-    "ConstantFan",
     "FixedMask",
     "LowRankSoftThreshold",
     "MagnitudeMask",
@@ -93,7 +89,7 @@ __all__ = [
     "budgets",
     "calibration",
     "callbacks",
-    "compensate",
+    "contrib",
     "enable_lora",
     "errors",
     "export",
@@ -102,7 +98,6 @@ __all__ = [
     "initializers",
     "kernels",
     "layers",
-    "load_dense_weights",
     "load_litert",
     "models",
     "orthogonal",
@@ -114,7 +109,6 @@ __all__ = [
     "quantization",
     "quantize_aware",
     "remove_channels",
-    "reorder_channels",
     "report",
     "restore_statistics",
     "saliency",

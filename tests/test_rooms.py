@@ -34,6 +34,7 @@ ORDER = (
         "budgets",
         "saliency",
         "calibration",
+        "contrib",
         "pruning",
         "quantization",
         "callbacks",

@@ -8,7 +8,6 @@ import numpy as np
 
 from keras_sparse_ortho.orthogonal import (
     Block,
-    ConstantFan,
     NByM,
     Structure,
     from_blocks,
@@ -93,14 +92,12 @@ def move(
 
     >>> value = np.array([[[[3.0, 1.0], [2.0, 5.0], [0.0, 0.0]]]])
     >>> scores = np.arange(6.0).reshape(value.shape)
-    >>> after = move(ConstantFan("in"), value, value != 0, 1, scores, np.random.default_rng(0))
+    >>> after = move(Block(1, 2), value, value != 0, 2, scores, np.random.default_rng(0))
     >>> after[0, 0].astype(int).tolist()
-    [[1, 0], [1, 1], [0, 1]]
+    [[0, 0], [1, 1], [1, 1]]
     """
     if isinstance(structure, Block):
         return _move_blocks(structure, value, mask, count, scores, rng)
-    if isinstance(structure, ConstantFan):
-        return _move_along_lines(structure, value, mask, count, scores, rng)
     if isinstance(structure, NByM):
         return _move_within_groups(structure, value, mask, count, scores, rng)
     raise NotImplementedError(f"No update keeps this structure. Received: {structure}")
@@ -129,23 +126,6 @@ def _move_blocks(
     moved = from_blocks(by_block, inputs, outputs)
     moved = moved.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
     return np.broadcast_to(moved, mask.shape).copy()
-
-
-def _move_along_lines(
-    structure: ConstantFan, value: Array, mask: Array, count: int, scores: Array, rng: Generator
-) -> Array:
-    """As SRigL: the smallest entries of all lines drop; a line grows as many as it lost."""
-    axis = -1 if structure.side == "in" else -2
-    by_line = np.moveaxis(mask, axis, 2)
-    lines = by_line.reshape(int(np.prod(by_line.shape[:3])), -1).copy()
-    fans = lines.sum(axis=1)
-    of_lines = [np.moveaxis(array, axis, 2).reshape(lines.shape) for array in (value, scores)]
-    lines.reshape(-1)[smallest(of_lines[0], lines, count, rng)] = False
-    lost = fans - lines.sum(axis=1)
-    for line in np.flatnonzero(lost):
-        dead = np.flatnonzero(~lines[line])
-        lines[line, dead[largest(of_lines[1][line, dead], int(lost[line]), rng)]] = True
-    return np.ascontiguousarray(np.moveaxis(lines.reshape(by_line.shape), 2, axis))
 
 
 def _move_within_groups(

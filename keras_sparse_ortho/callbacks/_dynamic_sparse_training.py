@@ -229,9 +229,9 @@ class SET(DynamicSparseTraining):
     paper's SET, an entry that was just dropped may be drawn; it is then as if it had stayed.
 
     Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
-    their entries; with `ConstantFan` a line grows as many entries as it lost (as in SRigL); with
-    `NByM` entries grow where a group has room. Live blocks (as of `layers.BlockSparseDense`) move
-    as those of `Block(r, c, regular=True)`: every line of blocks keeps its fan.
+    their entries; with `NByM` entries grow where a group has room. Live blocks (as of
+    `layers.BlockSparseDense`) move as those of `Block(r, c, regular=True)`: every line of blocks
+    keeps its fan.
 
     Entries that became live start from zero. Raw weights of dropped and grown entries are set to
     zero, and so are their moments and averages in the optimizer. Masks are variables: nothing is
@@ -289,8 +289,6 @@ class SET(DynamicSparseTraining):
       connectivity inspired by network science", Nature Communications 9 (2018), arXiv 1707.04780.
       (There new weights are random; here they are zero, as in the comparison of the RigL paper.)
     - Evci et al., "Rigging the lottery" (ICML 2020), arXiv 1911.11134
-    - Lasby et al., "Dynamic sparse training with structured sparsity" (SRigL, ICLR 2024),
-      arXiv 2305.02299, for `ConstantFan`
     """
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:

@@ -78,8 +78,6 @@ class RigL(DynamicSparseTraining):
     References:
 
     - Evci et al., "Rigging the lottery: making all tickets winners" (ICML 2020), arXiv 1911.11134
-    - Lasby et al., "Dynamic sparse training with structured sparsity" (SRigL, ICLR 2024),
-      arXiv 2305.02299: RigL where the mask was drawn with `ConstantFan("in")`
     """
 
     def __init__(

@@ -20,7 +20,6 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
 from keras_sparse_ortho.orthogonal import (
     AngleLaw,
     Block,
-    ConstantFan,
     KernelLayout,
     NByM,
     RegularBlocks,
@@ -36,7 +35,7 @@ from keras_sparse_ortho.orthogonal import (
 )
 
 # Here, because `orthogonal` does not import Keras.
-for _structure in (Block, NByM, ConstantFan):
+for _structure in (Block, NByM):
     keras.saving.register_keras_serializable(package="keras_sparse_ortho")(_structure)
 
 
@@ -79,7 +78,7 @@ class ExactOrthogonal(SparseInitializer):
             a callable `(rng, count) -> angles` (registered with Keras, to be saved).
         rotations: Explicit `(i, j, angle)` triples, in place of random ones.
         structure: Pattern of the live entries: `Block(rows, cols)`, also with `regular=True`,
-            `NByM(n, m)`, `ConstantFan(side)`, or `None`. The live count is the nearest that it
+            `NByM(n, m)`, or `None`. The live count is the nearest that it
             allows.
         start: `"covering"`: no output and no input is zero, where the live count allows; or
             `"published"`: as in the paper, which leaves outputs dead at low densities.
@@ -141,8 +140,7 @@ class ExactOrthogonal(SparseInitializer):
         structure = as_structure(restored(structure) if isinstance(structure, dict) else structure)
         if structure is not None and not isinstance(structure, Structure):
             raise ValueError(
-                "`structure` must be a Block, NByM, ConstantFan or None. "
-                f"Received: structure={structure!r}"
+                f"`structure` must be a Block, NByM or None. Received: structure={structure!r}"
             )
         known = "center" if taps == "auto" else taps
         check_options(start, known, structure, self.rotations)

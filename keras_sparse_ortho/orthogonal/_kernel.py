@@ -90,7 +90,7 @@ def exact_orthogonal(
         rotations: Explicit sequence of `(i, j, angle)`, applied as far as it fits the density,
             in place of random and covering ones; for kernels of a single matrix.
         structure: Pattern of the live entries in all matrices and taps: `Block(rows, cols)`,
-            also with `regular=True`, `NByM(n, m)`, `ConstantFan(side)`; default: none. The number
+            also with `regular=True`, `NByM(n, m)`; default: none. The number
             of live entries is then the nearest that the structure allows. Not with `rotations`.
         start: `"covering"`, or `"published"`: `[I | 0]` as in the paper. At low densities that
             leaves outputs of wide kernels zero.

@@ -14,7 +14,7 @@ from keras_sparse_ortho.orthogonal._rotations import DrawOptions
 
 
 class Structure(abc.ABC):
-    """Base of the value types `Block`, `NByM` and `ConstantFan`.
+    """Base of the value types `Block` and `NByM`.
 
     All shapes are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`. The
     live count is a multiple of `unit`, from `least` to `most`.

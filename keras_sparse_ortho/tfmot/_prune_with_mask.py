@@ -376,7 +376,7 @@ def prune_exact_orthogonal(
             dict of densities by weight path, layer path or regular expression.
         initializer: `"exact_orthogonal"` (default), `"random_sparse"`, or a sparse initializer,
             whose density and seed are replaced.
-        structure: `Block`, `NByM` or `ConstantFan` for every selected kernel.
+        structure: `Block` or `NByM` for every selected kernel.
         seed: Integer, or `None` for a new one in each call (from Python's `random`). Each kernel's
             seed is derived from it and the kernel's path.
         include: As in `prune_with_mask`.

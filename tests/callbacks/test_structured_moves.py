@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.callbacks._drop_and_grow import move
-from keras_sparse_ortho.orthogonal import Block, ConstantFan, KernelLayout, NByM, exact_orthogonal
+from keras_sparse_ortho.orthogonal import Block, KernelLayout, NByM, exact_orthogonal
 
 pytestmark = pytest.mark.numpy_only
 
@@ -15,9 +15,6 @@ CASES = [
     (Block(4, 8), (3, 3, 8, 16), None),
     (Block(4, 2, regular=True), (3, 32, 16), None),
     (Block(2, 4, regular=True), (16, 64), KernelLayout.recurrent(4)),
-    (ConstantFan("in"), (10, 21), None),
-    (ConstantFan("out"), (3, 3, 8, 5), None),
-    (ConstantFan("in"), (12, 32), KernelLayout.recurrent(4)),
     (NByM(2, 4), (16, 9), None),
     (NByM(1, 4), (2, 2, 8, 6), None),
     (NByM(2, 4), (3, 11, 6), None),
@@ -29,11 +26,6 @@ def sums(structure, array):
     grid = (*outer, inputs // structure.rows, structure.rows, outputs // structure.cols)
     taps = tuple(range(2, len(outer))) if structure.regular else ()
     return array.reshape(*grid, structure.cols).sum(axis=(*taps, -3, -1))
-
-
-def fans(structure, mask):
-    axes = [k for k in range(2, mask.ndim) if k != mask.ndim - (1 if structure.side == "in" else 2)]
-    return mask.sum(axis=tuple(axes))
 
 
 def groups(structure, mask):
@@ -76,25 +68,12 @@ def test_counts_structure_and_choices(structure, shape, layout, seed, share, tie
         elif (now & ~was).any() and (~now).any():
             assert scores[now & ~was].min() >= scores[~now].max()
         count //= unit
-    elif isinstance(structure, ConstantFan):
-        np.testing.assert_array_equal(fans(structure, after), fans(structure, mask))
     else:
         assert groups(structure, after).max() <= structure.n
     # What left is among the smallest that there were.
     if left.any() and stayed.any():
         was_live = np.abs(value[left | stayed])
         assert np.abs(value[left]).max() <= np.sort(was_live)[count - 1]
-
-
-def test_each_line_grows_its_best():
-    value = np.array([[5.0, 1.0, 0, 0], [4.0, 3.0, 0, 0]])
-    scores = np.array([[0.0, 0.0, 1.0, 2.0], [0.0, 0.0, 9.0, 8.0]])
-    mask = value != 0
-    lines = [array[None, None] for array in (value, mask, scores)]
-    rng = np.random.default_rng(0)
-    after = move(ConstantFan("out"), lines[0], lines[1], 1, lines[2], rng)[0, 0]
-    # The other line has better scores, but has lost nothing.
-    np.testing.assert_array_equal(after, [[1, 0, 0, 1], [1, 1, 0, 0]])
 
 
 def test_a_group_without_room_grows_nothing():

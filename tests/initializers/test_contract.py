@@ -15,7 +15,7 @@ from keras_sparse_ortho.initializers import (
     RamanujanOrthogonal,
     RandomSparse,
 )
-from keras_sparse_ortho.orthogonal import Block, ConstantFan, NByM
+from keras_sparse_ortho.orthogonal import Block, NByM
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
@@ -35,7 +35,6 @@ INITIALIZERS = {
     "block": lambda: ExactOrthogonal(0.25, seed=3, structure=Block(4, 1)),
     "regular": lambda: ExactOrthogonal(0.25, seed=3, structure=Block(6, 4, regular=True)),
     "n_by_m": lambda: ExactOrthogonal(0.2, seed=3, structure=NByM(2, 4)),
-    "fan": lambda: ExactOrthogonal(0.25, seed=3, structure=ConstantFan("in")),
     "sequence": lambda: ExactOrthogonal(
         None, rotations=[(i, i + 1, 0.3 + 0.01 * i) for i in range(40)]
     ),

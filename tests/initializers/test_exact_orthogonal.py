@@ -14,7 +14,7 @@ from keras_sparse_ortho.initializers import (
     RandomSparse,
     kernel_layouts,
 )
-from keras_sparse_ortho.orthogonal import ConstantFan, dead_outputs
+from keras_sparse_ortho.orthogonal import NByM, dead_outputs
 from tests.helpers import array
 
 L = keras.layers
@@ -79,7 +79,7 @@ def test_unknown_options_are_refused_at_once():
     with pytest.raises(ValueError, match=r"`taps` must be .*Received: taps='all'"):
         ExactOrthogonal(0.1, taps="all")
     with pytest.raises(ValueError, match=r'needs taps="center"'):
-        ExactOrthogonal(0.1, taps="shift", structure=ConstantFan())
+        ExactOrthogonal(0.1, taps="shift", structure=NByM(2, 4))
 
 
 STRIDED = [

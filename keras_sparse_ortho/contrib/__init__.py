@@ -1,0 +1,9 @@
+"""Features without a table that has them ahead; no promise of stability."""
+
+from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho.contrib._load_dense_weights import load_dense_weights
+from keras_sparse_ortho.contrib._reorder_channels import reorder_channels
+
+__all__ = ["load_dense_weights", "reorder_channels"]
+
+__getattr__, __dir__ = public_names(__name__, __all__)
