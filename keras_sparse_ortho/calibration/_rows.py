@@ -22,6 +22,9 @@ L = keras.layers
 # Entries of the rows that are in memory at once: half a gigabyte in float64.
 _CHUNK = 2**26
 
+AsGiven = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Makes a scope in which a model has the values that it came with."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LinearKernel:
@@ -38,23 +41,8 @@ class LinearKernel:
     rows: Callable[[Any], Any]
     taps: int = 1
 
-    def to_matrices(self, kernel: np.ndarray) -> np.ndarray:
-        """A kernel as matrices `(M, k, outputs)`."""
-        return as_matrices(kernel, self.weight.layout)
-
-    def from_matrices(self, matrices: np.ndarray) -> np.ndarray:
-        """The inverse of `to_matrices`."""
-        return from_matrices(matrices, self.weight.shape, self.weight.layout)
-
-    def gram(self, inputs: Any) -> Any:
-        """`X^T X` of the rows `X`, `(M, k, k)` in float64; see `moments`."""
-        return self.moments(inputs)[0]
-
     def moments(
-        self,
-        inputs: Any,
-        reference: Any = None,
-        as_given: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        self, inputs: Any, reference: Any = None, as_given: AsGiven = contextlib.nullcontext
     ) -> tuple[Any, Any]:
         """`X^T X` and `X^T (Y - X)`, `(M, k, k)` in float64, in pieces that fit into memory.
 
@@ -62,8 +50,8 @@ class LinearKernel:
 
         Args:
             inputs: Of the layer, whose rows are `X`.
-            reference: What the inputs would be in the given model; its rows are `Y`. `None`: they
-                are the same, and the second result is 0.
+            reference: The inputs in the given model, whose rows are `Y`. `None`: they are the
+                same, and the second result is 0.
             as_given: Inside, the layer has the values that it came with.
         """
         xp = namespace(inputs)
@@ -105,7 +93,6 @@ class GramStop(Stop):
     """Sums the moments over the batches at the layer of a kernel, then solves for the kernel.
 
     Args:
-        layer: The layer whose calls have the inputs.
         kernel: The kernel.
         solve: What is done with the sums, `Moments` in float64.
         as_given: See `LinearKernel.moments`.
@@ -115,43 +102,36 @@ class GramStop(Stop):
 
     def __init__(
         self,
-        layer: Any,
         kernel: LinearKernel,
         solve: Callable[[Moments], None],
-        as_given: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        as_given: AsGiven = contextlib.nullcontext,
         hold_out: int = 1,
     ) -> None:
-        super().__init__(layer, kernel.weight.path)
+        super().__init__(kernel.weight.owner, kernel.weight.path)
         self._kernel = kernel
         self._solve = solve
         self._as_given = as_given
         self._hold_out = hold_out
-        self._reference: Any = None
-        self._gram: Any = 0.0
-        self._across: Any = 0.0
-        self._held: Any = 0.0
+        self._sums: list[Any] = [0.0, 0.0, 0.0]  # the fields of `Moments`
 
-    def add_reference(self, inputs: Any) -> None:
-        """See `Stop.add_reference`."""
-        self._reference = inputs
-
-    def add(self, inputs: Any, **options: Any) -> None:
+    def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
         """See `Stop.add`."""
-        reference, self._reference = self._reference, None
         if on_cpu(inputs):
             inputs = to_numpy(inputs, copy=False)
             reference = None if reference is None else to_numpy(reference, copy=False)
         with float64_operations():
+            own = [0.0]
             if self._hold_out > 1 and len(inputs) >= self._hold_out:
                 held = np.arange(len(inputs)) % self._hold_out == self._hold_out - 1
-                self._held = self._held + self._kernel.gram(inputs[held])
+                own = [self._kernel.moments(inputs[held])[0]]
                 inputs = inputs[~held]
-            gram, across = self._kernel.moments(inputs, reference, self._as_given)
-            self._gram, self._across = self._gram + gram, self._across + across
+            own = [*self._kernel.moments(inputs, reference, self._as_given), *own]
+            self._sums = [a + b for a, b in zip(self._sums, own, strict=True)]
 
     def finish(self) -> None:
         """See `Stop.finish`."""
-        (gram, across), self._gram, self._across = (self._gram, self._across), None, None
+        sums, self._sums = self._sums, []  # freed once they are solved for
+        gram, across, held = (None if isinstance(x, float) else x for x in sums)
         with float64_operations():
             squares = float(namespace(gram).sum(diagonal(gram)))
         if not np.isfinite(squares):
@@ -159,8 +139,6 @@ class GramStop(Stop):
                 f"The inputs of the layer that owns '{self.path}' must be finite on the "
                 f"calibration data. Received: a sum of squares of {squares}"
             )
-        across, held = (None if isinstance(x, float) else x for x in (across, self._held))
-        self._held = None
         self._solve(Moments(gram, across, held))
 
 

@@ -1,6 +1,7 @@
 """Densities of the kernels of a trained model from calibration data: by measured errors, by OWL."""
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.calibration._patterns import Entries
 from keras_sparse_ortho.calibration._rows import GramStop, Moments, as_matrices, linear_kernel
 from keras_sparse_ortho.calibration._solve import obs_rounds, relative_error, wanda
-from keras_sparse_ortho.calibration._sweep import Stop, calibration_batches, sweep
+from keras_sparse_ortho.calibration._sweep import calibration_batches, sweep
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
 
@@ -61,14 +62,21 @@ def budget_of_data(
       2201.13096, for budgets by measured errors
     """
     found: dict[str, Any] = {}
-    measured = (lambda w, m: _curve(w, m, density)) if name == "error" else _outliers
-    stops: list[Stop] = []
-    for weight in weights:
-        kernel = linear_kernel(weight, weight.owner)
-        if kernel is not None:
-            record = _recorder(weight, measured, found)
-            hold_out = _HOLD_OUT if name == "error" else 1
-            stops.append(GramStop(weight.owner, kernel, record, hold_out=hold_out))
+
+    def record(weight: PrunableWeight, moments: Moments) -> None:
+        by_error = name == "error"
+        found[weight.path] = (
+            _curve(weight, moments, density) if by_error else _outliers(weight, moments)
+        )
+
+    kernels = [linear_kernel(weight, weight.owner) for weight in weights]
+    stops = [
+        GramStop(
+            k, functools.partial(record, k.weight), hold_out=_HOLD_OUT if name == "error" else 1
+        )
+        for k in kernels
+        if k is not None
+    ]
     sweep(model, calibration_batches(data), stops, verbose)
     if not found:
         return allocate(weights, density, [1.0] * len(weights), orthogonal=False)
@@ -76,15 +84,6 @@ def budget_of_data(
     share = _by_error(found, sizes, density) if name == "error" else _by_outliers(found, density)
     relative = [share.get(weight.path, density) for weight in weights]
     return allocate(weights, density, relative, orthogonal=False)
-
-
-def _recorder(
-    weight: PrunableWeight, measured: Callable[..., Any], found: dict[str, Any]
-) -> Callable[[Moments], None]:
-    def record(moments: Moments) -> None:
-        found[weight.path] = measured(weight, moments)
-
-    return record
 
 
 def _curve(weight: PrunableWeight, moments: Moments, density: float) -> Curve:

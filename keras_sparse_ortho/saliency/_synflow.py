@@ -6,14 +6,13 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_integer
-from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho._keras_internals import VariableOverrides, replaced
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
@@ -234,12 +233,12 @@ def _linearized(model: Any, dtype: str) -> Iterator[None]:
                 layer.dtype_policy = dtype
             call = _replacement(layer)
             if call is not None:
-                stack.enter_context(mock.patch.object(layer, "call", call))
+                stack.enter_context(replaced(layer, "call", call))
             # Recurrent layers only show the activation of their cell.
             activation = vars(layer).get("activation")
             if callable(activation) and not isinstance(activation, L.Layer):
                 # In recurrent cells only this one; recurrent_activation, the gates, stays.
-                stack.enter_context(mock.patch.object(layer, "activation", _identity))
+                stack.enter_context(replaced(layer, "activation", _identity))
         yield
 
 
