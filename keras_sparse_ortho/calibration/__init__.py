@@ -4,7 +4,7 @@ from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._layerwise import CALIBRATED, Recipe, prune_layers
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
-from keras_sparse_ortho.calibration._shares import BUDGETS_OF_DATA, budget_of_data
+from keras_sparse_ortho.calibration._shares import budget_by_error
 
 # Public; the other names above are for `pruning`.
 __all__ = ["Channels", "restore_statistics"]

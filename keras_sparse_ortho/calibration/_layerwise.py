@@ -65,7 +65,6 @@ class Recipe:
 
     @property
     def needs_data(self) -> bool:
-        """Whether anything depends on the inputs of layers."""
         return self.refit or self.score in CALIBRATED
 
     def by_magnitude(self, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
@@ -95,19 +94,13 @@ class Recipe:
         return value, mask
 
     def draw(self, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> AnyDraw:
-        """What the new model gets of a kernel."""
         block = self.blocks.get(weight.path)
         if block is None:
             return PackedDraw.of(value, mask, None)
         return Draw(mask, value, block=(block.rows, block.cols))
 
     def check(self, weights: Sequence[PrunableWeight]) -> None:
-        """Refuses kernels that the structure does not fit.
-
-        Raises:
-            LayoutError: Inputs that are not divided into the groups of the structure.
-            BudgetError: More live entries than it allows.
-        """
+        """Refuses kernels that the structure does not fit, and more live entries than it allows."""
         if self.structure is None:
             return
         missed = []
@@ -165,22 +158,9 @@ def prune_layers(
     """Mask and values for each kernel, by path; the model is as it was afterwards.
 
     Every layer is solved on the inputs that the pruned ones before it give: kernels are set in
-    place meanwhile.
-
-    Args:
-        model: The model.
-        weights: Plain kernels of it.
-        recipe: What is done with each.
-        data: As for `fit`, where the recipe needs any.
-        resume: A folder for a file of each kernel that is done, from which another run goes on.
-        verbose: 1 for a progress bar over the kernels.
-
-    Raises:
-        LayoutError, BudgetError: See `Recipe.check`.
-        NotPrunableError: See `sweep`; inputs that are not finite.
-
-    Warns:
-        UserWarning: Kernels that are pruned without regard to their inputs.
+    place meanwhile. `resume` is a folder for a file of each kernel that is done, from which another
+    run goes on. Warns of kernels that are pruned without regard to their inputs; raises as
+    `Recipe.check` and `sweep`, and for inputs that are not finite.
     """
     recipe.check(weights)
     if not recipe.needs_data:
@@ -263,11 +243,9 @@ class _Saved:
         self._key = digest_of(*arrays)
 
     def has(self, number: int) -> bool:
-        """Whether a kernel is done."""
         return self._path(number).exists()
 
     def load(self, number: int, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
-        """Values and mask of a kernel that is done; read late, not all at once."""
         with np.load(self._path(number)) as found:
             draw = PackedDraw(found["bits"], found["values"], weight.shape, 0, None)
             return draw.kernel, draw.mask
@@ -275,7 +253,6 @@ class _Saved:
     def save(
         self, number: int, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray
     ) -> None:
-        """Writes the file of a kernel; it is complete or absent."""
         draw = PackedDraw.of(value.astype(weight.raw_value(copy=False).dtype), mask, None)
         stream = io.BytesIO()
         np.savez(stream, bits=draw.bits, values=draw.values)

@@ -46,13 +46,9 @@ class LinearKernel:
     ) -> tuple[Any, Any]:
         """`X^T X` and `X^T (Y - X)`, `(M, k, k)` in float64, in pieces that fit into memory.
 
-        To be called inside `float64_operations`.
-
-        Args:
-            inputs: Of the layer, whose rows are `X`.
-            reference: The inputs in the given model, whose rows are `Y`. `None`: they are the
-                same, and the second result is 0.
-            as_given: Inside, the layer has the values that it came with.
+        To be called inside `float64_operations`. `X` are the rows of the layer's inputs, `Y` those
+        of `reference`, its inputs in the given model; without one the second result is 0. Inside
+        `as_given()` the layer has the values that it came with.
         """
         xp = namespace(inputs)
         samples = count = int(inputs.shape[0])
@@ -90,14 +86,9 @@ class Moments:
 
 
 class GramStop(Stop):
-    """Sums the moments over the batches at the layer of a kernel, then solves for the kernel.
+    """Sums the moments over the batches at the layer of a kernel, then calls `solve` with them.
 
-    Args:
-        kernel: The kernel.
-        solve: What is done with the sums, `Moments` in float64.
-        as_given: See `LinearKernel.moments`.
-        hold_out: One of so many rows of each batch is held out, to judge what the others give.
-            1 holds out none.
+    One of `hold_out` rows of each batch is held out, to judge what the others give; 1: none.
     """
 
     def __init__(
@@ -115,7 +106,6 @@ class GramStop(Stop):
         self._sums: list[Any] = [0.0, 0.0, 0.0]  # the fields of `Moments`
 
     def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
-        """See `Stop.add`."""
         if on_cpu(inputs):
             inputs = to_numpy(inputs, copy=False)
             reference = None if reference is None else to_numpy(reference, copy=False)
@@ -129,7 +119,6 @@ class GramStop(Stop):
             self._sums = [a + b for a, b in zip(self._sums, own, strict=True)]
 
     def finish(self) -> None:
-        """See `Stop.finish`."""
         sums, self._sums = self._sums, []  # freed once they are solved for
         gram, across, held = (None if isinstance(x, float) else x for x in sums)
         with float64_operations():
@@ -158,12 +147,7 @@ def from_matrices(
 
 
 def linear_kernel(weight: PrunableWeight, owner: Any) -> LinearKernel | None:
-    """How a layer applies one of its kernels; `None` where that is not known.
-
-    Args:
-        weight: The kernel.
-        owner: The plain layer, of a class of Keras or one that leaves its call as it is.
-    """
+    """How a plain layer applies one of its kernels; `None` where that is not known."""
     for kinds, name, rows in _KINDS:
         kind = next((kind for kind in kinds if isinstance(owner, kind)), None)
         if kind is None or weight.path.rpartition("/")[2] != name:

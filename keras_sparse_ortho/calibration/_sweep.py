@@ -46,11 +46,7 @@ class Stop(abc.ABC):
 
 
 def calibration_batches(data: Any) -> list[Any]:
-    """The inputs of calibration data: arrays in batches of 64 rows, else the first 64 batches.
-
-    Warns:
-        UserWarning: Fewer than 16 different rows.
-    """
+    """The inputs of calibration data: arrays in batches of 64 rows, else the first 64 batches."""
     batched = is_batched(data)
     taken = first_batches(
         data, batch_size=_ROWS, batches=_MOST_BATCHES if batched else None, shuffle=False

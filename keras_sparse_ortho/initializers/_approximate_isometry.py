@@ -41,7 +41,6 @@ class ApproximateIsometry(SparseInitializer):
         max_iterations: Most iterations of L-BFGS.
         tolerance: Relative error of the Gram matrix to stop at.
         min_decrease: Stops when an iteration lowers the squared error by less than this fraction.
-        verbose: 1 shows a progress bar with the error. It is not part of the config.
         layout: Meaning of the axes; see `ExactOrthogonal`.
 
     Raises:
@@ -80,7 +79,6 @@ class ApproximateIsometry(SparseInitializer):
         max_iterations: int = 1000,
         tolerance: float = 1e-5,
         min_decrease: float = 1e-6,
-        verbose: int = 0,
         layout: LayoutLike = None,
     ) -> None:
         super().__init__(seed, layout)
@@ -109,12 +107,10 @@ class ApproximateIsometry(SparseInitializer):
         self.density = density
         self.mask = mask
         self.max_iterations = int(max_iterations)
-        self.verbose = verbose
 
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the kernel and its mask; see the base class."""
         shape = tuple(int(size) for size in shape)
         target = numpy_dtype(dtype)
         layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
@@ -141,30 +137,22 @@ class ApproximateIsometry(SparseInitializer):
             max_iterations=self.max_iterations,
             tolerance=self.tolerance,
             min_decrease=self.min_decrease,
-            callback=self._progress() if self.verbose else None,
         )
         return kernel.astype(target), mask
 
     def at_density(
         self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "ApproximateIsometry":
-        """Not with a given mask; see the base class."""
         if self.mask is not None:
             raise DensityError(
                 "An ApproximateIsometry with a `mask` has no density for a budget to set. Use it "
                 "as the initializer of the layer, and call keras_sparse_ortho.adopt_masks(model). "
                 f"Received: density={density:.6g}, mask of shape {self.mask.shape}"
             )
-        config = {**self.get_config(), "density": density, "seed": seed, "verbose": self.verbose}
-        return self.from_config(config)
+        return self.from_config({**self.get_config(), "density": density, "seed": seed})
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments of the initializer."""
         names = ("density", "gain", "max_iterations", "tolerance", "min_decrease")
         own = {name: getattr(self, name) for name in names}
         mask = keras.saving.serialize_keras_object(self.mask)
         return {**super().get_config(), **own, "mask": mask}
-
-    def _progress(self) -> Any:
-        bar = keras.utils.Progbar(self.max_iterations, stateful_metrics=["error"], unit_name="step")
-        return lambda iteration, error: bar.update(iteration, [("error", error)])

@@ -44,7 +44,6 @@ class AttentionLayout:
     value_dim: int | None = None
 
     def __call__(self, shape: tuple[int, ...]) -> KernelLayout:
-        """Returns the layout of the projection whose kernel has this shape."""
         features = (self.key_dim, self.value_dim or self.key_dim)
         if len(shape) == 3 and shape[1] == self.num_heads and shape[2] in features:
             return KernelLayout(inputs=(0,), outputs=(1, 2))
@@ -56,10 +55,8 @@ class AttentionLayout:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments of the layout."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "AttentionLayout":
-        """The layout that `get_config` describes."""
         return cls(**config)

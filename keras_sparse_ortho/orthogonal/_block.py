@@ -202,12 +202,8 @@ def best_regular(
 ) -> np.ndarray:
     """The mask of regular blocks with `count` live entries whose scores have the largest sum.
 
-    Args:
-        block: The blocks, live at all taps or at none.
-        scores: An array of the canonical shape.
-        count: A multiple of `block.unit`.
-        rng: Decides between equals.
-        among: A mask of regular blocks with more live entries; no others are taken.
+    `scores` are of the canonical shape, `count` is a multiple of `block.unit`, `rng` decides
+    between equals. Only blocks inside `among`, a mask with more live blocks, are taken.
     """
     batch, parts, *taps, inputs, outputs = shape = scores.shape
     over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)

@@ -219,20 +219,12 @@ def to_polyphase(kernel: np.ndarray, layout: KernelLayout) -> np.ndarray:
     """A strided convolution as one of stride 1 between phases.
 
     A convolution with stride `s`, `y[p] = sum_u K[u] x[s p + u]`, reads its input as `s`
-    interleaved phases `x_f[p] = x[s p + f]`. With `u = s v + f` it is a convolution of stride 1,
-
-        y[p] = sum_f sum_v K[s v + f] x_f[p + v],
-
-    with `s` times as many inputs `(phase, input)`. A transposed convolution is the adjoint, with
-    inputs and outputs exchanged.
-
-    Returns:
-        An array `A` of shape `(batch, groups * gates, *places, inputs, outputs)` with the inputs
-        and outputs of `layout.polyphase_shape`, phase 0 first; with strides of 1
-        `layout.to_canonical(kernel)`. Under circular padding the convolution is an isometry if
-        `sum_v A[v] A[v + w]^T` is the identity for `w = 0` and zero for all other `w`.
-
-    Example:
+    interleaved phases `x_f[p] = x[s p + f]`. With `u = s v + f` it is one of stride 1,
+    `y[p] = sum_f sum_v K[s v + f] x_f[p + v]`, with `s` times as many inputs `(phase, input)`. A
+    transposed convolution is the adjoint. Returns `A` of shape
+    `(batch, groups * gates, *places, inputs, outputs)` with the sides of `layout.polyphase_shape`,
+    phase 0 first. Under circular padding the convolution is an isometry if `sum_v A[v] A[v + w]^T`
+    is the identity for `w = 0` and zero for all other `w`.
 
     >>> kernel = np.arange(3.0).reshape(3, 1, 1)
     >>> to_polyphase(kernel, KernelLayout.convolution(strides=2))[0, 0, :, :, 0].tolist()

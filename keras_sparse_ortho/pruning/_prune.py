@@ -18,11 +18,10 @@ from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.calibration import (
-    BUDGETS_OF_DATA,
     CALIBRATED,
     Channels,
     Recipe,
-    budget_of_data,
+    budget_by_error,
     prune_layers,
 )
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
@@ -113,8 +112,7 @@ def prune(
             `"magnitude"` and `data` also `"error"`, the densities of the least sum of the relative
             errors of the layers' outputs, each measured along the way of OBS, on a fourth of the
             rows that OBS does not see there (for trained networks
-            the best of these; as long again as OBS takes), and `"owl"`, denser where more scores
-            of Wanda are above five times their mean.
+            the best of these; as long again as OBS takes).
         masks: From weight path to a bool array of its shape, or from layer path where the layer
             has one kernel; kernels that are not named stay dense. In place of density, score and
             budget.
@@ -180,10 +178,10 @@ def prune(
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
     `32 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
-    float64, where its layer computes. Meanwhile there are copies of all kernels, and the
-    activations between two layers for all of `data`; functional models keep those of all layers. A
-    layer that is called several times is solved on the inputs of its first call. Layers are set
-    in the given model meanwhile, and put back: do not use it from another thread.
+    float64, where its layer computes. Meanwhile there are copies of all kernels. For each layer
+    `data` goes through the layers in front of it. A layer that is called several times is solved
+    on the inputs of its first call. Layers are set in the given model meanwhile, and put back: do
+    not use it from another thread.
 
     Example:
 
@@ -245,14 +243,14 @@ def prune(
     refuse_unfit(model, weights, "no kernel that could be pruned")
     if density is not None and 0.5 < check_density(density) < 1.0:
         _note_what_stays(float(density))
-    of_data = budget if data is not None and str(budget) in BUDGETS_OF_DATA else None
-    if layerwise or pattern is not None or (of_data is not None and score == "magnitude"):
+    by_error = data is not None and isinstance(budget, str) and budget == "error"
+    if layerwise or pattern is not None or (by_error and score == "magnitude"):
         if density is None and budget is None:
             raise _no_density()
         budget = budget or "uniform"
-        if of_data is not None:
+        if by_error:
             share = check_density(density)
-            plan = budget_of_data(str(of_data), model, weights, share, data, verbose)
+            plan = budget_by_error(model, weights, share, data, verbose)
         else:
             plan = plan_for(density, budget, weights, orthogonal=False)
         if on_blocks or isinstance(pattern, Block):

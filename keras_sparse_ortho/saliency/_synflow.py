@@ -60,8 +60,8 @@ def synflow(
     """Score `|w| * dR/d|w|` with `R = 1^T (prod |W_l|) 1`, pruned in many rounds, without data.
 
     In round `k` of `n`, the `round(density^(k / n) * size)` highest scores among the live entries
-    are kept, and `R` is that of the masked network. `R` is the sum of the outputs for an input of
-    ones, of a network made linear and positive:
+    are kept, and `R` is that of the masked network: the sum of the outputs for an input of ones,
+    of a network made linear and positive:
 
     - kernels, biases and all other float variables are replaced by their absolute values;
     - batch normalization is as in inference, with `|gamma|`, `|beta|`, its moving variance, and
@@ -96,8 +96,7 @@ def synflow(
 
     Limits: recurrent gates and attention weights are not linear and stay as they are: query and
     key kernels get scores of 0 and should be excluded. Functions that a model calls as operations,
-    not as layers or `activation=`, stay as well. One round takes one forward and backward pass of
-    one sample.
+    not as layers or `activation=`, stay as well.
 
     Example:
 
