@@ -30,8 +30,7 @@ class ApproximateIsometry(SparseInitializer):
 
     Draws a mask of exactly `round(density * size)` live entries with normal values; then minimises
     `||W W^T - gain^2 I||_F^2` (the smaller Gram matrix) over the live entries by L-BFGS; see
-    `keras_sparse_ortho.orthogonal.approximate_isometry`. Convolutions are flattened to
-    `outputs x (taps * inputs)`, one matrix for each group.
+    `keras_sparse_ortho.orthogonal.approximate_isometry`.
 
     Args:
         density: Live fraction, in (0, 1]. `None` with `mask`.
@@ -47,9 +46,8 @@ class ApproximateIsometry(SparseInitializer):
         DensityError: A density outside (0, 1]; both `density` and `mask`, or neither.
         ValueError: At a call, for a shape that is not that of the mask.
 
-    Limits: slow and, at low density, far from an isometry: see `approximate_isometry`, and
-    `ExactOrthogonal` for exact kernels in milliseconds. A seed gives the same mask everywhere, but
-    values differ between machines as their BLAS does. Every draw runs the minimisation: as the
+    Limits: slow and, at low density, far from an isometry. A seed gives the same mask everywhere,
+    but values differ between machines as their BLAS does. Every draw runs the minimisation: as the
     initializer of a layer it runs in `build`, and again when its mask is adopted;
     `sparsify(model, density, initializer=ApproximateIsometry(1.0))` runs it once. A given mask is
     stored in the config entry by entry.
@@ -60,10 +58,7 @@ class ApproximateIsometry(SparseInitializer):
     >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-3))
     (256, True)
 
-    Reference:
-
-    - Lee et al., "A Signal Propagation Perspective for Pruning Neural Networks at Initialization"
-      (ICLR 2020), arXiv 1906.06307
+    Reference: as for `approximate_isometry`, Lee et al. (ICLR 2020).
     """
 
     isometry = "approximate"

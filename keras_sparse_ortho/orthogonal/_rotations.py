@@ -140,7 +140,7 @@ def random_orthogonal(
     """`count` dense orthogonal `size x size` matrices: every pair of rows is rotated once.
 
     Pairs are taken in the rounds of a round-robin tournament. This is not the Haar measure, but no
-    entry is zero. No BLAS is used, so the bits are the same on every machine.
+    entry is zero, and without BLAS the bits are the same on every machine.
     """
     signs = np.where(rng.random((count, size)) < 0.5, -1.0, 1.0)
     matrices = np.zeros((count, size, size))

@@ -52,7 +52,8 @@ def test_figures_and_totals():
         assert row.orthogonality_error < 1e-6
     assert summary.size == sum(SIZES.values())
     assert summary.live == round(0.2 * summary.size)
-    assert summary.density == summary.live / summary.size == 1 - summary.sparsity
+    assert summary.density == summary.live / summary.size
+    assert summary.sparsity == 1 - summary.density
     assert summary.flops == sum(FLOPS.values())
     assert summary.sparse_flops == sum(row.sparse_flops for row in summary.rows)
 

@@ -38,18 +38,16 @@ def descent(start, mask, steps):
 
 
 @pytest.mark.parametrize(("shape", "density"), [((12, 12), 0.3), ((8, 30), 0.2), ((30, 8), 0.5)])
-def test_the_error_never_rises_and_is_the_one_reported(shape, density):
+def test_the_error_never_rises(shape, density):
     start, mask = problem(shape, density)
-    history = []
-    kernel = approximate_isometry(
-        2.0 * start, mask, gain=2.0, callback=lambda k, e: history.append((k, e))
-    )
-    steps, errors = zip(*history, strict=True)
-    assert steps == tuple(range(1, len(steps) + 1))
-    assert len(errors) > 5
+    settings = {"gain": 2.0, "tolerance": 0.0, "min_decrease": 0.0}
+    kernels = [
+        approximate_isometry(2.0 * start, mask, max_iterations=k, **settings) for k in range(1, 15)
+    ]
+    errors = [error(2.0 * start * mask, 2.0), *(error(kernel, 2.0) for kernel in kernels)]
     assert np.diff(errors).max() <= 0
-    assert errors[0] < error(2.0 * start * mask, 2.0)
-    np.testing.assert_allclose(error(kernel, 2.0), errors[-1], rtol=1e-9)
+    assert errors[1] < errors[0]
+    kernel = kernels[-1]
     assert not kernel[~mask].any()
 
 
@@ -80,7 +78,7 @@ def test_stops():
     def run(**settings):
         return approximate_isometry(start, mask, **{"tolerance": 0, "min_decrease": 0, **settings})
 
-    history = [error(run(max_iterations=k)) for k in range(1, 40)]
+    history = [error(run(max_iterations=k)) for k in range(1, 25)]
     first = next(k for k, e in enumerate(history) if e <= 0.01)
     assert error(run(tolerance=0.01)) == history[first]
     ratios = np.square(history) / np.square([error(start * mask), *history[:-1]])
