@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal import (
@@ -13,7 +11,6 @@ from keras_sparse_ortho.orthogonal import (
     NByM,
     Rotations,
     exact_orthogonal,
-    least_count,
     least_density,
     live_count,
 )
@@ -71,20 +68,6 @@ def check(shape, density, layout=None, gain=1.0, seed=0, **kwargs):
     return kernel, mask
 
 
-@given(
-    rows=st.integers(1, 70),
-    columns=st.integers(1, 70),
-    share=st.floats(0.0, 1.0),
-    gain=st.sampled_from([1.0, 0.5, 2.0]),
-    seed=st.integers(0, 2**31 - 1),
-)
-def test_matrices_of_every_shape(rows, columns, share, gain, seed):
-    least = least_density((rows, columns))
-    density = min(least + share * (1.0 - least), 1.0)
-    if live_count(density, rows * columns) >= least_count((rows, columns)):
-        check((rows, columns), density, gain=gain, seed=seed)
-
-
 @pytest.mark.parametrize("density", [0.01, 0.05, 0.1, 0.3, 0.45, 0.8, 1.0])
 @pytest.mark.parametrize(
     "shape", [(257, 257), (127, 521), (521, 127), (1, 1021), (1021, 1), (784, 300), (1024, 1024)]
@@ -119,10 +102,10 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize("density", [0.15, 0.5, 1.0])
 @pytest.mark.parametrize(("shape", "layout"), CONVOLUTIONS)
-def test_kernels_of_every_layout(shape, layout, density):
-    check(shape, density, layout, gain=1.5, seed=3)
+def test_kernels_of_every_layout(shape, layout):
+    for density in (0.15, 0.5, 1.0):
+        check(shape, density, layout, gain=1.5, seed=3)
 
 
 @pytest.mark.parametrize("taps", [(3, 3), (4, 2), (1, 5)])
@@ -171,13 +154,6 @@ def test_too_low_a_density_is_refused_with_the_least_one(shape, layout, least):
 def test_what_is_no_density_is_refused(density):
     with pytest.raises(DensityError, match=r"`density` must be .*\(0, 1\]\..* Received: density="):
         exact_orthogonal((8, 8), density)
-
-
-def test_density_one_is_a_dense_orthogonal_kernel():
-    for shape in ((40, 40), (40, 100), (100, 40), (300, 300)):
-        kernel, mask = check(shape, 1.0)
-        assert mask.all()
-        assert np.count_nonzero(kernel) == kernel.size
 
 
 def test_angle_laws():
