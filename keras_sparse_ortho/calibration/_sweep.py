@@ -163,7 +163,7 @@ def _inputs(model: Any, batch: Any, stop: Stop) -> tuple[Any, dict[str, Any]]:
         try:
             model(batch, training=False)
         except _Reached as reached:
-            return reached.args  # type: ignore[return-value]
+            return reached.args
     raise NotPrunableError(
         f"Every calibration batch must reach '{stop.path}' after the layers before it have been "
         "changed, too; `exclude` layers that depend on the data. Received: the end of the model"

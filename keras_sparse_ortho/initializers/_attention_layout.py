@@ -16,8 +16,8 @@ class AttentionLayout:
 
     A MultiHeadAttention uses one initializer for four projections: query, key and value with
     kernels `(dim, heads, features)` and `dim` inputs; and the output with `(heads, features, out)`
-    and `heads * features` inputs. This tells them apart, so that each is orthogonal along its true
-    axes.
+    and `heads * features` inputs. This tells them apart. Inside `PrunableLayer` no layout is
+    needed.
 
     Args:
         num_heads: Number of heads.
@@ -28,8 +28,7 @@ class AttentionLayout:
         LayoutError: At a call, for the shape of none of these kernels.
 
     Limits: if the model dimension equals `num_heads`, and the output dimension `key_dim`, both
-    meanings fit, and the kernel is taken for an input projection. Inside
-    `keras_sparse_ortho.PrunableLayer` no layout is needed.
+    meanings fit, and the kernel is taken for an input projection.
 
     Example:
 

@@ -9,7 +9,6 @@ from keras_sparse_ortho.orthogonal._counts import (
     largest_mask,
     largest_masks,
     least_count,
-    least_density,
     live_count,
     unmask_at_random,
 )
@@ -45,13 +44,12 @@ __all__ = [
     "Block",
     "NByM",
     "approximate_isometry",
+    "covering_count",
     "dead_outputs",
     "exact_orthogonal",
     "expected_density",
     "least_count",
-    "least_density",
     "regular_blocks",
-    "regular_pattern",
 ]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

@@ -147,20 +147,6 @@ def least_count(
     return layout.matrices(shape) * min(matrix_shape(shape, layout, taps))
 
 
-def least_density(shape: Sequence[int], layout: KernelLayout | None = None) -> float:
-    """Least density that an exactly orthogonal kernel of this shape can have.
-
-    Each of the `n` rows of an `n x m` matrix with orthonormal rows needs an entry, so this is
-    `1 / m`, and `1 / (m * taps)` for a convolution. The arguments are those of `least_count`.
-
-    Example:
-
-    >>> least_density((100, 400)), least_density((3, 3, 16, 32))
-    (0.0025, 0.003472222222222222)
-    """
-    return least_count(shape, layout) / math.prod(shape)
-
-
 def covering_count(
     shape: Sequence[int],
     layout: KernelLayout | None = None,

@@ -151,7 +151,7 @@ def exact_orthogonal(
             if taps == "center":
                 write_orthogonal(part[center], entries, options)
                 continue
-            out = np.zeros(layout.polyphase_shape(shape), dtype=dtype)
+            out: np.ndarray = np.zeros(layout.polyphase_shape(shape), dtype=dtype)
             write_orthogonal(out, entries, options)
             if layout.transposed:  # the side that has the phases comes first
                 part, out = part.swapaxes(-1, -2), out.T

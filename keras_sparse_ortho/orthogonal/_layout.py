@@ -14,10 +14,7 @@ from keras_sparse_ortho.errors import LayoutError
 class KernelLayout:
     """What the axes of a kernel mean: one matrix for each tap, group and gate.
 
-    A kernel is moved to the canonical shape
-
-        (batch, groups * gates, *spatial, inputs, outputs)
-
+    A kernel is moved to the canonical shape `(batch, groups * gates, *spatial, inputs, outputs)`,
     where every `(inputs, outputs)` slice is a matrix. Axes not named are spatial. Negative axes
     make one layout fit convolutions of every dimension.
 
@@ -34,8 +31,7 @@ class KernelLayout:
         transposed: Whether this is a transposed convolution, whose outputs have the phases.
 
     Raises:
-        LayoutError: Repeated axes or axes outside the kernel, outputs that groups and gates do not
-            divide, strides that do not fit the spatial axes.
+        LayoutError: Axes, groups, gates or strides that do not fit the kernel.
 
     Example:
 
@@ -45,8 +41,6 @@ class KernelLayout:
     (64, 64)
     >>> KernelLayout.einsum("abc,cde->abde").matrix_shape((128, 8, 16))
     (128, 128)
-    >>> KernelLayout.convolution(strides=2).polyphase_shape((3, 3, 8, 32))
-    (32, 32)
     """
 
     inputs: tuple[int, ...]
@@ -119,7 +113,6 @@ class KernelLayout:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The fields as JSON values, for `KernelLayout(**config)`."""
         config = dataclasses.asdict(self)
         return {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()}
 
@@ -148,9 +141,8 @@ class KernelLayout:
     def polyphase_shape(self, shape: Sequence[int]) -> tuple[int, int]:
         """Inputs and outputs of one matrix of a strided convolution, phases included.
 
-        A convolution of stride `s` reads `s` interleaved phases of its input along each axis, each
-        of which counts as an input; a transposed convolution writes as many phases of its output.
-        Phases that a window of fewer taps does not reach do not count.
+        A convolution of stride `s` reads `s` interleaved phases of its input along each axis; a
+        transposed one writes as many. Phases that the window does not reach do not count.
         """
         inputs, outputs = self.matrix_shape(shape)
         taps = self.canonical_shape(shape)[2:-2]

@@ -178,8 +178,8 @@ def magnitude(
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: Weights that are wrapped or not finite.
 
-    Limits: in a freshly initialized network magnitudes reflect the scale of the initializer, so
-    layers with a large fan-in, whose weights are small, are pruned most. `erk` has no such bias.
+    Limits: in a freshly initialized network layers with a large fan-in, whose weights are small,
+    are pruned most. `erk` has no such bias.
 
     Example:
 
@@ -207,14 +207,8 @@ def random(
     """Scores drawn uniformly from [0, 1): a uniformly random global mask of exact count.
 
     `seed` is an integer, which gives the same mask on every backend and machine; `None` takes one
-    from Python's `random`. The other arguments are those of `magnitude`.
-
-    Raises:
-        BudgetError: Layer collapse, if `on_collapse="error"`.
-
-    Limits: the densities of small layers scatter; `uniform` gives each layer its exact share.
-
-    Example:
+    from Python's `random`. The other arguments and errors are those of `magnitude`. The densities
+    of small layers scatter; `uniform` gives each layer its exact share.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a")])

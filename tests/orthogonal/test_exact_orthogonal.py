@@ -11,7 +11,7 @@ from keras_sparse_ortho.orthogonal import (
     NByM,
     Rotations,
     exact_orthogonal,
-    least_density,
+    least_count,
     live_count,
 )
 
@@ -147,7 +147,7 @@ def test_the_density_of_the_center_tap():
 def test_too_low_a_density_is_refused_with_the_least_one(shape, layout, least):
     with pytest.raises(DensityError, match=least):
         exact_orthogonal(shape, 0.001, layout=layout)
-    check(shape, least_density(shape, layout), layout)
+    check(shape, least_count(shape, layout) / math.prod(shape), layout)
 
 
 @pytest.mark.parametrize("density", [0, -0.5, 1.0001, math.nan, math.inf, "0.1", True, [0.1]])
