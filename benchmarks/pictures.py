@@ -330,12 +330,10 @@ def structures() -> Figure:
         "single entries": None,
         "Block(8, 1)": kso.Block(8, 1),
         "Block(8, 8,\nregular=True)": kso.Block(8, 8, regular=True),
-        'ConstantFan("in")': kso.ConstantFan("in"),
         "NByM(2, 4)": kso.NByM(2, 4),
     }
-    figure = new(3.9)
-    panels = [*figure.subplots(2, 3).flat]
-    panels.pop().set_axis_off()
+    figure = new(2.2)
+    panels = figure.subplots(1, 4)
     for panel, (title, structure) in zip(panels, kinds.items(), strict=True):
         initializer = kso.initializers.ExactOrthogonal(0.25, seed=1, structure=structure)
         mask(panel, initializer.sample((64, 64))[1], title)

@@ -36,7 +36,6 @@ from keras_sparse_ortho.initializers import (
 )
 from keras_sparse_ortho.orthogonal import (
     Block,
-    ConstantFan,
     NByM,
     RegularBlocks,
     approximate_isometry,
@@ -308,9 +307,6 @@ def all_initializers(width: int) -> str:
         "EOI, Block(16, 1)": ExactOrthogonal(INITIALIZERS_DENSITY, seed=1, structure=Block(16, 1)),
         "EOI, 2:4": ExactOrthogonal(INITIALIZERS_DENSITY, seed=1, structure=NByM(2, 4)),
         "EOI, 2:4, full": ExactOrthogonal(0.5, seed=1, structure=NByM(2, 4)),
-        "EOI, ConstantFan": ExactOrthogonal(
-            INITIALIZERS_DENSITY, seed=1, structure=ConstantFan("in")
-        ),
         "RandomSparse of glorot_uniform": RandomSparse(
             INITIALIZERS_DENSITY, "glorot_uniform", seed=1
         ),

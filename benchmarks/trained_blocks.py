@@ -132,7 +132,7 @@ def on_blocks(model, name: str, case: tuple[str, int, bool], density: float, inp
     method, side, reordered = case
     block = kso.Block(side, side)
     if reordered:
-        model = kso.reorder_channels(model, density, block)
+        model = kso.contrib.reorder_channels(model, density, block)
     options = {"structure": block, "storage": "blocks", "exclude": OTHERS[name]}
     return kso.prune(model, density, data=inputs, **options | METHODS[method])
 

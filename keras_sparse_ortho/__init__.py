@@ -39,18 +39,14 @@ from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.analysis import report as report
 from keras_sparse_ortho.budgets import Budget as Budget
-from keras_sparse_ortho.calibration import compensate as compensate
 from keras_sparse_ortho.calibration import restore_statistics as restore_statistics
 from keras_sparse_ortho.callbacks import finish as finish
 from keras_sparse_ortho.layers import PrunableLayer as PrunableLayer
 from keras_sparse_ortho.models import convert as convert
-from keras_sparse_ortho.models import load_dense_weights as load_dense_weights
 from keras_sparse_ortho.models import prunable_weights as prunable_weights
 from keras_sparse_ortho.models import remove_channels as remove_channels
-from keras_sparse_ortho.models import reorder_channels as reorder_channels
 from keras_sparse_ortho.models import strip as strip
 from keras_sparse_ortho.orthogonal import Block as Block
-from keras_sparse_ortho.orthogonal import ConstantFan as ConstantFan
 from keras_sparse_ortho.orthogonal import NByM as NByM
 from keras_sparse_ortho.parametrizations import ChannelSoftThreshold as ChannelSoftThreshold
 from keras_sparse_ortho.parametrizations import CompactMask as CompactMask
@@ -78,7 +74,6 @@ __all__ = [
     "Budget",
     "ChannelSoftThreshold",
     "CompactMask",
-    "ConstantFan",
     "FixedMask",
     "LowRankSoftThreshold",
     "MagnitudeMask",
@@ -91,7 +86,6 @@ __all__ = [
     "budgets",
     "calibration",
     "callbacks",
-    "compensate",
     "contrib",
     "convert",
     "errors",
@@ -101,7 +95,6 @@ __all__ = [
     "initializers",
     "kernels",
     "layers",
-    "load_dense_weights",
     "load_litert",
     "models",
     "orthogonal",
@@ -113,7 +106,6 @@ __all__ = [
     "quantization",
     "quantize_aware",
     "remove_channels",
-    "reorder_channels",
     "report",
     "restore_statistics",
     "saliency",

@@ -4,11 +4,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 
-from keras_sparse_ortho._keras_internals import float64_not_narrowed
+from keras_sparse_ortho._keras_internals import float64_not_narrowed, replaced
 
 ScalarFunction = Callable[[list[Any]], Any]
 """From a list of tensors to a scalar tensor, in operations of Keras or of the backend."""
@@ -272,7 +271,7 @@ def second_derivatives() -> Iterator[None]:
     with _scopes_lock:
         if not _scopes:
             owner, name, function = _differentiable_twice()
-            _replaced.enter_context(mock.patch.object(owner, name, function))
+            _replaced.enter_context(replaced(owner, name, function))
         _scopes += 1
     try:
         yield

@@ -72,15 +72,6 @@ class BatchSource:
         return self._source.rows(np.sort(rng.choice(self._source.count, size, replace=False)))
 
 
-def refuse_separate_targets(call: str, separate: tuple[Any, ...]) -> None:
-    """Raises TypeError if there are arguments after the data; `call` is the right call."""
-    if separate:
-        raise TypeError(
-            f"Pass inputs and targets together, as a tuple: {call}. "
-            f"Received: {1 + len(separate)} separate arguments"
-        )
-
-
 def is_batched(data: Any) -> bool:
     """Whether data come in batches, not as arrays or structures of them."""
     structure = isinstance(data, tuple | list | dict) or data is None

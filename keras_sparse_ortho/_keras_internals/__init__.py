@@ -80,6 +80,7 @@ from keras_sparse_ortho._keras_internals._scopes import (
     VariableOverrides,
     float64_not_narrowed,
     in_stateless_scope,
+    replaced,
     value_in_scope,
 )
 from keras_sparse_ortho._keras_internals._snapshot import (

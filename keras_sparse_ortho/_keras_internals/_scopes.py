@@ -87,3 +87,21 @@ def float64_not_narrowed() -> Iterator[None]:
         yield
     finally:
         dtypes.BIT64_TO_BIT32_DTYPE["float64"] = narrowed
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, an attribute of a layer or module has another value.
+
+    Bypasses `__setattr__`: Keras and its backends would track the value.
+    """
+    own = vars(owner)
+    before = own.get(name, own)  # its own dictionary stands for "not there"
+    own[name] = value
+    try:
+        yield
+    finally:
+        if before is own:
+            del own[name]
+        else:
+            own[name] = before

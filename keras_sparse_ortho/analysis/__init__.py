@@ -1,15 +1,13 @@
 """Reports on a model: density, size, FLOPs and orthogonality of its kernels, Jacobian spectrum."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.analysis._jacobian import JacobianSpectrum, jacobian_singular_values
+from keras_sparse_ortho.analysis._jacobian import jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._plots import plot_masks
 from keras_sparse_ortho.analysis._report import SparsityReport, report
-from keras_sparse_ortho.initializers import CriticalPoint, critical_gain, critical_point
+from keras_sparse_ortho.initializers import critical_gain, critical_point
 
 __all__ = [
-    "CriticalPoint",
-    "JacobianSpectrum",
     "SparsityReport",
     "critical_gain",
     "critical_point",

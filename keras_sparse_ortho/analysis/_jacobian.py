@@ -59,12 +59,7 @@ class JacobianSpectrum:
         return float(self.values.min(axis=1).mean())
 
     def quantiles(self, q: float | Sequence[float]) -> np.ndarray:
-        """Quantiles of the singular values, pooled over samples.
-
-        Args:
-            q: Fractions in [0, 1]. Each gives the least value that at least this fraction of the
-                values does not exceed.
-        """
+        """The least values, pooled over samples, that fractions `q` of all values do not exceed."""
         fractions = np.asarray(q, dtype="float64")
         if not ((fractions >= 0) & (fractions <= 1)).all():
             raise ValueError(f"`q` must hold fractions in [0, 1]. Received: q={q!r}")
@@ -97,21 +92,20 @@ def jacobian_singular_values(
 
     *Exact*: all rows (or columns, if there are fewer) by products with unit vectors, and a dense
     SVD. *Lanczos*: Golub-Kahan bidiagonalization with full reorthogonalization from a random
-    vector, with `steps` products with `J` and with `J^T`. Its Ritz values are weighted as in a
-    Gauss quadrature of the spectrum, which gives estimates of the mean and quantiles: the largest
-    value usually to many digits, the smallest from above, the mean with a relative spread of about
-    `1 / sqrt(min(inputs, outputs))` per sample.
+    vector. Its Ritz values are weighted as in a Gauss quadrature of the spectrum: the largest value
+    is usually right to many digits, the smallest is an upper bound, and the mean has a relative
+    spread of about `1 / sqrt(min(inputs, outputs))` per sample.
 
     Args:
         model: A built Keras model or layer with one input and one output.
         x: Float inputs of shape `(samples, ...)`.
         method: `"exact"`, `"lanczos"`, or `"auto"`: exact if the smaller side has at most 1024
             entries and the Jacobian at most 2^24.
-        steps: Lanczos steps, for each sample.
+        steps: Lanczos steps: products with `J` and with `J^T` for each sample.
         seed: For the random vectors of Lanczos.
 
     Returns:
-        A `JacobianSpectrum` with `values`, `mean`, `min`, `max` and `quantiles(q)`.
+        A `JacobianSpectrum` with `values`, `weights`, `mean`, `min`, `max` and `quantiles(q)`.
 
     Raises:
         NotPrunableError: A model that is not built, or has several inputs or outputs.
@@ -163,10 +157,7 @@ def jacobian_singular_values(
 
 
 class _JacobianProducts:
-    """`J u` and `J^T v` for every sample of `x`, with inputs and outputs flattened.
-
-    Samples are independent in inference, so one pass gives the products of all of them.
-    """
+    """`J u` and `J^T v` for every sample of `x`, with inputs and outputs flattened."""
 
     def __init__(self, model: Any, x: Any) -> None:
         check_built(model)
@@ -251,12 +242,12 @@ class _JacobianProducts:
 def bidiagonalize(
     forward: Product, backward: Product, start: np.ndarray, rows: int, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Golub-Kahan bidiagonalization of several operators `A` at once.
+    """Golub-Kahan bidiagonalization of several operators `A` at once: `A V = U B`.
 
-    `A V = U B` with `B = P diag(s) Q^T` upper bidiagonal. Then `sum_i Q[0, i]^2 f(s_i)` estimates
-    `v^T f(sqrt(A^T A)) v` for `v = start / |start|`, exactly for polynomials in `s^2` of degree
-    `2 steps - 1`. `forward` and `backward` are `A` and `A^T` of vectors `(operators, columns)` and
-    `(operators, rows)`. Returns the Ritz values `s`, descending, and their weights `Q[0]^2`.
+    With `B = P diag(s) Q^T`, `sum_i Q[0, i]^2 f(s_i)` estimates `v^T f(sqrt(A^T A)) v` for
+    `v = start / |start|`, exactly for polynomials in `s^2` of degree `2 steps - 1`. `forward` and
+    `backward` are `A` and `A^T` of vectors `(operators, columns)` and `(operators, rows)`. Returns
+    the Ritz values `s`, descending, and their weights `Q[0]^2`.
     """
     operators, columns = start.shape
     v = np.zeros((operators, steps, columns))

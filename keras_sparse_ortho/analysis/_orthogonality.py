@@ -15,24 +15,16 @@ def orthogonality_error(
     """Largest deviation of the Gram matrix from a multiple of the identity.
 
     For every matrix `K` of the kernel (one per group, gate and batch entry), with `G = K^T K` if it
-    is tall and `K K^T` if it is wide,
-
-        error = max |G - gain^2 I| / gain^2,
-
-    which is 0 for an exactly orthogonal kernel. A convolution with several taps is orthogonal in
-    this sense if the sum over taps `s` of `K_s^T K_{s + shift}` is, for every shift of the taps
-    (its operator with circular padding). A strided convolution is treated as the equivalent
-    convolution of stride 1 between the phases of the stride
-    (`keras_sparse_ortho.orthogonal.to_polyphase`), unless all its entries are at the center tap:
-    then only that matrix counts, whatever the stride.
+    is tall and `K K^T` if it is wide, the error is `max |G - gain^2 I| / gain^2`: 0 for an exactly
+    orthogonal kernel, infinite for a kernel of zeros. A convolution with several taps is orthogonal
+    if the sum over taps `s` of `K_s^T K_{s + shift}` is, for every shift of the taps (its operator
+    with circular padding); a strided one as a convolution between the phases of the stride, unless
+    all its entries are at the center tap: then only that matrix counts.
 
     Args:
         kernel: Kernel in Keras layout.
         layout: Meaning of its axes. Default: `(*spatial, in, out)`.
         gain: The intended scale. Default: that of the kernel, `sqrt(mean(diag(G)))`.
-
-    Returns:
-        The error, relative to `gain^2`. Infinite for a kernel of zeros.
 
     Example:
 

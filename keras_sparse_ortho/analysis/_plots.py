@@ -17,8 +17,9 @@ _PIXELS = 256
 def plot_masks(model: Any, *, include: Selection = None, exclude: Selection = None) -> Any:
     """Draws the mask of every kernel as a matrix: live entries dark, dead ones white.
 
-    Rows are all axes but the last, which for Keras' kernels are taps and inputs, columns the last,
-    outputs. Of kernels with more than 256 rows or columns each pixel shows the density of a part.
+    Rows are all axes but the last, which for Keras' kernels are taps and inputs; columns are the
+    last, the outputs. In kernels with more than 256 rows or columns each pixel shows the density of
+    a part.
 
     Args:
         model: A built Keras model; wrapped, stripped or dense.
@@ -27,11 +28,6 @@ def plot_masks(model: Any, *, include: Selection = None, exclude: Selection = No
 
     Returns:
         A `matplotlib.figure.Figure`; its `savefig(path)` writes it.
-
-    Raises:
-        NotPrunableError: A model that is not built.
-        UnknownWeightError: An `include` or `exclude` that names nothing.
-        ImportError: matplotlib is not installed.
 
     Example:
 

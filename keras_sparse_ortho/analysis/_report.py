@@ -41,10 +41,8 @@ class Row:
     is dense: `"no mask"` (excluded, or not selected), `"not updated"` (a `MagnitudeMask` that
     `callbacks.UpdateMasks` has not set yet), `"not adopted"` (a sparse initializer without
     `apply_masks`, after training), or `"not registered"`: the meaning of its axes is unknown
-    (`initializers.kernel_layouts`).
-
-    `block` is the size of live blocks `(inputs, outputs)`, and `least_density` the least density on
-    these. Where other kernels of the model are on blocks, `not_on_blocks` says why this one is not.
+    (`initializers.kernel_layouts`). `block` is the size of live blocks, and `least_density` the
+    least density on these; `not_on_blocks` says why a kernel is not on blocks where others are.
     """
 
     path: str
@@ -162,30 +160,10 @@ class SparsityReport:
             writer.writeheader()
             writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
 
-    def to_dataframe(self) -> Any:
-        """The rows of `to_csv` as a `pandas.DataFrame`.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError(
-                "A data frame needs the package pandas: pip install pandas. Received: no module "
-                "'pandas'"
-            ) from None
-        figures = self.to_dict()
-        return pandas.DataFrame([*figures["weights"], *figures["unregistered"]])
-
     def plot(self) -> Any:
         """Draws the density of every kernel as a bar, and that of all of them as a line.
 
-        Returns:
-            A `matplotlib.figure.Figure`. For pictures of masks see `analysis.plot_masks`.
-
-        Raises:
-            ImportError: matplotlib is not installed.
+        Returns a `matplotlib.figure.Figure`. For pictures of masks see `analysis.plot_masks`.
         """
         figure = new_figure(8, 1 + 0.25 * len(self._everything))
         axes = figure.add_subplot()
@@ -301,38 +279,30 @@ class SparsityReport:
 def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) -> SparsityReport:
     """Parameters, density, FLOPs, orthogonality and dead outputs of every kernel of a model.
 
-    For kernel `k`: `density = live / size`; FLOPs are multiply-adds for one sample, counted once
-    each as in the tables of the STR and RigL papers, `size * positions` for the dense kernel and
-    `live * positions` for the sparse one. `dead_outputs` counts the outputs whose effective kernel
-    is all zero, which stay dead after ReLU; `gain` and `taps` are those of the initializer that
-    drew the kernel, as chosen by `sparsify`. The table has these columns only if there is a dead
-    output, a gain other than 1, or taps other than the center.
+    FLOPs are multiply-adds for one sample, counted once each as in the tables of the STR and RigL
+    papers: `size * positions` for the dense kernel and `live * positions` for the sparse one.
+    `dead_outputs` counts the outputs whose effective kernel is all zero, which stay dead after
+    ReLU; `gain` and `taps` are those of the initializer that drew the kernel. Optional columns are
+    shown where they say something.
 
-    Dense matrices are listed as well: the row of a kernel without a mask, or of a matrix whose
-    layer is not registered, says why it is dense (`Row.state`). There are three densities: of the
+    Dense matrices are listed with the reason (`Row.state`). There are three densities: of the
     sparse kernels (`sparse_density`), of all kernels (`density`) and of all matrices of the model
-    (`whole_density`).
-
-    Kernels of a sparse initializer without masks are listed in `unadopted` and below the table:
-    they become dense in training unless `apply_masks` wraps their layers.
-
-    With live blocks (`storage="blocks"`), a row has the size of its blocks and the least density on
-    these, or says below the table why the kernel is not on blocks.
+    (`whole_density`). Kernels of a sparse initializer without masks are in `unadopted`: they become
+    dense in training unless `apply_masks` wraps their layers.
 
     Args:
         model: A built Keras model; wrapped, stripped or dense.
         orthogonality: Whether to compute the orthogonality errors (`orthogonality_error` of the
-            effective kernel, at its own scale), one matrix product per kernel. They are given for
-            kernels that were drawn to be orthogonal and have not been trained since; with `"all"`
-            for every kernel.
+            effective kernel, at its own scale), one matrix product per kernel: for kernels that
+            were drawn to be orthogonal and have not been trained since; with `"all"` for every
+            kernel.
         sample: Data as for `fit`, whose inputs fix the sizes (pixels, timesteps) that the model
             leaves open; without it the FLOPs of such a model are unknown.
 
     Returns:
         A `SparsityReport`, which prints as a table and has `to_dict()`, `to_csv(path)`,
-        `to_dataframe()`, `plot()`,
-        the memory of the kernels (`bytes`, and `live_bytes` of live values alone), and how many of
-        the `params` that `model.summary()` counts are masks or indices (`mask_params`).
+        `plot()`, the memory of the kernels (`bytes`, `live_bytes`), and how many
+        of the `params` that `model.summary()` counts are masks or indices (`mask_params`).
 
     Raises:
         NotPrunableError: A model that is not built.
@@ -342,7 +312,7 @@ def report(model: Any, *, orthogonality: bool | str = True, sample: Any = None) 
             masks on a schedule (`callbacks.UpdateMasks` was missing).
 
     Limits: only matrices are counted; biases, normalization, activations and pooling are missing
-    from the parameters and the FLOPs. `model.count_params()` has all parameters.
+    from the parameters and the FLOPs.
 
     Example:
 

@@ -1,11 +1,16 @@
 """How much of every layer is live."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.budgets._allocation import Orthogonal as Orthogonal
-from keras_sparse_ortho.budgets._allocation import allocate as allocate
-from keras_sparse_ortho.budgets._allocation import er, erk, lift, uniform
-from keras_sparse_ortho.budgets._allocation import fit_structure as fit_structure
-from keras_sparse_ortho.budgets._allocation import needs_of as needs_of
+from keras_sparse_ortho.budgets._allocation import (
+    Orthogonal,
+    allocate,
+    er,
+    erk,
+    fit_structure,
+    lift,
+    needs_of,
+    uniform,
+)
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.budgets._str_resnet50 import str_resnet50
 

@@ -96,8 +96,7 @@ def er(
     - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
       connectivity inspired by network science" (Nature Communications 2018), arXiv 1707.04780
     """
-    weights = choose(weights_of(model), include, exclude)
-    return _erdos_renyi(weights, density, orthogonal, spatial=False)
+    return _erdos_renyi(choose(weights_of(model), include, exclude), density, orthogonal)
 
 
 @other_keywords()
@@ -114,15 +113,7 @@ def erk(
     For a convolution `(in + out + k_1 + ... ) / (in * out * k_1 * ...)`; for a matrix as in `er`.
     Layers that would exceed density 1 are dense, and the rest is rescaled.
 
-    Args:
-        model: A built Keras model, or a list of `PrunableWeight`.
-        density: Global live fraction over the selected weights, in (0, 1].
-        include: As in `uniform`.
-        exclude: As in `uniform`.
-        orthogonal: As in `uniform`.
-
-    Raises:
-        BudgetError: A global density that the bounds do not allow.
+    Arguments and errors are those of `uniform`.
 
     Example:
 
@@ -136,12 +127,13 @@ def erk(
 
     - Evci et al., "Rigging the Lottery: Making All Tickets Winners" (ICML 2020), arXiv 1911.11134
     """
-    weights = choose(weights_of(model), include, exclude)
-    return _erdos_renyi(weights, density, orthogonal, spatial=True)
+    return _erdos_renyi(
+        choose(weights_of(model), include, exclude), density, orthogonal, spatial=True
+    )
 
 
 def _erdos_renyi(
-    weights: Sequence[PrunableWeight], density: float, orthogonal: Orthogonal, *, spatial: bool
+    weights: Sequence[PrunableWeight], density: float, orthogonal: Orthogonal, spatial: bool = False
 ) -> Budget:
     relative = []
     for weight in weights:
@@ -166,9 +158,8 @@ def allocate(
 ) -> Budget:
     """Densities proportional to `relative`, with exactly `round(density * total)` live entries.
 
-    As `lift` shares them, with `relative_k` for the density of weight `k`, and fractions rounded by
-    largest remainder. If kernels need not be `orthogonal`, each keeps at least one live entry. The
-    weights of the paths in `dense` stay dense. BudgetError if the bounds do not allow the total.
+    As `lift` shares them; fractions are rounded by largest remainder. Kernels that need not be
+    `orthogonal` keep at least one live entry. Weights of the paths in `dense` stay dense.
     """
     if not weights:
         raise BudgetError("There are no weights to share a budget among. Received: weights=[]")
@@ -215,9 +206,9 @@ def _budget(
 def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:
     """The budget nearest to another one that exactly orthogonal kernels can have.
 
-    An orthogonal kernel needs at least `least_count` live entries, and `covering_count` so that
-    none of its outputs is all zero (a ReLU unit with such weights stays dead). Methods that learn
-    or score densities ignore this. Here weight `k` gets
+    An orthogonal kernel needs at least `least_count` live entries, and more so that none of its
+    outputs is all zero (a ReLU unit with such weights stays dead). Methods that learn or score
+    densities ignore this. Here weight `k` gets
 
         clip(scale * density_k * size_k, covering_k, size_k)
 
@@ -229,8 +220,7 @@ def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = Non
     Args:
         model: A built Keras model, or a list of `PrunableWeight`, with the weights of the budget.
         budget: Densities, e.g. the final ones of STR or SNIP, or those of a published table.
-        initializer: What will draw the kernels, if not `ExactOrthogonal()`: other `taps` or another
-            `start` need other counts.
+        initializer: What will draw the kernels, if not `ExactOrthogonal()`.
 
     Raises:
         BudgetError: A budget for other weights; a global count below what orthogonal kernels need.
@@ -257,8 +247,7 @@ def fit_structure(
 ) -> Budget:
     """`plan` within the bounds of the structures of `patterns`, every count a multiple of its unit.
 
-    The result has at most as many live entries as the plan, and fewer by less than the smallest
-    unit of the weights that are not full.
+    The result has at most as many live entries, and fewer by less than the smallest unit.
     """
     rows = [_structure_bounds(weight, patterns[weight.path]) for weight in weights]
     units, least, covering, most = ([row[k] for row in rows] for k in range(4))

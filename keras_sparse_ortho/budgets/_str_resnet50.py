@@ -16,15 +16,11 @@ _TABLE = "str_resnet50.csv"
 def str_resnet50(density: float = 0.0977) -> Budget:
     """The published budgets of soft threshold reparameterization (STR) for ResNet-50.
 
-    For `keras.applications.ResNet50`. The density of a layer is `1 - sparsity / 100`, with the
-    sparsity that the authors print. There are 16 budgets, with global densities from 0.2045 to
-    0.009; `density` selects one. Layers of the authors' PyTorch model (`layer2.0.conv1`) are mapped
-    to those of Keras (`conv3_block1_1_conv`): stage, block and convolution in order; `downsample`
-    is the projection `0_conv`, and `fc` is `predictions`.
-
-    FLOPs: Keras has ResNet-50 "v1", with the stride in the first 1x1 convolution of a stage, while
-    PyTorch ("v1.5") has it in the 3x3 one. So the first 1x1 convolution of stages 3, 4 and 5 costs
-    a quarter in Keras. All other layers agree exactly.
+    For `keras.applications.ResNet50`: 16 budgets, with global densities from 0.2045 to 0.009.
+    Layers of the authors' PyTorch model are mapped to those of Keras (`layer2.0.conv1` to
+    `conv3_block1_1_conv`). Keras' ResNet-50 has the stride of a stage in the first 1x1 convolution,
+    PyTorch's in the 3x3 one: so the first 1x1 convolutions of stages 3, 4 and 5 cost a quarter in
+    Keras. Some layers are sparser than an exactly orthogonal kernel can be; `lift` lifts these.
 
     Args:
         density: Global live fraction of one of the published budgets, e.g. 0.0977 for the network
@@ -32,9 +28,6 @@ def str_resnet50(density: float = 0.0977) -> Budget:
 
     Raises:
         BudgetError: Another density; the message lists the available ones.
-
-    Limits: 16 densities of one network. Some layers are sparser than an exactly orthogonal kernel
-    can be; `lift` lifts these.
 
     Example:
 

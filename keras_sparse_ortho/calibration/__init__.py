@@ -2,15 +2,11 @@
 
 from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.calibration._channels import Channels
-from keras_sparse_ortho.calibration._compensate import compensate
-from keras_sparse_ortho.calibration._layerwise import CALIBRATED as CALIBRATED
-from keras_sparse_ortho.calibration._layerwise import Recipe as Recipe
-from keras_sparse_ortho.calibration._layerwise import prune_layers as prune_layers
+from keras_sparse_ortho.calibration._layerwise import CALIBRATED, Recipe, prune_layers
 from keras_sparse_ortho.calibration._restore_statistics import restore_statistics
-from keras_sparse_ortho.calibration._shares import BUDGETS_OF_DATA as BUDGETS_OF_DATA
-from keras_sparse_ortho.calibration._shares import budget_of_data as budget_of_data
+from keras_sparse_ortho.calibration._shares import budget_by_error
 
 # Public; the other names above are for `pruning`.
-__all__ = ["Channels", "compensate", "restore_statistics"]
+__all__ = ["Channels", "restore_statistics"]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

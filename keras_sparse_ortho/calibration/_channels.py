@@ -12,14 +12,10 @@ from keras_sparse_ortho.errors import LayoutError
 class Channels:
     """Inputs of a kernel that are live or dead as a whole, for all outputs and at all taps.
 
-    A `structure` for `prune` with `score="obs"`, `"wanda"` or `"magnitude"`. What a dead input
-    came from is read by nothing, and `remove_channels` takes it out: the layer before it gets
-    smaller. With OBS dropping the inputs `g` costs
-
-        sum_j v_gj^T ((H^-1)_gg)^-1 v_gj,
-
-    what is left of the squared error of the layer's outputs if all others make up for it: least
-    squares in place of the channel. Live counts are rounded to whole groups, at least one.
+    A `structure` for `prune` with `score="obs"`, `"wanda"` or `"magnitude"`; `remove_channels` then
+    takes out the channels that nothing reads. With OBS dropping the inputs `g` costs
+    `sum_j v_gj^T ((H^-1)_gg)^-1 v_gj`: the squared error that is left if all others make up for it.
+    Live counts are rounded to whole groups, at least one.
 
     Args:
         group: Consecutive inputs that are live or dead together: 1 for the channels of a
@@ -54,7 +50,6 @@ class Channels:
         object.__setattr__(self, "group", check_integer("group", self.group))
 
     def check(self, canonical_shape: Sequence[int]) -> None:
-        """Refuses inputs that cannot be divided into groups."""
         inputs = canonical_shape[-2]
         if inputs % self.group:
             raise LayoutError(
@@ -63,12 +58,10 @@ class Channels:
             )
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
-        """Entries of one group."""
         _, _, *taps, _, outputs = canonical_shape
         return math.prod(taps) * self.group * outputs
 
     def most(self, canonical_shape: Sequence[int]) -> int:
-        """All entries."""
         return math.prod(canonical_shape)
 
     def nearest(self, canonical_shape: Sequence[int], count: int) -> int:

@@ -1,19 +1,19 @@
 """Masks and values of trained kernels, layer by layer on calibration data."""
 
-import contextlib
 import dataclasses
 import functools
 import io
 import math
 import pathlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._files import atomic_write_bytes
+from keras_sparse_ortho._keras_internals import VariableOverrides
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho.calibration._channels import Channels
@@ -65,7 +65,6 @@ class Recipe:
 
     @property
     def needs_data(self) -> bool:
-        """Whether anything depends on the inputs of layers."""
         return self.refit or self.score in CALIBRATED
 
     def by_magnitude(self, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
@@ -95,19 +94,13 @@ class Recipe:
         return value, mask
 
     def draw(self, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> AnyDraw:
-        """What the new model gets of a kernel."""
         block = self.blocks.get(weight.path)
         if block is None:
             return PackedDraw.of(value, mask, None)
         return Draw(mask, value, block=(block.rows, block.cols))
 
     def check(self, weights: Sequence[PrunableWeight]) -> None:
-        """Refuses kernels that the structure does not fit.
-
-        Raises:
-            LayoutError: Inputs that are not divided into the groups of the structure.
-            BudgetError: More live entries than it allows.
-        """
+        """Refuses kernels that the structure does not fit, and more live entries than it allows."""
         if self.structure is None:
             return
         missed = []
@@ -165,24 +158,17 @@ def prune_layers(
     """Mask and values for each kernel, by path; the model is as it was afterwards.
 
     Every layer is solved on the inputs that the pruned ones before it give: kernels are set in
-    place meanwhile.
-
-    Args:
-        model: The model.
-        weights: Plain kernels of it.
-        recipe: What is done with each.
-        data: As for `fit`, where the recipe needs any.
-        resume: A folder for a file of each kernel that is done, from which another run goes on.
-        verbose: 1 for a progress bar over the kernels.
-
-    Raises:
-        LayoutError, BudgetError: See `Recipe.check`.
-        NotPrunableError: See `sweep`; inputs that are not finite.
-
-    Warns:
-        UserWarning: Kernels that are pruned without regard to their inputs.
+    place meanwhile. `resume` is a folder for a file of each kernel that is done, from which another
+    run goes on. Warns of kernels that are pruned without regard to their inputs; raises as
+    `Recipe.check` and `sweep`, and for inputs that are not finite.
     """
     recipe.check(weights)
+    if not recipe.needs_data:
+        found = {weight.path: (weight, *recipe.by_magnitude(weight)) for weight in weights}
+        return {
+            path: recipe.draw(weight, np.where(mask, value, 0), mask)
+            for path, (weight, value, mask) in found.items()
+        }
     draws: dict[str, AnyDraw] = {}
 
     def take(weight: PrunableWeight, value: np.ndarray, mask: np.ndarray) -> None:
@@ -190,47 +176,39 @@ def prune_layers(
         assign(weight.variable, value)
         draws[weight.path] = recipe.draw(weight, value, mask)
 
-    if not recipe.needs_data:
-        for weight in weights:
-            value, mask = recipe.by_magnitude(weight)
-            draws[weight.path] = recipe.draw(weight, np.where(mask, value, 0), mask)
-        return draws
+    def solve(weight: PrunableWeight, number: int, moments: Moments) -> None:
+        value, mask = recipe.solved(weight, moments)
+        take(weight, value, mask)
+        if saved is not None:
+            saved.save(number, weight, value, mask)
+
+    def as_given() -> VariableOverrides:
+        return VariableOverrides(zip(variables, values, strict=True))
+
     batches = calibration_batches(data)
     saved = _Saved(resume, model, weights, recipe, batches) if resume is not None else None
-    with _put_back(weights) as as_given:
-
-        def take_saved(weight: PrunableWeight, number: int) -> None:
-            assert saved is not None
-            take(weight, *saved.load(number, weight))
-
-        stops: list[Stop] = []
-        left = []
+    variables = [weight.variable for weight in weights]
+    values = [keras.ops.copy(variable.value) for variable in variables]
+    stops: list[Stop] = []
+    left: list[PrunableWeight] = []
+    try:
         for number, weight in enumerate(weights):
             kernel = linear_kernel(weight, weight.owner)
             if kernel is None:
                 left.append(weight)
                 take(weight, *recipe.by_magnitude(weight))
-                continue
-            if saved is not None and saved.has(number):
-                stops.append(_Known(weight, functools.partial(take_saved, weight, number)))
-                continue
-
-            def solve(
-                moments: Moments, weight: PrunableWeight = weight, number: int = number
-            ) -> None:
-                value, mask = recipe.solved(weight, moments)
-                take(weight, value, mask)
-                if saved is not None:
-                    saved.save(number, weight, value, mask)
-
-            own = functools.partial(as_given, weight.owner)
-            stops.append(GramStop(weight.owner, kernel, solve, own))
-        twice = as_given if recipe.score == "obs" else None
-        missed = {stop.path for stop in sweep(model, batches, stops, verbose, twice)}
+            elif saved is not None and saved.has(number):
+                take(weight, *saved.load(number, weight))
+            else:
+                stops.append(GramStop(kernel, functools.partial(solve, weight, number), as_given))
+        sweep(model, batches, stops, verbose, as_given if recipe.score == "obs" else None)
         for weight in weights:
-            if weight.path in missed:
+            if weight.path not in draws:
                 left.append(weight)
                 take(weight, *recipe.by_magnitude(weight))
+    finally:
+        for variable in reversed(variables):  # each copy is freed before the next is assigned
+            assign(variable, values.pop())
     if left:
         names = ", ".join(f"'{weight.path}'" for weight in left)
         how = "are pruned by magnitude, within their own counts" if recipe.counts else "are masked"
@@ -241,21 +219,6 @@ def prune_layers(
             stacklevel=4,
         )
     return draws
-
-
-class _Known(Stop):
-    """A kernel that an earlier run has solved."""
-
-    def __init__(self, weight: PrunableWeight, take: Any) -> None:
-        super().__init__(weight.owner, weight.path)
-        self._take = take
-
-    def add(self, inputs: Any, **options: Any) -> None:
-        """Nothing is to be summed."""
-
-    def finish(self) -> None:
-        """See `Stop.finish`."""
-        self._take()
 
 
 class _Saved:
@@ -280,11 +243,9 @@ class _Saved:
         self._key = digest_of(*arrays)
 
     def has(self, number: int) -> bool:
-        """Whether a kernel is done."""
         return self._path(number).exists()
 
     def load(self, number: int, weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray]:
-        """Values and mask of a kernel that is done; read late, not all at once."""
         with np.load(self._path(number)) as found:
             draw = PackedDraw(found["bits"], found["values"], weight.shape, 0, None)
             return draw.kernel, draw.mask
@@ -292,7 +253,6 @@ class _Saved:
     def save(
         self, number: int, weight: PrunableWeight, value: np.ndarray, mask: np.ndarray
     ) -> None:
-        """Writes the file of a kernel; it is complete or absent."""
         draw = PackedDraw.of(value.astype(weight.raw_value(copy=False).dtype), mask, None)
         stream = io.BytesIO()
         np.savez(stream, bits=draw.bits, values=draw.values)
@@ -300,29 +260,3 @@ class _Saved:
 
     def _path(self, number: int) -> pathlib.Path:
         return self._folder / f"{self._key}-{number:04d}.npz"
-
-
-@contextlib.contextmanager
-def _put_back(
-    weights: Sequence[PrunableWeight],
-) -> Iterator[Callable[[Any], contextlib.AbstractContextManager[None]]]:
-    """Afterwards the kernels have the values that they had; inside `as_given(layer)` its own."""
-    values = [weight.raw_value() for weight in weights]
-
-    @contextlib.contextmanager
-    def as_given(layer: Any) -> Iterator[None]:
-        own = [(w.variable, v) for w, v in zip(weights, values, strict=True) if w.owner is layer]
-        now = [to_numpy(variable) for variable, _ in own]
-        for variable, value in own:
-            assign(variable, value)
-        try:
-            yield
-        finally:
-            for (variable, _), pruned in zip(own, now, strict=True):
-                assign(variable, pruned)
-
-    try:
-        yield as_given
-    finally:
-        for weight in reversed(weights):  # each copy is freed before the next is assigned
-            assign(weight.variable, values.pop())

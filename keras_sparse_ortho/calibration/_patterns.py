@@ -1,9 +1,15 @@
 """What is dropped together when a kernel is solved: entries, N of every M, blocks, whole inputs.
 
-Kernels and masks are `M` matrices `(M, k, outputs)` here, as in `_solve.py`, and NumPy arrays.
+Kernels, scores and masks are `M` matrices `(M, k, outputs)` here, as in `_solve.py`, and NumPy
+arrays. Each kind of pattern has
+
+- `precision(inverse)`: what `costs` needs of the inverse Hessians `(M, k, k)`;
+- `costs(kernel, precision)`: by entry, its part of the error of dropping what it is dropped with,
+  the rest refitted. For entries `w` of one output that is `w^T ((H^-1)_ww)^-1 w`;
+- `largest(scores, count, live, last)`: the mask of largest total score with `count` live entries,
+  inside the mask `live`. Before the last round there may be more, where the pattern needs it.
 """
 
-import abc
 import dataclasses
 import math
 
@@ -11,38 +17,11 @@ import numpy as np
 
 from keras_sparse_ortho.orthogonal import Block, NByM, best_regular, largest_mask, to_blocks
 
-
-class Pattern(abc.ABC):
-    """A kind of masks."""
-
-    @abc.abstractmethod
-    def precision(self, inverse: np.ndarray) -> np.ndarray:
-        """What `costs` needs of the inverse Hessians `(M, k, k)`."""
-
-    @abc.abstractmethod
-    def costs(self, kernel: np.ndarray, precision: np.ndarray) -> np.ndarray:
-        """By entry, its part of the error of dropping what it is dropped with, the rest refitted.
-
-        For entries `w` of one output that are dropped together `w^T ((H^-1)_ww)^-1 w`.
-        """
-
-    @abc.abstractmethod
-    def largest(
-        self,
-        scores: np.ndarray,
-        count: int,
-        live: np.ndarray | None = None,
-        *,
-        last: bool = True,
-    ) -> np.ndarray:
-        """The mask of largest total score with `count` live entries, inside the mask `live`.
-
-        Before the last round there may be more, where the pattern has no such count.
-        """
+Array = np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
-class Entries(Pattern):
+class Entries:
     """Single entries; with a `structure`, at most `n` among every `m` consecutive inputs.
 
     Args:
@@ -53,23 +32,18 @@ class Entries(Pattern):
     structure: NByM | None = None
     taps: int = 1
 
-    def precision(self, inverse: np.ndarray) -> np.ndarray:
+    def precision(self, inverse: Array) -> Array:
         """`1 / (H^-1)_ii`, a column."""
         return 1.0 / np.diagonal(inverse, axis1=-2, axis2=-1)[..., None]
 
-    def costs(self, kernel: np.ndarray, precision: np.ndarray) -> np.ndarray:
+    def costs(self, kernel: Array, precision: Array) -> Array:
         """`w^2 / (H^-1)_ii`."""
         return kernel * kernel * precision
 
     def largest(
-        self,
-        scores: np.ndarray,
-        count: int,
-        live: np.ndarray | None = None,
-        *,
-        last: bool = True,
-    ) -> np.ndarray:
-        """See `Pattern.largest`; more than `n` of a group are live where early counts need it."""
+        self, scores: Array, count: int, live: Array | None = None, *, last: bool = True
+    ) -> Array:
+        """More than `n` of a group are live where early counts need it."""
         scores = scores if live is None else np.where(live, scores, -1.0)
         if self.structure is not None:
             n, m = self.structure.n, self.structure.m
@@ -84,7 +58,7 @@ class Entries(Pattern):
 
 
 @dataclasses.dataclass(frozen=True)
-class RegularPattern(Pattern):
+class RegularPattern:
     """Regular blocks, live at all taps or at none.
 
     Args:
@@ -95,30 +69,25 @@ class RegularPattern(Pattern):
     block: Block
     shape: tuple[int, ...]
 
-    def precision(self, inverse: np.ndarray) -> np.ndarray:
+    def precision(self, inverse: Array) -> Array:
         """The inverses of the parts of `H^-1` that belong to one line of blocks, `(M, k, k)`."""
-        matrices, *_, inputs, _ = self._folded
+        matrices, taps, inputs, _ = self._folded
         lines = to_blocks(np.arange(inputs)[:, None], self.block.rows, 1, fill=-1)[:, :, 0, 0]
         found = np.zeros_like(inverse)
         for line in lines:
-            at = (np.arange(self._folded[1])[:, None] * inputs + line[line >= 0]).ravel()
+            at = (np.arange(taps)[:, None] * inputs + line[line >= 0]).ravel()
             part = np.ix_(range(matrices), at, at)
             found[part] = np.linalg.inv(inverse[part])
         return found
 
-    def costs(self, kernel: np.ndarray, precision: np.ndarray) -> np.ndarray:
+    def costs(self, kernel: Array, precision: Array) -> Array:
         """`w * (P w)`, whose sum over a block is what dropping it costs."""
         return kernel * (precision @ kernel)
 
     def largest(
-        self,
-        scores: np.ndarray,
-        count: int,
-        live: np.ndarray | None = None,
-        *,
-        last: bool = True,
-    ) -> np.ndarray:
-        """See `Pattern.largest`."""
+        self, scores: Array, count: int, live: Array | None = None, *, last: bool = True
+    ) -> Array:
+        """Counts are rounded up to multiples of the unit of the blocks."""
         unit = self.block.unit(self.shape)
         count = -(-count // unit) * unit
         if live is not None and count >= np.count_nonzero(live):
@@ -138,26 +107,21 @@ class RegularPattern(Pattern):
 class WholeInputs(RegularPattern):
     """Groups of inputs, live for all outputs and at all taps or not at all.
 
-    Args:
-        block: One group of inputs by all outputs.
-        shape: The canonical shape of the kernel.
+    `block` is one group of inputs by all outputs.
     """
 
     def largest(
-        self,
-        scores: np.ndarray,
-        count: int,
-        live: np.ndarray | None = None,
-        *,
-        last: bool = True,
-    ) -> np.ndarray:
-        """See `Pattern.largest`."""
+        self, scores: Array, count: int, live: Array | None = None, *, last: bool = True
+    ) -> Array:
+        """Counts are rounded up to whole groups."""
         matrices, taps, _, outputs = self._folded
         folded = (matrices, taps, -1, self.block.rows, outputs)
         totals = scores.reshape(folded).sum(axis=(1, 3, 4))
         if live is not None:
             totals = np.where(live.reshape(folded).any(axis=(1, 3, 4)), totals, -1.0)
         kept = largest_mask(totals, -(-count // (taps * self.block.rows * outputs)))
-        mask = np.zeros((*totals.shape[:1], taps, totals.shape[1], self.block.rows, outputs), bool)
-        mask |= kept[:, None, :, None, None]
-        return mask.reshape(scores.shape)
+        mask = np.broadcast_to(kept[:, None, :, None, None], scores.reshape(folded).shape)
+        return mask.reshape(scores.shape).copy()
+
+
+Pattern = Entries | RegularPattern

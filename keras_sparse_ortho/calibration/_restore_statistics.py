@@ -43,10 +43,10 @@ def restore_statistics(model: keras.Model, data: Any, *, verbose: int = 0) -> li
     Warns:
         UserWarning: Fewer than 16 different rows of data; a model whose layers are all frozen.
 
-    Limits: the activations between two layers are held for all batches, and in functional models
-    all those that Keras keeps. A layer that is called several times gets the moments of its first
-    call. Layers that no batch reaches keep their statistics, and are not in the list. Frozen layers
-    (`trainable=False`) keep theirs as well, as in `fit`.
+    Limits: all batches go through the layers in front of each layer in turn. A layer that is called
+    several times gets the moments of its first call. Layers that no batch reaches keep their
+    statistics, and are not in the list. Frozen layers (`trainable=False`) keep theirs as well, as
+    in `fit`.
 
     Example:
 
@@ -94,8 +94,7 @@ class _Moments(Stop):
         self._first: Any = 0.0
         self._second: Any = 0.0
 
-    def add(self, inputs: Any, **options: Any) -> None:
-        """See `Stop.add`."""
+    def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
         mask = options.get("mask")
         with float64_operations():
             x = ops.cast(inputs, "float64")
@@ -113,7 +112,6 @@ class _Moments(Stop):
             self._second = self._second + ops.sum(x * x, axis=others)
 
     def finish(self) -> None:
-        """See `Stop.finish`."""
         with float64_operations():
             shift = self._first / self._count
             mean = shift + ops.cast(self.variables[0].value, "float64")

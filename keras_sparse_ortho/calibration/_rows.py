@@ -22,6 +22,9 @@ L = keras.layers
 # Entries of the rows that are in memory at once: half a gigabyte in float64.
 _CHUNK = 2**26
 
+AsGiven = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Makes a scope in which a model has the values that it came with."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LinearKernel:
@@ -38,33 +41,14 @@ class LinearKernel:
     rows: Callable[[Any], Any]
     taps: int = 1
 
-    def to_matrices(self, kernel: np.ndarray) -> np.ndarray:
-        """A kernel as matrices `(M, k, outputs)`."""
-        return as_matrices(kernel, self.weight.layout)
-
-    def from_matrices(self, matrices: np.ndarray) -> np.ndarray:
-        """The inverse of `to_matrices`."""
-        return from_matrices(matrices, self.weight.shape, self.weight.layout)
-
-    def gram(self, inputs: Any) -> Any:
-        """`X^T X` of the rows `X`, `(M, k, k)` in float64; see `moments`."""
-        return self.moments(inputs)[0]
-
     def moments(
-        self,
-        inputs: Any,
-        reference: Any = None,
-        as_given: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        self, inputs: Any, reference: Any = None, as_given: AsGiven = contextlib.nullcontext
     ) -> tuple[Any, Any]:
         """`X^T X` and `X^T (Y - X)`, `(M, k, k)` in float64, in pieces that fit into memory.
 
-        To be called inside `float64_operations`.
-
-        Args:
-            inputs: Of the layer, whose rows are `X`.
-            reference: What the inputs would be in the given model; its rows are `Y`. `None`: they
-                are the same, and the second result is 0.
-            as_given: Inside, the layer has the values that it came with.
+        To be called inside `float64_operations`. `X` are the rows of the layer's inputs, `Y` those
+        of `reference`, its inputs in the given model; without one the second result is 0. Inside
+        `as_given()` the layer has the values that it came with.
         """
         xp = namespace(inputs)
         samples = count = int(inputs.shape[0])
@@ -102,56 +86,41 @@ class Moments:
 
 
 class GramStop(Stop):
-    """Sums the moments over the batches at the layer of a kernel, then solves for the kernel.
+    """Sums the moments over the batches at the layer of a kernel, then calls `solve` with them.
 
-    Args:
-        layer: The layer whose calls have the inputs.
-        kernel: The kernel.
-        solve: What is done with the sums, `Moments` in float64.
-        as_given: See `LinearKernel.moments`.
-        hold_out: One of so many rows of each batch is held out, to judge what the others give.
-            1 holds out none.
+    One of `hold_out` rows of each batch is held out, to judge what the others give; 1: none.
     """
 
     def __init__(
         self,
-        layer: Any,
         kernel: LinearKernel,
         solve: Callable[[Moments], None],
-        as_given: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        as_given: AsGiven = contextlib.nullcontext,
         hold_out: int = 1,
     ) -> None:
-        super().__init__(layer, kernel.weight.path)
+        super().__init__(kernel.weight.owner, kernel.weight.path)
         self._kernel = kernel
         self._solve = solve
         self._as_given = as_given
         self._hold_out = hold_out
-        self._reference: Any = None
-        self._gram: Any = 0.0
-        self._across: Any = 0.0
-        self._held: Any = 0.0
+        self._sums: list[Any] = [0.0, 0.0, 0.0]  # the fields of `Moments`
 
-    def add_reference(self, inputs: Any) -> None:
-        """See `Stop.add_reference`."""
-        self._reference = inputs
-
-    def add(self, inputs: Any, **options: Any) -> None:
-        """See `Stop.add`."""
-        reference, self._reference = self._reference, None
+    def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
         if on_cpu(inputs):
             inputs = to_numpy(inputs, copy=False)
             reference = None if reference is None else to_numpy(reference, copy=False)
         with float64_operations():
+            own = [0.0]
             if self._hold_out > 1 and len(inputs) >= self._hold_out:
                 held = np.arange(len(inputs)) % self._hold_out == self._hold_out - 1
-                self._held = self._held + self._kernel.gram(inputs[held])
+                own = [self._kernel.moments(inputs[held])[0]]
                 inputs = inputs[~held]
-            gram, across = self._kernel.moments(inputs, reference, self._as_given)
-            self._gram, self._across = self._gram + gram, self._across + across
+            own = [*self._kernel.moments(inputs, reference, self._as_given), *own]
+            self._sums = [a + b for a, b in zip(self._sums, own, strict=True)]
 
     def finish(self) -> None:
-        """See `Stop.finish`."""
-        (gram, across), self._gram, self._across = (self._gram, self._across), None, None
+        sums, self._sums = self._sums, []  # freed once they are solved for
+        gram, across, held = (None if isinstance(x, float) else x for x in sums)
         with float64_operations():
             squares = float(namespace(gram).sum(diagonal(gram)))
         if not np.isfinite(squares):
@@ -159,8 +128,6 @@ class GramStop(Stop):
                 f"The inputs of the layer that owns '{self.path}' must be finite on the "
                 f"calibration data. Received: a sum of squares of {squares}"
             )
-        across, held = (None if isinstance(x, float) else x for x in (across, self._held))
-        self._held = None
         self._solve(Moments(gram, across, held))
 
 
@@ -180,12 +147,7 @@ def from_matrices(
 
 
 def linear_kernel(weight: PrunableWeight, owner: Any) -> LinearKernel | None:
-    """How a layer applies one of its kernels; `None` where that is not known.
-
-    Args:
-        weight: The kernel.
-        owner: The plain layer, of a class of Keras or one that leaves its call as it is.
-    """
+    """How a plain layer applies one of its kernels; `None` where that is not known."""
     for kinds, name, rows in _KINDS:
         kind = next((kind for kind in kinds if isinstance(owner, kind)), None)
         if kind is None or weight.path.rpartition("/")[2] != name:

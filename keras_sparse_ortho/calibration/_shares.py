@@ -1,6 +1,6 @@
-"""Densities of the kernels of a trained model from calibration data: by measured errors, by OWL."""
+"""Densities of the kernels of a trained model by the errors that calibration data show."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,82 +9,53 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.calibration._patterns import Entries
 from keras_sparse_ortho.calibration._rows import GramStop, Moments, as_matrices, linear_kernel
-from keras_sparse_ortho.calibration._solve import obs_rounds, relative_error, wanda
-from keras_sparse_ortho.calibration._sweep import Stop, calibration_batches, sweep
+from keras_sparse_ortho.calibration._solve import obs_rounds, relative_error
+from keras_sparse_ortho.calibration._sweep import calibration_batches, sweep
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import live_count
-
-BUDGETS_OF_DATA = ("error", "owl")
-"""The budgets that need inputs of each layer."""
 
 # Measured densities of a kernel, and the least one relative to that of the model.
 _POINTS = 12
 _LEAST = 0.2
 # One of so many rows judges the kernels that are made from the others.
 _HOLD_OUT = 4
-# Of the paper: outliers are this many times the mean; densities differ by at most this.
-_OUTLIER = 5.0
-_MOST = 0.08
 
 Curve = tuple[np.ndarray, np.ndarray]
 """Live entries, ascending, and the error with each."""
 
 
-def budget_of_data(
-    name: str,
-    model: Any,
-    weights: Sequence[PrunableWeight],
-    density: float,
-    data: Any,
-    verbose: int = 0,
+def budget_by_error(
+    model: Any, weights: Sequence[PrunableWeight], density: float, data: Any, verbose: int = 0
 ) -> Budget:
-    """Densities of the kernels with exactly `round(density * size)` live entries in all.
+    """Densities of least total error with exactly `round(density * size)` live entries in all.
 
-    `"error"`: the least sum over the kernels of
+    The least sum over the kernels of `e_k(c_k) = tr (V - W)^T H (V - W) / tr W^T H W` over the
+    counts `c_k`, where `V` is what OBS makes of the kernel with so many live entries, on the inputs
+    of the given model: `V` of three rows in four, the error on the fourth, which is held out. It is
+    measured at twelve counts, down to a fifth of the density, and linear in between on its lower
+    convex hull, where the best counts are exact. Kernels that do not multiply the inputs of their
+    layers get the density of all.
 
-        e_k(c_k) = tr (V - W)^T H (V - W) / tr W^T H W
+    Reference:
 
-    over the counts `c_k`, where `V` is what OBS makes of the kernel with so many live entries, on
-    the inputs of the given model: `V` of three rows in four, the error on the fourth, which is
-    held out. It is measured at twelve counts, down to a fifth of the density,
-    and linear in between on its lower convex hull, where the best counts are exact.
-
-    `"owl"`: the more of its scores `|w_i| norm(X_i)` are above five times their mean, the denser
-    is a kernel, by at most 0.08 (and at most half of the density) more or less than all together.
-
-    Kernels that do not multiply the inputs of their layers get the density of all.
-
-    References:
-
-    - Yin et al., "Outlier Weighed Layerwise Sparsity (OWL)" (ICML 2024), arXiv 2310.05175
     - Frantar and Alistarh, "SPDY: Accurate Pruning with Speedup Guarantees" (ICML 2022), arXiv
       2201.13096, for budgets by measured errors
     """
-    found: dict[str, Any] = {}
-    measured = (lambda w, m: _curve(w, m, density)) if name == "error" else _outliers
-    stops: list[Stop] = []
-    for weight in weights:
-        kernel = linear_kernel(weight, weight.owner)
-        if kernel is not None:
-            record = _recorder(weight, measured, found)
-            hold_out = _HOLD_OUT if name == "error" else 1
-            stops.append(GramStop(weight.owner, kernel, record, hold_out=hold_out))
+    curves: dict[str, Curve] = {}
+
+    def stop(weight: PrunableWeight, kernel: Any) -> GramStop:
+        def record(moments: Moments) -> None:
+            curves[weight.path] = _curve(weight, moments, density)
+
+        return GramStop(kernel, record, hold_out=_HOLD_OUT)
+
+    kernels = [(weight, linear_kernel(weight, weight.owner)) for weight in weights]
+    stops = [stop(weight, kernel) for weight, kernel in kernels if kernel is not None]
     sweep(model, calibration_batches(data), stops, verbose)
-    if not found:
-        return allocate(weights, density, [1.0] * len(weights), orthogonal=False)
-    sizes = {weight.path: weight.size for weight in weights if weight.path in found}
-    share = _by_error(found, sizes, density) if name == "error" else _by_outliers(found, density)
+    sizes = {weight.path: weight.size for weight in weights if weight.path in curves}
+    share = _by_error(curves, sizes, density)
     relative = [share.get(weight.path, density) for weight in weights]
     return allocate(weights, density, relative, orthogonal=False)
-
-
-def _recorder(
-    weight: PrunableWeight, measured: Callable[..., Any], found: dict[str, Any]
-) -> Callable[[Moments], None]:
-    def record(moments: Moments) -> None:
-        found[weight.path] = measured(weight, moments)
-
-    return record
 
 
 def _curve(weight: PrunableWeight, moments: Moments, density: float) -> Curve:
@@ -134,18 +105,3 @@ def _hull(counts: np.ndarray, errors: np.ndarray) -> Curve:
             kept.pop()
         kept.append(k)
     return counts[kept], errors[kept]
-
-
-def _outliers(weight: PrunableWeight, moments: Moments) -> tuple[int, float]:
-    """Entries of a kernel, and the fraction of them whose scores are outliers."""
-    scores = wanda(as_matrices(weight.finite_raw_value(), weight.layout), moments.gram)
-    return weight.size, float(np.mean(scores > _OUTLIER * scores.mean()))
-
-
-def _by_outliers(found: Mapping[str, tuple[int, float]], density: float) -> dict[str, float]:
-    sizes, ratios = (np.array(column, float) for column in zip(*found.values(), strict=True))
-    spread = np.ptp(ratios)
-    moved = (ratios - ratios.min()) / spread if spread > 0 else np.zeros_like(ratios)
-    moved = 2 * min(_MOST, density / 2, 1 - density) * moved
-    moved -= np.average(moved, weights=sizes)
-    return dict(zip(found, density + moved, strict=True))

@@ -31,14 +31,12 @@ def namespace(array: Any) -> Any:
 
 
 def as_float64(array: Any) -> Any:
-    """An array or tensor in float64."""
     if isinstance(array, np.ndarray):
         return array.astype(np.float64)
     return keras.ops.cast(array, "float64")
 
 
 def diagonal(matrices: Any) -> Any:
-    """The diagonals, `(M, k)`."""
     return namespace(matrices).diagonal(matrices, axis1=-2, axis2=-1)
 
 
@@ -53,8 +51,7 @@ def damped(gram: Any) -> Any:
 def refit(kernel: np.ndarray, mask: np.ndarray, gram: Any) -> np.ndarray:
     """The live entries anew: `argmin tr (V - W)^T H (V - W)` over `V` that are zero off the mask.
 
-    `H` is the damped Gram matrix, so this is the least squared error of the layer's outputs.
-    Conjugate gradients from the masked kernel, which never raise the error, for all columns at
+    `H` is the damped Gram matrix. Conjugate gradients from the masked kernel, for all columns at
     once, until the preconditioned residual is 1e-9 of that of zero.
     """
     with float64_operations():
@@ -95,9 +92,8 @@ def _ratio(above: Any, below: Any) -> Any:
 def aimed(kernel: np.ndarray, gram: Any, across: Any) -> np.ndarray:
     """The kernel whose outputs come nearest to those halfway between two models.
 
-    `argmin ||X V - (X + Y) / 2 W||^2 + (V - W)^T (H - X^T X) (V - W)`, where the rows are `X` in
-    the pruned model and `Y` in the given one: `W + H^-1 X^T (Y - X) W / 2`. All the way to `Y`
-    follows the few rows too closely.
+    `W + H^-1 X^T (Y - X) W / 2`, where the rows are `X` in the pruned model and `Y` in the given
+    one. All the way to `Y` follows the few rows too closely.
     """
     with float64_operations():
         xp, full = namespace(gram), _like(gram, kernel)

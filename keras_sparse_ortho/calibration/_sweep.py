@@ -1,19 +1,19 @@
-"""Calibration batches go through a model in step: at each layer they wait for each other."""
+"""The inputs of a model's layers on calibration data, one layer after the other."""
 
 import abc
 import contextlib
-import threading
+import functools
+import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import is_traced, without_gradients
 from keras_sparse_ortho._data import Batch, first_batches, is_batched, samples
-from keras_sparse_ortho._keras_internals import level_of_user
+from keras_sparse_ortho._keras_internals import level_of_user, replaced
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import from_zero_states
@@ -25,10 +25,10 @@ _FEWEST_ROWS = 16
 
 
 class Stop(abc.ABC):
-    """A layer at which all batches wait for each other, and what is done there.
+    """What is done with the inputs of one layer.
 
     Args:
-        layer: The layer whose calls are waited for.
+        layer: The layer.
         path: Its path, or that of its kernel, for messages.
     """
 
@@ -36,24 +36,17 @@ class Stop(abc.ABC):
         self.layer = layer
         self.path = path
 
-    def add_reference(self, inputs: Any) -> None:  # noqa: B027, few stops need it
-        """Takes in what the layer of the model as given has for the batch that is added next."""
-
     @abc.abstractmethod
-    def add(self, inputs: Any, **options: Any) -> None:
-        """Takes in the inputs of one batch, with the other arguments of the layer's call."""
+    def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
+        """Takes in the inputs of one batch, those in the model as given, and other arguments."""
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """All batches are in; what is assigned now, they go through."""
+        """Called after the last batch. The layers behind see the values assigned here."""
 
 
 def calibration_batches(data: Any) -> list[Any]:
-    """The inputs of calibration data: arrays in batches of 64 rows, else the first 64 batches.
-
-    Warns:
-        UserWarning: Fewer than 16 different rows.
-    """
+    """The inputs of calibration data: arrays in batches of 64 rows, else the first 64 batches."""
     batched = is_batched(data)
     taken = first_batches(
         data, batch_size=_ROWS, batches=_MOST_BATCHES if batched else None, shuffle=False
@@ -84,23 +77,20 @@ def sweep(
     batches: Sequence[Any],
     stops: Sequence[Stop],
     verbose: int = 0,
-    as_given: Callable[[Any], contextlib.AbstractContextManager[None]] | None = None,
+    as_given: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> list[Stop]:
-    """One pass of all batches through a model, each layer after the one before it is done with.
+    """Finishes one stop after the other, in the order in which the model calls their layers.
 
-    A thread per batch, of which one runs at a time, in the order of the batches: so sums over
-    batches are the same in every run, and memory is the activations between two layers for all
-    batches, and those within one layer for one.
+    For each stop every batch goes through the model up to the layer, so memory is that of one
+    batch. A layer that is called several times is stopped at its first call.
 
     Args:
         model: The model, called with `training=False`.
         batches: Inputs.
-        stops: Where to wait. Several of one layer follow each other. A layer that is called
-            several times is stopped at once, at the first call.
+        stops: What is done at which layers; several of one layer follow each other.
         verbose: 1 for a progress bar over the stops.
-        as_given: Inside `as_given(layer)` a layer of the stops has the values that it came with.
-            Then each batch goes through twice, in front as through the given model: this run is
-            what `Stop.add_reference` sees.
+        as_given: Inside, the model has the values that it came with. Then each batch goes through
+            that model, too, for the `reference` of `Stop.add`.
 
     Returns:
         The stops that no batch has reached outside of compiled code.
@@ -109,136 +99,72 @@ def sweep(
         NotPrunableError: Batches that reach other layers, or in another order, than the first.
     """
     progress = keras.utils.Progbar(len(stops), verbose=verbose)
-    runs = [batch for batch in batches for _ in range(1 if as_given is None else 2)]
-    steps = _InStep(len(runs), progress, as_given)
-    with _hooked(stops, steps), from_zero_states(model):
-        if len(runs) == 1:
-            steps.run(model, 0, runs[0])
-        else:
-            threads = [
-                threading.Thread(target=steps.run, args=(model, number, batch), daemon=True)
-                for number, batch in enumerate(runs)
-            ]
-            for thread in threads:
-                thread.start()
-            try:
-                for thread in threads:
-                    thread.join()
-            except BaseException as error:  # Ctrl+C: the threads must not outlive the hooks
-                steps.fail(error)
-                for thread in threads:
-                    thread.join()
-    if steps.error is not None:
-        raise steps.error
-    return [stop for stop in stops if stop not in steps.reached]
-
-
-class _Abandoned(BaseException):
-    """Ends the call of a batch once another one has failed; no model catches it by mistake."""
-
-
-class _InStep:
-    """The turns of the batches: each goes to the next stop, then the following one does.
-
-    With `as_given` every second run, from the first, is a reference.
-    """
-
-    def __init__(self, count: int, progress: Any, as_given: Any = None) -> None:
-        self._turns = [threading.Semaphore(0) for _ in range(count)]
-        self._turns[0].release()
-        self._own = threading.local()
-        self._at: Stop | None = None
-        self._progress = progress
-        self._as_given = as_given
-        self.reached: set[Stop] = set()
-        self.error: BaseException | None = None
-
-    def run(self, model: Any, number: int, batch: Any) -> None:
-        """One batch, from its first turn to its last."""
-        self._own.number, self._own.passed = number, set()
-        try:
-            self._wait(number)
-            with without_gradients():
-                model(batch, training=False)
-            self._arrive(number, None)
-        except _Abandoned:
-            pass
-        except BaseException as error:
-            self.fail(error)
-
-    def stop(self, stop: Stop, inputs: Any, options: dict[str, Any]) -> None:
-        """The batch of this thread has reached a stop."""
-        if stop in self._own.passed or is_traced(inputs):
-            return
-        self._own.passed.add(stop)
-        if self._is_reference:
-            stop.add_reference(inputs)
-        else:
-            stop.add(inputs, **options)
-        self._arrive(self._own.number, stop)
-        self._wait(self._own.number)
-
-    def values_of(self, layer: Any, inputs: Any) -> contextlib.AbstractContextManager[None]:
-        """Inside, the layer has the values for the run of this thread."""
-        if not self._is_reference or is_traced(inputs):
-            return contextlib.nullcontext()
-        found: contextlib.AbstractContextManager[None] = self._as_given(layer)
-        return found
-
-    @property
-    def _is_reference(self) -> bool:
-        return self._as_given is not None and self._own.number % 2 == 0
-
-    def fail(self, error: BaseException) -> None:
-        """Ends all batches at their next turn."""
-        self.error = self.error or error
-        for turn in self._turns:
-            turn.release()
-
-    def _arrive(self, number: int, stop: Stop | None) -> None:
-        """The last batch to arrive finishes the stop; `None` is the end of the model."""
-        if number == 0:
-            self._at = stop
-        elif stop is not self._at:
-            first, other = ("the end" if s is None else f"'{s.path}'" for s in (self._at, stop))
-            raise NotPrunableError(
-                "Calibration batches must go through the layers of a model in one order, as its "
-                f"first batch does; `exclude` layers that depend on the data. Received: {other} "
-                f"reached by batch {number if self._as_given is None else number // 2} where the "
-                f"first one reached {first}"
-            )
-        if number == len(self._turns) - 1 and stop is not None:
+    with from_zero_states(model), without_gradients():
+        order = _order(model, batches, stops)
+        for done, stop in enumerate(order, 1):
+            for batch in batches:
+                reference = None
+                if as_given is not None:
+                    with as_given():
+                        reference, _ = _inputs(model, batch, stop)
+                inputs, options = _inputs(model, batch, stop)
+                stop.add(inputs, reference, **options)
             stop.finish()
-            self.reached.add(stop)
-            self._progress.update(len(self.reached))
-        self._turns[(number + 1) % len(self._turns)].release()
-
-    def _wait(self, number: int) -> None:
-        self._turns[number].acquire()
-        if self.error is not None:
-            raise _Abandoned
+            progress.update(done)
+    return [stop for stop in stops if stop not in order]
 
 
-@contextlib.contextmanager
-def _hooked(stops: Sequence[Stop], steps: _InStep) -> Iterator[None]:
-    """Inside, calls of the layers lead through their stops first."""
-    by_layer: dict[int, list[Stop]] = {}
-    for stop in stops:
-        by_layer.setdefault(id(stop.layer), []).append(stop)
-    with contextlib.ExitStack() as stack:
-        for own in by_layer.values():
-            hook = _hook(own[0].layer.call, own, steps)
-            stack.enter_context(mock.patch.object(own[0].layer, "call", hook))
-        yield
+def _order(model: Any, batches: Sequence[Any], stops: Sequence[Stop]) -> list[Stop]:
+    """The stops in the order of calls, which must be the same for all batches."""
+    first: list[Stop] = []
+    for number, batch in enumerate(batches):
+        reached: list[Stop] = []
+        with contextlib.ExitStack() as stack:
+            for layer in {id(stop.layer): stop.layer for stop in stops}.values():
+                own = [stop for stop in stops if stop.layer is layer]
+                hook = functools.partial(_noting, layer.call, own, reached)
+                stack.enter_context(replaced(layer, "call", hook))
+            model(batch, training=False)
+        first = first if number else reached
+        for pair in itertools.zip_longest(first, reached):
+            if pair[0] is not pair[1]:
+                before, now = ("the end" if s is None else f"'{s.path}'" for s in pair)
+                raise NotPrunableError(
+                    "Calibration batches must go through the layers of a model in one order, as "
+                    "its first batch does; `exclude` layers that depend on the data. Received: "
+                    f"{now} reached by batch {number} where the first one reached {before}"
+                )
+    return first
 
 
-def _hook(call: Callable[..., Any], stops: list[Stop], steps: _InStep) -> Callable[..., Any]:
-    def stopped(*args: Any, **kwargs: Any) -> Any:
-        options = dict(kwargs)
-        inputs = args[0] if args else options.pop("inputs")
-        for stop in stops:
-            steps.stop(stop, inputs, options)
-        with steps.values_of(stops[0].layer, inputs):
+def _noting(call: Any, stops: list[Stop], reached: list[Stop], *args: Any, **kwargs: Any) -> Any:
+    """Stands in for a layer's `call`."""
+    if not is_traced(args[0] if args else kwargs["inputs"]):
+        reached += [stop for stop in stops if stop not in reached]
+    return call(*args, **kwargs)
+
+
+class _Reached(BaseException):
+    """Ends a call of the model, with the arguments of a layer; no model catches it by mistake."""
+
+
+def _inputs(model: Any, batch: Any, stop: Stop) -> tuple[Any, dict[str, Any]]:
+    """The first argument of a layer for a batch, and the others."""
+    call = stop.layer.call
+
+    def reach(*args: Any, **kwargs: Any) -> Any:
+        inputs = args[0] if args else kwargs["inputs"]
+        if is_traced(inputs):
             return call(*args, **kwargs)
+        kwargs.pop("inputs", None)
+        raise _Reached(inputs, kwargs)
 
-    return stopped
+    with replaced(stop.layer, "call", reach):
+        try:
+            model(batch, training=False)
+        except _Reached as reached:
+            return reached.args
+    raise NotPrunableError(
+        f"Every calibration batch must reach '{stop.path}' after the layers before it have been "
+        "changed, too; `exclude` layers that depend on the data. Received: the end of the model"
+    )

@@ -30,8 +30,7 @@ class ApproximateIsometry(SparseInitializer):
 
     Draws a mask of exactly `round(density * size)` live entries with normal values; then minimises
     `||W W^T - gain^2 I||_F^2` (the smaller Gram matrix) over the live entries by L-BFGS; see
-    `keras_sparse_ortho.orthogonal.approximate_isometry`. Convolutions are flattened to
-    `outputs x (taps * inputs)`, one matrix for each group.
+    `keras_sparse_ortho.orthogonal.approximate_isometry`.
 
     Args:
         density: Live fraction, in (0, 1]. `None` with `mask`.
@@ -41,16 +40,14 @@ class ApproximateIsometry(SparseInitializer):
         max_iterations: Most iterations of L-BFGS.
         tolerance: Relative error of the Gram matrix to stop at.
         min_decrease: Stops when an iteration lowers the squared error by less than this fraction.
-        verbose: 1 shows a progress bar with the error. It is not part of the config.
         layout: Meaning of the axes; see `ExactOrthogonal`.
 
     Raises:
         DensityError: A density outside (0, 1]; both `density` and `mask`, or neither.
         ValueError: At a call, for a shape that is not that of the mask.
 
-    Limits: slow and, at low density, far from an isometry: see `approximate_isometry`, and
-    `ExactOrthogonal` for exact kernels in milliseconds. A seed gives the same mask everywhere, but
-    values differ between machines as their BLAS does. Every draw runs the minimisation: as the
+    Limits: slow and, at low density, far from an isometry. A seed gives the same mask everywhere,
+    but values differ between machines as their BLAS does. Every draw runs the minimisation: as the
     initializer of a layer it runs in `build`, and again when its mask is adopted;
     `sparsify(model, density, initializer=ApproximateIsometry(1.0))` runs it once. A given mask is
     stored in the config entry by entry.
@@ -61,10 +58,7 @@ class ApproximateIsometry(SparseInitializer):
     >>> int(mask.sum()), bool(np.allclose(kernel @ kernel.T, np.eye(16), atol=1e-3))
     (256, True)
 
-    Reference:
-
-    - Lee et al., "A Signal Propagation Perspective for Pruning Neural Networks at Initialization"
-      (ICLR 2020), arXiv 1906.06307
+    Reference: as for `approximate_isometry`, Lee et al. (ICLR 2020).
     """
 
     isometry = "approximate"
@@ -80,7 +74,6 @@ class ApproximateIsometry(SparseInitializer):
         max_iterations: int = 1000,
         tolerance: float = 1e-5,
         min_decrease: float = 1e-6,
-        verbose: int = 0,
         layout: LayoutLike = None,
     ) -> None:
         super().__init__(seed, layout)
@@ -109,12 +102,10 @@ class ApproximateIsometry(SparseInitializer):
         self.density = density
         self.mask = mask
         self.max_iterations = int(max_iterations)
-        self.verbose = verbose
 
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the kernel and its mask; see the base class."""
         shape = tuple(int(size) for size in shape)
         target = numpy_dtype(dtype)
         layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
@@ -141,30 +132,22 @@ class ApproximateIsometry(SparseInitializer):
             max_iterations=self.max_iterations,
             tolerance=self.tolerance,
             min_decrease=self.min_decrease,
-            callback=self._progress() if self.verbose else None,
         )
         return kernel.astype(target), mask
 
     def at_density(
         self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "ApproximateIsometry":
-        """Not with a given mask; see the base class."""
         if self.mask is not None:
             raise DensityError(
                 "An ApproximateIsometry with a `mask` has no density for a budget to set. Use it "
                 "as the initializer of the layer, and call keras_sparse_ortho.apply_masks(model). "
                 f"Received: density={density:.6g}, mask of shape {self.mask.shape}"
             )
-        config = {**self.get_config(), "density": density, "seed": seed, "verbose": self.verbose}
-        return self.from_config(config)
+        return self.from_config({**self.get_config(), "density": density, "seed": seed})
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments of the initializer."""
         names = ("density", "gain", "max_iterations", "tolerance", "min_decrease")
         own = {name: getattr(self, name) for name in names}
         mask = keras.saving.serialize_keras_object(self.mask)
         return {**super().get_config(), **own, "mask": mask}
-
-    def _progress(self) -> Any:
-        bar = keras.utils.Progbar(self.max_iterations, stateful_metrics=["error"], unit_name="step")
-        return lambda iteration, error: bar.update(iteration, [("error", error)])

@@ -16,8 +16,8 @@ class AttentionLayout:
 
     A MultiHeadAttention uses one initializer for four projections: query, key and value with
     kernels `(dim, heads, features)` and `dim` inputs; and the output with `(heads, features, out)`
-    and `heads * features` inputs. This tells them apart, so that each is orthogonal along its true
-    axes.
+    and `heads * features` inputs. This tells them apart. Inside `PrunableLayer` no layout is
+    needed.
 
     Args:
         num_heads: Number of heads.
@@ -28,8 +28,7 @@ class AttentionLayout:
         LayoutError: At a call, for the shape of none of these kernels.
 
     Limits: if the model dimension equals `num_heads`, and the output dimension `key_dim`, both
-    meanings fit, and the kernel is taken for an input projection. Inside
-    `keras_sparse_ortho.PrunableLayer` no layout is needed.
+    meanings fit, and the kernel is taken for an input projection.
 
     Example:
 
@@ -44,7 +43,6 @@ class AttentionLayout:
     value_dim: int | None = None
 
     def __call__(self, shape: tuple[int, ...]) -> KernelLayout:
-        """Returns the layout of the projection whose kernel has this shape."""
         features = (self.key_dim, self.value_dim or self.key_dim)
         if len(shape) == 3 and shape[1] == self.num_heads and shape[2] in features:
             return KernelLayout(inputs=(0,), outputs=(1, 2))
@@ -56,10 +54,8 @@ class AttentionLayout:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments of the layout."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "AttentionLayout":
-        """The layout that `get_config` describes."""
         return cls(**config)

@@ -27,12 +27,10 @@ class Draw:
 
     @property
     def live(self) -> int:
-        """Number of live entries."""
         return int(np.count_nonzero(self.mask))
 
     @property
     def sets_values(self) -> bool:
-        """Whether there are new values for the weight."""
         return self.kernel is not None
 
 
@@ -49,17 +47,14 @@ class BlockDraw:
 
     @property
     def live(self) -> int:
-        """Number of live entries."""
         return self.blocks.live
 
     @property
     def mask(self) -> np.ndarray:
-        """Bool array of the weight's shape."""
         return self.layout.from_canonical(self.blocks.mask(), self.shape)
 
     @property
     def kernel(self) -> np.ndarray:
-        """New values for the weight."""
         return self.layout.from_canonical(self.blocks.dense(), self.shape)
 
 
@@ -101,18 +96,15 @@ class PackedDraw:
 
     @property
     def fresh(self) -> bool:
-        """Whether an initializer drew the values."""
         return self.initializer is not None
 
     @property
     def mask(self) -> np.ndarray:
-        """Bool array of the weight's shape."""
         flat = np.unpackbits(self.bits, count=math.prod(self.shape))
         return flat.view(bool).reshape(self.shape)
 
     @property
     def kernel(self) -> Any:
-        """New values for the weight."""
         if tuple(self.values.shape) == self.shape:
             return self.values
         dense = np.zeros(self.shape, self.values.dtype)

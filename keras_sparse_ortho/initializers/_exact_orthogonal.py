@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_number, told
+from keras_sparse_ortho._checks import check_density, check_number
 from keras_sparse_ortho._keras_internals import restored
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.initializers._sparse_initializer import (
@@ -20,11 +20,9 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
 from keras_sparse_ortho.orthogonal import (
     AngleLaw,
     Block,
-    ConstantFan,
     KernelLayout,
     NByM,
     RegularBlocks,
-    Rotations,
     Structure,
     StructureLike,
     as_structure,
@@ -36,7 +34,7 @@ from keras_sparse_ortho.orthogonal import (
 )
 
 # Here, because `orthogonal` does not import Keras.
-for _structure in (Block, NByM, ConstantFan):
+for _structure in (Block, NByM):
     keras.saving.register_keras_serializable(package="keras_sparse_ortho")(_structure)
 
 
@@ -50,15 +48,16 @@ class ExactOrthogonal(SparseInitializer):
 
     to float32 rounding. Convolutions get such a matrix for each group at their center tap (delta
     orthogonal); recurrent kernels one for each gate; attention projections one between the model
-    dimension and the flattened heads.
+    dimension and the flattened heads. `keras_sparse_ortho.orthogonal.exact_orthogonal` has the
+    construction.
 
     An initializer alone does not keep the mask: training moves every entry. Wrap the layer in
     `keras_sparse_ortho.PrunableLayer`, or the model with `keras_sparse_ortho.sparsify(model)`,
     which adopt the mask.
 
     Args:
-        density: Live fraction of the kernel, in (0, 1]. `None` with `rotations`, and as a pattern
-            for `sparsify`, which sets it.
+        density: Live fraction of the kernel, in (0, 1]. `None` as a pattern for `sparsify`,
+            which sets it.
         gain: Scale of the kernel, e.g. `sqrt(2)` for ReLU; or `"auto"` as a pattern for `sparsify`,
             which chooses it for each kernel by what follows its layer:
 
@@ -75,12 +74,10 @@ class ExactOrthogonal(SparseInitializer):
         layout: Meaning of the axes: a `KernelLayout`, a callable `shape -> KernelLayout`, or
             `None` for `(*spatial, in, out)`. Set it for EinsumDense, grouped, depthwise or
             transposed convolutions and recurrent kernels; a wrapped layer knows its own.
-        angles: Law of the angles [radians]: `None` (uniform), a number, a `(low, high)` range, or
-            a callable `(rng, count) -> angles` (registered with Keras, to be saved).
-        rotations: Explicit `(i, j, angle)` triples, in place of random ones.
+        angles: Law of the angles, as in `exact_orthogonal`; callables must be registered with
+            Keras, to be saved.
         structure: Pattern of the live entries: `Block(rows, cols)`, also with `regular=True`,
-            `NByM(n, m)`, `ConstantFan(side)`, or `None`. The live count is the nearest that it
-            allows.
+            `NByM(n, m)`, or `None`. The live count is the nearest that it allows.
         start: `"covering"`: no output and no input is zero, where the live count allows; or
             `"published"`: as in the paper, which leaves outputs dead at low densities.
         taps: Where the entries of a convolution are: `"center"`, or `"shift"`, spread over all
@@ -89,8 +86,8 @@ class ExactOrthogonal(SparseInitializer):
             `"shift"` for an unpadded layer behind `CircularPadding`, else `"center"`.
 
     Raises:
-        DensityError: At a call, for a density less than the least one of the shape, `1 / max(in,
-            out)` for matrices, or one that the structure cannot have. The message names the bound.
+        DensityError: At a call, for a density that a kernel of the shape, or the structure, cannot
+            have. The message names the bound.
         LayoutError: At a call, for a shape that does not fit the layout or the structure.
         ValueError: Unknown or mutually exclusive options; at a call, `"auto"`, as an initializer
             does not know what follows.
@@ -124,7 +121,6 @@ class ExactOrthogonal(SparseInitializer):
         *,
         layout: LayoutLike = None,
         angles: AngleLaw = None,
-        rotations: Sequence[tuple[int, int, float]] | None = None,
         structure: StructureLike | None = None,
         start: str = "covering",
         taps: str = "center",
@@ -137,15 +133,12 @@ class ExactOrthogonal(SparseInitializer):
         if isinstance(angles, dict):
             angles = restored(angles)
         self.angles = tuple(angles) if isinstance(angles, list) else angles
-        self.rotations = None if rotations is None else _triples(rotations)
         structure = as_structure(restored(structure) if isinstance(structure, dict) else structure)
         if structure is not None and not isinstance(structure, Structure):
             raise ValueError(
-                "`structure` must be a Block, NByM, ConstantFan or None. "
-                f"Received: structure={structure!r}"
+                f"`structure` must be a Block, NByM or None. Received: structure={structure!r}"
             )
-        known = "center" if taps == "auto" else taps
-        check_options(start, known, structure, self.rotations)
+        check_options(start, "center" if taps == "auto" else taps, structure)
         self.structure = structure
         self.start = start
         self.taps = taps
@@ -153,20 +146,15 @@ class ExactOrthogonal(SparseInitializer):
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the kernel and its mask; see the base class."""
         target = numpy_dtype(dtype)
-        if self.rotations is None:
-            self.need_density(self.density)
-        gain = self._need_choice()
         # The mask is that of the float32 kernel, whatever the dtype.
         kernel, mask = exact_orthogonal(
             shape,
-            self.density,
-            gain=gain,
+            self.need_density(self.density),
+            gain=self._need_choice(),
             seed=self._draw_seed,
             layout=self.resolve_layout(shape, layout),
             angles=self.angles,
-            rotations=None if self.rotations is None else Rotations.from_angles(self.rotations),
             structure=self.structure,
             start=self.start,
             taps=self.taps,
@@ -197,7 +185,6 @@ class ExactOrthogonal(SparseInitializer):
     def least_counts(
         self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> tuple[int, int]:
-        """`least_count` and `covering_count`, or those of the structure; see the base class."""
         if self.taps == "auto":
             self._need_choice()
         layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
@@ -219,9 +206,8 @@ class ExactOrthogonal(SparseInitializer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ExactOrthogonal:
-        """The initializer that `get_config` describes."""
-        # Files from before 0.1.0 have these.
-        removed = {name: config.get(name) for name in ("norms", "center_density")}
+        # Older files have these.
+        removed = {name: config.get(name) for name in ("norms", "center_density", "rotations")}
         for name, value in removed.items():
             if value is not None:
                 raise ValueError(
@@ -244,7 +230,6 @@ class ExactOrthogonal(SparseInitializer):
         return self.gain
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments of the initializer."""
         angles: Any = self.angles
         if callable(angles):
             angles = keras.saving.serialize_keras_object(angles)
@@ -253,21 +238,7 @@ class ExactOrthogonal(SparseInitializer):
             "density": self.density,
             "gain": self.gain,
             "angles": angles,
-            "rotations": self.rotations,
             "structure": keras.saving.serialize_keras_object(self.structure),
             "start": self.start,
             "taps": self.taps,
         }
-
-
-def _triples(rotations: Any) -> list[tuple[int, int, float]]:
-    """Explicit rotations, from an argument or a configuration."""
-    try:
-        triples = [(i, j, angle) for i, j, angle in rotations]
-        np.array(triples, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(
-            "`rotations` must be a list of triples (i, j, angle): two columns and an angle in "
-            f"radians. Received: rotations={told(rotations)}"
-        ) from None
-    return triples

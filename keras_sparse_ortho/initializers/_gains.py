@@ -125,13 +125,10 @@ def activation_gain(activation: Any, bias_std: float = 0.0) -> float:
     """The gain of orthogonal kernels with which signals keep their size through many layers.
 
     For an odd activation such as tanh this is `critical_gain(activation, bias_std)`, 1 for tanh
-    without biases. For others it is that of He et al. (arXiv 1502.01852), for orthogonal kernels,
-
-        gain = E[phi(z)^2]^(-1/2),    z standard normal,
-
-    which keeps pre-activations of variance 1 at variance 1: sqrt(2) for ReLU, which is also its
-    critical gain, and 1 for linear layers. (The critical point of GELU and similar activations is
-    that of vanishing signals, at which signals of variance 1 explode.)
+    without biases. For others it is that of He et al. (arXiv 1502.01852) for orthogonal kernels,
+    `E[phi(z)^2]^(-1/2)` with `z` standard normal, which keeps pre-activations of variance 1:
+    sqrt(2) for ReLU and 1 for linear layers. (At the critical point of GELU and similar
+    activations signals of variance 1 explode.)
 
     >>> [round(activation_gain(name), 4) for name in ("tanh", "relu", "linear", "gelu")]
     [1.0, 1.4142, 1.0, 1.5335]
@@ -157,8 +154,7 @@ def gaussian_means(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """`E[f(z)]` for the standard normal `z`, of a function of nodes `(n,)` with values `(..., n)`.
 
     Adaptive Gauss-Legendre quadrature: where Gauss-Hermite errs by about 1 / nodes at a jump, as of
-    the derivative of ReLU, halving panels leaves about 1e-13. (SciPy's `quad_vec` calls the
-    function for one node at a time.)
+    the derivative of ReLU, halving panels leaves about 1e-13.
     """
     tolerance = _TOLERANCE
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)

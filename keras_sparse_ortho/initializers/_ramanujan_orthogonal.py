@@ -78,7 +78,6 @@ class RamanujanOrthogonal(SparseInitializer):
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the kernel and its mask; see the base class."""
         shape = tuple(int(size) for size in shape)
         target = numpy_dtype(dtype)
         layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
@@ -107,12 +106,7 @@ class RamanujanOrthogonal(SparseInitializer):
     def at_density(
         self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "RamanujanOrthogonal":
-        """The same with the degree `density * taps * width`; see the base class.
-
-        Raises:
-            LayoutError: A kernel that is not square, or a density that no degree gives; the message
-                names the nearest possible densities.
-        """
+        """The same with the degree `density * taps * width`, if there is one."""
         layout = self.resolve_layout(shape, layout) or KernelLayout.convolution()
         canonical = layout.canonical_shape(tuple(shape))
         width = canonical[-1]
@@ -130,18 +124,15 @@ class RamanujanOrthogonal(SparseInitializer):
     def least_counts(
         self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> tuple[int, int]:
-        """One entry for each output; see the base class."""
         least = least_count(shape, self.resolve_layout(shape, layout))
         return least, least
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments of the initializer."""
         own = {"degree": self.degree, "gain": self.gain, "relu": self.relu}
         return {**super().get_config(), **own}
 
     @property
     def _step(self) -> int:
-        """Degree and width are multiples of this."""
         return 2 if self.relu else 1
 
     def _rule(self, width: int) -> str:

@@ -66,7 +66,6 @@ class RandomSparse(SparseInitializer):
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the kernel and its mask; see the base class."""
         shape = tuple(int(size) for size in shape)
         target = numpy_dtype(dtype)
         density = self.need_density(self.density)
@@ -89,7 +88,7 @@ class RandomSparse(SparseInitializer):
     def at_density(
         self, density: float, seed: int, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> "RandomSparse":
-        """The dense initializer gets the seed, too; see the base class."""
+        """The dense initializer gets the seed, too."""
         config = self.get_config()
         dense = config["initializer"]
         if "seed" in dense["config"]:
@@ -97,7 +96,6 @@ class RandomSparse(SparseInitializer):
         return self.from_config({**config, "density": density, "seed": seed, "initializer": dense})
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments of the initializer."""
         return {
             **super().get_config(),
             "density": self.density,

@@ -73,24 +73,16 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     def sample(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws a kernel and its mask.
+        """Draws a kernel of a shape in Keras layout, and the bool mask of its live entries.
 
-        Args:
-            shape: Kernel shape in Keras layout.
-            dtype: Floating type of the kernel, e.g. `"bfloat16"`; default: `keras.config.floatx()`.
-            layout: Overrides the initializer's own layout for this call.
-
-        Returns:
-            NumPy arrays of shape `shape`: the kernel, and a bool mask of its live entries.
+        `dtype` is the floating type of the kernel, e.g. `"bfloat16"`, `keras.config.floatx()` by
+        default. `layout` overrides the initializer's own layout for this call.
         """
 
     def sample_blocks(
         self, shape: Sequence[int], dtype: Any = None, layout: KernelLayout | None = None
     ) -> RegularBlocks | None:
-        """What `sample` draws as live blocks alone, if it draws regular blocks, else `None`.
-
-        The arguments are those of `sample`. No array of the size of the kernel is made.
-        """
+        """What `sample` draws as live blocks alone, if it draws regular blocks, else `None`."""
         return None
 
     def __call__(self, shape: Sequence[int], dtype: Any = None, **kwargs: Any) -> Any:
@@ -111,14 +103,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     ) -> "SparseInitializer":
         """The same pattern with another density and seed, for one kernel of a whole model.
 
-        Args:
-            density: Live fraction of the kernel.
-            seed: Integer.
-            shape: Shape of the kernel, for initializers whose arguments depend on it.
-            layout: Meaning of its axes, if the initializer has no layout.
-
-        Raises:
-            ValueError: An initializer without a `density`.
+        `layout` is the meaning of the axes of `shape`, if the initializer has none of its own.
         """
         config = self.get_config()
         if "density" not in config:
@@ -132,12 +117,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
     def least_counts(
         self, shape: Sequence[int], layout: KernelLayout | None = None
     ) -> tuple[int, int]:
-        """Fewest live entries of a kernel, and fewest without dead outputs.
-
-        Args:
-            shape: Kernel shape in Keras layout.
-            layout: Meaning of its axes, if the initializer has no layout.
-        """
+        """Fewest live entries of a kernel, and fewest without dead outputs."""
         return 1, 1
 
     def need_density(self, density: float | None) -> float:
@@ -160,7 +140,6 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         return self.layout
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments of the initializer."""
         layout: Any = self.layout
         if isinstance(layout, KernelLayout):
             layout = layout.get_config()

@@ -10,10 +10,13 @@ from keras_sparse_ortho.models._at_density import model_gap as model_gap
 from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
 from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density
 from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
+from keras_sparse_ortho.models._channel_rules import Depthwise as Depthwise
+from keras_sparse_ortho.models._channel_rules import Linear as Linear
+from keras_sparse_ortho.models._channel_rules import Normalization as Normalization
+from keras_sparse_ortho.models._channel_rules import Tied as Tied
 from keras_sparse_ortho.models._convert import convert
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
-from keras_sparse_ortho.models._load_dense_weights import load_dense_weights
 from keras_sparse_ortho.models._plan import Around as Around
 from keras_sparse_ortho.models._plan import Plan
 from keras_sparse_ortho.models._plan import Target as Target
@@ -22,9 +25,10 @@ from keras_sparse_ortho.models._prunable_weights import never_called as never_ca
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.models._prunable_weights import refuse_unfit as refuse_unfit
 from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
+from keras_sparse_ortho.models._remove_channels import graph_channels as graph_channels
 from keras_sparse_ortho.models._remove_channels import remove_channels
-from keras_sparse_ortho.models._reorder_channels import reorder_channels
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
+from keras_sparse_ortho.models._same_function import beside_kernels as beside_kernels
 from keras_sparse_ortho.models._saved_layers import is_clonable as is_clonable
 from keras_sparse_ortho.models._saved_layers import is_graph_of_class as is_graph_of_class
 from keras_sparse_ortho.models._stateless_loss import Objective, StatelessLoss
@@ -43,10 +47,8 @@ __all__ = [
     "apply",
     "convert",
     "kernel_positions",
-    "load_dense_weights",
     "prunable_weights",
     "remove_channels",
-    "reorder_channels",
     "strip",
 ]
 

@@ -5,18 +5,12 @@ import functools
 import math
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 
 from keras_sparse_ortho._checks import told
-from keras_sparse_ortho._keras_internals import ConvLSTMCell
-from keras_sparse_ortho.kernels import (
-    PrunableWeight,
-    are_experts,
-    is_table,
-    walk,
-)
+from keras_sparse_ortho._keras_internals import ConvLSTMCell, replaced
+from keras_sparse_ortho.kernels import PrunableWeight, are_experts, is_table, walk
 from keras_sparse_ortho.layers import (
     BlockSparseConv,
     BlockSparseDense,
@@ -54,7 +48,7 @@ def count_flops(
         for layer in layers:
             if id(layer) in noted:
                 hook = functools.partial(_noting_call, layer.call, calls, noted[id(layer)])
-                stack.enter_context(mock.patch.object(layer, "call", hook))
+                stack.enter_context(replaced(layer, "call", hook))
         try:
             _Trace(model)(specs)
         except ValueError:
@@ -142,44 +136,28 @@ def kernel_positions(layer: Any, inputs: Any, outputs: Any) -> int | None:
     return None if not are_experts(layer) else inputs.shape[0]
 
 
-def _spatial(layer: Any, tensor: Any) -> int:
-    shape = tuple(tensor.shape)
+def _places(layer: Any, shape: Sequence[int]) -> int:
+    """Pixels of a tensor `(batch, *places, channels)`, or with the channels first."""
     first = getattr(layer, "data_format", "channels_last") == "channels_first"
     return math.prod(shape[2:] if first else shape[1:-1])
 
 
-@kernel_positions.register(L.Dense)
-@kernel_positions.register(BlockSparseDense)
 def _dense(layer: Any, inputs: Any, outputs: Any) -> int:
     return math.prod(tuple(inputs.shape)[1:-1])
 
 
-@kernel_positions.register(L.Embedding)
 def _embedding(layer: Any, inputs: Any, outputs: Any) -> int:
     return 0  # a look-up
 
 
-@kernel_positions.register(L.Conv1D)
-@kernel_positions.register(L.Conv2D)
-@kernel_positions.register(L.Conv3D)
-@kernel_positions.register(L.DepthwiseConv1D)
-@kernel_positions.register(L.DepthwiseConv2D)
-@kernel_positions.register(L.SeparableConv1D)
-@kernel_positions.register(L.SeparableConv2D)
-@kernel_positions.register(BlockSparseConv)
 def _convolution(layer: Any, inputs: Any, outputs: Any) -> int:
-    return _spatial(layer, outputs)
+    return _places(layer, tuple(outputs.shape))
 
 
-@kernel_positions.register(L.Conv1DTranspose)
-@kernel_positions.register(L.Conv2DTranspose)
-@kernel_positions.register(L.Conv3DTranspose)
 def _transposed_convolution(layer: Any, inputs: Any, outputs: Any) -> int:
-    return _spatial(layer, inputs)
+    return _places(layer, tuple(inputs.shape))
 
 
-@kernel_positions.register(L.EinsumDense)
-@kernel_positions.register(BlockSparseEinsumDense)
 def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
     data, kernel = layer.equation.replace(" ", "").split("->")[0].split(",")
     head, dots, tail = data.partition("...")
@@ -189,18 +167,30 @@ def _einsum_dense(layer: Any, inputs: Any, outputs: Any) -> int:
     return math.prod(size for name, size in zip(names, shape, strict=True) if name not in kernel)
 
 
-@kernel_positions.register(L.LSTMCell)
-@kernel_positions.register(L.GRUCell)
-@kernel_positions.register(L.SimpleRNNCell)
 def _recurrent_cell(layer: Any, inputs: Any, outputs: Any) -> int:
     return int(inputs.shape[1])  # those of the RNN layer: (batch, timesteps, features)
 
 
-@kernel_positions.register(ConvLSTMCell)
 def _conv_lstm_cell(layer: Any, inputs: Any, outputs: Any) -> int:
     # Those of the RNN layer; both kernels are applied at all places of the state, in every step.
     state = tuple(outputs.shape)
     if len(state) == len(inputs.shape):  # it returns a sequence of them
         state = (state[0], *state[2:])
-    first = layer.data_format == "channels_first"
-    return int(inputs.shape[1]) * math.prod(state[2:] if first else state[1:-1])
+    return int(inputs.shape[1]) * _places(layer, state)
+
+
+_RULES: dict[Any, tuple[Any, ...]] = {
+    _dense: (L.Dense, BlockSparseDense),
+    _embedding: (L.Embedding,),
+    _convolution: (
+        *(L.Conv1D, L.Conv2D, L.Conv3D, L.DepthwiseConv1D, L.DepthwiseConv2D),
+        *(L.SeparableConv1D, L.SeparableConv2D, BlockSparseConv),
+    ),
+    _transposed_convolution: (L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),
+    _einsum_dense: (L.EinsumDense, BlockSparseEinsumDense),
+    _recurrent_cell: (L.LSTMCell, L.GRUCell, L.SimpleRNNCell),
+    _conv_lstm_cell: (ConvLSTMCell,),
+}
+for _rule, _kinds in _RULES.items():
+    for _kind in _kinds:
+        kernel_positions.register(_kind, _rule)

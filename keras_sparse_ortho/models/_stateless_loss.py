@@ -47,19 +47,15 @@ class StatelessLoss:
     The model runs as in `fit`, inside a scope that answers for `variables` with `values` and
     forgets every update: no variable changes, neither moving averages nor seed states nor metrics.
     So two calls at the same state draw the same dropout. All other variables have the values that
-    they have at the time of the call.
-
-    What is compiled is compiled once for each batch shape, and as the model asks for: by XLA where
-    `model.jit_compile` is true, by `tf.function` alone where not, and not at all with
-    `run_eagerly`. On torch everything runs eagerly.
+    they have at the time of the call. It is compiled once for each batch shape as the model asks
+    for: by XLA where `model.jit_compile` is true, else by `tf.function`; not with `run_eagerly`.
 
     Args:
         model: A built Keras model, compiled unless there is an `objective`.
         variables: The Keras variables whose values are given, of float dtypes.
         held: `(variable, value)` pairs that hold in every call, such as masks set to all `True`.
         objective: `objective(model, x, y, sample_weight, training)`, a scalar tensor. Default: the
-            loss that the model was compiled with, as `fit` computes it with `model.compute_loss`,
-            with regularization, the losses of `add_loss`, sample weights and loss weights.
+            loss of `fit`, with regularization, the losses of `add_loss`, and all weights.
         training: Whether dropout and batch statistics are those of training.
 
     Raises:
@@ -105,11 +101,7 @@ class StatelessLoss:
         self._called = False
 
     def loss(self, values: Sequence[Any], x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """The loss as a scalar tensor, not compiled: a pure function that may be differentiated.
-
-        For use inside compiled functions see `compiled`, which keeps the other variables from
-        becoming constants on JAX.
-        """
+        """The loss as a scalar tensor, not compiled: a pure function that may be differentiated."""
         batch = _tensors((x, y, sample_weight))
         return self._scoped(list(values), [value for _, value in self._held], None, batch)
 
@@ -118,18 +110,15 @@ class StatelessLoss:
     ) -> float:
         """The loss as a Python float, compiled.
 
-        Args:
-            values: An array for each of the variables; `None` for the values they have.
-            x: A batch of inputs: an array, or a list or dict of arrays.
-            y: The targets of the batch, `None` where the loss needs none.
-            sample_weight: The weights of its samples, if any.
+        `values` holds an array for each of the variables; `None` stands for the values they have.
+        `x`, `y` and `sample_weight` are a batch: arrays, lists or dicts of arrays, or `None`.
         """
         return float(to_numpy(self._value(values, x, y, sample_weight)))
 
     def gradients(
         self, values: Sequence[Any] | None, x: Any, y: Any = None, sample_weight: Any = None
     ) -> list[np.ndarray]:
-        """The gradient with respect to each of the values, as `value_and_gradients` gives them."""
+        """The gradients of `value_and_gradients` alone."""
         return self.value_and_gradients(values, x, y, sample_weight)[1]
 
     def value_and_gradients(
@@ -138,8 +127,7 @@ class StatelessLoss:
         """The loss, and its gradients as NumPy arrays in the order of the variables.
 
         Where the optimizer scales the loss, as with mixed_float16, gradients are computed of the
-        scaled loss and divided after that, so that small ones do not underflow. Arguments are those
-        of a call.
+        scaled loss and divided after that, so that small ones do not underflow.
         """
         value, found = self._scaled_back(values, x, y, sample_weight)
         return float(to_numpy(value)), [to_numpy(gradient) for gradient in found]
@@ -165,13 +153,8 @@ class StatelessLoss:
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles `function(loss, values, *extra)`, where `loss(values)` has batch and state.
 
-        Args:
-            function: Called with the pure loss (differentiable any number of times, for instance
-                by `hessian_vector_product`), the values as a list of tensors, and `extra`.
-
-        Returns:
-            `run(values, x, y=None, sample_weight=None, *extra)`, which returns the tensors that
-            `function` does. `values` may be `None`; `extra` are arrays or lists of arrays.
+        Returns `run(values, x, y=None, sample_weight=None, *extra)`, which returns the tensors that
+        `function` does; `extra` are arrays or lists of arrays.
         """
 
         def pure(values: Any, held: Any, others: Any, batch: Any, extra: Any) -> Any:

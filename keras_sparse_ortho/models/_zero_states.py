@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import keras
 
+from keras_sparse_ortho._keras_internals import replaced
 from keras_sparse_ortho.kernels import walk
 
 
@@ -20,5 +20,5 @@ def from_zero_states(model: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for layer, _ in walk(model, ""):
             if isinstance(layer, keras.layers.RNN) and layer.stateful:
-                stack.enter_context(mock.patch.object(layer, "stateful", False))
+                stack.enter_context(replaced(layer, "stateful", False))
         yield

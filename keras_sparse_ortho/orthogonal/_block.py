@@ -39,9 +39,8 @@ _PADDED = 1.05  # a padded side relative to the side: what the padding may cost
 class Block(Structure):
     """Blocks of `rows` consecutive inputs by `cols` consecutive outputs, live or dead as a whole.
 
-    `Block(16, 1)` is 16 inputs of one output, `Block(1, 16)` one input of 16 outputs,
-    `Block(4, 4)` a square. Inputs and outputs are the axes of the flattened `(in, out)` kernel,
-    in a convolution the channels at each tap.
+    Inputs and outputs are the axes of the flattened `(in, out)` kernel, in a convolution the
+    channels at each tap.
 
     Construction: dense orthogonal blocks on the diagonal; then pairs of block lines along the
     longer side are rotated, entry by entry with an angle each, so that both get the union of
@@ -51,11 +50,11 @@ class Block(Structure):
     With `regular=True`, every output block has the same number `k` of live input blocks, and every
     input block the same number of live output blocks; layers that store and multiply live blocks
     alone need this (`regular_blocks`). With `I` input and `J` output blocks, `k` is a multiple of
-    `I / gcd(I, J)`: any `k` for square kernels, fewer for others. No output and no input is dead,
-    even at the least density. All taps of a convolution have the same live blocks, over channels;
-    the matrix is at the center tap, and the live entries of other taps are zeros. The shorter side
-    need not be divisible: 1000 outputs of `cols=32` are 8 blocks of 32 and 24 of 31, which layers
-    of live blocks pad to 32. The padding is at most a twentieth of the side, and of no account.
+    `I / gcd(I, J)`. No output and no input is dead, even at the least density. All taps of a
+    convolution have the same live blocks, over channels; the matrix is at the center tap, and the
+    live entries of other taps are zeros. The shorter side need not be divisible: 1000 outputs of
+    `cols=32` are 8 blocks of 32 and 24 of 31, which layers of live blocks pad to 32. The padding is
+    at most a twentieth of the side, and of no account.
 
     Args:
         rows: Inputs in a block.
@@ -64,16 +63,11 @@ class Block(Structure):
         regular: Whether all block lines have the same number of live blocks.
 
     Raises:
-        LayoutError: When a kernel is drawn whose inputs `rows`, or whose outputs `cols`, do not
-            divide, nor with padding where that is possible.
+        LayoutError: When a kernel is drawn that the blocks do not divide, with padding or without.
 
     Example:
 
     >>> from keras_sparse_ortho.orthogonal import exact_orthogonal
-    >>> kernel, mask = exact_orthogonal((64, 128), 0.125, seed=0, structure=Block(16, 1))
-    >>> blocks = mask.reshape(4, 16, 128).sum(axis=1)
-    >>> sorted({int(live) for live in blocks.flat}), int(mask.sum())
-    ([0, 16], 1024)
     >>> regular = Block(8, 8, regular=True)
     >>> kernel, mask = exact_orthogonal((64, 128), 0.25, seed=0, structure=regular)
     >>> live = mask.reshape(8, 8, 16, 8).any(axis=(1, 3))
@@ -202,12 +196,8 @@ def best_regular(
 ) -> np.ndarray:
     """The mask of regular blocks with `count` live entries whose scores have the largest sum.
 
-    Args:
-        block: The blocks, live at all taps or at none.
-        scores: An array of the canonical shape.
-        count: A multiple of `block.unit`.
-        rng: Decides between equals.
-        among: A mask of regular blocks with more live entries; no others are taken.
+    `scores` are of the canonical shape, `count` is a multiple of `block.unit`, `rng` decides
+    between equals. Only blocks inside `among`, a mask with more live blocks, are taken.
     """
     batch, parts, *taps, inputs, outputs = shape = scores.shape
     over_taps = scores.reshape(batch * parts, math.prod(taps), inputs, outputs).sum(axis=1)

@@ -16,12 +16,6 @@ _LIST_DEAD_BELOW = 0.25
 def live_count(density: float, size: int) -> int:
     """Number of live entries, `round(density * size)`, ties to even (Python's `round`).
 
-    Args:
-        density: Live fraction, in (0, 1].
-        size: Number of entries.
-
-    Example:
-
     >>> live_count(0.1, 784 * 300)
     23520
     """
@@ -32,8 +26,6 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """Splits `total` in proportion to `weights` by largest remainder, ties to the earlier one.
 
     The parts are integers that sum to `total`, each within one of its exact share.
-
-    Example:
 
     >>> apportion(10, [1, 1, 1])
     [4, 3, 3]
@@ -78,20 +70,12 @@ def unmask_at_random(mask: np.ndarray, count: int, rng: np.random.Generator) -> 
 
 
 def largest_mask(scores: np.ndarray, count: int) -> np.ndarray:
-    """A bool mask of the `count` largest entries, ties to the lower flat index.
-
-    Example:
-
-    >>> largest_mask(np.array([0.1, 3.0, 3.0, 2.0]), 1).tolist()
-    [False, True, False, False]
-    """
+    """A bool mask of the `count` largest entries, ties to the lower flat index."""
     return largest_masks([scores], count)[0]
 
 
 def largest_masks(scores: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
     """Masks of the `count` largest entries over all arrays; ties go to earlier arrays and indices.
-
-    Example:
 
     >>> masks = largest_masks([np.array([1.0, 3.0]), np.array([2.0, 3.0])], 3)
     >>> [mask.tolist() for mask in masks]
@@ -163,20 +147,6 @@ def least_count(
     return layout.matrices(shape) * min(matrix_shape(shape, layout, taps))
 
 
-def least_density(shape: Sequence[int], layout: KernelLayout | None = None) -> float:
-    """Least density that an exactly orthogonal kernel of this shape can have.
-
-    Each of the `n` rows of an `n x m` matrix with orthonormal rows needs an entry, so this is
-    `1 / m`, and `1 / (m * taps)` for a convolution. The arguments are those of `least_count`.
-
-    Example:
-
-    >>> least_density((100, 400)), least_density((3, 3, 16, 32))
-    (0.0025, 0.003472222222222222)
-    """
-    return least_count(shape, layout) / math.prod(shape)
-
-
 def covering_count(
     shape: Sequence[int],
     layout: KernelLayout | None = None,
@@ -186,15 +156,8 @@ def covering_count(
 ) -> int:
     """Fewest live entries of an exactly orthogonal kernel without dead outputs: `out` a matrix.
 
-    With fewer, `out - count` outputs of a wide matrix stay zero.
-
-    Args:
-        shape: Kernel shape in Keras layout.
-        layout: Meaning of the axes. Default: `(*spatial, in, out)`.
-        taps: As in `exact_orthogonal`.
-        inputs: Whether dead inputs are excluded as well: `max(in, out)` for each matrix.
-
-    Example:
+    With `inputs=True` dead inputs are excluded as well: `max(in, out)` for each matrix. The other
+    arguments are those of `least_count`.
 
     >>> covering_count((100, 400)), covering_count((400, 100))
     (400, 100)

@@ -73,20 +73,11 @@ def expected_density(
 
 
 def rotations_for_density(density: float, width: int, rows: int | None = None) -> int:
-    """Number of random rotations that are expected to reach `density`.
+    """Number of random rotations that are expected to reach `density`, rounded down.
 
-    Inverts the closed form of `expected_density` by root finding and rounds down.
-
-    Args:
-        density: Live fraction, in [1 / n, 1): `n` is `rows`, or `width` if that is not given.
-        width: Number of columns `m` that are rotated: the larger of the two sides.
-        rows: Number of rows `n` of a matrix with the covering start; see `expected_density`.
-
-    Raises:
-        DensityError: A density below `1 / n`, which the matrix has at the start, or 1, which is
-            reached only in the limit.
-
-    Example:
+    Inverts the closed form of `expected_density` by root finding; its other arguments are those.
+    DensityError below `1 / n`, which the matrix has at the start, and at 1, which is reached only
+    in the limit.
 
     >>> [rotations_for_density(d, 1024) for d in (0.05, 0.1, 0.5)]
     [2064, 2471, 3798]

@@ -38,13 +38,11 @@ _ROW_BLOCK = 256
 _TILE = 64
 
 
-def write_orthogonal(
-    out: np.ndarray, count: int, options: DrawOptions, rotations: Rotations | None = None
-) -> None:
+def write_orthogonal(out: np.ndarray, count: int, options: DrawOptions) -> None:
     """Writes `gain` times a sparse orthogonal matrix into a zeroed C-contiguous 2-D array.
 
     Its support has at most `count` entries. With `cover`, as many empty columns as that allows get
-    an entry first. Explicit `rotations` replace both the covering and the random ones.
+    an entry first.
     """
     rng, gain, angles = options.rng, options.gain, options.angles
     rows, width = sorted(out.shape)
@@ -53,22 +51,8 @@ def write_orthogonal(
     if width == 1:
         out[0, 0] = gain if rng.random() < 0.5 else -gain
         return
-    start = Rotations.from_angles([])
-    if rotations is not None:
-        highest = max(rotations.first.max(initial=0), rotations.second.max(initial=0))
-        if highest >= width:
-            raise ValueError(
-                f"`rotations` must name columns below the longer side of the kernel, {width}. "
-                f"Received: column {highest}"
-            )
-        supports = Supports(rows, width)
-        applied, _ = supports.apply_while_fits(rotations, count, stop_at_limit=False)
-        rotations = rotations[:applied]
-    else:
-        if options.cover:
-            start = covering_rotations(rows, width, count, rng, angles)
-        rotations = _draw_until(rows, width, count, rng, angles, start)
-    sequence = start + rotations
+    start = covering_rotations(rows, width if options.cover else rows, count, rng, angles)
+    sequence = start + _draw_until(rows, width, count, rng, angles, start)
     sparse = _sparse_part(len(sequence), rows, width, len(start))
     tall = out.shape[0] > out.shape[1]
     if 0 < len(sequence) <= sparse:

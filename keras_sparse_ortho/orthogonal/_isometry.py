@@ -1,8 +1,6 @@
 """Approximate isometry (AI): masked matrices whose live entries make them nearly orthogonal."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from scipy.optimize import OptimizeResult, minimize
@@ -23,8 +21,6 @@ def approximate_isometry(
     max_iterations: int = 1000,
     tolerance: float = 1e-5,
     min_decrease: float = 1e-6,
-    compute_dtype: Any = np.float64,
-    callback: Callable[[int, float], None] | None = None,
 ) -> np.ndarray:
     """Moves the live entries of a kernel towards an isometry (AI).
 
@@ -33,8 +29,7 @@ def approximate_isometry(
         f(W) = ||W W^T - gain^2 I||_F^2
 
     with the smaller Gram matrix. A convolution has the matrix `outputs x (taps * inputs)`, one for
-    each group. `f` never rises. It stops at an error of at most `tolerance`, at a decrease of less
-    than the fraction `min_decrease` in one iteration, or after `max_iterations`.
+    each group. `f` never rises.
 
     Args:
         kernel: Start, of any Keras shape; entries outside the mask are ignored.
@@ -44,9 +39,7 @@ def approximate_isometry(
         max_iterations: Most iterations of L-BFGS, each one or two evaluations of `f`.
         tolerance: The error to stop at: `sqrt(f / (matrices * n)) / gain^2` with `n` the shorter
             side, which is 1 for a kernel of zeros.
-        min_decrease: Relative decrease below which to stop; 0 never stops.
-        compute_dtype: `float64`, or `float32` for twice the speed and errors of about 1e-6 at best.
-        callback: Called as `callback(iteration, error)` after each iteration, for progress.
+        min_decrease: Relative decrease in one iteration below which to stop; 0 never stops.
 
     Returns:
         The kernel in float64; entries outside the mask are 0.
@@ -57,9 +50,8 @@ def approximate_isometry(
 
     Limits: a local minimum, which need not be an isometry. With far fewer live entries than the
     `n (n + 1) / 2` equations, most live entries shrink towards 0, and some singular values end
-    near 0. `exact_orthogonal` draws its mask so that an exact solution is known. An iteration
-    costs two dense matrix products; small ones are faster with one BLAS thread, many times so on
-    a busy machine (`OPENBLAS_NUM_THREADS=1`).
+    near 0. An iteration costs two dense matrix products; small ones are faster with one BLAS thread
+    (`OPENBLAS_NUM_THREADS=1`).
 
     Example:
 
@@ -86,9 +78,6 @@ def approximate_isometry(
     if not (math.isfinite(gain) and gain > 0):
         raise ValueError(f"`gain` must be positive. Received: {gain=}")
     check_stops(max_iterations, tolerance, min_decrease)
-    dtype = np.dtype(compute_dtype)
-    if dtype not in (np.float32, np.float64):
-        raise ValueError(f"`compute_dtype` must be float32 or float64. Received: {compute_dtype!r}")
     layout = KernelLayout.convolution() if layout is None else layout
     batch, parts, *_, outputs = canonical = layout.canonical_shape(kernel.shape)
 
@@ -100,7 +89,7 @@ def approximate_isometry(
         return np.ascontiguousarray(flat.swapaxes(1, 2) if tall else flat)
 
     live = np.flatnonzero(matrices(mask))
-    values = matrices(np.where(mask, kernel, 0)).astype(dtype)
+    values = matrices(np.where(mask, kernel, 0)).astype(np.float64)
     scale = math.prod(values.shape[:2]) * gain**4  # f of a kernel of zeros
     diagonal = np.arange(values.shape[1])
 
@@ -108,18 +97,15 @@ def approximate_isometry(
         values.reshape(-1)[live] = entries
         rest = values @ values.swapaxes(1, 2)
         rest[:, diagonal, diagonal] -= gain**2
-        slope = (rest @ values).reshape(-1)[live].astype(np.float64)
-        return float(np.square(rest).sum(dtype=np.float64)) / scale, slope * (4.0 / scale)
+        slope = (rest @ values).reshape(-1)[live]
+        return float(np.square(rest).sum()) / scale, slope * (4.0 / scale)
 
-    start = values.reshape(-1)[live].astype(np.float64)
+    start = values.reshape(-1)[live]
     before = objective(start)[0]
-    done = 0
 
     def after(intermediate_result: OptimizeResult) -> None:
-        nonlocal before, done
-        now, done = float(intermediate_result.fun), done + 1
-        if callback is not None:
-            callback(done, math.sqrt(now))
+        nonlocal before
+        now = float(intermediate_result.fun)
         enough = math.sqrt(now) <= tolerance or before - now < min_decrease * before
         before = now
         if enough:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_sparse_ortho._checks import is_integer
 from keras_sparse_ortho._other_names import other_keywords
-from keras_sparse_ortho.errors import DensityError
 from keras_sparse_ortho.orthogonal._block import Block
 from keras_sparse_ortho.orthogonal._counts import (
     apportion,
@@ -25,7 +24,7 @@ from keras_sparse_ortho.orthogonal._eoi import write_orthogonal
 from keras_sparse_ortho.orthogonal._layout import KernelLayout
 from keras_sparse_ortho.orthogonal._n_by_m import NByM
 from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks, draw_regular
-from keras_sparse_ortho.orthogonal._rotations import AngleLaw, DrawOptions, Rotations, check_angles
+from keras_sparse_ortho.orthogonal._rotations import AngleLaw, DrawOptions, check_angles
 from keras_sparse_ortho.orthogonal._structure import Structure, center_of
 
 StructureLike = Structure | str | tuple[int, int]
@@ -35,13 +34,12 @@ StructureLike = Structure | str | tuple[int, int]
 @other_keywords()
 def exact_orthogonal(
     shape: Sequence[int],
-    density: float | None,
+    density: float,
     *,
     gain: float = 1.0,
     seed: int | np.random.Generator | None = None,
     layout: KernelLayout | None = None,
     angles: AngleLaw = None,
-    rotations: Rotations | Iterable[tuple[int, int, float]] | None = None,
     structure: StructureLike | None = None,
     start: str = "covering",
     taps: str = "center",
@@ -57,11 +55,9 @@ def exact_orthogonal(
 
     The first `m - n` rotations give every empty column an entry (the covering start): an output
     of zeros has no gradient under ReLU and would stay dead. This takes `m` live entries
-    instead of `n`; a lower count covers as many columns as it allows, see `covering_count` and
-    `dead_outputs`.
-
-    Entries that are missing to exactly `round(density * size)` are then unmasked at random; their
-    value is zero, so the kernel stays orthogonal, and training may move them.
+    instead of `n`; a lower count covers as many columns as it allows, see `dead_outputs`. Entries
+    that are missing to exactly `round(density * size)` are then unmasked at random; their value is
+    zero, so the kernel stays orthogonal, and training may move them.
 
     A convolution gets one such matrix for each group at its center tap `(k - 1) // 2` and zeros
     elsewhere (delta-orthogonal); the random unmasking covers the whole kernel. The center tap has
@@ -75,23 +71,22 @@ def exact_orthogonal(
     with random shifts `a` and `b` inside the window. `H` has the count of the kernel and so `taps`
     times its density. With strides in the `layout`, the inputs of `H` are the `(phase, input)`
     pairs that a strided convolution reads; under circular padding the convolution, or its adjoint
-    if it has fewer outputs than these inputs, keeps the norm of its input.
+    if it has fewer outputs than these inputs, keeps the norm of its input. Under zero padding each
+    shift loses what leaves the border: after 10 linear layers 0.35 (4 x 4 maps) to 0.90 (28 x 28)
+    of the norm is left, where the center tap keeps all of it.
 
     Args:
         shape: Kernel shape in Keras layout, e.g. `(in, out)` or `(*spatial, in / groups, out)`.
-        density: Live fraction, in (0, 1]. `None` only with `rotations`: all of them are applied,
-            and exactly the nonzero entries are live.
+        density: Live fraction, in (0, 1].
         gain: Scale of the kernel.
         seed: Integer, NumPy generator, or `None` for fresh randomness. The same integer gives the
             same kernel and mask on every machine.
         layout: Meaning of the axes. Default: `(*spatial, in, out)`.
         angles: Law of the rotation angles [radians]: `None` (uniform on the circle), a number, a
             `(low, high)` range, or a callable `(rng, count) -> angles`.
-        rotations: Explicit sequence of `(i, j, angle)`, applied as far as it fits the density,
-            in place of random and covering ones; for kernels of a single matrix.
         structure: Pattern of the live entries in all matrices and taps: `Block(rows, cols)`,
-            also with `regular=True`, `NByM(n, m)`, `ConstantFan(side)`; default: none. The number
-            of live entries is then the nearest that the structure allows. Not with `rotations`.
+            also with `regular=True`, `NByM(n, m)`; default: none. The number of live entries is
+            then the nearest that the structure allows.
         start: `"covering"`, or `"published"`: `[I | 0]` as in the paper. At low densities that
             leaves outputs of wide kernels zero.
         taps: `"center"`, or `"shift"`; the same for kernels of one tap.
@@ -107,11 +102,7 @@ def exact_orthogonal(
         ValueError: Unknown or mutually exclusive options.
 
     Limits: orthogonality holds at initialization; training does not keep it. With strides the
-    center tap is not an exact isometry; use `taps="shift"`. That needs circular padding: under
-    zero padding each shift loses what leaves the border, and after 10 linear layers the norm left
-    is 0.35 (4 x 4 maps), 0.61 (7 x 7), 0.81 (14 x 14) or 0.90 (28 x 28) of the input's, where the
-    center tap keeps all of it. So without circular padding use shifts only in networks that
-    normalize.
+    center tap is not an exact isometry; use `taps="shift"` and circular padding.
 
     Example:
 
@@ -127,50 +118,26 @@ def exact_orthogonal(
     """
     shape = tuple(int(size) for size in shape)
     layout = default_layout(shape) if layout is None else layout
-    options = DrawOptions(
-        np.random.default_rng(seed), gain, check_angles(angles), start == "covering"
-    )
-    rng = options.rng
+    rng = np.random.default_rng(seed)
+    options = DrawOptions(rng, gain, check_angles(angles), start == "covering")
     pattern: Structure | None = as_structure(structure)
-    check_options(start, taps, pattern, rotations)
+    check_options(start, taps, pattern)
     canonical_shape = layout.canonical_shape(shape)
     if pattern is not None:
-        if density is None:
-            raise DensityError(
-                f"A `structure` needs a `density`. Received: structure={pattern}, density=None"
-            )
         pattern.check(canonical_shape)
         live_entries = pattern.live_count(canonical_shape, density)
         drawn = pattern.draw(canonical_shape, live_entries, float(density), options)
         values, live = (np.ascontiguousarray(layout.from_canonical(v, shape)) for v in drawn)
         return values.astype(dtype, copy=False), live
-    sequence: Rotations | None = None
-    if rotations is not None:
-        if layout.matrices(shape) > 1:
-            raise ValueError(
-                "Explicit `rotations` are for kernels of a single matrix; this layout has "
-                f"{layout.matrices(shape)} of them. Received: shape={shape}"
-            )
-        if not isinstance(rotations, Rotations):
-            rotations = Rotations.from_angles(rotations)
-        sequence = rotations
-    elif density is None:
-        raise DensityError("`density` must be a number without `rotations`. Received: density=None")
-
     if math.prod(canonical_shape[2:-2]) == 1:
         taps = "center"
-    count: int | None = None
-    if density is None:
-        counts = [math.prod(matrix_shape(shape, layout, taps))]
-    else:
-        count = check_feasible(shape, density, layout, taps)
-        matrices, sides = layout.matrices(shape), matrix_shape(shape, layout, taps)
-        size = matrices * math.prod(sides)
-        most = min(size, count)  # entries that the supports of the matrices may have
-        if taps == "center":
-            least = matrices * (max(sides) if options.cover else min(sides))
-            most = min(max(live_count(density, size), least), count)
-        counts = apportion(most, [1.0] * matrices)
+    count = check_feasible(shape, density, layout, taps)
+    matrices, sides = layout.matrices(shape), matrix_shape(shape, layout, taps)
+    size = matrices * math.prod(sides)
+    most = min(size, count)  # entries that the supports of the matrices may have
+    if taps == "center":
+        least = matrices * (max(sides) if options.cover else min(sides))
+        most = min(max(live_count(density, size), least), count)
     center = center_of(canonical_shape)
     kernel: np.ndarray = np.zeros(canonical_shape, dtype=dtype)
     if taps == "center" and canonical_shape[-2:] == (1, 1):  # all at once: depthwise ones are many
@@ -178,21 +145,20 @@ def exact_orthogonal(
         signs = rng.random(kernel[index].shape) < 0.5
         kernel[index] = np.where(signs, gain, -gain)
     else:
+        counts = apportion(most, [1.0] * matrices)
         for matrix, entries in zip(np.ndindex(canonical_shape[:2]), counts, strict=True):
             part = kernel[matrix]
             if taps == "center":
-                out = part[center]
-            else:
-                out = np.zeros(layout.polyphase_shape(shape), dtype=dtype)
-            write_orthogonal(out, entries, options, sequence)
-            if taps == "shift" and layout.transposed:  # the side that has the phases comes first
-                _write_shifted(part.swapaxes(-1, -2), out.T, layout.tap_strides(shape), rng)
-            elif taps == "shift":
-                _write_shifted(part, out, layout.tap_strides(shape), rng)
+                write_orthogonal(part[center], entries, options)
+                continue
+            out: np.ndarray = np.zeros(layout.polyphase_shape(shape), dtype=dtype)
+            write_orthogonal(out, entries, options)
+            if layout.transposed:  # the side that has the phases comes first
+                part, out = part.swapaxes(-1, -2), out.T
+            _write_shifted(part, out, layout.tap_strides(shape), rng)
     kernel = np.ascontiguousarray(layout.from_canonical(kernel, shape))
     mask = kernel != 0
-    if count is not None:
-        unmask_at_random(mask, count, rng)
+    unmask_at_random(mask, count, rng)
     return kernel, mask
 
 
@@ -212,32 +178,12 @@ def regular_blocks(
 
     The kernel is that of `exact_orthogonal(shape, density, structure=structure, ...)` for the same
     seed, bit for bit, but no array of the size of the dense kernel is made: memory is that of the
-    live blocks and 1.3 float64 copies of them.
+    live blocks and 1.3 float64 copies of them. `structure` is a `Block(rows, cols, regular=True)`;
+    the other arguments and errors are those of `exact_orthogonal`. Returns a `RegularBlocks`.
 
     A convolution has the same live blocks, over channels, at all its taps. Its values are at the
     center tap, where they make the kernel exactly orthogonal, and only these are stored; the live
     entries of other taps are zeros that training may move.
-
-    Args:
-        shape: Kernel shape in Keras layout.
-        density: Live fraction, in (0, 1]; the nearest possible one is taken, see
-            `RegularBlocks.density`.
-        structure: `Block(rows, cols, regular=True)`.
-        gain: Scale of the kernel.
-        seed: Integer, NumPy generator, or `None` for fresh randomness. The same integer gives the
-            same kernel on every machine.
-        layout: Meaning of the axes. Default: `(*spatial, in, out)`. Each group, gate and batch
-            entry has its matrix: `blocks[batch, part]`.
-        angles: Law of the rotation angles [radians], as in `exact_orthogonal`.
-        dtype: Floating type of the blocks. All arithmetic is in float64.
-
-    Raises:
-        DensityError: A density outside (0, 1], or less than half the least one; the message names
-            the nearest two, the least and the largest.
-        LayoutError: A shape that does not fit the layout or the blocks.
-        ValueError: Another structure.
-
-    Limits: orthogonality holds at initialization; training does not keep it.
 
     Example:
 
@@ -264,13 +210,7 @@ def regular_blocks(
 
 
 def as_structure(given: Any, *, regular: bool = False) -> Any:
-    """The structure that a short form stands for: `"2:4"`, `"32x32"`, `(32, 32)`.
-
-    Args:
-        given: A short form; anything else is returned as it is.
-        regular: Whether short forms of blocks are regular.
-
-    Example:
+    """The structure that a short form stands for; anything else is returned as it is.
 
     >>> as_structure("2:4"), as_structure((4, 1)), as_structure("8x8", regular=True)
     (NByM(n=2, m=4), Block(rows=4, cols=1), Block(rows=8, cols=8, regular=True))
@@ -289,20 +229,12 @@ def as_structure(given: Any, *, regular: bool = False) -> Any:
     return given
 
 
-def check_options(
-    start: str, taps: str, structure: Structure | None = None, rotations: Any = None
-) -> None:
+def check_options(start: str, taps: str, structure: Structure | None = None) -> None:
     """Refuses unknown options, and mutually exclusive ones."""
     if start not in ("covering", "published"):
         raise ValueError(f'`start` must be "covering" or "published". Received: start={start!r}')
     if taps not in ("center", "shift"):
-        removed = ' ("cascade" has been removed; use "shift")' if taps == "cascade" else ""
-        raise ValueError(f'`taps` must be "center" or "shift"{removed}. Received: taps={taps!r}')
-    if structure is not None and rotations is not None:
-        raise ValueError(
-            "`structure` and `rotations` are mutually exclusive. "
-            f"Received: structure={structure}, rotations={rotations!r}"
-        )
+        raise ValueError(f'`taps` must be "center" or "shift". Received: taps={taps!r}')
     if taps != "center" and structure is not None:
         raise ValueError(
             f'A `structure` needs taps="center". Received: taps={taps!r}, structure={structure}'

@@ -14,10 +14,7 @@ from keras_sparse_ortho.errors import LayoutError
 class KernelLayout:
     """What the axes of a kernel mean: one matrix for each tap, group and gate.
 
-    A kernel is moved to the canonical shape
-
-        (batch, groups * gates, *spatial, inputs, outputs)
-
+    A kernel is moved to the canonical shape `(batch, groups * gates, *spatial, inputs, outputs)`,
     where every `(inputs, outputs)` slice is a matrix. Axes not named are spatial. Negative axes
     make one layout fit convolutions of every dimension.
 
@@ -34,8 +31,7 @@ class KernelLayout:
         transposed: Whether this is a transposed convolution, whose outputs have the phases.
 
     Raises:
-        LayoutError: Repeated axes or axes outside the kernel, outputs that groups and gates do not
-            divide, strides that do not fit the spatial axes.
+        LayoutError: Axes, groups, gates or strides that do not fit the kernel.
 
     Example:
 
@@ -45,8 +41,6 @@ class KernelLayout:
     (64, 64)
     >>> KernelLayout.einsum("abc,cde->abde").matrix_shape((128, 8, 16))
     (128, 128)
-    >>> KernelLayout.convolution(strides=2).polyphase_shape((3, 3, 8, 32))
-    (32, 32)
     """
 
     inputs: tuple[int, ...]
@@ -119,7 +113,6 @@ class KernelLayout:
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The fields as JSON values, for `KernelLayout(**config)`."""
         config = dataclasses.asdict(self)
         return {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()}
 
@@ -148,9 +141,8 @@ class KernelLayout:
     def polyphase_shape(self, shape: Sequence[int]) -> tuple[int, int]:
         """Inputs and outputs of one matrix of a strided convolution, phases included.
 
-        A convolution of stride `s` reads `s` interleaved phases of its input along each axis, each
-        of which counts as an input; a transposed convolution writes as many phases of its output.
-        Phases that a window of fewer taps does not reach do not count.
+        A convolution of stride `s` reads `s` interleaved phases of its input along each axis; a
+        transposed one writes as many. Phases that the window does not reach do not count.
         """
         inputs, outputs = self.matrix_shape(shape)
         taps = self.canonical_shape(shape)[2:-2]
@@ -219,20 +211,12 @@ def to_polyphase(kernel: np.ndarray, layout: KernelLayout) -> np.ndarray:
     """A strided convolution as one of stride 1 between phases.
 
     A convolution with stride `s`, `y[p] = sum_u K[u] x[s p + u]`, reads its input as `s`
-    interleaved phases `x_f[p] = x[s p + f]`. With `u = s v + f` it is a convolution of stride 1,
-
-        y[p] = sum_f sum_v K[s v + f] x_f[p + v],
-
-    with `s` times as many inputs `(phase, input)`. A transposed convolution is the adjoint, with
-    inputs and outputs exchanged.
-
-    Returns:
-        An array `A` of shape `(batch, groups * gates, *places, inputs, outputs)` with the inputs
-        and outputs of `layout.polyphase_shape`, phase 0 first; with strides of 1
-        `layout.to_canonical(kernel)`. Under circular padding the convolution is an isometry if
-        `sum_v A[v] A[v + w]^T` is the identity for `w = 0` and zero for all other `w`.
-
-    Example:
+    interleaved phases `x_f[p] = x[s p + f]`. With `u = s v + f` it is one of stride 1,
+    `y[p] = sum_f sum_v K[s v + f] x_f[p + v]`, with `s` times as many inputs `(phase, input)`. A
+    transposed convolution is the adjoint. Returns `A` of shape
+    `(batch, groups * gates, *places, inputs, outputs)` with the sides of `layout.polyphase_shape`,
+    phase 0 first. Under circular padding the convolution is an isometry if `sum_v A[v] A[v + w]^T`
+    is the identity for `w = 0` and zero for all other `w`.
 
     >>> kernel = np.arange(3.0).reshape(3, 1, 1)
     >>> to_polyphase(kernel, KernelLayout.convolution(strides=2))[0, 0, :, :, 0].tolist()

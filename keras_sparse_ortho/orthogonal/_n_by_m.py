@@ -67,11 +67,9 @@ class NByM(Structure):
         return rows, apportion(outputs, rows)
 
     def unit(self, canonical_shape: Sequence[int]) -> int:
-        """Single entries."""
         return 1
 
     def least(self, canonical_shape: Sequence[int]) -> int:
-        """As without a structure, the shorter side of each matrix."""
         batch, parts, *_, inputs, outputs = canonical_shape
         return batch * parts * min(inputs, outputs)
 
@@ -92,7 +90,6 @@ class NByM(Structure):
     def draw(
         self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See `Structure.draw`."""
         batch, parts, *taps, inputs, outputs = canonical_shape
         matrices = batch * parts
         at_center = live_count(density, matrices * inputs * outputs)

@@ -57,14 +57,12 @@ class RegularBlocks:
         y[j] = sum_l  x[inputs_of[j, l]] @ blocks[j, l]
 
     A convolution has the same live blocks at all taps. `blocks` are those of the center tap; the
-    live entries of other taps are zeros at first, and not stored.
-
-    Blocks beyond the first ones of a side that is not divided are padded with zeros, see `Block`.
+    live entries of other taps are zeros at first, and not stored. A side that is not divided is
+    padded with zeros, see `Block`.
 
     Args:
         blocks: `(batch, parts, J, k, r, c)`.
-        inputs_of: int32 `(batch, parts, J, k)`, ascending in each line: input blocks of the matrix,
-            which in a grouped convolution are those of the group.
+        inputs_of: int32 `(batch, parts, J, k)`, ascending in each line: input blocks of the matrix.
         slots_of: int32 `(batch, parts, I, out)`: the slots `j * k + l` of each input block.
         canonical_shape: Shape of the dense kernel, see `KernelLayout.canonical_shape`.
     """

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -32,18 +32,6 @@ class Rotations:
 
     Rotation `t` replaces the columns `a_i, a_j` (`i = first[t]`, `j = second[t]`) by
     `cos[t] a_i + sin[t] a_j` and `-sin[t] a_i + cos[t] a_j`.
-
-    Args:
-        first: Integer array `(count,)`, column indices.
-        second: Integer array `(count,)`, column indices, nowhere equal to `first`.
-        cos: float64 array `(count,)`.
-        sin: float64 array `(count,)`.
-
-    Example:
-
-    >>> rotations = Rotations.from_angles([(0, 1, 0.5), (1, 2, -0.25)])
-    >>> len(rotations)
-    2
     """
 
     first: np.ndarray
@@ -63,23 +51,6 @@ class Rotations:
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
         return self.first, self.second, self.cos, self.sin
-
-    @classmethod
-    def from_angles(cls, sequence: Iterable[tuple[int, int, float]]) -> "Rotations":
-        """Rotations from explicit `(i, j, angle)` triples, angles in radians."""
-        table = np.array([tuple(entry) for entry in sequence], dtype=np.float64).reshape(-1, 3)
-        pairs = table[:, :2].astype(np.int64)
-        if not np.isfinite(table).all() or (pairs != table[:, :2]).any() or (pairs < 0).any():
-            raise ValueError(
-                "`rotations` must be (i, j, angle) triples of two column indices and a finite "
-                f"angle in radians. Received: rotations={sequence!r}"
-            )
-        if (pairs[:, 0] == pairs[:, 1]).any():
-            t = int(np.argmax(pairs[:, 0] == pairs[:, 1]))
-            raise ValueError(
-                f"A rotation needs two distinct columns. Received: rotations[{t}]={sequence!r}"
-            )
-        return cls(pairs[:, 0], pairs[:, 1], np.cos(table[:, 2]), np.sin(table[:, 2]))
 
     @classmethod
     def draw(
@@ -169,7 +140,7 @@ def random_orthogonal(
     """`count` dense orthogonal `size x size` matrices: every pair of rows is rotated once.
 
     Pairs are taken in the rounds of a round-robin tournament. This is not the Haar measure, but no
-    entry is zero. No BLAS is used, so the bits are the same on every machine.
+    entry is zero, and without BLAS the bits are the same on every machine.
     """
     signs = np.where(rng.random((count, size)) < 0.5, -1.0, 1.0)
     matrices = np.zeros((count, size, size))
@@ -216,20 +187,17 @@ class Supports:
         for i, j in zip(rotations.first.tolist(), rotations.second.tolist(), strict=True):
             bits[i] = bits[j] = bits[i] | bits[j]
 
-    def apply_while_fits(
-        self, rotations: Rotations, limit: int, *, stop_at_limit: bool = True
-    ) -> tuple[int, bool]:
-        """Applies rotations until one would take the live count over `limit`.
+    def apply_while_fits(self, rotations: Rotations, limit: int) -> tuple[int, bool]:
+        """Applies rotations until the live count is `limit`, or one would take it over that.
 
-        With `stop_at_limit` it also stops at `limit` itself, where rotations that add no live entry
-        would still fit. Returns how many were applied, and whether the limit was met.
+        Returns how many were applied, and whether it ended there.
         """
         bits = self.bits
         counts = [column.bit_count() for column in bits]
         live = sum(counts)
         pairs = zip(rotations.first.tolist(), rotations.second.tolist(), strict=True)
         for applied, (i, j) in enumerate(pairs):
-            if live == limit and stop_at_limit:
+            if live == limit:
                 return applied, True
             union = bits[i] | bits[j]
             count = union.bit_count()

@@ -14,7 +14,7 @@ from keras_sparse_ortho.orthogonal._rotations import DrawOptions
 
 
 class Structure(abc.ABC):
-    """Base of the value types `Block`, `NByM` and `ConstantFan`.
+    """Base of the value types `Block` and `NByM`.
 
     All shapes are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`. The
     live count is a multiple of `unit`, from `least` to `most`.
@@ -48,8 +48,7 @@ class Structure(abc.ABC):
     def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
         """Live entries at `density`: the nearest multiple of `unit`, ties to even.
 
-        Raises:
-            DensityError: Fewer than `least` or more than `most`; the message names the bound.
+        DensityError below `least` or above `most`; the message names the bound.
         """
         value = check_density(density)
         size = math.prod(canonical_shape)
@@ -66,12 +65,10 @@ class Structure(abc.ABC):
         return count
 
     def get_config(self) -> dict[str, Any]:
-        """The fields, for `from_config`."""
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Structure":
-        """The structure that `get_config` describes."""
         return cls(**config)
 
 

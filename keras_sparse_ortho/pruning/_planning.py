@@ -7,7 +7,6 @@ import numpy as np
 
 from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets import Budget, Orthogonal, er, erk, needs_of, uniform
-from keras_sparse_ortho.calibration import BUDGETS_OF_DATA
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight, select
 from keras_sparse_ortho.orthogonal import live_count
@@ -63,8 +62,8 @@ def plan_for(
     if isinstance(budget, str):
         if budget not in _BUDGETS:
             hint = ""
-            if budget in BUDGETS_OF_DATA:
-                hint = ' "error" and "owl" are budgets of prune, with `data`.'
+            if budget == "error":
+                hint = ' "error" is a budget of prune, with `data`.'
             if budget in SALIENCIES:
                 hint = (
                     f" For masks by {budget} call keras_sparse_ortho.prune(model, density, "

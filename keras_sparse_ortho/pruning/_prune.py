@@ -19,11 +19,10 @@ from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import (
-    BUDGETS_OF_DATA,
     CALIBRATED,
     Channels,
     Recipe,
-    budget_of_data,
+    budget_by_error,
     prune_layers,
 )
 from keras_sparse_ortho.errors import DensityError
@@ -104,8 +103,7 @@ def prune(
             `"obs"`, `"wanda"` or a `structure`, `"uniform"`. With `data` for a layer also
             `"error"`, the densities of the least sum of the relative errors of the layers' outputs,
             each measured along the way of OBS, on a fourth of the rows that OBS does not see there
-            (for trained networks the best of these; as long again as OBS takes), and `"owl"`,
-            denser where more scores of Wanda are above five times their mean.
+            (for trained networks the best of these; as long again as OBS takes).
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
             dataset, a generator of batches. For layers the same, or `x` alone: all rows of arrays,
             in batches of 64; of others the first 64 batches.
@@ -162,10 +160,10 @@ def prune(
 
     Limits: on calibration data a kernel of `k` inputs (times taps) and `m` outputs takes
     `32 k^2 + 80 k m` bytes while it is solved, and `16 k^2 (k + 100 m)` operations or so in
-    float64, where its layer computes. Meanwhile there are copies of all kernels, and the
-    activations between two layers for all of `data`; functional models keep those of all layers. A
-    layer that is called several times is solved on the inputs of its first call. Layers are set
-    in the given model meanwhile, and put back: do not use it from another thread.
+    float64, where its layer computes. Meanwhile there are copies of all kernels. For each layer
+    `data` goes through the layers in front of it. A layer that is called several times is solved
+    on the inputs of its first call. Layers are set in the given model meanwhile, and put back: do
+    not use it from another thread.
 
     Example:
 
@@ -225,10 +223,9 @@ def _budget_by_layer(
     model: Any, weights: list[PrunableWeight], density: float | None, budget: Any, data: Any
 ) -> Budget:
     """The densities of kernels that are pruned layer by layer."""
-    if data is not None and isinstance(budget, str) and budget in BUDGETS_OF_DATA:
-        return budget_of_data(
-            budget, model, weights, check_density(density), data, shows_progress()
-        )
+    if data is not None and isinstance(budget, str) and budget == "error":
+        share = check_density(density)
+        return budget_by_error(model, weights, share, data, shows_progress())
     budget = "uniform" if budget is None else budget
     return plan_for(density, budget, weights, orthogonal=False)
 

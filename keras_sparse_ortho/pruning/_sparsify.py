@@ -68,7 +68,7 @@ def sparsify(
             `ExactOrthogonal(gain="auto", taps="auto")` they are chosen for each kernel by what
             follows its layer; that trained no better where each start had a learning rate of its
             own (benchmarks/results/methods.md).
-        structure: `Block`, `NByM` or `ConstantFan` for every selected kernel, or a short form:
+        structure: `Block` or `NByM` for every selected kernel, or a short form:
             `"2:4"`, `"16x1"`, `(16, 1)`. With `storage="blocks"` the size of blocks, which are
             regular.
         seed: Integer, or `None` for a new one at each call (from Python's `random`, as Keras

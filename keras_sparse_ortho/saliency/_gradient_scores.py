@@ -9,13 +9,13 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import hessian_vector_product, second_derivatives
-from keras_sparse_ortho._data import Batch, first_batches, refuse_separate_targets, samples
+from keras_sparse_ortho._data import Batch, first_batches, samples
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho._workers import digest_of, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
-from keras_sparse_ortho.models import Objective, StatelessLoss, check_labels, from_zero_states
+from keras_sparse_ortho.models import StatelessLoss, check_labels, from_zero_states
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
 
 L = keras.losses
@@ -33,53 +33,42 @@ def snip(
     model: Any,
     density: float,
     data: Any,
-    *separate: Any,
+    *,
     batch_size: int = 128,
     batches: int | None = 1,
-    shuffle: bool = True,
     seed: int | None = None,
-    objective: Objective | None = None,
-    training: bool = True,
     include: Selection = None,
     exclude: Selection = None,
     on_collapse: str = "error",
-    verbose: int = 0,
 ) -> Saliency:
     """Score `|w * dL/dw|`: to first order, the change of the loss if the entry is removed.
 
     `L` is the loss that the model was compiled with, over all the batches together, without weight
-    regularizers. The model is not changed.
+    regularizers, with dropout and batch statistics as in training. The model is not changed.
 
     Args:
-        model: A built Keras model: Sequential, functional, nested or subclassed; compiled unless
-            there is an `objective`.
+        model: A built and compiled Keras model: Sequential, functional, nested or subclassed.
         density: Global live fraction over the selected weights, in (0, 1].
         data: As for `fit`, in one argument: arrays `(x, y)` or `(x, y, sample_weight)`, each an
             array or a list or dict of arrays; or batches: `PyDataset`, `tf.data`, `DataLoader`, a
             list, a generator, or a function that returns one.
-        *separate: Rejected: inputs and targets are one argument.
         batch_size: Samples per batch of arrays.
         batches: How many batches to use; `None` for all.
-        shuffle: Whether to draw the samples of arrays at random; otherwise the first ones are
-            used. Datasets and generators keep their own order.
-        seed: For drawing samples; `None` takes one from Python's `random`.
-        objective: `objective(model, x, y, sample_weight, training)`, another loss.
-        training: Whether batch statistics and dropout are those of training.
+        seed: For drawing samples from arrays; `None` takes one from Python's `random`. Datasets
+            and generators keep their own order.
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights to leave out.
         on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
-        verbose: 1 for a progress bar over batches.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: Weights that are wrapped or not finite, scores that are not finite.
         WorkerError: On all processes that train one model, if their weights differ.
-        TypeError: Targets as a separate argument, `x, y` instead of `(x, y)`.
         ValueError: No data, no labels, or a model that was not compiled.
 
     Limits: at low densities a layer may be left with no live entries; `synflow` prevents that. In
     mixed_float16 small gradients underflow: score the model in float32. If several processes train
-    one model (docs/scale.md), all of them must call this; gradients are those of all data.
+    one model (docs/scale.md), all of them must call this; derivatives are those of all data.
 
     Example:
 
@@ -96,14 +85,10 @@ def snip(
     - Lee, Ajanthan and Torr, "SNIP: Single-shot Network Pruning based on Connection Sensitivity"
       (ICLR 2019), arXiv 1810.02340
     """
-    refuse_separate_targets("snip(model, density, (x, y))", separate)
     weights = scored_weights(model, density, include, exclude, on_collapse)
-    if objective is None and getattr(model, "compiled", False):
-        objective = _DataLoss()
-    taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
-    loss = _Derivatives(model, weights, objective, taken, training, 1, verbose)
-    pairs = zip(weights, loss.gradient(), strict=True)
-    scores = [np.abs(weight.raw_value() * gradient) for weight, gradient in pairs]
+    taken = first_batches(data, batch_size=batch_size, batches=batches, seed=seed)
+    gradient = _Derivatives(model, weights, taken).gradient()
+    scores = [np.abs(w.raw_value() * slope) for w, slope in zip(weights, gradient, strict=True)]
     return Saliency("SNIP", density, weights, scores, on_collapse)
 
 
@@ -112,54 +97,29 @@ def grasp(
     model: Any,
     density: float,
     data: Any,
-    *separate: Any,
+    *,
     temperature: float | None = None,
     batch_size: int = 128,
     batches: int | None = 1,
-    shuffle: bool = True,
     seed: int | None = None,
-    objective: Objective | None = None,
-    training: bool = True,
     include: Selection = None,
     exclude: Selection = None,
     on_collapse: str = "error",
-    verbose: int = 0,
 ) -> Saliency:
     """Score `w * (H g)`, with gradient `g` and Hessian `H` of the loss: the highest are kept.
 
     Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so the entries
     with the highest `-w (H g)` are removed, which preserves the gradient flow as far as possible.
     (The paper calls `-w (H g)` the score; here, as everywhere, a high score is kept.) `g` and `H`
-    are over all selected weights and all the batches together. The model is not changed.
+    are over all selected weights and all the batches together.
 
-    Args:
-        model: A built Keras model: Sequential, functional, nested or subclassed; compiled unless
-            there is an `objective`.
-        density: Global live fraction over the selected weights, in (0, 1].
-        data: As for `fit`, in one argument; see `snip`.
-        *separate: Rejected: inputs and targets are one argument.
-        temperature: What logits are divided by, so that the softmax is not saturated. `None` is
-            200 if all losses are cross-entropies, of logits or of probabilities, else 1.
-        batch_size: As in `snip`.
-        batches: As in `snip`.
-        shuffle: As in `snip`.
-        seed: As in `snip`.
-        objective: `objective(model, x, y, sample_weight, training)`, another loss, to which no
-            temperature is applied.
-        training: Whether batch statistics and dropout are those of training.
-        include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
-        exclude: Which weights to leave out.
-        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
-        verbose: 1 for a progress bar over batches and derivatives.
-
-    Raises:
-        BudgetError, NotPrunableError, WorkerError, TypeError: As `snip`.
-        ValueError: As `snip`, or a temperature for a loss that is not a cross-entropy.
+    Logits are divided by `temperature`, so that the softmax is not saturated. `None` is 200 if all
+    losses are cross-entropies, of logits or of probabilities, else 1; another temperature for
+    another loss is a ValueError. The other arguments and errors are those of `snip`.
 
     Limits: second derivatives take about three times the memory of a training step; use a smaller
     `batch_size` and more `batches`. With piecewise linear activations, the Hessian comes from the
-    loss and from products of weights only. If several processes train one model (docs/scale.md),
-    all of them must call this; derivatives are those of all data.
+    loss and from products of weights only.
 
     Example:
 
@@ -176,20 +136,15 @@ def grasp(
     - Wang, Zhang and Grosse, "Picking Winning Tickets Before Training by Preserving Gradient Flow"
       (ICLR 2020), arXiv 2002.07376
     """
-    refuse_separate_targets("grasp(model, density, (x, y))", separate)
     weights = scored_weights(model, density, include, exclude, on_collapse)
-    if objective is None and getattr(model, "compiled", False):
-        if temperature is None:
-            losses = keras.tree.flatten(getattr(model, "loss", None))
-            kinds = [_cross_entropy(loss) for loss in losses if loss is not None]
-            temperature = 200.0 if kinds and all(kinds) else 1.0  # 200 as in the paper
-        if not temperature > 0:
-            raise ValueError(
-                f"`temperature` must be positive. Received: temperature={temperature!r}"
-            )
-        objective = _DataLoss(float(temperature))
-    taken = first_batches(data, batch_size=batch_size, batches=batches, shuffle=shuffle, seed=seed)
-    loss = _Derivatives(model, weights, objective, taken, training, 2, verbose)
+    if temperature is None:
+        losses = keras.tree.flatten(getattr(model, "loss", None))
+        kinds = [_cross_entropy(loss) for loss in losses if loss is not None]
+        temperature = 200.0 if kinds and all(kinds) else 1.0  # 200 as in the paper
+    if not temperature > 0:
+        raise ValueError(f"`temperature` must be positive. Received: temperature={temperature!r}")
+    taken = first_batches(data, batch_size=batch_size, batches=batches, seed=seed)
+    loss = _Derivatives(model, weights, taken, float(temperature))
     products = loss.hessian_times(loss.gradient())
     scores = [w.raw_value() * product for w, product in zip(weights, products, strict=True)]
     return Saliency("GraSP", density, weights, scores, on_collapse)
@@ -269,22 +224,18 @@ class _Derivatives:
         self,
         model: Any,
         weights: list[PrunableWeight],
-        objective: Objective | None,
         batches: list[Batch],
-        training: bool,
-        passes: int,
-        verbose: int,
+        temperature: float = 1.0,
     ) -> None:
         variables = [weight.variable for weight in weights]
-        self._loss = StatelessLoss(model, variables, objective=objective, training=training)
+        objective = _DataLoss(temperature) if getattr(model, "compiled", False) else None
+        self._loss = StatelessLoss(model, variables, objective=objective)
         self._workers = workers_of(model)
         if self._workers.count > 1:
             values = {f"{n}, {v.path}": digest_of(to_numpy(v)) for n, v in enumerate(variables)}
             self._workers.compare("where weights are scored", values)
         self._total = sum(samples(batch) for batch in batches)
         self._batches = self._workers.batches(batches)
-        steps = passes * len(batches)
-        self._progress = keras.utils.Progbar(steps, verbose=verbose, unit_name="batch")
         if compiled_loss_waits(model):
             # What a loss creates in its first call must not be created while tracing.
             with from_zero_states(model):
@@ -308,14 +259,12 @@ class _Derivatives:
 
     def _own_mean(self, of: Callable[[Batch], list[Any]]) -> list[np.ndarray]:
         total = sum(samples(batch) for batch in self._batches)
-        mean: list[np.ndarray] | None = None
+        mean: list[Any] = [0.0] * len(self._loss.variables)
         for batch in self._batches:
             share = samples(batch) / total
             found = [p if isinstance(p, np.ndarray) else to_numpy(p) for p in of(batch)]
             parts = [share * part.astype("float64") for part in found]
-            mean = parts if mean is None else [a + b for a, b in zip(mean, parts, strict=True)]
-            self._progress.add(1)
-        assert mean is not None
+            mean = [a + b for a, b in zip(mean, parts, strict=True)]
         return mean
 
 

@@ -29,12 +29,11 @@ class Saliency:
     The `round(density * size)` entries with the highest scores over all kernels together are live;
     ties go to the kernel that is listed first, then to the lower flat index.
 
-    `snip`, `grasp`, `synflow`, `magnitude` and `random` return one. It can be used in four ways:
+    `snip`, `grasp`, `synflow`, `magnitude` and `random` return one. It can be used in three ways:
 
     - `keras_sparse_ortho.prune(model, score=saliency)`: its masks on the given weights;
     - `keras_sparse_ortho.sparsify(model, budget=saliency.orthogonal_budget)`: only its densities;
-      the kernels are drawn anew, exactly orthogonal (exact orthogonal initialization, EOI);
-    - the same with `budget=saliency.budget` and another initializer;
+      the kernels are drawn anew, exactly orthogonal. Other initializers take `saliency.budget`;
     - `saliency.masks_for(budget)`: the counts of a budget, and in each kernel its highest scores.
 
     Args:
@@ -100,11 +99,7 @@ class Saliency:
 
     @property
     def budget(self) -> Budget:
-        """The density of every weight, exact to the entry.
-
-        Raises:
-            BudgetError: If a weight has no live entry.
-        """
+        """The density of every weight; BudgetError if one has no live entry."""
         if self.collapsed:
             self._report_collapse("error")
         sizes = {path: mask.size for path, mask in self.masks.items()}
@@ -115,10 +110,8 @@ class Saliency:
         """The budget with every weight lifted to the least density of an orthogonal kernel.
 
         The total stays the same: the other weights give up entries in proportion. Collapsed weights
-        are lifted as well; `lifted` of the budget names them.
-
-        Raises:
-            BudgetError: A density too small for exactly orthogonal kernels.
+        are lifted as well; `lifted` of the budget names them. BudgetError if the density is too
+        small for exactly orthogonal kernels.
         """
         relative = [max(self.counts[w.path], _ALMOST_NOTHING) / w.size for w in self._weights]
         return allocate(self._weights, self.density, relative, orthogonal=True)
@@ -126,17 +119,8 @@ class Saliency:
     def masks_for(self, budget: Budget) -> dict[str, np.ndarray]:
         """Masks of the highest scores within each kernel, with the counts of a budget.
 
-        Scores of different kernels are not compared, and no kernel is left without live entries.
-        Ties go to the lower flat index.
-
-        Args:
-            budget: For exactly the weights that were scored.
-
-        Returns:
-            From weight path to a bool array of its shape.
-
-        Raises:
-            BudgetError: A budget for other weights.
+        No kernel is left without live entries; ties go to the lower flat index. BudgetError if the
+        budget is for other weights than those that were scored.
 
         Example:
 
@@ -194,8 +178,8 @@ def magnitude(
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: Weights that are wrapped or not finite.
 
-    Limits: in a freshly initialized network magnitudes reflect the scale of the initializer, so
-    layers with a large fan-in, whose weights are small, are pruned most. `erk` has no such bias.
+    Limits: in a freshly initialized network layers with a large fan-in, whose weights are small,
+    are pruned most. `erk` has no such bias.
 
     Example:
 
@@ -223,14 +207,8 @@ def random(
     """Scores drawn uniformly from [0, 1): a uniformly random global mask of exact count.
 
     `seed` is an integer, which gives the same mask on every backend and machine; `None` takes one
-    from Python's `random`. The other arguments are those of `magnitude`.
-
-    Raises:
-        BudgetError: Layer collapse, if `on_collapse="error"`.
-
-    Limits: the densities of small layers scatter; `uniform` gives each layer its exact share.
-
-    Example:
+    from Python's `random`. The other arguments and errors are those of `magnitude`. The densities
+    of small layers scatter; `uniform` gives each layer its exact share.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a")])

@@ -6,14 +6,13 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_integer
-from keras_sparse_ortho._keras_internals import VariableOverrides
+from keras_sparse_ortho._keras_internals import VariableOverrides, replaced
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
@@ -60,8 +59,8 @@ def synflow(
     """Score `|w| * dR/d|w|` with `R = 1^T (prod |W_l|) 1`, pruned in many rounds, without data.
 
     In round `k` of `n`, the `round(density^(k / n) * size)` highest scores among the live entries
-    are kept, and `R` is that of the masked network. `R` is the sum of the outputs for an input of
-    ones, of a network made linear and positive:
+    are kept, and `R` is that of the masked network: the sum of the outputs for an input of ones,
+    of a network made linear and positive:
 
     - kernels, biases and all other float variables are replaced by their absolute values;
     - batch normalization is as in inference, with `|gamma|`, `|beta|`, its moving variance, and
@@ -96,8 +95,7 @@ def synflow(
 
     Limits: recurrent gates and attention weights are not linear and stay as they are: query and
     key kernels get scores of 0 and should be excluded. Functions that a model calls as operations,
-    not as layers or `activation=`, stay as well. One round takes one forward and backward pass of
-    one sample.
+    not as layers or `activation=`, stay as well.
 
     Example:
 
@@ -233,12 +231,12 @@ def _linearized(model: Any, dtype: str) -> Iterator[None]:
                 layer.dtype_policy = dtype
             call = _replacement(layer)
             if call is not None:
-                stack.enter_context(mock.patch.object(layer, "call", call))
+                stack.enter_context(replaced(layer, "call", call))
             # Recurrent layers only show the activation of their cell.
             activation = vars(layer).get("activation")
             if callable(activation) and not isinstance(activation, L.Layer):
                 # In recurrent cells only this one; recurrent_activation, the gates, stays.
-                stack.enter_context(mock.patch.object(layer, "activation", _identity))
+                stack.enter_context(replaced(layer, "activation", _identity))
         yield
 
 

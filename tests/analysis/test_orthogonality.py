@@ -19,36 +19,12 @@ def gram_error(matrix, gain=None):
     return np.abs(gram - square * np.eye(len(gram))).max() / square
 
 
-def circular_operator(kernel, size):
-    """The matrix of a circular-padded, stride-1 convolution on a grid of `size` a side."""
-    *taps, inputs, outputs = kernel.shape
-    grid = list(np.ndindex(*[size] * len(taps)))
-    index = {place: k for k, place in enumerate(grid)}
-    operator = np.zeros((len(grid), inputs, len(grid), outputs))
-    for place in grid:
-        for tap in np.ndindex(*taps):
-            source = tuple((p + t) % size for p, t in zip(place, tap, strict=True))
-            operator[index[source], :, index[place], :] += kernel[tap]
-    return operator.reshape(len(grid) * inputs, len(grid) * outputs)
-
-
 @pytest.mark.parametrize("gain", [None, 1.0, 1.7])
 @pytest.mark.parametrize("shape", [(5, 5), (9, 4), (4, 9), (1, 7), (7, 1), (1, 1)])
 def test_matrices(shape, gain):
     kernel = np.random.default_rng(0).normal(size=shape)
     assert orthogonality_error(kernel, gain=gain) == pytest.approx(
         gram_error(kernel, gain), rel=1e-12, abs=1e-15
-    )
-
-
-@pytest.mark.parametrize("gain", [None, 1.3])
-@pytest.mark.parametrize("shape", [(3, 4, 3), (2, 3, 4), (4, 3, 3), (3, 2, 4, 2), (2, 2, 2, 5)])
-def test_convolutions_are_measured_by_their_circular_operator(shape, gain):
-    kernel = np.random.default_rng(1).normal(size=shape)
-    size = 2 * max(shape[:-2]) - 1  # so that no two shifts of the taps fall together
-    operator = circular_operator(kernel, size)
-    assert orthogonality_error(kernel, gain=gain) == pytest.approx(
-        gram_error(operator, gain), rel=1e-12
     )
 
 
@@ -98,3 +74,60 @@ def test_a_kernel_of_zeros_is_infinitely_far_from_orthogonal():
     assert orthogonality_error(np.zeros((3, 4))) == math.inf
     assert orthogonality_error(np.zeros((3, 3, 4, 4))) == math.inf
     assert orthogonality_error(np.zeros((4, 8)), KernelLayout.recurrent(2)) == math.inf
+
+
+# --- convolutions, strided ones too --------------------------------------------------
+
+
+def operator(kernel, strides, size):
+    """The matrix of a circular convolution with strides, over a line or a square of `size`."""
+    *taps, inputs, outputs = kernel.shape
+    axes = len(taps)
+    found = np.zeros((*[size] * axes, inputs, *[size // s for s in strides], outputs))
+    for place in np.ndindex(*[size // s for s in strides]):
+        for tap in np.ndindex(*taps):
+            source = tuple((s * p + t) % size for s, p, t in zip(strides, place, tap, strict=True))
+            found[(*source, slice(None), *place)] += kernel[tap]
+    return found.reshape(size**axes * inputs, -1)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        *[((3, 2, 9), (2,)), ((3, 4, 3), (2,)), ((3, 2, 2, 9), (2, 1))],
+        *[((3, 4, 3), (1,)), ((4, 3, 2), (1,)), ((3, 2, 4, 2), (1, 1)), ((2, 2, 2, 5), (1, 1))],
+    ],
+)
+def test_random_kernels_are_measured_by_their_operator(shape, strides, transposed):
+    kernel = np.random.default_rng(0).normal(size=shape)
+    layout = KernelLayout.convolution(strides=strides)
+    expected = gram_error(operator(kernel, strides, 8), None)
+    if transposed:  # the adjoint, which has the same matrix and stores it by outputs, then inputs
+        layout = KernelLayout.transposed_convolution(strides)
+    assert orthogonality_error(kernel, layout) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        KernelLayout.convolution(strides=2),
+        KernelLayout.convolution(groups=2, strides=2),
+        KernelLayout.transposed_convolution(2),
+        KernelLayout.depthwise(2),
+    ],
+)
+def test_exact_kernels_on_all_taps_have_none(layout):
+    kernel, _ = exact_orthogonal((3, 3, 6, 14), 0.2, seed=0, taps="shift", layout=layout)
+    assert orthogonality_error(kernel, layout) < 1e-6
+    if layout.inputs and not layout.transposed:  # without its strides it is something else
+        plain = KernelLayout(**{**layout.get_config(), "strides": ()})
+        assert orthogonality_error(kernel, plain) > 0.1
+
+
+def test_a_matrix_at_the_center_tap_is_judged_as_one():
+    layout = KernelLayout.convolution(strides=2)
+    kernel, _ = exact_orthogonal((3, 3, 8, 16), 0.05, seed=0, dtype=np.float64)
+    assert orthogonality_error(kernel, layout) < 1e-14
+    kernel[0, 0, 0, 0] = 1e-3  # after a step of training it is the convolution that counts
+    assert orthogonality_error(kernel, layout) > 0.1

@@ -13,7 +13,6 @@ from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RamanujanOrthogonal
 from keras_sparse_ortho.orthogonal import (
     Block,
-    ConstantFan,
     NByM,
     covering_count,
     dead_outputs,
@@ -142,7 +141,7 @@ def test_a_layout_of_the_initializer_counts():
 
 
 STRUCTURES = [
-    *(Block(4, 1), Block(1, 4), Block(4, 4, regular=True), NByM(2, 4), ConstantFan("out")),
+    *(Block(4, 1), Block(1, 4), Block(4, 4, regular=True), NByM(2, 4)),
 ]
 
 

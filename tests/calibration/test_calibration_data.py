@@ -27,7 +27,6 @@ USES = {
     "wanda": lambda model, x: kso.prune(model, 0.5, score="wanda", data=x),
     "refit": lambda model, x: kso.prune(model, 0.5, data=x),
     "statistics": kso.restore_statistics,
-    "compensate": lambda model, x: kso.compensate(kso.prune(model, 0.5), x, dense=model),
 }
 
 

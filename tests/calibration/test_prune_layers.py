@@ -1,7 +1,6 @@
 """Pruning layer by layer on calibration data: counts, models, runs that go on, refusals."""
 
 import sys
-import threading
 
 import keras
 import numpy as np
@@ -199,10 +198,8 @@ def test_batches_must_go_one_way(threshold, reached):
     model = built(threshold if reached else -threshold)
     x = rows() if reached else rows() - 2.0
     before = model.get_weights()
-    threads = threading.active_count()
     with pytest.raises(NotPrunableError, match=r"in one order.*Received.*batch 1"):
         kso.prune(model, 0.25, score="obs", data=x)
-    assert threading.active_count() == threads
     for one, two in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
     assert "call" not in vars(model.first)

@@ -325,7 +325,7 @@ def test_storages_of_a_stack_are_converted_with_the_optimizer(tmp_path):
     ):
         np.testing.assert_allclose(array(one), array(other), atol=1e-5)
     dense.save_weights(tmp_path / "dense.weights.h5")
-    kso.load_dense_weights(again, tmp_path / "dense.weights.h5")
+    kso.contrib.load_dense_weights(again, tmp_path / "dense.weights.h5")
     weight = kso.prunable_weights(again)[0]
     expected = np.where(weight.mask, array(dense.layers[0].kernel), 0)
     np.testing.assert_array_equal(weight.value, expected)

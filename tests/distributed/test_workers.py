@@ -150,7 +150,7 @@ def test_scores_of_shards_are_those_of_all_data(monkeypatch, score):
         )
         model.set_weights([factor * kernel])
         model.compile("sgd", "mse", run_eagerly=True)
-        ask = {"batch_size": 3, "batches": None, "shuffle": False}
+        ask = {"batch_size": 3, "batches": None}
         return getattr(kso.saliency, score)(model, 0.5, (x[rows], y[rows]), **ask).scores
 
     expected = scores(Workers(), slice(12))["a/kernel"]

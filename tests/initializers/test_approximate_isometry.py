@@ -42,11 +42,6 @@ def test_flattened_convolutions_inside_sparsify():
     assert (conv.value != 0).sum() == 216
 
 
-def test_progress_can_be_seen(capsys):
-    ApproximateIsometry(0.4, seed=1, max_iterations=3, verbose=1).sample((16, 16))
-    assert "error" in capsys.readouterr().out
-
-
 def test_refusals():
     mask = np.ones((4, 4), bool)
     with pytest.raises(DensityError, match=r"must be in .*Received: density=None"):

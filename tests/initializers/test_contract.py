@@ -15,7 +15,7 @@ from keras_sparse_ortho.initializers import (
     RamanujanOrthogonal,
     RandomSparse,
 )
-from keras_sparse_ortho.orthogonal import Block, ConstantFan, NByM
+from keras_sparse_ortho.orthogonal import Block, NByM
 from tests.helpers import array
 
 pytestmark = pytest.mark.core
@@ -35,10 +35,6 @@ INITIALIZERS = {
     "block": lambda: ExactOrthogonal(0.25, seed=3, structure=Block(4, 1)),
     "regular": lambda: ExactOrthogonal(0.25, seed=3, structure=Block(6, 4, regular=True)),
     "n_by_m": lambda: ExactOrthogonal(0.2, seed=3, structure=NByM(2, 4)),
-    "fan": lambda: ExactOrthogonal(0.25, seed=3, structure=ConstantFan("in")),
-    "sequence": lambda: ExactOrthogonal(
-        None, rotations=[(i, i + 1, 0.3 + 0.01 * i) for i in range(40)]
-    ),
     "ai": lambda: ApproximateIsometry(0.2, seed=3, max_iterations=5),
     "sao": lambda: RamanujanOrthogonal(4, seed=3, relu=True),
     "random": lambda: RandomSparse(0.2, "glorot_uniform", seed=3),
@@ -140,9 +136,6 @@ def test_refusals():
         AttentionLayout(2, 4)((5, 5, 5))
     with pytest.raises(DensityError, match=r"least density is 0.015625"):
         ExactOrthogonal(0.001)(SHAPE)
-    for rotations in ({"class_name": "Zeros"}, {"abc": 1}, 5, [(0, 1)]):
-        with pytest.raises(ValueError, match=r"`rotations` must be a list of triples.*Received"):
-            ExactOrthogonal(rotations=rotations)
 
 
 def test_random_masks_of_another_seed_hold_other_values():

@@ -14,7 +14,7 @@ from keras_sparse_ortho.initializers import (
     RandomSparse,
     kernel_layouts,
 )
-from keras_sparse_ortho.orthogonal import ConstantFan, dead_outputs
+from keras_sparse_ortho.orthogonal import NByM, dead_outputs
 from tests.helpers import array
 
 L = keras.layers
@@ -63,14 +63,16 @@ def test_configurations_from_before_have_the_defaults():
 
 def test_configurations_with_removed_options():
     config = ExactOrthogonal(0.3, seed=3).get_config()
-    restored = ExactOrthogonal.from_config({**config, "norms": None, "center_density": None})
+    restored = ExactOrthogonal.from_config(
+        {**config, "norms": None, "center_density": None, "rotations": None}
+    )
     assert restored.get_config() == config
     with pytest.raises(ValueError, match=r"`norms` has been removed.*Received: norms="):
         ExactOrthogonal.from_config({**config, "norms": "equal"})
     with pytest.raises(ValueError, match=r"`center_density` has been removed.*Received: center"):
         ExactOrthogonal.from_config({**config, "center_density": "more_nonzeros"})
-    with pytest.raises(ValueError, match=r'"cascade" has been removed; use "shift"'):
-        ExactOrthogonal.from_config({**config, "taps": "cascade"})
+    with pytest.raises(ValueError, match=r"`rotations` has been removed.*Received: rotations="):
+        ExactOrthogonal.from_config({**config, "rotations": [[0, 1, 0.5]]})
 
 
 def test_unknown_options_are_refused_at_once():
@@ -79,7 +81,7 @@ def test_unknown_options_are_refused_at_once():
     with pytest.raises(ValueError, match=r"`taps` must be .*Received: taps='all'"):
         ExactOrthogonal(0.1, taps="all")
     with pytest.raises(ValueError, match=r'needs taps="center"'):
-        ExactOrthogonal(0.1, taps="shift", structure=ConstantFan())
+        ExactOrthogonal(0.1, taps="shift", structure=NByM(2, 4))
 
 
 STRIDED = [

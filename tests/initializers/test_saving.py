@@ -44,12 +44,6 @@ LAYERS = {
         lambda: L.Dense(8, kernel_initializer=ExactOrthogonal(0.3, seed=3, angles=small_angles)),
         1,
     ),
-    "rotations": (
-        lambda: L.Dense(
-            8, kernel_initializer=ExactOrthogonal(None, rotations=[(0, 1, 0.5), (1, 7, -0.2)])
-        ),
-        1,
-    ),
     "taps": (
         lambda: L.Conv1D(8, 3, kernel_initializer=ExactOrthogonal(0.3, seed=4, taps="shift")),
         1,

@@ -120,8 +120,3 @@ def test_an_angle_law_holds_for_the_covering_rotations_as_well():
     np.testing.assert_allclose(
         np.unique(np.abs(kernel[kernel != 0]).round(12)), [np.sin(0.3).round(12), np.cos(0.3)]
     )
-
-
-def test_an_unknown_start_is_refused():
-    with pytest.raises(ValueError, match=r'`start` must be "covering" .*Received: start=\'cover\''):
-        exact_orthogonal((8, 16), 0.5, start="cover")

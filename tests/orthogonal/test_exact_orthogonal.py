@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal import (
@@ -14,61 +12,38 @@ from keras_sparse_ortho.orthogonal import (
     Rotations,
     exact_orthogonal,
     least_count,
-    least_density,
     live_count,
 )
 
 pytestmark = pytest.mark.numpy_only
 
 
-def plain_steps(shape, sequence):
-    """`[I | 0]`, one rotation of two columns after the other, transposed if the kernel is tall."""
+def plain_loop(shape, limit, seed):
+    """`[I | 0]`, one rotation of two columns after the other, as long as the entries fit."""
     rows, width = sorted(shape)
-    matrix = np.eye(rows, width)
-    for i, j, angle in sequence:
-        a, b = matrix[:, i].copy(), matrix[:, j].copy()
-        matrix[:, i] = np.cos(angle) * a + np.sin(angle) * b
-        matrix[:, j] = -np.sin(angle) * a + np.cos(angle) * b
-        yield matrix.T if shape[0] > shape[1] else matrix
+    matrix, rng = np.eye(rows, width), np.random.default_rng(seed)
+    while True:
+        drawn = Rotations.draw(width, max(3 * width, 64), rng)
+        for i, j, cos, sin in zip(drawn.first, drawn.second, drawn.cos, drawn.sin, strict=True):
+            a, b = matrix[:, i].copy(), matrix[:, j].copy()
+            more = np.count_nonzero((a != 0) | (b != 0)) * 2 - np.count_nonzero(a)
+            count = np.count_nonzero(matrix)
+            if count == limit or count + more - np.count_nonzero(b) > limit:
+                return matrix.T if shape[0] > shape[1] else matrix
+            matrix[:, i], matrix[:, j] = cos * a + sin * b, cos * b - sin * a
 
 
-def plain_loop(shape, sequence):
-    *_, last = plain_steps(shape, sequence)
-    return last
-
-
-def random_sequence(width, count, seed=0):
-    rng = np.random.default_rng(seed)
-    pairs = [rng.choice(width, 2, replace=False) for _ in range(count)]
-    return [(int(i), int(j), rng.uniform(0, 2 * np.pi)) for i, j in pairs]
-
-
-# Rotations a column: few (the sparse product), and many (dense rows from density 0.1 on).
-@pytest.mark.parametrize("turns", [0.5, 2.0, 5.0])
-@pytest.mark.parametrize(
-    "shape",
-    [(64, 64), (64, 200), (200, 64), (256, 256), (300, 512), (512, 300), (512, 512), (1, 64)],
-)
-def test_parity_with_a_plain_loop(shape, turns):
-    width = max(shape)
-    sequence = random_sequence(width, int(turns * width))
-    expected = plain_loop(shape, sequence)
-    kernel, mask = exact_orthogonal(shape, None, rotations=sequence, dtype=np.float64)
+# Few rotations a column (the sparse product), and many (dense rows from density 0.1 on).
+@pytest.mark.parametrize("density", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("shape", [(64, 64), (64, 200), (200, 64), (256, 256), (300, 512)])
+def test_parity_with_a_plain_loop(shape, density):
+    options = {"seed": 1, "start": "published"}
+    kernel, mask = exact_orthogonal(shape, density, dtype=np.float64, **options)
+    expected = plain_loop(shape, live_count(density, math.prod(shape)), 1)
     np.testing.assert_allclose(kernel, expected, atol=1e-12)
-    np.testing.assert_array_equal(mask, np.abs(expected) > 0)
-    in_float32, _ = exact_orthogonal(shape, None, rotations=sequence)
+    assert mask[expected != 0].all()
+    in_float32, _ = exact_orthogonal(shape, density, **options)
     np.testing.assert_allclose(in_float32, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (300, 512), (512, 300)])
-def test_a_sequence_is_applied_as_far_as_it_fits_the_density(shape):
-    sequence = random_sequence(max(shape), 3 * max(shape))
-    limit = live_count(0.1, math.prod(shape))
-    counts = map(np.count_nonzero, plain_steps(shape, sequence))
-    applied = next(t for t, count in enumerate(counts) if count > limit)
-    kernel, mask = exact_orthogonal(shape, 0.1, rotations=sequence, seed=1, dtype=np.float64)
-    np.testing.assert_allclose(kernel, plain_loop(shape, sequence[:applied]), atol=1e-12)
-    assert mask.sum() == limit
 
 
 def check(shape, density, layout=None, gain=1.0, seed=0, **kwargs):
@@ -91,20 +66,6 @@ def check(shape, density, layout=None, gain=1.0, seed=0, **kwargs):
         canonical[(*index, *center)] = 0.0
     assert not canonical.any()
     return kernel, mask
-
-
-@given(
-    rows=st.integers(1, 70),
-    columns=st.integers(1, 70),
-    share=st.floats(0.0, 1.0),
-    gain=st.sampled_from([1.0, 0.5, 2.0]),
-    seed=st.integers(0, 2**31 - 1),
-)
-def test_matrices_of_every_shape(rows, columns, share, gain, seed):
-    least = least_density((rows, columns))
-    density = min(least + share * (1.0 - least), 1.0)
-    if live_count(density, rows * columns) >= least_count((rows, columns)):
-        check((rows, columns), density, gain=gain, seed=seed)
 
 
 @pytest.mark.parametrize("density", [0.01, 0.05, 0.1, 0.3, 0.45, 0.8, 1.0])
@@ -141,10 +102,10 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize("density", [0.15, 0.5, 1.0])
 @pytest.mark.parametrize(("shape", "layout"), CONVOLUTIONS)
-def test_kernels_of_every_layout(shape, layout, density):
-    check(shape, density, layout, gain=1.5, seed=3)
+def test_kernels_of_every_layout(shape, layout):
+    for density in (0.15, 0.5, 1.0):
+        check(shape, density, layout, gain=1.5, seed=3)
 
 
 @pytest.mark.parametrize("taps", [(3, 3), (4, 2), (1, 5)])
@@ -186,42 +147,13 @@ def test_the_density_of_the_center_tap():
 def test_too_low_a_density_is_refused_with_the_least_one(shape, layout, least):
     with pytest.raises(DensityError, match=least):
         exact_orthogonal(shape, 0.001, layout=layout)
-    check(shape, least_density(shape, layout), layout)
+    check(shape, least_count(shape, layout) / math.prod(shape), layout)
 
 
 @pytest.mark.parametrize("density", [0, -0.5, 1.0001, math.nan, math.inf, "0.1", True, [0.1]])
 def test_what_is_no_density_is_refused(density):
     with pytest.raises(DensityError, match=r"`density` must be .*\(0, 1\]\..* Received: density="):
         exact_orthogonal((8, 8), density)
-
-
-def test_density_one_is_a_dense_orthogonal_kernel():
-    for shape in ((40, 40), (40, 100), (100, 40), (300, 300)):
-        kernel, mask = check(shape, 1.0)
-        assert mask.all()
-        assert np.count_nonzero(kernel) == kernel.size
-
-
-@pytest.mark.parametrize(
-    ("sequence", "message"),
-    [
-        ([(0, 8, 0.1)], "columns below the longer side of the kernel, 8. Received: column 8"),
-        ([(1, 1, 0.1)], r"two distinct columns. Received: rotations\[0\]"),
-        ([(0, 1, math.nan)], "finite angle in radians. Received"),
-        ([(0, -1, 0.1)], "two column indices"),
-        ([(0, 1.5, 0.1)], "two column indices"),
-    ],
-)
-def test_bad_sequences(sequence, message):
-    with pytest.raises(ValueError, match=message):
-        exact_orthogonal((4, 8), None, rotations=sequence)
-
-
-def test_sequences_are_for_a_single_matrix():
-    with pytest.raises(ValueError, match="this layout has 4 of them"):
-        exact_orthogonal((8, 32), 0.5, layout=KernelLayout.recurrent(4), rotations=[(0, 1, 0.1)])
-    with pytest.raises(DensityError, match="must be a number without `rotations`"):
-        exact_orthogonal((8, 32), None)
 
 
 def test_angle_laws():

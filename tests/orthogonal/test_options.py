@@ -11,13 +11,8 @@ pytestmark = pytest.mark.numpy_only
     ("options", "message"),
     [
         ({"taps": "middle"}, r'`taps` must be "center" or "shift". Received: taps='),
-        ({"taps": "cascade"}, r'\("cascade" has been removed; use "shift"\). Received: taps='),
         ({"start": None}, r'`start` must be "covering" or "published". Received: start=None'),
         ({"taps": "shift", "structure": Block(1, 2)}, r"needs taps=\"center\". Received: taps="),
-        (
-            {"structure": Block(1, 2), "rotations": [(0, 1, 0.5)]},
-            r"`structure` and `rotations` are mutually exclusive. Received: structure=",
-        ),
     ],
 )
 def test_unknown_and_mutually_exclusive_options(options, message):

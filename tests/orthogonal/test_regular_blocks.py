@@ -51,7 +51,7 @@ def kernels(draw):
     gain=st.sampled_from([1.0, math.sqrt(2), -0.5]),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_regular_exactly_orthogonal_and_the_same_dense(kernel_of, share, gain, seed):
     shape, layout, rows, cols = kernel_of
     structure = Block(rows, cols, regular=True)
@@ -119,9 +119,9 @@ def zero_blocks(drawn):
     return float((drawn.blocks == 0).all(axis=(-1, -2)).mean())
 
 
-@pytest.mark.parametrize("inputs", [512, 1536, 640])
+@pytest.mark.parametrize("inputs", [512, 640])
 @pytest.mark.parametrize("outputs", [512, 1536])
-@pytest.mark.parametrize("density", [0.05, 0.1, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("density", [0.05, 0.2, 1.0])
 def test_few_live_blocks_are_zero(inputs, outputs, density):
     drawn = regular_blocks((inputs, outputs), density, Block(8, 8, regular=True), seed=0)
     # A seventh is what products of 2, 3 and 5 miss at most; overlaps and odd lines take the rest.
@@ -134,7 +134,7 @@ def assert_dense_or_zero(drawn):
     assert (drawn.blocks[live] != 0).all()
 
 
-@pytest.mark.parametrize(("rows", "cols"), [(130, 130), (128, 256), (256, 64), (67, 67)])
+@pytest.mark.parametrize(("rows", "cols"), [(130, 130), (256, 64)])
 def test_large_blocks(rows, cols):
     drawn = regular_blocks((2 * rows, 4 * cols), 0.5, Block(rows, cols, regular=True), seed=0)
     assert_dense_or_zero(drawn)
@@ -201,7 +201,7 @@ def test_seeds():
     np.testing.assert_array_equal(half.blocks, first.blocks.astype(np.float32))
 
 
-@pytest.mark.parametrize("block", [32, 128])
+@pytest.mark.parametrize("block", [128])
 def test_wide_kernels_never_have_a_dense_form(block):
     tracemalloc.start()
     try:
@@ -256,7 +256,7 @@ def test_refusals():
         regular_blocks((64, 64), 0.5, structure, gain=math.nan)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_shorter_side_may_be_padded(seed):
     rng = np.random.default_rng(seed)
     width, count = int(rng.integers(21, 40)), int(rng.integers(2, 7))

@@ -10,7 +10,6 @@ import pytest
 
 from keras_sparse_ortho.orthogonal import (
     Block,
-    ConstantFan,
     KernelLayout,
     NByM,
     exact_orthogonal,
@@ -34,7 +33,6 @@ OPTIONS = [
     ((3, 3, 8, 40), 0.1, {"taps": "shift", "layout": KernelLayout.convolution(strides=2)}),
     ((24, 64), 0.25, {"structure": Block(4, 1)}),
     ((24, 64), 0.25, {"structure": NByM(2, 4)}),
-    ((24, 64), 0.25, {"structure": ConstantFan("out")}),
 ]
 
 
@@ -76,7 +74,7 @@ def digest(start):
 PINNED = {
     "covering": "facbaabf693c80ef",
     "published": "f7ac4b036d509cf7",
-    "options": "9cc3d4e5b7e738b3",
+    "options": "49e437ee158c334e",
     "regular": "2769b6a72a942c5c",
     "pattern": "b61c721231b7f8f1",
 }
@@ -110,6 +108,7 @@ assert not any(umath.__cpu_features__[name] for name in umath.__cpu_dispatch__)
 print(*map(digest, PINNED))
 """
     without = {
+        "KERAS_BACKEND": "jax",  # imported in half of the time
         "OPENBLAS_CORETYPE": "Nehalem",
         "NPY_DISABLE_CPU_FEATURES": " ".join(features),
     }

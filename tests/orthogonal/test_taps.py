@@ -92,7 +92,7 @@ def draw_kernel(shape, layout, share, **kwargs):
     start=st.sampled_from(["covering", "published"]),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_convolutions_are_isometries(window, inputs, outputs, groups, share, start, seed):
     taps, strides = window
     layout = KernelLayout.convolution(groups, strides)
@@ -116,7 +116,7 @@ def test_convolutions_are_isometries(window, inputs, outputs, groups, share, sta
     share=st.floats(0.0, 1.0),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_transposed_convolutions_are_isometries(window, inputs, outputs, share, seed):
     taps, strides = window
     layout = KernelLayout.transposed_convolution(strides)
@@ -133,7 +133,7 @@ def test_transposed_convolutions_are_isometries(window, inputs, outputs, share, 
     share=st.floats(0.0, 1.0),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_depthwise_convolutions_are_isometries(window, channels, multiplier, share, seed):
     taps, strides = window
     layout = KernelLayout.depthwise(strides)
@@ -168,14 +168,6 @@ def test_matrices_and_pointwise_kernels_are_as_at_the_center():
         kernel, same = exact_orthogonal(shape, 0.2, seed=4, taps="shift")
         np.testing.assert_array_equal(kernel, expected)
         np.testing.assert_array_equal(mask, same)
-
-
-def test_explicit_rotations_are_those_of_the_matrix():
-    sequence = [(0, 5, 0.3), (1, 2, 0.7), (2, 6, 1.1)]
-    matrix, _ = exact_orthogonal((4, 8), None, rotations=sequence)
-    kernel, _ = exact_orthogonal((3, 3, 4, 8), None, rotations=sequence, taps="shift", seed=1)
-    np.testing.assert_array_equal(kernel.sum(axis=(0, 1)), matrix)
-    check_isometry(kernel, (1, 1), np.random.default_rng(0))
 
 
 def test_polyphase_counts():
@@ -228,12 +220,6 @@ def test_all_coefficients_of_the_polyphase_product_are_those_of_the_identity(sha
         first, *others = autocorrelation(part)
         np.testing.assert_allclose(first, np.eye(len(first)), atol=1e-6)
         assert np.abs(others).max(initial=0.0) < 1e-6
-
-
-def test_polyphase_at_stride_one_is_the_canonical_form():
-    kernel = np.random.default_rng(0).normal(size=(3, 2, 4, 6))
-    layout = KernelLayout.convolution(groups=2)
-    np.testing.assert_array_equal(to_polyphase(kernel, layout), layout.to_canonical(kernel))
 
 
 def test_strides_need_more_entries_on_all_taps():

@@ -19,7 +19,6 @@ STRUCTURES = {
     **{f"blocks {k}": kso.Block(k, k) for k in (16, 32, 64)},
     **{f"regular {k}": kso.Block(k, k, regular=True) for k in (16, 64)},
     "N:M": kso.NByM(2, 4),
-    "constant fan": kso.ConstantFan(),
 }
 # Inputs, outputs and density.
 SHAPES = {

@@ -223,17 +223,6 @@ def test_data_of_every_kind_and_order():
     np.testing.assert_allclose(joined(one), joined(first) / 3, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.tensorflow_only
-def test_tf_data():
-    import tensorflow as tf
-
-    model = network()
-    x, y = data()
-    source = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
-    found = saliency.snip(model, 0.5, source, batches=None)
-    np.testing.assert_allclose(joined(found), joined(saliency.snip(model, 0.5, (x, y))), atol=1e-6)
-
-
 def test_probabilities_give_the_scores_of_their_logits():
     model, twin = network(), network()
     twin.layers[1].activation = keras.activations.softmax
@@ -299,9 +288,6 @@ def test_refusals():
     with pytest.raises(ValueError, match="has its own targets"):
         saliency.snip(model, 0.5, (iter([(x, y)]), y))
     for name in ("snip", "grasp"):
-        rule = rf"as a tuple: {name}\(model, density, \(x, y\)\)\. Received: 2 separate"
-        with pytest.raises(TypeError, match=rule):
-            getattr(saliency, name)(model, 0.5, x, y)
         for unlabelled in (x, [(x,)], lambda: iter([(x, None)])):
             with pytest.raises(ValueError, match=r"labels: give `data` as `\(x, y\)`.*y=None"):
                 kso.prune(model, 0.5, score=name, data=unlabelled)

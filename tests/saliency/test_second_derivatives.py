@@ -56,7 +56,7 @@ def test_grasp_is_a_difference_of_gradients(kind):
         for sign in (1, -1)
     )
     expected = [w * (a - b) / (2 * step) for w, a, b in zip(values, ahead, back, strict=True)]
-    options = {"temperature": 1.0, "shuffle": False, "on_collapse": "ignore"}
+    options = {"temperature": 1.0, "on_collapse": "ignore"}
     found = saliency.grasp(model, 0.5, (x, y), **options).scores.values()
     largest = max(np.abs(score).max() for score in expected)
     for one, two in zip(found, expected, strict=True):

@@ -44,7 +44,7 @@ def test_blocks_catch_more_of_the_same_function():
     model = keras.Sequential([keras.Input((32,)), *hidden, L.Dense(32, name="c")])
     random_weights(model)
     before = model.get_weights()
-    same = kso.reorder_channels(model, 0.25, BLOCK)
+    same = kso.contrib.reorder_channels(model, 0.25, BLOCK)
     same_function(model, same, (32,))
     assert caught(same, "a", "b", "c") > 1.15 * caught(model, "a", "b", "c")
     for kept, weight in zip(model.get_weights(), before, strict=True):
@@ -63,7 +63,7 @@ def test_normalizations_residuals_and_depthwise_kernels_follow():
     y = L.ReLU()(L.Add()([x, y]))
     outputs = L.Dense(16, name="head")(L.GlobalAveragePooling2D()(y))
     model = random_weights(keras.Model(inputs, outputs))
-    same = kso.reorder_channels(model, 0.25, BLOCK)
+    same = kso.contrib.reorder_channels(model, 0.25, BLOCK)
     same_function(model, same, (8, 8, 16), 1e-5)
     assert caught(same, "a", "b") > 1.02 * caught(model, "a", "b")
     pairs = zip(model.get_weights(), same.get_weights(), strict=True)
@@ -78,7 +78,7 @@ def test_what_is_not_interchangeable_stays():
     y = L.Dense(64, activation="softmax", name="mixed")(y)
     y = L.Dense(64, activation="gelu", name="wide")(y)
     model = random_weights(keras.Model(inputs, L.Dense(32, name="narrow")(y)))
-    same = kso.reorder_channels(model, 0.25, BLOCK)
+    same = kso.contrib.reorder_channels(model, 0.25, BLOCK)
     same_function(model, same, (4, 16))
     kept = [m.get_layer(n).get_weights() for n in ("attention", "norm") for m in (model, same)]
     kept += [m.get_layer("mixed").get_weights()[1:] for m in (model, same)]
@@ -91,7 +91,7 @@ def test_what_is_not_interchangeable_stays():
 def test_sparse_models_become_plain_ones():
     model = keras.Sequential([keras.Input((16,)), L.Dense(32, "relu", name="a"), L.Dense(16)])
     sparse = kso.prune(random_weights(model), 0.5)
-    same = kso.reorder_channels(sparse, 0.25, BLOCK)
+    same = kso.contrib.reorder_channels(sparse, 0.25, BLOCK)
     assert not [x for x in same.layers if isinstance(x, kso.PrunableLayer)]
     same_function(sparse, same, (16,))
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_reordered_is_refused():
     own = Own()
     own(np.ones((1, 8), "float32"))
     with pytest.raises(NotPrunableError, match="Received"):
-        kso.reorder_channels(own, 0.25)
+        kso.contrib.reorder_channels(own, 0.25)
     model = keras.Sequential([keras.Input((8,)), L.Dense(8)])
     with pytest.raises(DensityError):
-        kso.reorder_channels(model, 0.0)
+        kso.contrib.reorder_channels(model, 0.0)

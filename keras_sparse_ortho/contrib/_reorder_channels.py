@@ -13,15 +13,15 @@ from keras_sparse_ortho._keras_internals import computes_its_graph
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models._channel_rules import (
+from keras_sparse_ortho.models import (
     Depthwise,
     Linear,
     Normalization,
     Tied,
+    check_built,
+    graph_channels,
+    strip,
 )
-from keras_sparse_ortho.models._prunable_weights import check_built
-from keras_sparse_ortho.models._remove_channels import graph_channels
-from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.orthogonal import Block, best_regular, live_count
 
 _SWEEPS = 3  # over all groups of channels
@@ -71,7 +71,7 @@ def reorder_channels(
     >>> import keras_sparse_ortho as kso
     >>> model = keras.Sequential([
     ...     keras.Input((16,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(16)])
-    >>> same = reorder_channels(model, 0.25, kso.Block(8, 8))
+    >>> same = kso.contrib.reorder_channels(model, 0.25, kso.Block(8, 8))
     >>> x = np.random.default_rng(0).normal(size=(5, 16))
     >>> bool(np.allclose(same.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6))
     True

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.contrib import load_dense_weights
 from keras_sparse_ortho.errors import NotPrunableError
 from tests.helpers import array
 from tests.models.networks import SHAPE, written
@@ -46,7 +47,7 @@ def test_values_are_taken_under_the_mask(name, tmp_path):
     wrapped = [w for w in kso.prunable_weights(sparse) if w.storage]
     masks |= {w.path: w.storage.mask_value() for w in wrapped}
     held = [id(variable) for variable in sparse.weights]
-    dead = kso.load_dense_weights(sparse, tmp_path / "dense.weights.h5")
+    dead = load_dense_weights(sparse, tmp_path / "dense.weights.h5")
     assert [id(variable) for variable in sparse.weights] == held
     assert dead == {w.path: (~masks[w.path]).sum() for w in wrapped}
     for weight in kso.prunable_weights(sparse):
@@ -74,9 +75,9 @@ def test_layers_of_other_shapes_are_skipped(storage, tmp_path):
     sparse = kso.sparsify(other, 0.5, seed=0, storage=storage)
     before = kso.prunable_weights(sparse)[-1].value
     with pytest.raises(ValueError, match="head"):
-        kso.load_dense_weights(sparse, tmp_path / "dense.weights.h5")
+        load_dense_weights(sparse, tmp_path / "dense.weights.h5")
     with pytest.warns(UserWarning, match="head"):
-        dead = kso.load_dense_weights(sparse, tmp_path / "dense.weights.h5", skip_mismatch=True)
+        dead = load_dense_weights(sparse, tmp_path / "dense.weights.h5", skip_mismatch=True)
     *loaded, head = kso.prunable_weights(sparse)
     assert [*dead] == [weight.path for weight in loaded]
     np.testing.assert_array_equal(head.value, before)
@@ -89,7 +90,7 @@ def test_learnt_thresholds_get_all_of_the_file(tmp_path):
     dense.save_weights(tmp_path / "dense.weights.h5")
     for learnt in (kso.SoftThreshold(), kso.LowRankSoftThreshold()):
         sparse = kso.parametrize(network(), learnt, include="wide")
-        kso.load_dense_weights(sparse, tmp_path / "dense.weights.h5")
+        load_dense_weights(sparse, tmp_path / "dense.weights.h5")
         expected = array(kso.parametrize(dense, learnt, include="wide")(X))
         np.testing.assert_allclose(array(sparse(X)), expected, atol=1e-5)
 
@@ -102,9 +103,9 @@ def test_files_of_other_models_are_refused_and_change_nothing(make, tmp_path):
     before = [array(variable) for variable in sparse.weights]
     layers = [id(layer) for layer in sparse.layers]
     with pytest.raises(ValueError, match=r"variables|structure|mismatch|objects"):
-        kso.load_dense_weights(sparse, tmp_path / "other.weights.h5")
+        load_dense_weights(sparse, tmp_path / "other.weights.h5")
     assert [id(layer) for layer in sparse.layers] == layers
     for variable, value in zip(sparse.weights, before, strict=True):
         np.testing.assert_array_equal(array(variable), value)
     with pytest.raises(NotPrunableError, match="has no masks"):
-        kso.load_dense_weights(make(), tmp_path / "other.weights.h5")
+        load_dense_weights(make(), tmp_path / "other.weights.h5")

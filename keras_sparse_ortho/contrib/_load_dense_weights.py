@@ -10,9 +10,7 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.layers import plain_layer
-from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
-from keras_sparse_ortho.models._rewrite import rewrite
-from keras_sparse_ortho.models._same_function import beside_kernels
+from keras_sparse_ortho.models import beside_kernels, check_built, prunable_weights, rewrite
 
 
 def load_dense_weights(
@@ -55,7 +53,7 @@ def load_dense_weights(
     >>> sparse = kso.sparsify(dense, 0.25, seed=0)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     dense.save_weights(os.path.join(folder, "dense.weights.h5"))
-    ...     load_dense_weights(sparse, os.path.join(folder, "dense.weights.h5"))
+    ...     kso.contrib.load_dense_weights(sparse, os.path.join(folder, "dense.weights.h5"))
     {'a/kernel': 24}
     """
     check_built(model)
