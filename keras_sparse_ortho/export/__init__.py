@@ -7,7 +7,6 @@ importing this module loads neither.
 from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.export._c_array import CArray, c_array
 from keras_sparse_ortho.export._candidates import ExportConversionError, ExportVerificationError
-from keras_sparse_ortho.export._density_for import DensityTrial, FittedDensity, density_for
 from keras_sparse_ortho.export._export_litert import export_litert, export_routes
 from keras_sparse_ortho.export._export_warnings import ExportFallbackWarning
 from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
@@ -20,20 +19,17 @@ from keras_sparse_ortho.export._vela import VelaReport, vela_report
 __all__ = [
     "BenchmarkCase",
     "CArray",
-    "DensityTrial",
     "ExportConversionError",
     "ExportFallbackWarning",
     "ExportReport",
     "ExportRouteError",
     "ExportVerificationError",
-    "FittedDensity",
     "LiteRTFileError",
     "LiteRTModel",
     "RouteOutcome",
     "VelaReport",
     "WeightZeros",
     "c_array",
-    "density_for",
     "export_litert",
     "export_routes",
     "latencies",
