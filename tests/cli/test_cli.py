@@ -234,7 +234,7 @@ def test_fast_with_data_and_a_compressed_file(tmp_path, capsys):
     more = ["--data", tmp_path / "x.npy", "--threads", "2", "--json"]
     assert main([str(a) for a in (*arguments, *more)]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert len(report["routes"]) == 16
+    assert len(report["routes"]) == 13
     packed = tmp_path / "m.tflite.gz"
     packed.write_bytes(gzip.compress(out.read_bytes()))
     assert load_litert(packed, model=model).route == report["route"]

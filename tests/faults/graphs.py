@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.export._litert_file import attach, seal, write_model
+from keras_sparse_ortho.export._flatbuffer import write_model
+from keras_sparse_ortho.export._record import attach, seal
 
 ROWS, WIDTH = 1, 4
 RECORD = {
