@@ -133,12 +133,11 @@ def part(
                 routes is None and structure != "elements"
             ):  # what is dense does not depend on where the zeros are
                 routes = {
-                    4: ["float32+1x4", "float32+sp"],
+                    4: ["float32+csr", "float32+sp"],
                     16: [
                         "dynamic_int8+1x16",
-                        "int8+1x16",
                         "dynamic_int8+sp",
-                        "float32+1x4",
+                        "float32+csr",
                         "dynamic_int8",
                         "int8",
                     ],

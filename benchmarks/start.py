@@ -471,7 +471,7 @@ def scores() -> None:
 
 
 ROOT = pathlib.Path(__file__).parents[1]
-START = "import sys, kso_command; sys.argv[0] = 'kso'; sys.exit(kso_command.main())"
+START = "import sys; from keras_sparse_ortho.cli import main; sys.argv[0] = 'kso'; sys.exit(main())"
 
 
 def save_models(folder: pathlib.Path) -> None:

@@ -174,7 +174,7 @@ def wheel(_: list[str]) -> Result:
             return Result(False, note="the wheel was not built")
         (file,) = Path(folder).glob("*.whl")
         names = zipfile.ZipFile(file).namelist()
-        ours = (f"{PACKAGE}/", f"{PACKAGE}-", "kso_command.py")  # the last is the command `kso`
+        ours = (f"{PACKAGE}/", f"{PACKAGE}-")
         strays = [n for n in names if not n.startswith(ours)]
         if strays or f"{PACKAGE}/py.typed" not in names:
             return Result(False, note=f"py.typed is missing, or strays: {strays}")

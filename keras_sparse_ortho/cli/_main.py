@@ -55,20 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["report", "none.keras"])
     3
     """
-    options = parsed(arguments)
-    return options if isinstance(options, int) else run(options)
-
-
-def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace | int:
-    """The options of a command line, or the exit status if argparse has answered it."""
     try:
-        return _parser().parse_args(arguments)
+        options = _parser().parse_args(arguments)
     except SystemExit as leaving:
         return int(leaving.code or 0)
-
-
-def run(options: argparse.Namespace, otherwise: Callable[[], int] | None = None) -> int:
-    """Run the command of parsed options; the exit status. `otherwise` is called after an error."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -83,8 +73,6 @@ def run(options: argparse.Namespace, otherwise: Callable[[], int] | None = None)
         try:
             command(options, console)
         except Exception as error:
-            if otherwise is not None:
-                return otherwise()
             text = _in_options(str(error), options)
             match error:
                 case InputFileError():
@@ -146,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-orthogonality", action="store_true", help="leave out the orthogonality errors"
     )
     report.add_argument("--json", action="store_true", help="print JSON")
-    report.set_defaults(command=_report, needs_no_backend=True, names=_REPORT_NAMES)
+    report.set_defaults(command=_report, names=_REPORT_NAMES)
 
     export = commands.add_parser(
         "export",
@@ -168,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--tolerance", type=float)
     export.add_argument("--threads", type=int, default=1, help="for measurements of latency")
     export.add_argument("--json", action="store_true", help="print the report as JSON")
-    export.set_defaults(command=_export, needs_no_backend=False, names=_EXPORT_NAMES)
+    export.set_defaults(command=_export, names=_EXPORT_NAMES)
 
     bench = commands.add_parser(
         "bench",
@@ -185,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         help="an Ethos-U, such as ethos-u55-128: estimates of Arm's compiler, nothing is timed",
     )
     bench.add_argument("--json", action="store_true", help="print JSON")
-    bench.set_defaults(command=_bench, needs_no_backend=True, names={})
+    bench.set_defaults(command=_bench, names={})
     return parser
 
 

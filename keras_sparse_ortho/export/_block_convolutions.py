@@ -16,9 +16,8 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.export._zero_blocks import ZeroBlocks, zero_blocks
 from keras_sparse_ortho.kernels import KernelLayout, kernel_layouts, walk
 from keras_sparse_ortho.layers import axes_of, is_elementwise, why_no_block_form
-from keras_sparse_ortho.models import prunable_weights, rewrite
+from keras_sparse_ortho.models import rewrite
 from keras_sparse_ortho.orthogonal import to_blocks, whole_blocks
-from keras_sparse_ortho.quantization import TrainedIntegers
 
 ops = keras.ops
 L = keras.layers
@@ -83,26 +82,6 @@ def columns_of(kernel: Any, layout: KernelLayout | None, blocks: ZeroBlocks) -> 
     canonical = layout.to_canonical(np.asarray(kernel))[0, 0]
     columns = grid.blocks(canonical, blocks.inputs_of).transpose(grid.columns_order())
     return columns.reshape(*(*grid.taps, 1, 1)[:2], *grid.columns_shape[-2:])
-
-
-def trained_in_blocks(
-    model: keras.Model, planned: Plan, trained: Sequence[TrainedIntegers]
-) -> list[TrainedIntegers]:
-    """Trained integers and scales as the kernels of `as_convolutions` have them."""
-    kernels = {weight.path: weight for weight in prunable_weights(model)}
-    found = []
-    for one in trained:
-        weight = kernels.get(one.path)
-        blocks = None if weight is None else planned.found.get(weight.variable.path)
-        if weight is not None and blocks is not None:
-            every = np.broadcast_to(one.scales, one.integers.shape)
-            integers, scales = (
-                columns_of(array, weight.layout, blocks) for array in (one.integers, every)
-            )
-            scales = scales.max(axis=(0, 1, 2), keepdims=True)  # those of padding are 0
-            one = TrainedIntegers(one.path, integers, np.where(scales > 0, scales, 1))
-        found.append(one)
-    return found
 
 
 def _blocks_of(layer: Any) -> ZeroBlocks | str:

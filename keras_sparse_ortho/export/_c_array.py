@@ -3,16 +3,15 @@
 import dataclasses
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from keras_sparse_ortho._files import atomic_write, path_of
-from keras_sparse_ortho.export._candidates import ExportVerificationError
-from keras_sparse_ortho.export._litert_file import flat, read_model, read_record
+from keras_sparse_ortho.export._compare import ExportVerificationError
+from keras_sparse_ortho.export._flatbuffer import flat, read_model
 from keras_sparse_ortho.export._load_litert import read_packed
-from keras_sparse_ortho.export._process import is_missing
+from keras_sparse_ortho.export._process import is_missing, run_python
+from keras_sparse_ortho.export._record import read_record
 from keras_sparse_ortho.export._routes import ExportRouteError
 
 ROUTES = ("float32", "float32+blocks", "int8", "int8+blocks")
@@ -146,19 +145,10 @@ def _arena(content: bytes, file: str) -> int | None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "model.tflite")
         copy.write_bytes(content)
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", _RUN, str(copy)],
-            env=dict(os.environ, PYTHONPATH=os.pathsep.join(one for one in sys.path if one)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-        )
-    found = _ARENA.search(done.stdout)
-    if done.returncode == 0 and found is not None:
-        return int(found[1])
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    told = "; ".join(lines[-2:]) or f"exit status {done.returncode}"
-    raise ExportVerificationError(f"LiteRT Micro must run the file. Received: {file!r}; {told}")
+        status, lines = run_python(["-c", _RUN, str(copy)], _SECONDS)
+    arena = _ARENA.search("\n".join(lines))
+    if status == 0 and arena is not None:
+        return int(arena[1])
+    raise ExportVerificationError(
+        f"LiteRT Micro must run the file. Received: {file!r}; {'; '.join(lines[-2:])}"
+    )

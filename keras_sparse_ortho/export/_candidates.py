@@ -6,7 +6,7 @@ import importlib.util
 import math
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,24 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._files import disk_full, is_full
-from keras_sparse_ortho._values import assign, to_numpy
-from keras_sparse_ortho.export._block_convolutions import (
-    Plan,
-    as_convolutions,
-    plan,
-    trained_in_blocks,
+from keras_sparse_ortho.export._block_convolutions import as_convolutions
+from keras_sparse_ortho.export._compare import (
+    Comparison,
+    DisagreementError,
+    ExportVerificationError,
+    compare,
 )
-from keras_sparse_ortho.export._litert_file import attach, find_kernels, seal, stored_weights
-from keras_sparse_ortho.export._model import full_batches, keras_outputs
+from keras_sparse_ortho.export._flatbuffer import stored_weights
+from keras_sparse_ortho.export._model import full_batches, weights_in_use
 from keras_sparse_ortho.export._process import JobError, Worker, converter_backend
+from keras_sparse_ortho.export._record import attach, seal
 from keras_sparse_ortho.export._report import RouteOutcome
 from keras_sparse_ortho.export._routes import ExportRouteError, Route
-from keras_sparse_ortho.export._sparse_encoding import LEAST_ZEROS, Encoded
+from keras_sparse_ortho.export._sparse_encoding import Encoded, encode
 from keras_sparse_ortho.export._task import Task
 from keras_sparse_ortho.export._tracing import write_traced
-from keras_sparse_ortho.export._trained_integers import IntegersError, with_trained_integers
-from keras_sparse_ortho.models import prunable_weights
-from keras_sparse_ortho.quantization import TrainedIntegers, has_trained_ranges
+from keras_sparse_ortho.export._zeros import find_zeros
 
-_WIDER = 0.1  # of a range: what is beyond is clipped, not rounded
 _NEAR = 1.05  # bytes of a file over those of the smallest
 
 converter = Worker  # for conversions; tests keep one, as it loads TensorFlow
@@ -41,37 +39,6 @@ converter = Worker  # for conversions; tests keep one, as it loads TensorFlow
 
 class ExportConversionError(RuntimeError):
     """The model could not be turned into a LiteRT file: an operation LiteRT lacks, or a crash."""
-
-
-class ExportVerificationError(RuntimeError):
-    """The LiteRT file crashed, disagreed with Keras, or lost zeros, and was not handed over."""
-
-
-class DisagreementError(ExportVerificationError):
-    """A file that runs and differs from Keras, with the two halves of the message."""
-
-    def __init__(self, rule: str, received: str) -> None:
-        super().__init__(f"{rule} Received: {received}")
-        self.rule, self.received = rule, received
-
-
-_FAILURES = (ExportConversionError, ExportVerificationError, ExportRouteError)
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """The difference of two lists of outputs; `error` is the largest, that of `worst_output`.
-
-    `clipped` is the largest share of an output's entries that are outside of the other's range, by
-    more than a tenth of it.
-    """
-
-    max_abs_diff: float
-    mean_abs_diff: float
-    argmax_agreement: float | None
-    error: float
-    worst_output: str
-    clipped: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,21 +57,14 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
 
     With `smallest`, the files are run from the smallest on, until one runs in any interpreter.
     """
-    needed = {route.converted_as.name: route.converted_as for route in routes}
-    planned = plan(task.model) if any(route.of_blocks for route in routes) else Plan({}, {})
-    if not planned.found:
-        needed = {name: route for name, route in needed.items() if not route.of_blocks}
-    converted = convert(task, list(needed.values()))
-    in_blocks = trained_in_blocks(task.model, planned, task.trained) if planned.found else []
-    made = [
-        (route, _encoded(route, converted, planned, in_blocks if route.of_blocks else task.trained))
-        for route in routes
-    ]
+    possible = [route for route in routes if task.blocks.found or not route.of_blocks]
+    converted = convert(task, list(dict.fromkeys(route.converted_as for route in possible)))
+    made = [(route, _encoded(task, route, converted)) for route in routes]
     if smallest:
         made = _by_size(made)
     found: list[Candidate] = []
     for route, encoded in made:
-        found.append(_candidate(task, route, encoded, planned))
+        found.append(_candidate(task, route, encoded))
         if smallest and found[-1].outcome.xnnpack:
             break
     failures = [str(c.failure) for c in found if c.failure is not None]
@@ -113,49 +73,37 @@ def candidates(task: Task, routes: Sequence[Route], smallest: bool = False) -> l
     return found
 
 
-def _encoded(
-    route: Route,
-    converted: dict[str, Path | ExportConversionError],
-    planned: Plan,
-    trained: Sequence[TrainedIntegers],
-) -> Encoded | Exception:
-    if route.of_blocks and not planned.found:
-        reasons = [f"'{path}': {why}" for path, why in list(planned.kept.items())[:5]]
-        return ExportRouteError(
+def check_blocks(task: Task, route: Route) -> None:
+    """ExportRouteError for a route of blocks if no kernel has whole blocks of zeros."""
+    if route.of_blocks and not task.blocks.found:
+        reasons = [f"'{path}': {why}" for path, why in list(task.blocks.kept.items())[:5]]
+        raise ExportRouteError(
             f"Route '{route.name}' needs a kernel whose zeros are in whole blocks, as drawn with "
             "structure=Block(32, 32, regular=True); use another route. "
             f"Received: {'; '.join(reasons) or 'a model without kernels'}"
         )
-    content = converted[route.converted_as.name]
-    if isinstance(content, ExportConversionError):
-        return content
+
+
+def _encoded(
+    task: Task, route: Route, converted: dict[str, Path | ExportConversionError]
+) -> Encoded | Exception:
     try:
-        encoded = route.finish(as_trained(route, content.read_bytes(), trained))
+        check_blocks(task, route)
+        if task.trained and route.storage.endswith("int8") and route.encoding == "sp":
+            raise ExportRouteError(
+                f"Route '{route.name}' does not keep the integers of `quantize_aware`; use "
+                f"'{route.storage}'. Received: a model with trained integers"
+            )
+        content = converted[route.converted_as.name]
+        if isinstance(content, ExportConversionError):
+            return content
+        if route.converted_as != route:
+            return encode(content.read_bytes(), route.encoding)
     except Exception as error:
         return error
     if route.of_blocks:
-        return dataclasses.replace(encoded, encoded=tuple(planned.found), kept=planned.kept)
-    return encoded
-
-
-def as_trained(route: Route, content: bytes, trained: Sequence[TrainedIntegers]) -> bytes:
-    """The file of a route to int8 with trained integers, if there are some."""
-    if not trained or not (route.quantization or "").endswith("int8"):
-        return content
-    if not route.of_blocks and route.converted_as.encoding != "dense":
-        raise ExportRouteError(
-            f"Route '{route.name}' does not keep the integers of `quantize_aware`; use "
-            f"'{route.quantization}'. Received: a model with {len(trained)} trained kernels"
-        )
-    return with_trained_integers(content, trained)
-
-
-def _checked(task: Task, route: Route) -> list[str]:
-    """Paths of the variables whose integers, zeros among them, were compared one by one."""
-    if not (route.quantization or "").endswith("int8"):
-        return []
-    paths = {kernel.path for kernel in task.trained}
-    return [own.variable.path for own in prunable_weights(task.model) if own.path in paths]
+        return Encoded(content.read_bytes(), tuple(task.blocks.found), task.blocks.kept)
+    return Encoded(content.read_bytes(), (), {})
 
 
 def _by_size(made: Sequence[tuple[Route, Encoded | Exception]]) -> list[Any]:
@@ -174,7 +122,7 @@ def _by_size(made: Sequence[tuple[Route, Encoded | Exception]]) -> list[Any]:
     return sorted(made, key=key)
 
 
-def _candidate(task: Task, route: Route, encoded: Encoded | Exception, planned: Plan) -> Candidate:
+def _candidate(task: Task, route: Route, encoded: Encoded | Exception) -> Candidate:
     rows = task.signature.batch_size
     allowed = route.tolerance if task.tolerance is None else task.tolerance
     try:
@@ -210,15 +158,13 @@ def _candidate(task: Task, route: Route, encoded: Encoded | Exception, planned: 
             raise failed[True]
         with_xnnpack = True in good
         comparison, load_bytes = good[with_xnnpack]
-        # The zeros between blocks are not in the file at all.
-        gathered = planned.found if route.of_blocks else ()
-        folded = _check_zeros(task, content, {*gathered, *_checked(task, route)})
+        folded = _check_zeros(task, content, route)
         file.write_bytes(seal(content, with_xnnpack))
     except Exception as error:
         failure = error
-        if isinstance(error, IntegersError):
-            failure = ExportVerificationError(str(error))
-        elif not isinstance(error, _FAILURES):
+        if not isinstance(
+            error, ExportConversionError | ExportVerificationError | ExportRouteError
+        ):
             failure = ExportVerificationError(  # the schema's reader cannot follow the file
                 f"The converted file must be readable. Received: {type(error).__name__}: {error}"
             )
@@ -253,10 +199,9 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
         if set("*?[\\") & set(task.folder.as_posix()):  # TensorFlow takes the path for a glob
             folder = stack.enter_context(tempfile.TemporaryDirectory())
         traced: dict[str, Any] = {}
-        ranges = has_trained_ranges(task.model)
         for route in routes:
             form = {"of_blocks": route.of_blocks, "rows_apart": route.rows_apart}
-            form["in_integers"] = ranges and route.keeps_ranges
+            form["marked"] = task.has_ranges and route.needs_data
             saved_model = os.path.join(
                 folder, "_".join(key for key in form if form[key]) or "plain"
             )
@@ -268,7 +213,7 @@ def convert(task: Task, routes: Sequence[Route]) -> dict[str, Path | ExportConve
                 "convert",
                 task.timeout,
                 route=route.name,
-                saved_model=saved_model,
+                traced=saved_model,
                 inputs=inputs,
                 representative=representative,
                 result=str(file),
@@ -312,7 +257,7 @@ def _trace(
             task.timeout,
             keras_file=keras_file,
             modules=_modules_of_custom_objects(),
-            saved_model=saved_model,
+            path=saved_model,
             **form,
             **how,
         )
@@ -330,7 +275,7 @@ def _trace(
     model = task.model
     if form["of_blocks"]:
         model = as_convolutions(model, form["rows_apart"])
-    write_traced(model, **how, path=saved_model, in_integers=form["in_integers"])
+    write_traced(model, **how, path=saved_model, marked=form["marked"])
     return None
 
 
@@ -382,48 +327,6 @@ def litert_outputs(
     return outputs, load_bytes
 
 
-def compare(
-    names: list[str], want: list[np.ndarray], got: list[np.ndarray], measure: str
-) -> Comparison:
-    """Compare Keras' outputs with those of the file.
-
-    With d the difference of one output y, the measure `"max"` is max|d| / max(1, max|y|), and
-    `"rms"`, steady where int8 clips single values, is sqrt(mean d^2) / sqrt(mean y^2). A value that
-    is not finite makes the error infinite.
-    """
-    diffs, errors, agreements, clipped = [], [], [], []
-    for name, y, z in zip(names, want, got, strict=True):
-        if y.shape != z.shape:
-            raise ExportVerificationError(
-                f"Output `{name}` of the file must have the shape that Keras gives, {y.shape}. "
-                f"Received: shape={z.shape}"
-            )
-        y, z = y.astype(np.float64), z.astype(np.float64)
-        diff = np.abs(z - y)
-        diffs.append(diff.ravel())
-        if not np.all(np.isfinite(diff)):
-            errors.append(float("inf"))
-        elif measure == "max":
-            errors.append(float(diff.max() / max(1.0, np.abs(y).max())))
-        else:
-            scale = float(np.sqrt(np.mean(y**2)))
-            errors.append(float(np.sqrt(np.mean(diff**2))) / (scale or 1.0))
-        margin = _WIDER * (z.max() - z.min())
-        clipped.append(float(np.mean((y > z.max() + margin) | (y < z.min() - margin))))
-        if y.ndim == 2 and y.shape[1] > 1:
-            agreements.append(float(np.mean(y.argmax(1) == z.argmax(1))))
-    worst = int(np.argmax(errors))
-    joined = np.concatenate(diffs)
-    return Comparison(
-        max_abs_diff=float(joined.max()),
-        mean_abs_diff=float(joined.mean()),
-        argmax_agreement=min(agreements) if agreements else None,
-        error=errors[worst],
-        worst_output=names[worst],
-        clipped=max(clipped),
-    )
-
-
 def _verify(task: Task, got: list[np.ndarray], measure: str, allowed: float) -> Comparison:
     result = compare(task.names, task.want, got, measure)
     if not result.error <= allowed:
@@ -435,55 +338,14 @@ def _verify(task: Task, got: list[np.ndarray], measure: str, allowed: float) -> 
     return result
 
 
-def _check_zeros(task: Task, content: bytes, gathered: Collection[str]) -> tuple[str, ...]:
+def _check_zeros(task: Task, content: bytes, route: Route) -> tuple[str, ...]:
     """Paths of the kernels in use that no tensor of the file holds; raises if zeros were lost."""
-    kernels = [one for one in sparse_kernels(task.model.weights) if one[0] not in gathered]
+    # The zeros between blocks are not in the file at all.
+    gathered = task.blocks.found if route.of_blocks else {}
+    kernels = [(path, value) for path, value in task.kernels.items() if path not in gathered]
     if all(value.all() for _, value in kernels):
         return ()
-    lost, absent = find_kernels(kernels, stored_weights(content))
+    lost, absent = find_zeros(kernels, stored_weights(content))
     if lost is not None:
         raise ExportVerificationError(f"The conversion must keep every zero. Received: {lost}")
-    return _in_use(task, absent) if absent else ()
-
-
-def sparse_kernels(weights: Iterable[keras.Variable]) -> list[tuple[str, np.ndarray]]:
-    """Path and value of the weights whose zeros must not be lost.
-
-    These are kernels by name, and any weight of a custom layer of which some entries are zero. A
-    bias can have rank 2 as well (GRU, MultiHeadAttention), and the converter may fold it away.
-    """
-    kernels = []
-    for variable in weights:
-        if len(variable.shape) < 2 or "bias" in variable.name:
-            continue
-        value = np.asarray(to_numpy(variable.value))
-        live = np.count_nonzero(value)
-        if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
-            kernels.append((variable.path, value))
-    return kernels
-
-
-def can_be_encoded(model: keras.Model) -> bool:
-    """Whether a kernel has so many zeros that a sparse encoding is smaller."""
-    zeros = [1 - np.count_nonzero(value) / value.size for _, value in sparse_kernels(model.weights)]
-    return max(zeros, default=0.0) >= LEAST_ZEROS
-
-
-def _in_use(task: Task, paths: Iterable[str]) -> tuple[str, ...]:
-    """The weights that the outputs depend on, found by writing NaN into each."""
-    first = [array[: task.signature.batch_size] for array in task.sample]
-    _, before = keras_outputs(task.model, task.signature, first)
-
-    def matters(variable: keras.Variable) -> bool:
-        value = keras.ops.copy(variable.value)
-        try:
-            assign(variable, keras.ops.full_like(value, float("nan")))
-            _, after = keras_outputs(task.model, task.signature, first)
-        except ValueError:  # outputs that are not finite
-            return True
-        finally:
-            assign(variable, value)
-        return not all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
-
-    known = {variable.path: variable for variable in task.model.weights}
-    return tuple(path for path in paths if matters(known[path]))
+    return weights_in_use(task.model, task.signature, task.sample, absent) if absent else ()

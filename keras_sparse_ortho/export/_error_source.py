@@ -7,14 +7,8 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls, graph_ends
-from keras_sparse_ortho.export._candidates import (
-    DisagreementError,
-    ExportVerificationError,
-    as_trained,
-    compare,
-    convert,
-    litert_outputs,
-)
+from keras_sparse_ortho.export._candidates import convert, litert_outputs
+from keras_sparse_ortho.export._compare import DisagreementError, ExportVerificationError, compare
 from keras_sparse_ortho.export._model import keras_outputs
 from keras_sparse_ortho.export._process import Worker
 from keras_sparse_ortho.export._routes import Route, route_for
@@ -80,7 +74,6 @@ def _search(task: Task, route: Route, least: float) -> ErrorSource | None:
     converted = convert(task, [route])[route.name]
     if not isinstance(converted, Path):
         return None
-    converted.write_bytes(as_trained(route, converted.read_bytes(), task.trained))
     with Worker() as worker:
         got, _ = litert_outputs(worker, converted, task, xnnpack=True)
     for (layer, _), name, one, other in zip(found, names, want, got, strict=True):
@@ -100,7 +93,7 @@ def _remedy(task: Task, route: Route, source: ErrorSource | None) -> str:
         return 'Try quantization="float16".'
     excluded = "..." if source is None else repr(source.layer.name)
     text = 'Try mode="dynamic_int8", which computes activations in floats, or '
-    if task.trained:
+    if task.has_ranges:
         return f"{text}leave the layer in floats: quantize_aware(model, exclude=[{excluded}])."
     text += "train with quantize_aware(model), which leaves layers in floats by `exclude`"
     if source is not None and isinstance(source.layer, _NORMALIZATIONS):

@@ -15,11 +15,7 @@ from rich.console import Console
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho._other_names import other_keywords
-from keras_sparse_ortho.export._candidates import (
-    Candidate,
-    can_be_encoded,
-    candidates,
-)
+from keras_sparse_ortho.export._candidates import Candidate, candidates, check_blocks
 from keras_sparse_ortho.export._error_source import explained
 from keras_sparse_ortho.export._export_warnings import (
     ExportFallbackWarning,
@@ -29,10 +25,11 @@ from keras_sparse_ortho.export._export_warnings import (
     warn_of_routes,
     warn_of_rows,
 )
+from keras_sparse_ortho.export._flatbuffer import read_weights
 from keras_sparse_ortho.export._latency import BenchmarkCase, latencies
-from keras_sparse_ortho.export._litert_file import read_weights, seal
 from keras_sparse_ortho.export._model import check_model
 from keras_sparse_ortho.export._process import converter_backend, is_missing, require
+from keras_sparse_ortho.export._record import seal
 from keras_sparse_ortho.export._report import (
     ExportReport,
     RouteOutcome,
@@ -44,13 +41,13 @@ from keras_sparse_ortho.export._routes import (
     ROUTES,
     ExportRouteError,
     Route,
-    accepted,
+    checked,
     route_for,
     route_named,
     routes_of,
 )
+from keras_sparse_ortho.export._sparse_encoding import LEAST_ZEROS
 from keras_sparse_ortho.export._task import Task, make_task
-from keras_sparse_ortho.export._tracing import CONVERTER
 from keras_sparse_ortho.quantization import has_trained_ranges
 
 # The speed that is given up for a smaller file; less than 5% is within the noise of the clock.
@@ -73,39 +70,35 @@ def export_litert(
     timeout: float = 600.0,
     verbose: int = 0,
 ) -> ExportReport:
-    """Export a model as a LiteRT (TFLite) file, verified.
+    """Exports a model as a LiteRT (TFLite) file, verified.
 
-    The model is stripped (to a plain Keras model with its effective weights), converted with a
-    static batch (by TensorFlow or, where that is missing, by JAX and litert-converter), and the
-    file is run by ai-edge-litert's interpreter with and without XNNPACK, its default, and compared
-    with Keras on sample data. The file appears at `path` only if it agrees and no zero of a kernel
-    was lost; otherwise an older file there is left unchanged.
-    If the converter combines a kernel with other constants (a table of positions to which a bias
-    is added), no tensor of the file holds it, and the report names it (`folded`).
+    The model is stripped (to a plain Keras model with its effective weights) and converted with a
+    static batch to a float32 file, by TensorFlow or, where that is missing, by JAX and
+    litert-converter. ai-edge-quantizer writes integers into it. ai-edge-litert's interpreter runs
+    the file with and without XNNPACK, its default, and the outputs are compared with Keras'. The
+    file appears at `path` only if it agrees and no zero of a kernel was lost; otherwise an older
+    file there is left unchanged. If the converter combines a kernel with other constants (a table
+    of positions to which a bias is added), the report names it (`folded`).
 
     A route is a storage (float32, float16, dynamic_int8, int8), either dense or with one of these
     sparse encodings. `+blocks` (all storages) is for kernels whose zeros leave whole blocks, drawn
     with `Block(32, 32, regular=True)`: the live blocks are gathered, and multiplied by one grouped
-    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+csr` and `+1x4` (float32) or
-    `+1x16` (both int8) give the sparse weights of Dense layers to LiteRT's sparse kernel, which
-    saves time at small batches. `+sp` (all storages) is the converter's own EXPERIMENTAL_SPARSITY,
-    which makes the file smaller, for unstructured masks as well, but mostly saves no time. A block
-    of 1x16 is `Block(16, 1)` of a Keras kernel `(in, out)`.
-
-    Conversion and run happen in subprocesses, on the CPU, because both are known to crash. The
-    conversion rebuilds the model on the TensorFlow backend, whatever backend is in use.
+    convolution, in Dense, EinsumDense, Conv1D and Conv2D layers. `+csr` (float32) or `+1x16`
+    (dynamic_int8; `Block(16, 1)` of a Keras kernel `(in, out)`) give the sparse weights of Dense
+    layers to LiteRT's sparse kernel, which saves time at small batches. `+sp` (all but int8) is
+    TensorFlow's EXPERIMENTAL_SPARSITY, which makes the file smaller, for unstructured masks as
+    well, but mostly saves no time.
 
     Args:
         model: A built functional, Sequential or subclassed Keras model, with or without our
             wrappers. Every dimension of its inputs but the batch must be known.
         path: Where to write the file, usually `*.tflite`; its folder must exist.
         mode: `None`: the smallest float32 file, with a sparse encoding if the model has zeros for
-            one, so that nothing is lost; with a `quantization`, its dense file. `"small"`: the
-            verified route with the fewest bytes, whatever its storage. `"fast"`: the least
-            latency on this machine, measured; of those within 5% of
-            it the smallest. `"sparse"`: the smallest sparse encoding of the given `quantization`.
-            `"auto"`: the smallest of those within 10% of the fastest.
-            Or the name of a route, such as `"float32"` (dense) or `"dynamic_int8+1x16"`.
+            one; with a `quantization`, its dense file. `"small"`: the verified route with the
+            fewest bytes, whatever its storage. `"fast"`: the least latency on this machine,
+            measured; of those within 5% of it the smallest. `"sparse"`: the smallest sparse
+            encoding of the given `quantization`. `"auto"`: the smallest of those within 10% of the
+            fastest. Or the name of a route, such as `"float32"` (dense) or `"dynamic_int8+1x16"`.
         quantization: With a mode, only routes of this storage are tried (`"float32"` by name);
             `None` is no restriction, and means float32 for `"sparse"`. Without a mode, how the
             weights are stored, densely: `"float32"`; `"float16"`: half the size.
@@ -113,24 +106,20 @@ def export_litert(
             the fly. `"int8"`: weights and activations as int8, with float32 inputs and outputs.
         representative_data: For `"int8"` only, which needs it (modes that choose the storage
             try static int8 only with it), unless the model has ranges from `quantize_aware`:
-            arrays of shape
-            `(rows, *input shape)`, nested like the inputs or a dict by input name, to calibrate
-            the activations on. 100 to 500 rows of real data are usual. From 16 rows on, one in
-            four (at most 32) is held out for the comparison, unless there is a `sample`. Rows that
-            do not fill a last batch are left out. `(x, y)` or a data set work as well. A warning
-            tells of rows that are few, equal, or scaled unlike training data (see Limits).
+            arrays of shape `(rows, *input shape)`, nested like the inputs or a dict by input name,
+            to calibrate the activations on; `(x, y)` or a data set work as well. 100 to 500 rows of
+            real data are usual. From 16 rows on, one in four (at most 32) is held out for the
+            comparison, unless there is a `sample`. Rows that do not fill a last batch are left out.
+            A warning lists doubts about them: few, equal, or scaled unlike training data.
         batch_size: Rows that one call of the file takes.
-        sample: Arrays of shape `(rows, *input shape)` to compare on, nested likewise; `(x, y)` or
-            batches, as for `fit`, of which the inputs are used. Default: the rows held out of
-            `representative_data`, its first ones if it has fewer than 16, else 8 standard normal
-            rows (more for a larger batch). One of the two is needed for integer inputs and for
-            subclassed models.
+        sample: Rows to compare on, nested likewise, or `(x, y)` or batches as for `fit`. Default:
+            the rows held out of `representative_data`, its first ones if it has fewer than 16, else
+            8 standard normal rows (more for a larger batch). One of the two is needed for integer
+            inputs and for subclassed models.
         tolerance: The largest error that passes, in the measure of the route. Let d be
             the difference of one output y. float32: max|d| / max(1, max|y|), default 1e-5. The
-            others: sqrt(mean d^2) / sqrt(mean y^2), the error relative to the output as a whole,
-            default 5e-3 for float16, 0.1 for dynamic int8, 0.25 for int8. On MLPs, CNNs,
-            LSTMs and transformers at density 0.1 we measured at most 6e-4, 0.014 and 0.12; a
-            wrong file has 1 or more.
+            others: sqrt(mean d^2) / sqrt(mean y^2), default 5e-3 for float16, 0.1 for dynamic
+            int8, 0.25 for int8; a wrong file has 1 or more.
         threads: Threads of the interpreter for measurements of latency.
         seed: Seed of the random sample.
         timeout: Seconds that the conversion by one route, or one run of a file, may take.
@@ -140,35 +129,31 @@ def export_litert(
         The `ExportReport`: sizes, zeros of each weight, differences, every route tried.
 
     Raises:
-        ImportError: if ai-edge-litert is missing, or TensorFlow and what takes its place.
+        ImportError: if ai-edge-litert, ai-edge-quantizer or a converter is missing.
         ExportRouteError: if the named route cannot work, on this model or on any, with the reason.
-        ValueError: if an argument does not fit the model, the model is not built or has dynamic
-            dimensions, or the route is known to fail on it.
+        ValueError: if an argument does not fit the model, or the model is not built or has dynamic
+            dimensions.
         ExportConversionError: if the converter refuses the model (with the operations that LiteRT
             lacks) or crashes.
         ExportVerificationError: if the dense file crashes, disagrees, or lost zeros. The message
-            names the layer of a functional model where the difference starts, and what to try,
-            for which the model is converted once more. If the file
-            of a sparse route that was asked for does, the dense route of the same storage is taken,
-            with an `ExportFallbackWarning` that gives the reason. The same warning says if the file
-            taken runs without XNNPACK only, and which routes of a mode gave wrong files.
+            names the layer of a functional model where the difference starts, and what to try. If
+            the file of a sparse route does, the dense route of the same storage is taken, with an
+            `ExportFallbackWarning`. The same warning says if the file taken runs without XNNPACK
+            only, and which routes of a mode gave wrong files.
         OSError: if the file cannot be written, or the disk is full.
 
-    Limits: The whole model must run on LiteRT's built-in operations; there is no fallback to
-    TensorFlow operations, since a plain interpreter cannot run those (`keras.Model.export` with
-    `format="litert"` takes converter options for that). Models of mixed or half precision are
-    exported, and compared, in float32. Full int8 needs recurrent layers with `unroll=True`.
-    In convolutions `+blocks` alone saves time. `dynamic_int8+blocks` quantizes the activations of
-    a Dense layer on sequences together for each row of the batch, all others one by one.
-    LiteRT Micro lacks the operation DENSIFY of most sparse files: use a dense route there.
-    In a dense file zeros are stored like other values, but compress well (`gzip model.tflite`,
-    which `load_litert` opens as well). Latencies are those of this machine under its present load.
-    Whether calibration rows are scaled as in training is told by the first BatchNormalization or
-    Normalization layer, whose variance may differ by a factor below 64. In models without one the
-    warning comes only for inputs far from 1 (below 1/32 or above 32) with outputs that hardly vary
-    or are extreme. Rows of the right scale that are unlike the data of use are not noticed.
-    On a GPU, Keras may compute in TF32 and so differ by more than 1e-5; raise `tolerance` there.
-    Custom layers must be importable in a new process, except on the TensorFlow backend.
+    Limits: The whole model must run on LiteRT's built-in operations. Models of mixed or half
+    precision are exported, and compared, in float32. In static int8, loops of recurrent layers
+    without `unroll=True` compute in floats. In convolutions `+blocks` alone saves time.
+    `dynamic_int8+blocks` quantizes the activations of a Dense layer on sequences together for each
+    row of the batch, all others one by one. LiteRT Micro lacks the operation DENSIFY of `+sp`
+    files. In a dense file zeros are stored like other values, but compress well (`gzip
+    model.tflite`, which `load_litert` opens as well). Whether calibration rows are scaled as in
+    training is judged by the first BatchNormalization or Normalization layer, whose variance may
+    differ by a factor below 64; models without one are doubted only if inputs are far from 1 (below
+    1/32 or above 32) and outputs hardly vary or are extreme. On a GPU, Keras may compute in TF32
+    and so differ by more than 1e-5; raise `tolerance` there. Custom layers must be importable in a
+    new process, except on the TensorFlow backend.
 
     Example:
     >>> import keras, tempfile, pathlib
@@ -193,17 +178,19 @@ def export_litert(
     routes = routes_of(mode, quantization, has_data=has_data)
     smallest = mode is None and quantization is None
     single = mode not in MODES
-    if single:
-        routes[0].check(model)
     if single or quantization is not None:
         _check_data(routes[0], representative_data, trained)
     console = Console(quiet=not verbose)
     console.print("Stripping the model and computing Keras' outputs")
-    task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
+    of_blocks = any(route.of_blocks for route in routes)
+    task = make_task(
+        model, batch_size, sample, representative_data, tolerance, seed, timeout, of_blocks
+    )
     warn_of_rows(task)
     warn_of_ranges(task)
-    routes = routes if single else accepted(routes, model)
-    if smallest and not can_be_encoded(task.model):
+    if single and not smallest:
+        check_blocks(task, routes[0])
+    if smallest and not any(_can_be_encoded(value) for value in task.kernels.values()):
         routes = routes[:1]
     fallback = route_for(routes[0].quantization)
 
@@ -226,7 +213,7 @@ def export_litert(
             if len(wanted) == 1 and isinstance(wanted[0].failure, ExportRouteError):
                 raise wanted[0].failure
             reason = wanted[0].outcome.reason
-            taken = next(c for c in tried if c.route is fallback)
+            taken = next(c for c in tried if c.route == fallback)
         if taken.file is None:
             raise explained(task, taken.route, taken.failure)
         if reason is not None:
@@ -271,7 +258,7 @@ def export_routes(
     seed: int = 0,
     timeout: float = 600.0,
 ) -> dict[str, ExportReport | RouteOutcome]:
-    """Export a model by many routes, each file verified as by `export_litert`.
+    """Exports a model by many routes, each file verified as by `export_litert`.
 
     Args:
         model: As for `export_litert`.
@@ -311,19 +298,23 @@ def export_routes(
         raise ValueError(f"`folder` must exist. Received: folder={str(folder)!r}")
     if routes is None:
         has_data = representative_data is not None or has_trained_ranges(model)
-        chosen = [route for route in ROUTES if has_data or not route.needs_representative_data]
+        chosen = [route for route in ROUTES if has_data or not route.needs_data]
+        chosen = [route for route in chosen if route.is_there()]
     else:
-        chosen = [route_named(name) for name in routes]
+        chosen = [checked(route_named(name)) for name in routes]
     for route in chosen:
-        if route.needs_representative_data:
+        if route.needs_data:
             _check_data(route, representative_data, has_trained_ranges(model))
-    task = make_task(model, batch_size, sample, representative_data, tolerance, seed, timeout)
+    of_blocks = any(route.of_blocks for route in chosen)
+    task = make_task(
+        model, batch_size, sample, representative_data, tolerance, seed, timeout, of_blocks
+    )
     warn_of_rows(task)
     warn_of_ranges(task)
     results: dict[str, ExportReport | RouteOutcome] = {}
     with staging(target, "routes") as stage:
         task = dataclasses.replace(task, folder=stage)
-        for candidate in candidates(task, accepted(chosen, model)):
+        for candidate in candidates(task, chosen):
             name = candidate.route.name
             results[name] = candidate.outcome
             if candidate.file is not None:
@@ -357,50 +348,45 @@ def _timed(task: Task, tried: Sequence[Candidate], threads: int) -> list[Candida
         spec.name: np.resize(array, (rows, *array.shape[1:]))
         for spec, array in zip(task.signature.inputs, task.sample, strict=True)
     }
+    files = {c.route.name: c.file for c in tried if c.file is not None}
 
-    def measured(settings: dict[str, list[bool]], threads: int) -> dict[str, dict[bool, float]]:
+    def measured(settings: list[tuple[str, bool]], threads: int) -> dict[tuple[str, bool], float]:
         """Milliseconds by route and setting of XNNPACK."""
-        cases = [(name, xnnpack) for name in settings for xnnpack in settings[name]]
-        files = {c.route.name: c.file for c in tried if c.file is not None}
-        timed = [BenchmarkCase(files[name], inputs, on, threads) for name, on in cases]
-        found: dict[str, dict[bool, float]] = {name: {} for name in settings}
-        for (name, on), ms in zip(
-            cases, latencies(timed, timeout=task.timeout) if cases else (), strict=True
-        ):
-            found[name][on] = ms
-        return found
+        cases = [BenchmarkCase(files[name], inputs, on, threads) for name, on in settings]
+        times = latencies(cases, timeout=task.timeout) if cases else []
+        return dict(zip(settings, times, strict=True))
 
-    times = measured(
-        {
-            c.route.name: [True] * c.outcome.xnnpack + [False] * c.outcome.without_xnnpack
-            for c in tried
-            if c.file is not None
-        },
-        threads,
-    )
+    settings = [(c.route.name, True) for c in tried if c.file is not None and c.outcome.xnnpack]
+    settings += [
+        (c.route.name, False) for c in tried if c.file is not None and c.outcome.without_xnnpack
+    ]
+    times = measured(settings, threads)
     # Off only where that is clearly faster: users have it on by default.
     chosen = {
-        name: min(ms_of, key=lambda on: ms_of[on] * (1.0 if on else 1.05))
-        for name, ms_of in times.items()
+        name: min(
+            (on for known, on in settings if known == name),
+            key=lambda on: times[name, on] * (1.0 if on else 1.05),
+        )
+        for name in files
     }
     other = 2 if threads == 1 else 1
-    others = {}
-    if other <= (os.cpu_count() or 1):
-        others = measured({name: [on] for name, on in chosen.items()}, other)
+    possible = other <= (os.cpu_count() or 1)
+    others = measured([*chosen.items()], other) if possible else {}
     found = []
     for candidate in tried:
         name = candidate.route.name
         if candidate.file is not None:
-            if chosen[name] != candidate.outcome.uses_xnnpack:
-                candidate.file.write_bytes(seal(candidate.file.read_bytes(), chosen[name]))
-            by_threads = {threads: times[name][chosen[name]]}
-            if name in others:
-                by_threads[other] = others[name][chosen[name]]
+            on = chosen[name]
+            if on != candidate.outcome.uses_xnnpack:
+                candidate.file.write_bytes(seal(candidate.file.read_bytes(), on))
+            by_threads = {threads: times[name, on]}
+            if possible:
+                by_threads[other] = others[name, on]
             outcome = dataclasses.replace(
                 candidate.outcome,
-                uses_xnnpack=chosen[name],
-                latency_ms=by_threads[threads],
-                default_ms=times[name].get(True),
+                uses_xnnpack=on,
+                latency_ms=times[name, on],
+                default_ms=times.get((name, True)),
                 threads=threads,
                 ms_by_threads=dict(sorted(by_threads.items())),
             )
@@ -421,10 +407,8 @@ def _report_on(
     assert taken.file is not None
     assert taken.comparison is not None
     content = taken.file.read_bytes()
-    known = {field.name for field in dataclasses.fields(ExportReport)}
-    shared = {name: value for name, value in vars(taken.outcome).items() if name in known}
     return ExportReport(
-        **shared,
+        **vars(taken.outcome),
         path=str(target),
         quantization=taken.route.quantization,
         gzip_bytes=len(gzip.compress(content, compresslevel=6)),  # 9 saves 2%, in 9 times the time
@@ -474,11 +458,16 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     return target.resolve() if target.is_symlink() else target
 
 
+def _can_be_encoded(kernel: np.ndarray) -> bool:
+    """Whether so many entries are zero that a sparse encoding is smaller."""
+    return bool(1 - np.count_nonzero(kernel) / kernel.size >= LEAST_ZEROS)
+
+
 def _check_data(route: Route, data: Any, trained: bool = False) -> None:
-    if trained and route.needs_representative_data:
+    if trained and route.needs_data:
         return  # the ranges of activations are those of training
-    if route.needs_representative_data != (data is not None):
-        rule = "is needed" if route.needs_representative_data else "is unused"
+    if route.needs_data != (data is not None):
+        rule = "is needed" if route.needs_data else "is unused"
         raise ValueError(
             f"`representative_data` {rule} with quantization={route.quantization!r}. "
             f"Received: representative_data={'None' if data is None else type(data).__name__}"
@@ -486,11 +475,11 @@ def _check_data(route: Route, data: Any, trained: bool = False) -> None:
 
 
 def _require_litert() -> None:
-    without = converter_backend() != "tensorflow"
-    without = without and not any(is_missing(name) for name in CONVERTER)
+    others = ("jax", "litert_converter")
+    without = converter_backend() != "tensorflow" and not any(map(is_missing, others))
     require(
-        (*(CONVERTER if without else ("tensorflow",)), "ai_edge_litert"),
-        "`export_litert` converts with TensorFlow, or without it with JAX, litert-converter and "
-        "ai-edge-quantizer, and runs the file with ai-edge-litert",
+        (*(others if without else ("tensorflow",)), "ai_edge_quantizer", "ai_edge_litert"),
+        "`export_litert` converts with TensorFlow, or without it with JAX and litert-converter; "
+        "ai-edge-quantizer writes integers, and ai-edge-litert runs the file",
         '"keras-sparse-ortho[litert]", or "keras-sparse-ortho[litert-jax]"',
     )

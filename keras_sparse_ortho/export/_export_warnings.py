@@ -6,7 +6,8 @@ from collections.abc import Iterable
 import keras
 
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.export._candidates import Candidate, ExportVerificationError, compare
+from keras_sparse_ortho.export._candidates import Candidate
+from keras_sparse_ortho.export._compare import ExportVerificationError, compare
 from keras_sparse_ortho.export._error_source import error_source
 from keras_sparse_ortho.export._model import keras_outputs
 from keras_sparse_ortho.export._task import Task

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.export._candidates import ExportVerificationError
+from keras_sparse_ortho.export._compare import ExportVerificationError
 from keras_sparse_ortho.export._load_litert import read_packed
 from keras_sparse_ortho.export._process import JobError, Worker
 

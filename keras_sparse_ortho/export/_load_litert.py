@@ -13,8 +13,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._files import path_of
-from keras_sparse_ortho.export._candidates import compare
-from keras_sparse_ortho.export._litert_file import LiteRTFileError, read_record
+from keras_sparse_ortho.export._compare import compare
+from keras_sparse_ortho.export._flatbuffer import LiteRTFileError
 from keras_sparse_ortho.export._model import (
     InputSpec,
     Signature,
@@ -24,6 +24,7 @@ from keras_sparse_ortho.export._model import (
     signature_of,
 )
 from keras_sparse_ortho.export._process import JobError, Worker, require
+from keras_sparse_ortho.export._record import read_record
 
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CHUNK = 2**20

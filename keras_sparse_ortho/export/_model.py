@@ -320,3 +320,41 @@ def full_batches(sample: list[np.ndarray], rows: int) -> list[list[np.ndarray]]:
     missing = -len(sample[0]) % rows
     batches[-1] = [np.concatenate([part, *[part[-1:]] * missing]) for part in batches[-1]]
     return batches
+
+
+def kernels_of(model: keras.Model) -> dict[str, np.ndarray]:
+    """Path and value of the weights whose zeros must not be lost.
+
+    These are kernels by name, and any weight of a custom layer of which some entries are zero. A
+    bias can have rank 2 as well (GRU, MultiHeadAttention), and the converter may fold it away.
+    """
+    kernels = {}
+    for variable in model.weights:
+        if len(variable.shape) < 2 or "bias" in variable.name:
+            continue
+        value = np.asarray(to_numpy(variable.value))
+        live = np.count_nonzero(value)
+        if any(part in variable.name for part in ("kernel", "embedding")) or 0 < live < value.size:
+            kernels[variable.path] = value
+    return kernels
+
+
+def weights_in_use(
+    model: keras.Model, signature: Signature, sample: list[np.ndarray], paths: Sequence[str]
+) -> tuple[str, ...]:
+    """The weights that the outputs depend on, found by writing NaN into each."""
+    first = [array[: signature.batch_size] for array in sample]
+    known = {variable.path: variable for variable in model.weights}
+
+    def matters(variable: keras.Variable) -> bool:
+        value = keras.ops.copy(variable.value)
+        try:
+            assign(variable, keras.ops.full_like(value, float("nan")))
+            keras_outputs(model, signature, first)
+        except ValueError:  # outputs that are not finite
+            return True
+        finally:
+            assign(variable, value)
+        return False
+
+    return tuple(path for path in paths if matters(known[path]))

@@ -127,6 +127,25 @@ class Worker:
         return lines[-1] if status > 0 and lines else f"exit status {status}"
 
 
+def run_python(
+    arguments: Sequence[str], timeout: float, folder: str | None = None
+) -> tuple[int, list[str]]:
+    """Runs Python with our `sys.path` in a process of its own: exit status and lines printed."""
+    done = subprocess.run(
+        [sys.executable, "-P", *arguments],
+        cwd=folder,
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(one for one in sys.path if one)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+    )
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return done.returncode, lines or [f"exit status {done.returncode}"]
+
+
 def require(names: Sequence[str], use: str, install: str) -> None:
     """Raise ImportError, with what to install, if a package is missing; imports none."""
     for name in names:

@@ -12,8 +12,26 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from keras_sparse_ortho.export._litert_file import WeightZeros
+from keras_sparse_ortho.export._flatbuffer import WeightZeros
 from keras_sparse_ortho.export._process import converter_backend
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """Figures that are printed as a table, and given to programs as values or JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain Python values."""
+        return dataclasses.asdict(self)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=100).print(self)
+        return text.getvalue().rstrip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,66 +91,48 @@ class RouteOutcome:
         return self.reason is None
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportReport:
-    """The figures of one verified LiteRT file.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportReport(Figures, RouteOutcome):
+    """The figures of one verified LiteRT file: those of its route, and these.
 
     Print it for a table; `to_dict` and `to_json` give the same for programs.
 
     Attributes:
         path: Path of the file.
         quantization: As asked for: None, "float16", "dynamic_int8" or "int8".
-        batch_size: Rows that one call of the file takes.
-        bytes: Size of the file.
         gzip_bytes: Its size under gzip, level 6.
         zstd_bytes: Its size under zstandard, level 12; None if `zstandard` is not installed.
         weights: Every weight tensor (rank 2 or more) in the file with its zeros.
-        max_abs_diff: Largest difference of an output from Keras', in units of the output.
-        mean_abs_diff: Mean difference.
         argmax_agreement: Fraction of sample rows whose largest output is the same as Keras', the
             least over the outputs of rank 2 with more than one column; None if there is none.
-        error: The difference in the measure that was checked, see `measure`.
-        tolerance: The largest `error` that was allowed.
-        measure: "max": max|d| / max(1, max|y|); "rms": sqrt(mean d^2) / sqrt(mean y^2).
+        measure: Of `error`: "max": max|d| / max(1, max|y|); "rms": sqrt(mean d^2) / sqrt(mean y^2).
         sample_rows: Rows that were compared.
         compared_on: Where these rows come from: `sample`, rows of `representative_data` that were
             held out from calibration, or random ones; it says if they calibrated the file, too.
-        versions: Versions of Keras, of what converted (TensorFlow, or JAX, litert-converter and
-            ai-edge-quantizer) and of ai-edge-litert, which ran the file.
-        route: Name of the route that was taken, such as "dynamic_int8+1x16".
+        versions: Versions of Keras, of what converted and of ai-edge-litert, which ran the file.
         mode: As asked for.
-        xnnpack: Whether the file runs with XNNPACK, as a default interpreter would run it.
-        uses_xnnpack: Whether `load_litert` runs it with XNNPACK, as in `RouteOutcome`.
-        load_bytes: By how much loading the file raised the peak of the process' memory.
         fallback_reason: Why the route asked for was not taken, or None.
-        folded: Paths of kernels whose zeros are not in the file, as in `RouteOutcome`.
         routes: Every route that was tried, with its figures or the reason it failed.
     """
 
+    bytes: int
+    error: float
+    tolerance: float
+    max_abs_diff: float
+    mean_abs_diff: float
     path: str
     quantization: str | None
-    batch_size: int
-    bytes: int
     gzip_bytes: int
     zstd_bytes: int | None
     weights: tuple[WeightZeros, ...]
-    max_abs_diff: float
-    mean_abs_diff: float
     argmax_agreement: float | None
-    error: float
-    tolerance: float
     measure: str
     sample_rows: int
+    compared_on: str
     versions: dict[str, str]
-    route: str = "float32"
     mode: str | None = None
-    xnnpack: bool = True
-    uses_xnnpack: bool = True
-    load_bytes: int | None = None
     fallback_reason: str | None = None
-    folded: tuple[str, ...] = ()
     routes: tuple[RouteOutcome, ...] = ()
-    compared_on: str = ""
 
     @property
     def total_weights(self) -> int:
@@ -151,16 +151,8 @@ class ExportReport:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, totals included, as plain Python values."""
-        totals = {
-            "total_weights": self.total_weights,
-            "total_zeros": self.total_zeros,
-            "density": self.density,
-        }
-        return dataclasses.asdict(self) | totals
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """The same as JSON text."""
-        return json.dumps(self.to_dict(), indent=indent)
+        names = ("total_weights", "total_zeros", "density")
+        return super().to_dict() | {name: getattr(self, name) for name in names}
 
     def __rich__(self) -> Group:
         """Tables: the weights, the totals, and the routes if there were several."""
@@ -186,11 +178,6 @@ class ExportReport:
         routes = [_routes_table(self.routes)] if len(self.routes) > 1 else []
         return Group(weights, figures, *routes)
 
-    def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=100).print(self)
-        return text.getvalue().rstrip()
-
     def _figures(self) -> dict[str, str]:
         zstd = self.zstd_bytes
         figures = {
@@ -204,9 +191,8 @@ class ExportReport:
         }
         if self.load_bytes is not None:
             figures["memory at load"] = f"{self.load_bytes:,} bytes more at the peak"
-        for one in self.routes:
-            if one.route == self.route and one.latency_ms is not None:
-                figures["latency"] = f"{_by_threads(one)} a call, batch {one.batch_size}"
+        if self.latency_ms is not None:
+            figures["latency"] = f"{_by_threads(self)} a call, batch {self.batch_size}"
         if self.fallback_reason is not None:
             figures["reason of the fallback"] = self.fallback_reason
         if self.folded:

@@ -5,9 +5,8 @@ Rows that are all scaled wrongly cannot be told by each other: there the model h
 """
 
 import contextlib
-import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
-from unittest import mock
 
 import keras
 import numpy as np
@@ -103,14 +102,13 @@ def doubts(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> 
 def _scale(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> str | None:
     """What is wrong with the scale of rows, as far as the model tells."""
     kernels = {id(weight.owner) for weight in prunable_weights(model)}
-    first: dict[str, tuple[Any, list[np.ndarray]]] = {}
+    first: dict[str, list[tuple[Any, np.ndarray]]] = {}
     with contextlib.ExitStack() as stack:
         for layer in list(all_layers(model)):
             if (kind := "kernel" if id(layer) in kernels else _kind(layer)) is not None:
-                noting = functools.partial(_noting, layer.call, first, kind, layer)
-                stack.enter_context(mock.patch.object(layer, "call", noting))
+                stack.enter_context(_noted(layer, first.setdefault(kind, [])))
         _, outputs = keras_outputs(model, signature, rows)
-    layer, parts = first.get("statistics", (None, []))
+    layer, parts = _first(first.get("statistics", []))
     if parts:
         seen, known = _variances(layer, np.concatenate(parts))
         ratio = float(np.median(seen / known)) if known.size else 1.0
@@ -120,7 +118,7 @@ def _scale(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> 
             f"the variance of the inputs of '{layer.name}' ({type(layer).__name__}) is "
             f"{ratio:.2g} times the one that it was trained with"
         )
-    layer, parts = first.get("kernel", (None, []))
+    layer, parts = _first(first.get("kernel", []))
     largest = max((float(np.abs(part).max()) for part in parts), default=1.0)
     if isinstance(layer, L.Embedding) or _SMALL <= largest <= _LARGE:
         return None
@@ -135,15 +133,28 @@ def _scale(model: keras.Model, signature: Signature, rows: list[np.ndarray]) -> 
     return None
 
 
-def _noting(
-    call: Any, first: dict[str, Any], kind: str, layer: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Stands in for the `call` of a layer, and notes its inputs if it is the first of its kind."""
-    known, parts = first.setdefault(kind, (layer, []))
-    if known is layer:
-        with contextlib.suppress(Exception):  # a tracer, inside of a loop
-            parts.append(np.asarray(to_numpy(keras.tree.flatten((args, kwargs))[0]), np.float64))
-    return call(*args, **kwargs)
+@contextlib.contextmanager
+def _noted(layer: Any, calls: list[tuple[Any, np.ndarray]]) -> Iterator[None]:
+    """Inside, calls of a layer are noted with their first input."""
+    call = layer.call
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        if not calls or calls[0][0] is layer:
+            with contextlib.suppress(Exception):  # a tracer, inside of a loop
+                x = np.asarray(to_numpy(keras.tree.flatten((args, kwargs))[0]), np.float64)
+                calls.append((layer, x))
+        return call(*args, **kwargs)
+
+    vars(layer)["call"] = noting  # Keras would track an attribute
+    try:
+        yield
+    finally:
+        del vars(layer)["call"]
+
+
+def _first(calls: list[tuple[Any, np.ndarray]]) -> tuple[Any, list[np.ndarray]]:
+    """The first layer that was called, and its inputs."""
+    return (calls[0][0] if calls else None), [x for _, x in calls]
 
 
 def _kind(layer: Any) -> str | None:

@@ -14,28 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.export._litert_file import read_model, write_model
+from keras_sparse_ortho.export._flatbuffer import name_of, read_model, write_model
+from keras_sparse_ortho.export._routes import ExportRouteError
 
 _SPARSE_VERSION = 8
 LEAST_ZEROS = 0.3  # below this the indices cost more than the zeros save
 _MOST_BLOCKS = 255  # the int8 kernel keeps block counts and columns in one byte each
 
 
-@dataclasses.dataclass(frozen=True)
-class Encoding:
-    """How a weight `(out, in)` is stored: live blocks of `1 x block`, row by row.
-
-    The kernel refuses or misreads any type but `tensor_type` in this encoding.
-    """
-
-    name: str
-    block: int
-    tensor_type: str
-
-
-CSR = Encoding("csr", 1, "FLOAT32")
-BLOCK_1X4 = Encoding("1x4", 4, "FLOAT32")
-BLOCK_1X16 = Encoding("1x16", 16, "INT8")
+# Entries of a block `1 x block` of a weight `(out, in)`, and the type of the stored blocks. The
+# kernel refuses or misreads other types in these encodings.
+_ENCODINGS = {"csr": (1, "FLOAT32", "<f4"), "1x16": (16, "INT8", "i1")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +36,16 @@ class Encoded:
     kept: dict[str, str]
 
 
-def encode(content: bytes, encoding: Encoding) -> Encoded:
-    """Encode every weight that gains by it; the others stay dense and are run by XNNPACK."""
+def encode(content: bytes, encoding: str) -> Encoded:
+    """Encode every weight that gains by it; the others stay dense and are run by XNNPACK.
+
+    Raises:
+        ExportRouteError: if no weight gains by it.
+    """
     from ai_edge_litert import schema_py_generated as schema
 
     model = read_model(content)
-    stored = {"FLOAT32": "<f4", "INT8": "i1"}[encoding.tensor_type]
-    wanted_type = getattr(schema.TensorType, encoding.tensor_type)
+    block, tensor_type, stored = _ENCODINGS[encoding]
     encoded: list[str] = []
     kept: dict[str, str] = {}
     moved: dict[int, int] = {}
@@ -61,19 +53,19 @@ def encode(content: bytes, encoding: Encoding) -> Encoded:
         for position, operators in _weights(schema, model, graph).items():
             tensor = graph.tensors[position]
             data = model.buffers[tensor.buffer].data
-            name = tensor.name.decode() if isinstance(tensor.name, bytes) else str(tensor.name)
+            name = name_of(tensor)
             if tensor.sparsity is not None or data is None or len(data) == 0:
                 kept[name] = "it is not a dense constant"
                 continue
-            if tensor.type != wanted_type:
-                kept[name] = f"it is not stored as {encoding.tensor_type.lower()}"
+            if tensor.type != getattr(schema.TensorType, tensor_type):
+                kept[name] = f"it is not stored as {tensor_type.lower()}"
                 continue
             weight = np.asarray(data).view(stored).reshape(tensor.shape)
-            reason = _why_not(weight, encoding, operators, graph, position, tensor)
+            reason = _why_not(weight, block, operators, graph, position)
             if reason is not None:
                 kept[name] = reason
                 continue
-            tensor.sparsity, values = _compress(schema, weight, encoding.block)
+            tensor.sparsity, values = _compress(schema, weight, block)
             # Equal weights still share a buffer; a weight that stays dense keeps the old one.
             dense = tensor.buffer
             if dense not in moved:
@@ -85,8 +77,13 @@ def encode(content: bytes, encoding: Encoding) -> Encoded:
             for operator in operators:
                 operator.opcodeIndex = _sparse_opcode(model, operator.opcodeIndex)
             encoded.append(name)
-    _drop_unused(model)
-    return Encoded(write_model(model) if encoded else content, tuple(encoded), kept)
+    if not encoded:
+        reasons = [f"'{name}': {why}" for name, why in list(kept.items())[:5]]
+        raise ExportRouteError(
+            f"The encoding '{encoding}' needs a weight of a Dense layer that can be stored so; use "
+            f"a dense route. Received: {'; '.join(reasons) or 'no FULLY_CONNECTED operation'}"
+        )
+    return Encoded(write_model(model), tuple(encoded), kept)
 
 
 def _weights(schema: Any, model: Any, graph: Any) -> dict[int, list[Any]]:
@@ -100,23 +97,15 @@ def _weights(schema: Any, model: Any, graph: Any) -> dict[int, list[Any]]:
 
 
 def _why_not(
-    weight: np.ndarray,
-    encoding: Encoding,
-    operators: list[Any],
-    graph: Any,
-    position: int,
-    tensor: Any,
+    weight: np.ndarray, block: int, operators: list[Any], graph: Any, position: int
 ) -> str | None:
     """The reason to leave a weight dense, or None."""
-    columns, block = weight.shape[1], encoding.block
+    columns = weight.shape[1]
     if columns % block:
         return (
             f"its {columns} inputs are not divisible by {block}, and the kernel, which does not "
             "check that, would answer wrongly"
         )
-    points = tensor.quantization.zeroPoint if tensor.quantization is not None else None
-    if points is not None and np.any(np.asarray(points)):
-        return "its zero point is not 0"
     used = [int(k) for one in graph.operators if one.inputs is not None for k in one.inputs]
     if [*used, *graph.outputs].count(position) != len(operators):
         return "other operations use it as well"
@@ -174,12 +163,3 @@ def _sparse_opcode(model: Any, index: int) -> int:
             return k
     model.operatorCodes.append(wanted)
     return len(model.operatorCodes) - 1
-
-
-def _drop_unused(model: Any) -> None:
-    """Empty the buffers that neither tensors nor metadata refer to."""
-    used = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
-    used |= {entry.buffer for entry in model.metadata or []}
-    for k, buffer in enumerate(model.buffers):
-        if k not in used:
-            buffer.data = None

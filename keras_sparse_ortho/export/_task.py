@@ -8,19 +8,17 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._data import first_batches, is_batched
+from keras_sparse_ortho.export._block_convolutions import Plan, plan
 from keras_sparse_ortho.export._model import (
     Signature,
     keras_outputs,
+    kernels_of,
     leaves,
     plain_model,
     signature_of,
 )
 from keras_sparse_ortho.export._rows import doubts, rows_of
-from keras_sparse_ortho.quantization import (
-    TrainedIntegers,
-    has_trained_ranges,
-    trained_integers,
-)
+from keras_sparse_ortho.quantization import has_integers, has_trained_ranges
 
 _BATCHES = 16  # taken from a data set; enough for calibration
 
@@ -40,7 +38,10 @@ class Task:
     doubts: tuple[str, ...]  # about them
     tolerance: float | None  # None: each route's own
     timeout: float  # seconds for each job of a subprocess
-    trained: tuple[TrainedIntegers, ...] = ()  # by quantization-aware training
+    trained: bool  # whether quantization-aware training has rounded kernels
+    has_ranges: bool  # and activations
+    kernels: dict[str, np.ndarray]  # values by path
+    blocks: Plan  # which of them leave whole blocks of zeros, if a route asks for that
     folder: Path = Path()  # for staging; to be set before anything is converted
 
 
@@ -52,6 +53,7 @@ def make_task(
     tolerance: float | None,
     seed: int,
     timeout: float,
+    of_blocks: bool = False,
 ) -> Task:
     """Check the model and its data, strip the model and compute its outputs."""
     if tolerance is not None and not tolerance >= 0:  # `not` refuses NaN as well
@@ -86,7 +88,10 @@ def make_task(
         tuple(found),
         None if tolerance is None else float(tolerance),
         timeout,
-        tuple(trained_integers(model)),
+        has_integers(model),
+        trained,
+        kernels_of(plain),
+        plan(plain) if of_blocks else Plan({}, {}),
     )
 
 

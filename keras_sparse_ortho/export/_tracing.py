@@ -1,27 +1,56 @@
-"""What routes convert: a SavedModel or, without TensorFlow, a float32 LiteRT file.
+"""Float32 LiteRT files of Keras models, by TensorFlow's converter or by litert-converter.
 
-Without TensorFlow the worker rebuilds the model on JAX, whatever backend it was trained on;
-litert-converter makes a float32 file of its StableHLO, and ai-edge-quantizer makes integers and
-float16 of that.
+Without TensorFlow the worker rebuilds the model on JAX, whatever backend it was trained on, and
+litert-converter makes the file of its StableHLO.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
-from keras_sparse_ortho.export._litert_file import read_model
+from keras_sparse_ortho.export._integers import MARK
 from keras_sparse_ortho.export._model import all_layers, leaves, pack
-from keras_sparse_ortho.export._trained_ranges import mark
-from keras_sparse_ortho.quantization import fix_ranges, keep_floats
-
-CONVERTER = ("jax", "litert_converter", "ai_edge_quantizer")
-"""The packages that take TensorFlow's place, as they are imported."""
+from keras_sparse_ortho.quantization import fixed_ranges
 
 SIGNATURE = "serving_default"
+
+
+class _Trace:
+    """A model as a function of flat inputs whose outputs have names.
+
+    Tensors that are marked are outputs whose names hold their ranges.
+    """
+
+    def __init__(self, model: Any, nesting: Any, names: Sequence[str]) -> None:
+        self.model, self.nesting, self._names = model, nesting, names
+        self._marks: list[tuple[Any, float, float]] = []
+
+    def __call__(self, *flat: Any) -> list[Any]:
+        """The outputs, in the order of `names`."""
+        self._marks.clear()
+        outputs = leaves(self.model(pack(self.nesting, flat), training=False))
+        return [*(tensor for _, tensor in outputs), *(tensor for tensor, *_ in self._marks)]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the outputs, after a call."""
+        ends = (struct.pack("<dd", *own).hex() for _, *own in self._marks)
+        return [*self._names, *(f"{MARK}{k}_{end}" for k, end in enumerate(ends))]
+
+    def mark(self, x: Any, low: float, high: float) -> Any:
+        """Notes that a file of integers has a tensor in a range."""
+        others = [own for known, *own in self._marks if known is x]
+        if others and [low, high] not in others:  # from one range to another, in floats
+            for start, end in (*others, (low, high)):
+                step = (end - start) / 255
+                least = round(start / step)
+                x = keras.ops.clip(keras.ops.round(x / step), least, least + 255) * step
+        self._marks.append((x, low, high))
+        return x
 
 
 def write_traced(
@@ -30,83 +59,81 @@ def write_traced(
     nesting: Any,
     output_names: list[str],
     path: str,
-    in_integers: bool,
+    marked: bool,
 ) -> None:
-    """Trace a plain model: to a SavedModel on TensorFlow, on JAX to a float32 LiteRT file.
+    """Writes a plain model as a SavedModel on TensorFlow, on JAX as a float32 LiteRT file.
 
-    With `in_integers` for a file of integers with trained ranges: on JAX these are marked
-    (`_trained_ranges.py`).
+    Shapes are static. With `marked`, what `FakeQuantize` would round has its range in the file.
     """
-    if keras.backend.backend() == "tensorflow":
-        write_saved_model(model, inputs, nesting, output_names, path, in_integers)
-    else:
-        Path(path).write_bytes(float_file(model, inputs, nesting, output_names, in_integers))
+    traced = _Trace(model, nesting, output_names)
+    with fixed_ranges(model, traced.mark if marked else None):
+        if keras.backend.backend() == "tensorflow":
+            _write_saved_model(traced, inputs, path)
+        else:
+            Path(path).write_bytes(_by_jax(traced, inputs))
 
 
-def write_saved_model(
-    model: keras.Model,
-    inputs: list[dict[str, Any]],
-    nesting: Any,
-    output_names: list[str],
-    folder: str,
-    in_integers: bool = False,
-) -> None:
-    """Trace a plain model for inference, with static shapes; needs the TensorFlow backend."""
+def float_file(path: str) -> bytes:
+    """The float32 file of what `write_traced` has written."""
+    if Path(path).is_file():
+        return Path(path).read_bytes()
+    converted = Path(path, "float.tflite")
+    if not converted.exists():
+        converted.write_bytes(by_tensorflow(path, "float32", sparse=False))
+    return converted.read_bytes()
+
+
+def by_tensorflow(saved_model: str, storage: str, sparse: bool) -> bytes:
+    """A file by TensorFlow's converter, of weights in a storage, with its own sparsity or not."""
+    import tensorflow as tf
+
+    converter = tf.lite.TFLiteConverter.from_saved_model(saved_model)
+    if storage != "float32":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if storage == "float16":
+        converter.target_spec.supported_types = [tf.float16]
+    if sparse:
+        converter.optimizations = [
+            *(converter.optimizations or []),
+            tf.lite.Optimize.EXPERIMENTAL_SPARSITY,
+        ]
+    return bytes(converter.convert())
+
+
+def _write_saved_model(traced: _Trace, inputs: list[dict[str, Any]], folder: str) -> None:
     import tensorflow as tf
 
     def serve(*flat: Any) -> dict[str, Any]:
-        outputs = model(pack(nesting, flat), training=False)
-        return dict(zip(output_names, (tensor for _, tensor in leaves(outputs)), strict=True))
+        outputs = traced(*flat)
+        return dict(zip(traced.names, outputs, strict=True))
 
-    fix_ranges(model, in_integers)
-    if in_integers:
-        keep_floats(model)
     archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint(
-        "serving_default",
-        serve,
-        input_signature=[
-            tf.TensorSpec(spec["shape"], spec["dtype"], name=spec["name"]) for spec in inputs
-        ],
-    )
+    archive.track(traced.model)
+    specs = [tf.TensorSpec(spec["shape"], spec["dtype"], name=spec["name"]) for spec in inputs]
+    archive.add_endpoint(SIGNATURE, serve, input_signature=specs)
     archive.write_out(folder, verbose=False)
 
 
-def float_file(
-    model: keras.Model,
-    inputs: list[dict[str, Any]],
-    nesting: Any,
-    output_names: list[str],
-    in_integers: bool = False,
-) -> bytes:
-    """A plain model as a float32 file of static shapes; needs the JAX backend.
-
-    Recurrent layers are unrolled: their loops cannot be written (litert-converter 0.5).
-    """
+def _by_jax(traced: _Trace, inputs: list[dict[str, Any]]) -> bytes:
+    """The float32 file by litert-converter 0.5, which lacks loops: they are unrolled."""
     import jax
     from litert_converter.mlir import ir, passmanager
     from litert_converter.mlir._mlir_libs import converter_api_ext as converter
 
-    def serve(*flat: Any) -> tuple[Any, ...]:
-        outputs = model(pack(nesting, flat), training=False)
-        return tuple(tensor for _, tensor in leaves(outputs))
-
-    fix_ranges(model, in_integers, mark if in_integers else None)
-    for layer in all_layers(model):
+    for layer in all_layers(traced.model):
         if isinstance(layer, keras.layers.RNN):
             layer.unroll = True
     shapes = [jax.ShapeDtypeStruct(tuple(spec["shape"]), spec["dtype"]) for spec in inputs]
     # An input that nothing reads would be dropped.
     with _marked_gelu():
-        lowered = jax.jit(serve, keep_unused=True).lower(*shapes)
+        lowered = jax.jit(traced, keep_unused=True).lower(*shapes)
     text = lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=False)
     context = ir.Context()
     converter.prepare_mlir_context(context)
     with context:
         module = ir.Module.parse(text)
         names = [spec["name"] for spec in inputs]
-        converter.set_signature(module.operation, SIGNATURE, names, output_names)
+        converter.set_signature(module.operation, SIGNATURE, names, traced.names)
         config = converter.ConvertToTFLConfig()
         converter.run_convert_to_tfl_passes(module, passmanager.PassManager(), config)
         return bytes(converter.export_flatbuffer_to_bytes(module.operation))
@@ -130,63 +157,3 @@ def _marked_gelu() -> Iterator[None]:
         yield
     finally:
         jax.nn.gelu = plain
-
-
-def quantized(
-    content: bytes,
-    recipe: Any,
-    batches: Callable[[], Iterator[dict[str, np.ndarray]]] | None,
-    trained: dict[str, tuple[float, float]] | None = None,
-) -> bytes:
-    """A float32 file with other numbers, as ai-edge-quantizer makes them.
-
-    Args:
-        content: The file.
-        recipe: A recipe of ai-edge-quantizer.
-        batches: Gives the representative data, where activations are to be calibrated.
-        trained: Lowest and highest values of tensors that are not.
-    """
-    from ai_edge_quantizer import quantizer
-
-    made = quantizer.Quantizer(bytearray(content))
-    made.load_quantization_recipe(recipe)
-    static = batches is not None or bool(trained)
-    ranges: dict[str, dict[str, Any]] = {}
-    for batch in () if batches is None else batches():
-        # One by one: over several the quantizer averages, and most values are out of range.
-        found = made.calibrate({SIGNATURE: [batch]}, num_threads=1)
-        for name, own in found.items():
-            known = ranges.setdefault(name, own)
-            for key, wider in (("min", np.minimum), ("max", np.maximum)):
-                if key in own:
-                    known[key] = wider(known[key], own[key])
-    for name, (low, high) in (trained or {}).items():
-        ranges[name] = {"min": np.array([low], np.float32), "max": np.array([high], np.float32)}
-    ranges |= _of_dead_channels(content) if static else {}
-    return bytes(made.quantize(ranges or None, enable_progress_report=False).quantized_model)
-
-
-def _of_dead_channels(content: bytes) -> dict[str, dict[str, np.ndarray]]:
-    """Ranges for the channels of weights that have dead ones, which get the range of the widest.
-
-    ai-edge-quantizer gives a channel of zeros the scale 1e-9 / 127. Its bias, an integer in steps
-    of that, does not fit 32 bits and is lost.
-    """
-    from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
-
-    model = read_model(content)
-    found = {}
-    for graph in model.subgraphs:
-        for one in graph.operators:
-            kind = files.TFL_OP_CODE_TO_NAME.get(model.operatorCodes[one.opcodeIndex].builtinCode)
-            axis = files.TFL_OP_TO_WEIGHT_QUANTIZED_DIM.get(kind)
-            tensor = None if axis is None else graph.tensors[one.inputs[1]]
-            values = None if tensor is None else files.get_tensor_data(tensor, model.buffers)
-            if values is None:
-                continue
-            others = tuple(k for k in range(values.ndim) if k != axis)
-            most = np.abs(values).max(axis=others, keepdims=True, initial=0)
-            if not most.all():
-                most = np.where(most > 0, most, most.max() or 1).astype(np.float32)
-                found[files.get_tensor_name(tensor)] = {"min": -most, "max": most}
-    return found

@@ -2,26 +2,24 @@
 
 import csv
 import dataclasses
-import io
-import json
 import os
 import subprocess
-import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from keras_sparse_ortho._files import path_of
 from keras_sparse_ortho.export._candidates import ExportConversionError
-from keras_sparse_ortho.export._litert_file import LiteRTFileError, flat, read_record, read_weights
+from keras_sparse_ortho.export._flatbuffer import LiteRTFileError, flat, read_weights
 from keras_sparse_ortho.export._load_litert import read_packed
-from keras_sparse_ortho.export._process import require
+from keras_sparse_ortho.export._process import require, run_python
+from keras_sparse_ortho.export._record import read_record
+from keras_sparse_ortho.export._report import Figures
 
 ACCELERATORS = (
     *("ethos-u55-32", "ethos-u55-64", "ethos-u55-128", "ethos-u55-256"),
@@ -41,7 +39,7 @@ _NAME = "model"
 
 
 @dataclasses.dataclass(frozen=True)
-class VelaReport:
+class VelaReport(Figures):
     """What Vela estimates for one file; no figure was measured on a device.
 
     Attributes:
@@ -74,14 +72,6 @@ class VelaReport:
     cpu_operators: tuple[str, ...]
     vela: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """All figures as plain Python values."""
-        return dataclasses.asdict(self)
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """The same as JSON text."""
-        return json.dumps(self.to_dict(), indent=indent)
-
     def __rich__(self) -> Group:
         """A table of the figures."""
         title = f"{self.path} on {self.accelerator}"
@@ -98,11 +88,6 @@ class VelaReport:
         table.add_row("estimated by", f"Vela {self.vela}; nothing was measured")
         table.add_row("assumes", f"{self.system_config}, {self.memory_mode}")
         return Group(Text(title), table)
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=100).print(self)
-        return text.getvalue().rstrip()
 
 
 def vela_report(
@@ -155,8 +140,16 @@ def vela_report(
     Reference:
         [Vela, the compiler of Arm Ethos-U](https://gitlab.arm.com/artificial-intelligence/ethos-u/ethos-u-vela)
     """
-    check_accelerator(accelerator)
-    require_vela()
+    if accelerator not in ACCELERATORS:
+        raise ValueError(
+            f"`accelerator` must be one of {', '.join(ACCELERATORS)}. "
+            f"Received: accelerator={accelerator!r}"
+        )
+    require(
+        ("ethosu", "ai_edge_litert"),
+        "Estimates for Ethos-U need Arm's compiler Vela",
+        '"keras-sparse-ortho[ethos-u]"',
+    )
     name = str(path_of("path", path))
     content = read_packed(Path(name))
     read_record(content, name)  # refuses a file that was changed since it was written
@@ -205,52 +198,21 @@ def vela_report(
     )
 
 
-def check_accelerator(accelerator: str) -> None:
-    """ValueError, which lists the accelerators, for another one."""
-    if accelerator not in ACCELERATORS:
-        raise ValueError(
-            f"`accelerator` must be one of {', '.join(ACCELERATORS)}. "
-            f"Received: accelerator={accelerator!r}"
-        )
-
-
-def require_vela() -> None:
-    """ImportError, with what to install, where Vela is missing."""
-    require(
-        ("ethosu", "ai_edge_litert"),
-        "Estimates for Ethos-U need Arm's compiler Vela",
-        '"keras-sparse-ortho[ethos-u]"',
-    )
-
-
 def _compile(path: str, folder: str, options: list[str], timeout: float) -> None:
     """Run Vela's own command in the folder."""
-    command = [sys.executable, "-P", "-m", "ethosu.vela", f"{_NAME}.tflite", "--output-dir", "."]
-    paths = os.pathsep.join(one for one in sys.path if one)
+    command = ["-m", "ethosu.vela", f"{_NAME}.tflite", "--output-dir", ".", *options]
     try:
-        done = subprocess.run(
-            [*command, *options],
-            cwd=folder,
-            env=dict(os.environ, PYTHONPATH=paths),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-        )
+        status, lines = run_python(command, timeout, folder)
     except subprocess.TimeoutExpired:
         raise ExportConversionError(
             f"Vela must compile the file within {timeout:g} seconds; see `timeout`. "
             f"Received: {path!r}"
         ) from None
-    if done.returncode == 0:
+    if status == 0:
         return
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    last = lines[-1] if lines else f"exit status {done.returncode}"
-    if last.startswith("Failed to load TfLite model"):
-        raise LiteRTFileError(f"Vela cannot read the file. Received: {path!r}; {last}")
-    raise ExportConversionError(f"Vela must compile the file. Received: {path!r}; {last}")
+    if lines[-1].startswith("Failed to load TfLite model"):
+        raise LiteRTFileError(f"Vela cannot read the file. Received: {path!r}; {lines[-1]}")
+    raise ExportConversionError(f"Vela must compile the file. Received: {path!r}; {lines[-1]}")
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

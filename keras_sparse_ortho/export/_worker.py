@@ -25,18 +25,15 @@ from typing import Any
 def trace(
     keras_file: str,
     modules: list[str],
-    saved_model: str,
+    path: str,
     inputs: list[dict[str, Any]],
     nesting: Any,
     output_names: list[str],
     of_blocks: bool,
     rows_apart: bool,
-    in_integers: bool,
+    marked: bool,
 ) -> dict[str, Any] | None:
-    """Write a `.keras` file as a SavedModel, or without TensorFlow as a float32 LiteRT file.
-
-    Returns None, or the error and its stage.
-    """
+    """Write a `.keras` file by `write_traced`. Returns None, or the error and its stage."""
     _load_converter()
     import keras
 
@@ -50,7 +47,7 @@ def trace(
         return {"stage": "load", **_failure(error)}
     try:
         model = as_convolutions(model, rows_apart) if of_blocks else model
-        write_traced(model, inputs, nesting, output_names, saved_model, in_integers)
+        write_traced(model, inputs, nesting, output_names, path, marked)
     except Exception as error:
         return {"stage": "trace", **_failure(error)}
     return None
@@ -58,22 +55,24 @@ def trace(
 
 def convert(
     route: str,
-    saved_model: str,
+    traced: str,
     inputs: list[dict[str, Any]],
     representative: str | None,
     result: str,
 ) -> dict[str, Any] | None:
     """Convert what `trace` has written by a route; returns None, or the error."""
     _load_converter()
+    from keras_sparse_ortho.export._integers import in_storage
     from keras_sparse_ortho.export._routes import route_named
+    from keras_sparse_ortho.export._tracing import by_tensorflow, float_file
 
     batches = None if representative is None else lambda: _batches(representative, inputs)
+    chosen = route_named(route)
     try:
-        chosen = route_named(route)
-        if Path(saved_model).is_dir():
-            content = chosen.convert(saved_model, batches)
+        if chosen.encoding == "sp":
+            content = by_tensorflow(traced, chosen.storage, sparse=True)
         else:
-            content = chosen.convert_floats(Path(saved_model).read_bytes(), batches)
+            content = in_storage(float_file(traced), chosen.storage, batches)
     except Exception as error:
         return _failure(error)
     Path(result).write_bytes(content)
@@ -196,7 +195,7 @@ def _load_converter() -> None:
     """Import what conversions need, and exempt it from garbage collection."""
     importlib.import_module(os.environ["KERAS_BACKEND"])
 
-    import keras_sparse_ortho.export._routes  # noqa: F401
+    import keras_sparse_ortho.export._tracing  # noqa: F401
 
     # Tracing and converting collect garbage, which would take two thirds of their time.
     gc.collect()

@@ -1,6 +1,7 @@
 """`FakeQuantize`: activations rounded to 8 bits in a range that follows them."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -22,8 +23,8 @@ class FakeQuantize(keras.layers.Layer):
         y = s * round(clip(x, low, high) / s),  s = (high - low) / 255,  0 stays 0
 
     The gradient is 1 inside of the range and 0 outside (`keras.quantizers.
-    fake_quant_with_min_max_vars`, which LiteRT's converter reads as the range of the tensor). A
-    layer that has seen no training batch passes its input on as it is.
+    fake_quant_with_min_max_vars`). A layer that has seen no training batch passes its input on as
+    it is.
 
     `quantize_aware` places it; in a subclassed model place it yourself, at the inputs and outputs
     of layers that are to compute in int8.
@@ -57,7 +58,7 @@ class FakeQuantize(keras.layers.Layer):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}")
         self.supports_masking = True
-        self._known = self._in_integers = False
+        self._fixed: tuple[float, float] | None = None
         self._mark: Callable[[Any, float, float], Any] | None = None
 
     def build(self, input_shape: Any = None) -> None:
@@ -74,8 +75,7 @@ class FakeQuantize(keras.layers.Layer):
         if training:
             self._follow(ops.cast(ops.stop_gradient(inputs), "float32"))
         if self._mark is not None:
-            rounded = self._mark(ops.cast(inputs, "float32"), *self._range())
-            return ops.cast(rounded, inputs.dtype)
+            return self._mark(inputs, *(self._fixed or self._range()))
         low, high = ops.convert_to_tensor(self.low), ops.convert_to_tensor(self.high)
         # In float32: in half precision the last steps of a range are lost.
         rounded = keras.quantizers.fake_quant_with_min_max_vars(
@@ -84,14 +84,14 @@ class FakeQuantize(keras.layers.Layer):
             ops.stop_gradient(ops.maximum(high, low + _LEAST)),
         )
         rounded = ops.cast(rounded, inputs.dtype)
-        return rounded if self._known else ops.where(self.seen > 0, rounded, inputs)
+        return rounded if self._fixed else ops.where(self.seen > 0, rounded, inputs)
 
     def of_means(self, x: Any) -> Any:
         """The rounded means over windows of inputs that were rounded to the same range.
 
         LiteRT rounds sums of integers, whose halves are common: away from the integer zero.
         """
-        if not self._in_integers:
+        if self._mark is None:
             low, high = ops.convert_to_tensor(self.low), ops.convert_to_tensor(self.high)
             step = ops.maximum(high - low, _LEAST) / 255
             integer = ops.cast(x, "float32") / step - ops.round(low / step) - 128
@@ -106,16 +106,17 @@ class FakeQuantize(keras.layers.Layer):
         """That of the input."""
         return keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
 
-    def fix_range(
-        self, in_integers: bool, mark: Callable[[Any, float, float], Any] | None = None
-    ) -> None:
-        """Leaves out whether the range has been set, which a graph for inference does not ask.
+    @contextlib.contextmanager
+    def fixed_range(self, mark: Callable[[Any, float, float], Any] | None) -> Iterator[None]:
+        """Inside, a graph for inference does not ask whether the range has been set.
 
-        Args:
-            in_integers: Whether what comes of the graph computes in integers itself.
-            mark: `mark(x, low, high)` is called in place of rounding.
+        `mark(x, low, high)` is called in place of rounding, for a file that rounds itself.
         """
-        self._known, self._in_integers, self._mark = True, in_integers, mark
+        self._fixed, self._mark = self._range(), mark
+        try:
+            yield
+        finally:
+            self._fixed = self._mark = None
 
     def step(self) -> float:
         """The difference of two values next to each other, as an integer file has it."""

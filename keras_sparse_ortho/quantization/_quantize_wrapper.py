@@ -16,8 +16,6 @@ from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
 
 # LiteRT's means over windows have the range of their input.
 WINDOWS = (keras.layers.AveragePooling1D, keras.layers.AveragePooling2D)
-_OF_MEANS = (keras.layers.LayerNormalization, keras.layers.GroupNormalization)
-_LITTLE = 1e-30
 # What LiteRT computes in one operation with the product before it.
 FUSED = (keras.activations.linear, keras.activations.relu, keras.activations.relu6)
 
@@ -90,7 +88,6 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         self._one_range = output and inputs == 1 and isinstance(innermost(layer), WINDOWS)
         one = self.of_inputs[0] if self._one_range else rounding("output")
         self.of_output = one if output else None
-        self._parts_floats = (False, False)
         apart = activation_of(layer) not in (None, *FUSED)
         self.of_activation = rounding("activation") if apart else None
 
@@ -112,24 +109,12 @@ class QuantizeWrapper(WrapperBuiltByCalls):
         """Calls the layer between roundings."""
         if self.of_inputs:
             args, kwargs = self._rounded(args, kwargs)
-        before, behind = self._parts_floats
-        if before:
-            args = (args[0] + _LITTLE, *args[1:])
         with self._activation_apart():
             result = self.layer(*args, **kwargs)
         if self.of_output is not None:
             own = self.of_output
-            result = own.of_means(result) if self._one_range else own(result)
-        return result + _LITTLE if behind else result
-
-    def keep_floats(self, inside: bool) -> None:
-        """Prepares a graph for the converter, in which what has no trained range stays in floats.
-
-        The converter gives ranges to some operations that take integers, such as the means of a
-        normalization and, `inside` of an attention, the softmax and the product behind it. Sums get
-        none: that of `_LITTLE` changes no number and parts the floats from the integers.
-        """
-        self._parts_floats = (isinstance(innermost(self.layer), _OF_MEANS), inside)
+            return own.of_means(result) if self._one_range else own(result)
+        return result
 
     def _rounded(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         own = iter(self.of_inputs)

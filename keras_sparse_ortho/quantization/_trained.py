@@ -1,7 +1,6 @@
-"""What training has fixed for an integer file: integers and scales of kernels, and ranges."""
+"""What training has fixed for an integer file: scales of kernels, and ranges of activations."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,28 +11,6 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.kernels import PrunableWeight, walk
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.quantization._fake_quantize import FakeQuantize
-from keras_sparse_ortho.quantization._quantize_wrapper import QuantizeWrapper, innermost
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedIntegers:
-    """A kernel `integers * scales` as training has left it.
-
-    Attributes:
-        path: Path of the weight.
-        integers: int8, of the kernel's shape.
-        scales: float32, one for each output, or one; broadcasts to that shape.
-    """
-
-    path: str
-    integers: np.ndarray
-    scales: np.ndarray
-
-
-def trained_integers(model: keras.Model) -> list[TrainedIntegers]:
-    """Those of every quantized kernel whose values are multiples of a scale."""
-    pairs = ((weight.path, integers_of(weight)) for weight in prunable_weights(model))
-    return [TrainedIntegers(path, *parts) for path, parts in pairs if parts is not None]
 
 
 def integers_of(weight: PrunableWeight) -> tuple[np.ndarray, np.ndarray] | None:
@@ -72,23 +49,16 @@ def without_ranges(model: keras.Model) -> Iterator[None]:
             assign(seen, value)
 
 
-def fix_ranges(
-    model: Any, in_integers: bool, mark: Callable[[Any, float, float], Any] | None = None
-) -> None:
-    """Prepares the ranges of a model for the converter, see `FakeQuantize.fix_range`."""
-    for layer, _ in walk(model, ""):
-        if isinstance(layer, FakeQuantize):
-            layer.fix_range(in_integers, mark)
+@contextlib.contextmanager
+def fixed_ranges(model: Any, mark: Callable[[Any, float, float], Any] | None) -> Iterator[None]:
+    """Inside, a model can be traced for the converter, see `FakeQuantize.fixed_range`."""
+    with contextlib.ExitStack() as stack:
+        for layer, _ in walk(model, ""):
+            if isinstance(layer, FakeQuantize):
+                stack.enter_context(layer.fixed_range(mark))
+        yield
 
 
-def keep_floats(model: Any) -> None:
-    """Keeps TensorFlow's converter from giving ranges to what has none, layer by layer."""
-    inside = {
-        id(own)
-        for layer, _ in walk(model, "")
-        if isinstance(layer, QuantizeWrapper) and not isinstance(layer.layer, keras.layers.Wrapper)
-        for own, _ in walk(innermost(layer), "")
-    }
-    for layer, _ in walk(model, ""):
-        if isinstance(layer, QuantizeWrapper):
-            layer.keep_floats(inside=id(layer) in inside)
+def has_integers(model: Any) -> bool:
+    """Whether training has rounded a kernel."""
+    return any(integers_of(weight) is not None for weight in prunable_weights(model))

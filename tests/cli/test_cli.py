@@ -4,11 +4,9 @@ import contextlib
 import gzip
 import io
 import json
-import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 import warnings
 import zipfile
@@ -236,71 +234,7 @@ def test_fast_with_data_and_a_compressed_file(tmp_path, capsys):
     more = ["--data", tmp_path / "x.npy", "--threads", "2", "--json"]
     assert main([str(a) for a in (*arguments, *more)]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert len(report["routes"]) == 16
+    assert len(report["routes"]) == 13
     packed = tmp_path / "m.tflite.gz"
     packed.write_bytes(gzip.compress(out.read_bytes()))
     assert load_litert(packed, model=model).route == report["route"]
-
-
-def command(code, *arguments, before=""):
-    """What a new process does that runs the command as the shell does, and then `code`."""
-    start = before
-    start += "import sys, kso_command; sys.argv[0] = 'kso'; status = kso_command.main(); "
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("KERAS_", "TF_CPP"))}
-    environment["PYTHONPATH"] = str(Path(kso.__file__).parents[1])
-    return subprocess.run(
-        [sys.executable, "-P", "-c", start + code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-
-
-def test_the_command_loads_what_it_needs_and_is_quiet(model_file):
-    loaded = "print(status, *({'keras', 'numpy', 'rich.table', 'rich.console'} & set(sys.modules)))"
-    for arguments in (["--help"], ["report", "--help"], ["--version"]):
-        assert command(loaded, *arguments).stdout.endswith("\n0\n")
-    others = "{'tensorflow', 'torch', 'jax', 'sklearn', 'matplotlib'}"
-    done = command(f"print(status, *({others} & set(sys.modules)))", "report", model_file)
-    assert done.stderr == ""
-    assert done.stdout.endswith("\n0\n")
-    assert "d/kernel" in done.stdout
-
-
-ABSENT = """
-import importlib.abc, sys
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "jax":
-            raise ModuleNotFoundError(f"no {name}", name=name)
-sys.meta_path.insert(0, Absent())
-"""
-
-
-@pytest.mark.parametrize("jax", ["installed", "absent"])
-def test_jax_is_loaded_for_convolutions_and_needed_for_nothing_else(model_file, tmp_path, jax):
-    convolutions = keras.Sequential(
-        [keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="c"), keras.layers.Flatten()]
-    )
-    kso.sparsify(convolutions, 0.5, seed=0).save(tmp_path / "c.keras")
-    before = ABSENT if jax == "absent" else ""
-    after = "from keras import backend; print(backend.backend(), 'jax' in sys.modules)"
-    assert command(after, "report", model_file, before=before).stdout.endswith("numpy False\n")
-    done = command(after, "report", tmp_path / "c.keras", before=before)
-    assert "3,888" in done.stdout  # FLOPs: 36 pixels of 108 entries
-    # Without JAX a second process reports by the model's own backend, and this one ends.
-    assert done.stdout.endswith("numpy True\n") == (jax == "installed")
-
-
-@pytest.mark.slow
-def test_models_that_numpy_cannot_load_are_loaded_by_their_own_backend(tmp_path):
-    """Such as a Lambda, which no command loads: the second process says so, once."""
-    code = "import keras, numpy, sys; x = keras.Input((4,)); y = keras.layers.Dense(3, name='d')(x)"
-    code += "; y = keras.layers.Lambda(lambda y: y)(y); keras.Model(x, y).save(sys.argv[1])"
-    path = tmp_path / "m.keras"
-    subprocess.run([sys.executable, "-c", code, path], check=True, capture_output=True)
-    done = command("", "report", path)
-    assert done.stdout == ""
-    assert "Keras must be able to load" in done.stderr  # said once, by the second process
-    assert done.stderr.count("kso: ") == 1

@@ -1,8 +1,5 @@
 """What several modules of this folder share: one converter, and every route of one model."""
 
-import sys
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
@@ -58,29 +55,11 @@ def all_routes(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def tiny_export(tmp_path_factory):
-    """A file of `tiny` with the weights of seed 1, and in which files functions were called."""
-    from keras_sparse_ortho import export
+def tiny_file(tmp_path_factory):
+    """A file of `tiny` with the weights of seed 1."""
+    from keras_sparse_ortho.export import export_litert
 
     keras.utils.set_random_seed(1)
-    model = tiny()
     path = tmp_path_factory.mktemp("tiny") / "tiny.tflite"
-    sources = set()
-
-    def note(frame, event, _):
-        if event == "call":
-            sources.add(Path(frame.f_code.co_filename))
-
-    profiler = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        export.export_litert(model, path)
-    finally:
-        sys.setprofile(profiler)
-    ours = Path(export.__file__).parent
-    return path, {source.name for source in sources if source.parent == ours}
-
-
-@pytest.fixture
-def tiny_file(tiny_export):
-    return tiny_export[0]
+    export_litert(tiny(), path)
+    return path

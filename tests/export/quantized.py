@@ -5,7 +5,7 @@ import numpy as np
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.kernels import walk
-from keras_sparse_ortho.quantization import quantize_aware, round_biases, trained_integers
+from keras_sparse_ortho.quantization import integers_of, quantize_aware, round_biases
 
 L = keras.layers
 
@@ -91,19 +91,25 @@ def as_in_file(weight, integers):
 
 
 def check_integers(model, path):
+    """Each channel of a kernel holds the integers that were trained, times a number."""
     constants, _ = tensors_of(path)
-    kernels = {kernel.path: kernel for kernel in trained_integers(model)}
     for weight in kso.prunable_weights(model):
-        integers = as_in_file(weight, kernels[weight.path].integers)
+        integers = as_in_file(weight, integers_of(weight)[0])
         axis = 3 if type(weight.owner) is L.DepthwiseConv2D else 0
-        others = tuple(k for k in range(integers.ndim) if k != axis)
-        found = []
-        for constant, _ in constants:
-            if constant.shape == integers.shape:
-                sign = np.sign(np.sum(constant * integers.astype(float), others, keepdims=True))
-                found.append(np.array_equal(constant, np.where(integers == 0, 0, sign * integers)))
-        assert any(found), weight.path
+        rows = reduced(integers, axis)
+        assert any(
+            np.all((rows == own).all(1) | (rows == -own).all(1))
+            for constant, _ in constants
+            if constant.shape == integers.shape
+            for own in [reduced(constant, axis)]
+        ), weight.path
         assert not integers[as_in_file(weight, ~weight.mask)].any()
+
+
+def reduced(integers, axis=0):
+    """A row for each channel, without the divisor that its integers have in common."""
+    rows = np.moveaxis(integers, axis, 0).reshape(integers.shape[axis], -1).astype(int)
+    return rows // np.maximum(np.gcd.reduce(rows, axis=1, keepdims=True), 1)
 
 
 def block_mlp():

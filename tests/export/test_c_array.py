@@ -16,7 +16,7 @@ from keras_sparse_ortho.export import (
     c_array,
     export_litert,
 )
-from keras_sparse_ortho.export._litert_file import (
+from keras_sparse_ortho.export._flatbuffer import (
     flat,
     read_model,
     read_weights,

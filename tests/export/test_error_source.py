@@ -69,27 +69,3 @@ def test_a_mode_warns_of_a_route_whose_file_is_wrong(monkeypatch, tmp_path, tiny
     keras.utils.set_random_seed(2)
     with pytest.raises(ExportVerificationError, match=r"to 0\.005.*Try quantization=None"):
         export_litert(tiny(), tmp_path / "m.tflite", mode="float16")
-
-
-@pytest.mark.parametrize("rounded", [False, True])
-def test_round_biases_is_advised_only_where_it_was_not_called(tmp_path, rounded):
-    keras.utils.set_random_seed(0)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(64, 8, 8, 3)).astype("float32")
-    slopes = layers.PReLU(shared_axes=[1, 2], name="slopes")
-    dense = [layers.Conv2D(16, 3, name="conv"), slopes, layers.Flatten(), layers.Dense(4)]
-    model = keras.Sequential([keras.Input((8, 8, 3)), *dense])
-    alpha = rng.uniform(-0.3, 0.6, slopes.alpha.shape)
-    alpha.flat[0] = 8.0  # the int8 steps of all are coarse
-    slopes.alpha.assign(alpha)
-    model = kso.quantize_aware(model, weights="int4")
-    model.layers[0].bias.assign(0.1 * rng.normal(size=16))
-    model(x, training=True)
-    if rounded:
-        kso.quantization.round_biases(model)
-        match = "starts at layer 'slopes' .PReLU."
-    else:
-        match = r"Call keras_sparse_ortho.quantization.round_biases"
-    with pytest.warns(UserWarning, match=match) as caught:
-        export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:16])
-    assert rounded != any("round_biases" in str(one.message) for one in caught)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.export import export_litert
+from keras_sparse_ortho.layers import CircularPadding
 from tests.export.models import interpret, kernel_zeros, layers, thin_out
 
 pytestmark = pytest.mark.tensorflow_only
@@ -13,6 +14,7 @@ BATCH = 2
 OUTPUTS = [
     "attention",
     "bidirectional",
+    "circular",
     "conv1d",
     "conv3d",
     "conv_batchnorm",
@@ -40,6 +42,7 @@ def zoo():
     outputs = {
         "attention": layers.MultiHeadAttention(2, 4)(steps, steps),
         "bidirectional": layers.Bidirectional(layers.SimpleRNN(3))(steps),
+        "circular": layers.Conv2D(4, 3, strides=2)(CircularPadding([(1, 1), (0, 2)])(image)),
         "conv1d": layers.Conv1D(4, 3)(steps),
         "conv3d": layers.Conv3D(3, 2)(volume),
         "conv_batchnorm": layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(image))),

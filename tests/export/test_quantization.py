@@ -81,20 +81,19 @@ def test_dynamic_int8(tmp_path, capfd):
     assert 1e-4 < report.error < 0.05
 
 
-def test_int8_with_an_embedding_whose_zero_point_is_not_zero(tmp_path):
-    """The converter quantizes embedding tables asymmetrically: 0.0 is not stored as 0 there."""
+def test_int8_with_an_embedding_and_a_loop(tmp_path):
     image = keras.Input((8, 8, 2), name="image")
     tokens = keras.Input((6,), dtype="int32", name="tokens")
     words = layers.Embedding(60, 16)(tokens)
     x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(image)))
-    x = layers.Concatenate()([layers.Flatten()(x), layers.LSTM(8, unroll=True)(words)])
+    x = layers.Concatenate()([layers.Flatten()(x), layers.LSTM(8)(words)])
     model = thin_out(keras.Model([image, tokens], [layers.Dense(5)(x), layers.Dense(2)(x)]))
     rng = np.random.default_rng(0)
     data = [rng.normal(size=(300, 8, 8, 2)), rng.integers(0, 60, (300, 6))]
     report = export_litert(
         model, tmp_path / "m.tflite", quantization="int8", representative_data=data
     )
-    assert dtypes(report) == {"int8"}
+    assert {one.dtype for one in report.weights if one.size > 256} == {"int8"}
     assert report.total_zeros >= kernel_zeros(model)
     assert report.folded == ()
     assert 1e-4 < report.error < 0.25

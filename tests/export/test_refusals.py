@@ -109,12 +109,6 @@ def test_path(tmp_path):
     refused("must name a file", tiny(), tmp_path)
 
 
-@pytest.mark.parametrize("wrap", [lambda layer: layer, layers.Bidirectional])
-def test_int8_of_a_recurrent_loop(path, wrap):
-    model = keras.Sequential([keras.Input((5, 3)), wrap(layers.LSTM(2, name="loop"))])
-    refused("unroll=True", model, path, quantization="int8", representative_data=np.ones((2, 5, 3)))
-
-
 @pytest.mark.parametrize("name", ["tensorflow", "ai_edge_litert"])
 def test_missing_package_names_the_extra(monkeypatch, path, name):
     model = tiny()

@@ -8,7 +8,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import _export_warnings, export_litert
-from keras_sparse_ortho.export._candidates import compare
+from keras_sparse_ortho.export._compare import compare
 from keras_sparse_ortho.export._model import keras_outputs, signature_of
 from keras_sparse_ortho.export._rows import doubts, rows_of
 from keras_sparse_ortho.export._task import make_task

@@ -75,7 +75,7 @@ def test_files_that_are_not_for_an_ethos_u(all_routes):
         with pytest.raises(ValueError, match="must be static int8"):
             vela_report(folder / f"{route}.tflite")
     with pytest.raises(ValueError, match='route "int8"') as refused:
-        vela_report(folder / "int8+1x16.tflite")
+        vela_report(folder / "dynamic_int8+1x16.tflite")
     assert "2 encoded weights" in str(refused.value)
 
 

@@ -4,10 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho import Block, PrunableLayer, prunable_weights, sparsify
+from keras_sparse_ortho import PrunableLayer, prunable_weights, sparsify
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.initializers import ExactOrthogonal
-from keras_sparse_ortho.layers import BlockSparseDense
 from tests.export.models import interpret, layers
 
 pytestmark = pytest.mark.tensorflow_only
@@ -63,22 +62,6 @@ def test_plain_subclassed_model_takes_its_shapes_from_the_sample(tmp_path):
     assert report.sample_rows == 4
     (got,) = interpret(tmp_path / "m.tflite", input=x[:3]).values()
     np.testing.assert_allclose(got, keras.ops.convert_to_numpy(model(x))[:3], atol=1e-5)
-
-
-def test_live_blocks_are_the_blocks_of_the_fast_route(tmp_path):
-    dense = [layers.Dense(64, activation="relu", name="a"), layers.Dense(64, name="b")]
-    model = keras.Sequential([keras.Input((128,), name="x"), *dense])
-    structure = Block(32, 32, regular=True)
-    model = sparsify(model, 0.5, "uniform", structure=structure, storage="auto", seed=0)
-    assert {type(layer) for layer in model.layers} == {BlockSparseDense}
-    report = export_litert(model, tmp_path / "m.tflite", mode="dynamic_int8+1x16")
-    assert report.route == "dynamic_int8+1x16"
-    assert [weight.encoding for weight in report.weights] == ["1x16", "1x16"]
-    assert {type(layer) for layer in model.layers} == {BlockSparseDense}
-    best = export_litert(model, tmp_path / "f.tflite", mode="float32+csr")
-    x = np.random.default_rng(0).standard_normal((1, 128)).astype("float32")
-    (got,) = interpret(best.path, x=x).values()
-    np.testing.assert_allclose(got, keras.ops.convert_to_numpy(model(x)), atol=1e-5)
 
 
 class Pooling(keras.layers.Layer):

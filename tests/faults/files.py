@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.cli import InputFileError, read_keras, read_rows
+from keras_sparse_ortho.cli._files import InputFileError, read_keras, read_rows
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.export import LiteRTFileError, export_litert, load_litert
 from tests.faults.counting import Count

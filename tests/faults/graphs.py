@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from keras_sparse_ortho.export._litert_file import attach, seal, write_model
+from keras_sparse_ortho.export._flatbuffer import write_model
+from keras_sparse_ortho.export._record import attach, seal
 
 ROWS, WIDTH = 1, 4
 RECORD = {

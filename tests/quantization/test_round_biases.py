@@ -4,12 +4,13 @@ import keras
 import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.quantization import (
     biases_are_rounded,
+    integers_of,
     quantize_aware,
     round_biases,
-    trained_integers,
 )
 from tests.helpers import array
 
@@ -30,7 +31,7 @@ def seen(model, shape):
 
 
 def scales_of(model):
-    return {one.path: one.scales.reshape(-1) for one in trained_integers(model)}
+    return {one.path: integers_of(one)[1].reshape(-1) for one in kso.prunable_weights(model)}
 
 
 def assert_whole(value, step):

@@ -56,12 +56,10 @@ def test_a_wheel_with_too_little_and_too_much_is_refused(tmp_path, monkeypatch):
     package.mkdir(parents=True)
     for name in ("__init__.py", "left_out.py", "py.typed", "notes.txt"):
         (package / name).write_text("")
-    (source / "kso_command.py").write_text("")
     wheel = tmp_path / "w.whl"
     with zipfile.ZipFile(wheel, "w") as file:
         for name in ("__init__.py", "py.typed", "stray.py"):
             file.writestr(f"{release.PACKAGE}/{name}", "")
-        file.writestr("kso_command.py", "")
         file.writestr("keras_sparse_ortho-0.dist-info/METADATA", "")
     # Installed and imported from elsewhere than the folder that it was put into.
     monkeypatch.setattr(release, "run", lambda *command, **_: "/elsewhere/__init__.py")

@@ -1,0 +1,410 @@
+"""Float32 LiteRT files, of either converter, with other numbers: float16, or integers.
+
+ai-edge-quantizer (AEQ) writes the integers `round(w / s)`. It takes `s` from its table of ranges,
+so the table holds the scales that quantization-aware training has left in the weights, and the
+ranges of activations that it has trained.
+"""
+
+import contextlib
+import copy
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_sparse_ortho.export._flatbuffer import name_of, read_model, write_model
+
+Range = tuple[float, float]
+Batches = Callable[[], Iterator[dict[str, np.ndarray]]]
+
+MARK = "kso_range_"  # an extra output of the float32 file: MARK, a number, and two doubles in hex
+_MOST = 127
+_EXACT = 1e-3  # of a step, by which a rounded weight may differ from a multiple of it
+_LEAST = {"float16": 128, "dynamic_int8": 1024, "int8": 256}  # entries of a constant
+# Operations whose output has the range of their input, and those whose range LiteRT knows.
+_PASS_ON = (
+    *("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "BROADCAST_TO", "SLICE", "STRIDED_SLICE"),
+    *("SPLIT", "GATHER", "PAD", "TILE", "MAX_POOL_2D", "AVERAGE_POOL_2D", "SPACE_TO_DEPTH"),
+)
+_FIXED = {"SOFTMAX": (0, 255 / 256), "LOGISTIC": (0, 255 / 256), "TANH": (-1, 127 / 128)}
+
+
+def in_storage(content: bytes, storage: str, batches: Batches | None) -> bytes:
+    """A float32 file in the storage of a route.
+
+    Args:
+        content: The float32 file.
+        storage: "float32", "float16", "dynamic_int8" or "int8".
+        batches: Gives the rows that calibrate the activations of "int8". `None`: their ranges are
+            the marks of the file. What has no range is computed in floats.
+    """
+    if storage == "float32":
+        return content
+    if storage == "float16":
+        return _narrowed(content, storage)
+    recipe = [_entry(".*", "*", _settings(storage))]
+    ranges: dict[str, Range] = {}
+    if storage == "int8":
+        model = read_model(content)
+        trained = _take_marks(model)
+        known = trained if batches is None else _calibrated(content, batches)
+        _part_outputs(model)
+        ranges, floats = _spread(model, known, recipe)
+        _round_floats(model, trained, ranges, floats)
+        recipe += [_entry(".*", end, None) for end in ("INPUT", "OUTPUT")]
+        recipe += [_entry(_scope(*one), "*", None) for one in floats]
+        content = write_model(model)
+    return _narrowed(_quantized(content, recipe, ranges), storage)
+
+
+# --- ai-edge-quantizer ----------------------------------------------------------------------------
+
+
+def _quantized(content: bytes, recipe: list[Any], ranges: dict[str, Range]) -> bytes:
+    from ai_edge_quantizer import quantizer
+
+    table: dict[str, Any] = dict(_scales(read_model(content)))
+    for name, ends in ranges.items():
+        low, high = np.array(ends, "float32").reshape(2, 1)
+        table[name] = {"min": low, "max": high}
+    made = quantizer.Quantizer(bytearray(content), recipe)
+    return bytes(made.quantize(table or None, enable_progress_report=False).quantized_model)
+
+
+def _settings(storage: str) -> dict[str, Any]:
+    weights = {"num_bits": 8, "symmetric": True, "granularity": "CHANNELWISE", "dtype": "INT"}
+    settings: dict[str, Any] = {"weight_tensor_config": weights, "compute_precision": "INTEGER"}
+    settings |= {"explicit_dequantize": False, "skip_checks": False}
+    if storage == "int8":
+        own = weights | {"symmetric": False, "granularity": "TENSORWISE"}
+        return settings | {"activation_tensor_config": own, "min_weight_elements": 0}
+    return settings | {"min_weight_elements": _LEAST[storage]}
+
+
+def _entry(scope: str, kind: str, settings: dict[str, Any] | None) -> dict[str, Any]:
+    key = "no_quantize" if settings is None else "min_max_uniform_quantize"
+    return {"regex": scope, "operation": kind, "algorithm_key": key, "op_config": settings or {}}
+
+
+def _scales(model: Any) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Names and bounds of the weights of products; AEQ divides the bounds by 127."""
+    from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
+
+    for graph, op, kind in _operations(model):
+        axis = files.TFL_OP_TO_WEIGHT_QUANTIZED_DIM.get(files.TFL_OP_CODE_TO_NAME.get(kind))
+        tensor = None if axis is None else graph.tensors[op.inputs[1]]
+        values = None if tensor is None else files.get_tensor_data(tensor, model.buffers)
+        if values is None or values.dtype != np.float32:
+            continue
+        bound = _bounds(values, axis)
+        yield name_of(tensor), {"min": -bound, "max": bound}
+
+
+def _bounds(values: np.ndarray, axis: int) -> np.ndarray:
+    """The largest value of each channel that 127 steps reach, in a shape that broadcasts.
+
+    A channel that training has rounded gets the finest step in which its integers are whole, as
+    biases are rounded in it. A channel of zeros gets the bound of the widest: AEQ would take 1e-9,
+    in which no bias fits 32 bits.
+    """
+    rows = np.abs(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1))
+    steps = steps_of(rows)
+    peak = rows.max(1, initial=0).astype(np.float64)
+    fine = np.where(steps > 0, _MOST // np.maximum(steps, 1) * steps, _MOST)
+    bound = np.where(peak > 0, peak * _MOST / fine, peak.max() or 1.0).astype(np.float32)
+    return bound.reshape([-1 if k == axis % values.ndim else 1 for k in range(values.ndim)])
+
+
+def steps_of(rows: np.ndarray) -> np.ndarray:
+    """For each row the least `m <= 127` such that it holds multiples of `max|row| / m`.
+
+    It is 0 for rows of zeros, and -1 for rows that were not rounded.
+    """
+    rows = np.abs(rows).astype(np.float64)
+    peak = rows.max(1, keepdims=True, initial=0)
+    parts = rows / np.where(peak > 0, peak, 1)
+    found = np.where(peak[:, 0] > 0, -1, 0)
+    for m in (*range(1, 8), 127, *range(8, 127)):
+        left = np.flatnonzero(found < 0)
+        for some in (parts[:, :: -(-parts.shape[1] // 64)], parts):  # a few first
+            wide = some[left] * m
+            left = left[np.all(np.abs(wide - np.rint(wide)) <= _EXACT, 1)]
+        found[left] = m
+    return found
+
+
+# --- ranges of activations ------------------------------------------------------------------------
+
+
+def _take_marks(model: Any) -> dict[str, Range]:
+    """Takes the outputs that name ranges out of a file; the ranges by name of tensor."""
+    ranges: dict[str, Range] = {}
+    _fuse_biases(model)
+    for signature in model.signatureDefs:
+        graph = model.subgraphs[signature.subgraphIndex]
+        ends, kept = signature.outputs, []
+        for end in ends:
+            if not end.name.startswith(MARK.encode()):
+                kept.append(end)
+                continue
+            low, high = np.frombuffer(bytes.fromhex(end.name.decode().split("_")[-1]), "<f8")
+            ranges[name_of(graph.tensors[end.tensorIndex])] = float(low), float(high)
+        if len(kept) < len(ends):
+            signature.outputs = kept
+            graph.outputs = [end.tensorIndex for end in kept]
+            _drop_unread(graph, ranges)
+    return ranges
+
+
+def _drop_unread(graph: Any, ranges: dict[str, Range]) -> None:
+    """Leaves out operations that were made for marks alone; what they took has the range."""
+    read = {*graph.outputs}
+    for op in reversed(list(graph.operators)):
+        if read.isdisjoint(op.outputs):
+            graph.operators.remove(op)
+            own = ranges.pop(name_of(graph.tensors[op.outputs[0]]), None)
+            if own:
+                ranges.setdefault(name_of(graph.tensors[op.inputs[0]]), own)
+        else:
+            read.update(op.inputs)
+
+
+def _fuse_biases(model: Any) -> None:
+    """Moves the addition of a bias behind a RESHAPE into the product before it.
+
+    TensorFlow's converter does that itself; litert-converter does not, for heads of an attention.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+
+    graph, codes = model.subgraphs[0], vars(schema.BuiltinOperator)
+    kinds = {id(op): kind for _, op, kind in _operations(model)}
+    readers = Counter(int(k) for op in graph.operators for k in op.inputs)
+    readers.update(int(k) for k in graph.outputs)
+    makers = {int(k): op for op in graph.operators for k in op.outputs}
+    for op in list(graph.operators):
+        if kinds[id(op)] != codes["ADD"] or op.builtinOptions.fusedActivationFunction:
+            continue
+        for x, bias in (op.inputs, op.inputs[::-1]):
+            moved = makers.get(int(x))
+            if moved is None or kinds[id(moved)] != codes["RESHAPE"] or readers[int(x)] > 1:
+                continue
+            inner, held = int(moved.inputs[0]), graph.tensors[int(bias)]
+            product, units = makers.get(inner), int(graph.tensors[inner].shape[-1])
+            shape = [int(size) for size in held.shape]
+            while shape[:1] == [1]:
+                shape = shape[1:]
+            after = [int(size) for size in graph.tensors[int(x)].shape]
+            if (
+                product is None
+                or kinds[id(product)] != codes["FULLY_CONNECTED"]
+                or product.builtinOptions.fusedActivationFunction
+                or (len(product.inputs) > 2 and product.inputs[2] >= 0)
+                or max(readers[inner], readers[int(bias)]) > 1
+                or model.buffers[held.buffer].data is None
+                or math.prod(shape) != units
+                or after[len(after) - len(shape) :] != shape
+            ):
+                continue
+            held.shape, held.shapeSignature = [units], None
+            product.inputs = [*product.inputs[:2], int(bias)]
+            moved.outputs = op.outputs
+            graph.operators.remove(op)
+            break
+
+
+def _calibrated(content: bytes, batches: Batches) -> dict[str, Range]:
+    """The ranges of tensors. AEQ's own way is 10 times as slow, and fails on unrolled GRUs."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    own = Interpreter(
+        model_content=content,
+        experimental_op_resolver_type=plain,
+        experimental_preserve_all_tensors=True,
+    )
+    runner, model = own.get_signature_runner(), read_model(content)
+    graph = model.subgraphs[0]
+    ranges: dict[str, Range] = {}
+    for batch in batches():
+        runner(**batch)
+        for k in range(len(graph.tensors)):
+            for name in _varying(model, graph, [k]):
+                with contextlib.suppress(ValueError):  # nothing has written to it
+                    value = own.get_tensor(k)
+                    low, high = ranges.get(name, (0.0, 0.0))
+                    ranges[name] = min(low, float(value.min())), max(high, float(value.max()))
+    return ranges
+
+
+def _spread(
+    model: Any, ranges: dict[str, Range], recipe: list[Any]
+) -> tuple[dict[str, Range], list[tuple[Any, Any]]]:
+    """The ranges with those that follow from them; graph and operation of those that lack one."""
+    from ai_edge_quantizer import recipe_manager
+    from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
+
+    manager = recipe_manager.RecipeManager()
+    manager.load_quantization_recipe(recipe)
+    everything = [
+        (graph, op, files.TFL_OP_CODE_TO_NAME.get(kind)) for graph, op, kind in _operations(model)
+    ]
+    known, floats = dict(ranges), []
+    for graph, op, name in reversed(everything):  # before what is only moved about
+        after = name_of(graph.tensors[op.outputs[0]])
+        if name in ("RESHAPE", "TRANSPOSE") and after in known:
+            for before in _varying(model, graph, op.inputs):
+                known.setdefault(before, known[after])
+    read = {(id(graph), k) for graph, op, _ in everything for k in (*op.inputs, *graph.outputs)}
+    for graph, op, name in everything:
+        taken, given = (_varying(model, graph, places) for places in (op.inputs, op.outputs))
+        if taken and all(one in known for one in taken) and name in (*_PASS_ON, *_FIXED):
+            known.update(dict.fromkeys(given, _FIXED.get(name) or known[taken[0]]))
+        whole = (
+            taken
+            and name is not None
+            and manager.get_quantization_configs(name, ";")[0] != "no_quantize"
+            and all(one in known for one in (*taken, *given))
+            and all((id(graph), k) in read for k in op.outputs)  # AEQ leaves others in floats
+        )
+        if not whole or (name in _PASS_ON and known[given[0]] != known[taken[0]]):
+            floats.append((graph, op))
+    return known, floats
+
+
+def _scope(graph: Any, op: Any) -> str:
+    """Matches one operation, by the names of what it gives."""
+    from ai_edge_quantizer.utils import tfl_flatbuffer_utils as files
+
+    return f"^{re.escape(files.get_op_scope(op, graph.tensors))}$"
+
+
+def _part_outputs(model: Any) -> None:
+    """Gives outputs that operations read as well a tensor of their own; AEQ confuses the two."""
+    graph = model.subgraphs[0]
+    read = {int(k) for op in graph.operators for k in op.inputs}
+    for k in read & {int(k) for k in graph.outputs}:
+        new = _copy_of(graph, k, "output")
+        graph.operators.append(_reshape(model, graph, k, new))
+        graph.outputs = [new if j == k else j for j in graph.outputs]
+        for signature in model.signatureDefs:
+            for end in signature.outputs:
+                end.tensorIndex = new if end.tensorIndex == k else end.tensorIndex
+
+
+def _round_floats(
+    model: Any, trained: dict[str, Range], ranges: dict[str, Range], floats: list[tuple[Any, Any]]
+) -> None:
+    """Rounds tensors with trained ranges that float operations give and take.
+
+    A RESHAPE in integers does it: AEQ adds the operations around it that round and restore.
+    """
+    graph = model.subgraphs[0]
+    own = [op for other, op in floats if other is graph]
+    read = {int(k) for op in own for k in op.inputs} | {int(k) for k in graph.outputs}
+    for op in own:
+        for k in map(int, list(op.outputs)):
+            name = name_of(graph.tensors[k])
+            if k not in read or name not in trained:
+                continue
+            before = _copy_of(graph, k, "before")
+            ranges[name_of(graph.tensors[before])] = trained[name]
+            op.outputs = [before if j == k else j for j in op.outputs]
+            place = graph.operators.index(op) + 1
+            graph.operators.insert(place, _reshape(model, graph, before, k))
+
+
+def _copy_of(graph: Any, index: int, name: str) -> int:
+    """The index of a new tensor like another one."""
+    made = copy.copy(graph.tensors[index])
+    made.name = f"{name_of(made)}/{name}".encode()
+    graph.tensors.append(made)
+    return len(graph.tensors) - 1
+
+
+def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
+    """An operation that changes nothing."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    made = schema.OperatorT()
+    made.opcodeIndex = _add_code(model, "RESHAPE", 1)
+    made.inputs, made.outputs = [taken], [given]
+    made.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
+    made.builtinOptions = schema.ReshapeOptionsT()
+    made.builtinOptions.newShape = graph.tensors[given].shape
+    return made
+
+
+# --- constants that no operation takes as integers ------------------------------------------------
+
+
+def _narrowed(content: bytes, storage: str) -> bytes:
+    """The file with its large constants of floats narrowed, and restored by DEQUANTIZE at load."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    model, types = read_model(content), schema.TensorType
+    code = _add_code(model, "DEQUANTIZE", 3)
+    moved: dict[int, int] = {}  # buffers
+    for graph in model.subgraphs:
+        read = {int(k) for op in graph.operators for k in op.inputs}
+        for k in sorted(read - {-1, *map(int, graph.outputs)}):
+            tensor = graph.tensors[k]
+            data = model.buffers[tensor.buffer].data
+            if tensor.type != types.FLOAT32 or data is None or tensor.sparsity is not None:
+                continue
+            values = np.asarray(data).view("<f4").reshape(tensor.shape)
+            if values.size < _LEAST[storage] or (storage != "float16" and values.ndim < 2):
+                continue
+            narrow, widen = schema.TensorT(), schema.OperatorT()
+            narrow.name, narrow.shape = name_of(tensor).encode() + b"/narrow", tensor.shape
+            if storage == "float16":
+                narrow.type = types.FLOAT16
+                with np.errstate(over="ignore"):  # the comparison with Keras refuses infinities
+                    stored = values.astype("<f2")
+            else:
+                bound = _bounds(values, -1) if values.ndim == 5 else np.abs(values).max()
+                step = np.float32(bound / _MOST)
+                narrow.type, about = types.INT8, schema.QuantizationParametersT()
+                stored = np.rint(values / np.where(step > 0, step, 1)).astype("i1")
+                about.scale, about.quantizedDimension = step.reshape(-1), values.ndim - 1
+                about.zeroPoint = np.zeros(step.size, np.int64)
+                narrow.quantization = about
+            if tensor.buffer not in moved:
+                moved[tensor.buffer] = len(model.buffers)
+                model.buffers.append(schema.BufferT())
+                model.buffers[-1].data = stored.reshape(-1).view(np.uint8)
+            narrow.buffer, tensor.buffer = moved[tensor.buffer], 0  # the first one is empty
+            widen.opcodeIndex = code
+            widen.inputs, widen.outputs = [len(graph.tensors)], [k]
+            graph.tensors.append(narrow)
+            graph.operators.insert(0, widen)
+    return write_model(model)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _operations(model: Any) -> Iterator[tuple[Any, Any, int]]:
+    """Graph, operation and code of all operations."""
+    for graph in model.subgraphs:
+        for op in graph.operators:
+            yield graph, op, model.operatorCodes[op.opcodeIndex].builtinCode
+
+
+def _add_code(model: Any, name: str, version: int) -> int:
+    """The index of a new operator code."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
+    code.version = version
+    model.operatorCodes.append(code)
+    return len(model.operatorCodes) - 1
+
+
+def _varying(model: Any, graph: Any, places: Iterable[int]) -> list[str]:
+    """Names of tensors of floats that are no constants."""
+    own = [graph.tensors[k] for k in places if k >= 0 and graph.tensors[k].type == 0]
+    return [name_of(one) for one in own if model.buffers[one.buffer].data is None]

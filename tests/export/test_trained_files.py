@@ -1,0 +1,160 @@
+"""Files of quantization-aware training: the integers, zeros and ranges are those of training.
+
+TensorFlow converts on its own backend, on the others litert-converter as if it were missing.
+"""
+
+import sys
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.export import _export_warnings, export_litert, load_litert
+from keras_sparse_ortho.quantization import FakeQuantize, integers_of, quantize_aware, round_biases
+from tests.export.quantized import (
+    block_cnn,
+    block_mlp,
+    check_integers,
+    check_ranges,
+    cnn,
+    encoder,
+    mlp,
+    pooled,
+    tensors_of,
+    trained,
+)
+from tests.helpers import slow_case_on_jax
+
+pytestmark = pytest.mark.core
+L = keras.layers
+
+
+@pytest.fixture(autouse=True)
+def _no_tensorflow(monkeypatch):
+    if keras.backend.backend() != "tensorflow":
+        monkeypatch.setitem(sys.modules, "tensorflow", None)
+
+
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+CASES = [(mlp, "int4"), slow_case_on_jax(cnn, "int4"), slow_case_on_jax(encoder, "int8")]
+CASES += [slow(make, weights) for make in (mlp, cnn) for weights in ("int8", "ternary")]
+CASES += [slow(encoder, "int4"), slow(pooled, "int8")]
+
+
+@pytest.mark.parametrize(("make", "weights"), CASES)
+def test_integers_and_ranges_of_the_file_are_those_of_training(make, weights, tmp_path):
+    model, x = trained(make, weights)
+    report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
+    assert report.error < 0.003
+    assert ("tensorflow" in report.versions) == (keras.backend.backend() == "tensorflow")
+    check_integers(model, report.path)
+    check_ranges(model, report.path)
+    kernels = kso.prunable_weights(model)
+    sizes = {weight.value.size for weight in kernels}
+    held = [one for one in report.weights if one.size in sizes]
+    assert {one.dtype for one in held} == {"int8"}
+    assert len(held) == len(kernels)
+    if make is not encoder:  # whose normalizations are in floats
+        assert {kind for _, kind in operations(report.path)[:-1]} == {np.int8}
+
+
+def operations(path):
+    """Names of the operations of a file, and what they give, in order."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    run = Interpreter(model_path=str(path), experimental_op_resolver_type=plain)
+    run.allocate_tensors()
+    types = {about["index"]: about["dtype"] for about in run.get_tensor_details()}
+    return [(one["op_name"], types[one["outputs"][0]]) for one in run._get_ops_details()]
+
+
+@pytest.mark.parametrize(
+    ("make", "weights"), [slow_case_on_jax(block_mlp, "int4"), slow(block_cnn, "int8")]
+)
+def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
+    options = {"storage": "blocks", "structure": kso.Block(8, 8), "exclude": ["head"]}
+    model, x = trained(lambda: (make(), options | {"density": 0.25}), weights)
+    report = export_litert(model, tmp_path / "m.tflite", mode="int8+blocks", sample=x[:64])
+    assert report.error < 0.003
+    check_ranges(model, report.path)
+    (weight,) = (one for one in kso.prunable_weights(model) if one.path == "hidden/kernel")
+    integers = integers_of(weight)[0].reshape(-1, weight.shape[-1]).astype(int)
+    live = int(weight.mask.reshape(integers.shape)[:, 0].sum())
+    constants, _ = tensors_of(report.path)
+    (held,) = (c for c, _ in constants if c.ndim == 4 and c.shape[0] == integers.shape[1])
+    assert held.size == live * integers.shape[1]
+    for channel, column in zip(held, integers.T, strict=True):  # the order of blocks is the file's
+        values = np.sort([*channel.ravel().astype(int), *[0] * (len(column) - live)])
+        values, column = (one // np.gcd.reduce(one) for one in (values, column))
+        assert any(np.array_equal(values, np.sort(sign * column)) for sign in (1, -1))
+
+
+@pytest.mark.slow
+def test_files_of_floats_round_as_keras_does(tmp_path):
+    model, x = trained(pooled, "int8")
+    report = export_litert(model, tmp_path / "m.tflite", mode="float32", sample=x[:64])
+    assert report.error < 1e-5
+
+
+@pytest.mark.slow
+def test_the_file_has_rounded_biases_whether_keras_has_them_or_not(tmp_path):
+    model, x = trained(cnn, "int8", rounded=False)
+    outputs = []
+    for name in ("before", "after"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # before, that Keras differs
+            export_litert(model, tmp_path / name, quantization="int8", sample=x[:64])
+        outputs.append(load_litert(tmp_path / name).predict(x[:64]))
+        round_biases(model)
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_a_file_whose_biases_are_rounded_tells_so(tmp_path, monkeypatch):
+    model, x = trained(mlp, "int4", rounded=False)
+    monkeypatch.setattr(_export_warnings, "_AS_TRAINED", 1e-5)
+    with pytest.warns(UserWarning, match=r"differs from Keras by 0.\d+%.*round_biases\(model\)"):
+        export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
+    round_biases(model)
+    monkeypatch.setattr(_export_warnings, "_AS_TRAINED", -1)  # any file
+    with pytest.warns(UserWarning, match="starts at no single layer.*`exclude`") as caught:
+        export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=x[:64])
+    assert not any("round_biases" in str(one.message) for one in caught)
+
+
+def test_int8_without_ranges_or_data_is_refused(tmp_path):
+    dense, _ = mlp()
+    untrained = quantize_aware(dense)
+    with pytest.raises(ValueError, match="ranges of activations are set in training"):
+        export_litert(untrained, tmp_path / "m.tflite", quantization="int8")
+    with pytest.raises(ValueError, match="`representative_data` is needed"):
+        export_litert(quantize_aware(dense, "int8", None), tmp_path / "m", quantization="int8")
+
+
+def ranged(low, high, name):
+    layer = FakeQuantize(name=name)
+    layer.build()
+    for variable, value in ((layer.low, low), (layer.high, high), (layer.seen, 1.0)):
+        variable.assign(value)
+    return layer
+
+
+def test_ranges_that_differ_and_layers_in_floats_between_them(tmp_path):
+    inputs = keras.Input((8, 8))
+    x = ranged(-1.0, 2.0, "wide")(inputs)
+    x = ranged(-0.5, 0.6, "narrow")(x)  # again, in steps of its own
+    x = L.LayerNormalization()(x)  # in floats
+    x = ranged(-1.5, 1.5, "between")(L.Softmax()(x[:, ::2]))
+    model = keras.Model(inputs, ranged(0.0, 0.5, "end")(keras.ops.cumsum(x, axis=1)))
+    sample = np.random.default_rng(0).normal(size=(16, 8, 8)).astype("float32")
+    with pytest.warns(UserWarning, match="Rounding activations changes Keras' own outputs"):
+        report = export_litert(model, tmp_path / "m.tflite", quantization="int8", sample=sample)
+    assert report.error < 0.001
+    _, scales = tensors_of(report.path)
+    for step in (3.0 / 255, 1.1 / 255, 3.0 / 255, 0.5 / 255):
+        assert np.min(np.abs(np.array(scales, float) - step)) < 1e-5 * step
