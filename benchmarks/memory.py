@@ -57,7 +57,7 @@ def measure(form: str, width: int, batch: int, density: float) -> dict[str, floa
     import keras_sparse_ortho as kso
 
     kind, _, size = form.partition(" ")
-    masks = {"masked": kso.FixedMask, "compact": kso.CompactMask}
+    masks = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
 
     def layer(k: int) -> keras.layers.Layer:
         if kind == "blocks":

@@ -208,11 +208,11 @@ def network(method: str, density: float, x, y) -> tuple:
         moving = {"SET": kso.callbacks.SET, "RigL": lambda: kso.callbacks.RigL((x, y), 128)}
         return model, [moving[method]()] if method in moving else []
     if method in ("GMP", "DNW"):
-        kind = {"GMP": kso.MagnitudeMask, "DNW": kso.StraightThroughTopK}[method]
+        kind = {"GMP": kso.MagnitudeMask, "DNW": kso.parametrizations.StraightThroughTopK}[method]
         return kso.parametrize(dense, kind(ramp)), [kso.callbacks.UpdateMasks()]
     if method == "STR":
         return kso.parametrize(dense, kso.SoftThreshold), [kso.callbacks.TargetDensity(density)]
-    model = kso.parametrize(dense, kso.ChannelSoftThreshold, exclude="head")
+    model = kso.parametrize(dense, kso.parametrizations.ChannelSoftThreshold, exclude="head")
     # Fewer whole channels can be removed: half of them.
     return model, [kso.callbacks.TargetDensity(0.5)]
 

@@ -242,7 +242,7 @@ def traffic_network(form: str, width: int, density: float, block: int) -> keras.
             options = {"density": density, "block": block, "seed": k}
             return kso.layers.BlockSparseDense(width, **options, **plain)
         dense = keras.layers.Dense(width, **plain)
-        masks = {"masked": kso.FixedMask, "compact": kso.CompactMask}
+        masks = {"masked": kso.FixedMask, "compact": kso.parametrizations.CompactMask}
         return kso.PrunableLayer(dense, masks[form](density)) if form in masks else dense
 
     model = keras.Sequential([keras.Input((width,)), *(layer(k) for k in range(LAYERS))])

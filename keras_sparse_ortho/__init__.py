@@ -48,13 +48,9 @@ from keras_sparse_ortho.models import remove_channels as remove_channels
 from keras_sparse_ortho.models import strip as strip
 from keras_sparse_ortho.orthogonal import Block as Block
 from keras_sparse_ortho.orthogonal import NByM as NByM
-from keras_sparse_ortho.parametrizations import ChannelSoftThreshold as ChannelSoftThreshold
-from keras_sparse_ortho.parametrizations import CompactMask as CompactMask
 from keras_sparse_ortho.parametrizations import FixedMask as FixedMask
-from keras_sparse_ortho.parametrizations import LowRankSoftThreshold as LowRankSoftThreshold
 from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations import SoftThreshold as SoftThreshold
-from keras_sparse_ortho.parametrizations import StraightThroughTopK as StraightThroughTopK
 from keras_sparse_ortho.pruning import apply_masks as apply_masks
 from keras_sparse_ortho.pruning import parametrize as parametrize
 from keras_sparse_ortho.pruning import prune as prune
@@ -72,53 +68,37 @@ __version__ = "0.1.0"
 __all__ = [
     "Block",
     "Budget",
-    "ChannelSoftThreshold",
-    "CompactMask",
     "FixedMask",
-    "LowRankSoftThreshold",
     "MagnitudeMask",
     "NByM",
     "PrunableLayer",
     "SoftThreshold",
-    "StraightThroughTopK",
-    "analysis",
     "apply_masks",
-    "budgets",
-    "calibration",
-    "callbacks",
-    "contrib",
     "convert",
-    "errors",
-    "export",
     "export_litert",
     "finish",
-    "initializers",
-    "kernels",
-    "layers",
     "load_litert",
-    "models",
-    "orthogonal",
-    "parametrizations",
     "parametrize",
     "prunable_weights",
     "prune",
-    "pruning",
-    "quantization",
     "quantize_aware",
     "remove_channels",
     "report",
     "restore_statistics",
-    "saliency",
-    "schedules",
     "sparsify",
     "strip",
-    "tfmot",
 ]
 
 _LOADED_ON_USE = {"export_litert": "export", "load_litert": "export"}
 
 
-_hint, __dir__ = public_names(__name__, __all__)
+# The sub-packages are found here, too; `from keras_sparse_ortho import *` leaves them out.
+_ROOMS = (
+    *("analysis", "budgets", "calibration", "callbacks", "contrib", "errors", "export"),
+    *("initializers", "kernels", "layers", "models", "orthogonal", "parametrizations", "pruning"),
+    *("quantization", "saliency", "schedules", "tfmot"),
+)
+_hint, __dir__ = public_names(__name__, [*__all__, *_ROOMS])
 
 
 def __getattr__(name: str) -> Any:

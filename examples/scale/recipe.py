@@ -91,7 +91,7 @@ def sparse_model(method: str):
     elif method == "gmp":
         model = kso.parametrize(dense, kso.MagnitudeMask(kso.schedules.Cubic(0.1, **steps)))
     elif method == "dnw":
-        model = kso.parametrize(dense, kso.StraightThroughTopK(0.1, frequency=4))
+        model = kso.parametrize(dense, kso.parametrizations.StraightThroughTopK(0.1, frequency=4))
     else:
         raise ValueError(f"There are {METHODS}. Received: {method=}")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

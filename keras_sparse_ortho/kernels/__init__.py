@@ -23,6 +23,6 @@ from keras_sparse_ortho.kernels._walk import walk as walk
 from keras_sparse_ortho.orthogonal import KernelLayout
 
 # Public; the other names above are for the other rooms.
-__all__ = ["KernelLayout", "PrunableWeight", "Selection", "kernel_layouts"]
+__all__ = ["PrunableWeight"]
 
 __getattr__, __dir__ = public_names(__name__, __all__)

@@ -41,9 +41,7 @@ from keras_sparse_ortho.models._zero_states import from_zero_states as from_zero
 
 # Public; the other names above are for the other rooms.
 __all__ = [
-    "Objective",
     "Plan",
-    "StatelessLoss",
     "apply",
     "convert",
     "kernel_positions",

@@ -228,7 +228,7 @@ def _on_blocks(
         if _is_in_place(drawn):
             storage.set_drawn(drawn.blocks)  # type: ignore[union-attr]
             continue
-        kernel = drawn.kernel if drawn.sets_values else values[key].raw_value()
+        kernel: Any = drawn.kernel if drawn.sets_values else values[key].raw_value()
         storage.set_kernel(np.where(drawn.mask, kernel, 0.0), drawn.mask)
         if drawn.fresh:
             storage.mark_as_drawn()
@@ -313,7 +313,7 @@ class _Checks:
         # In one order: on several devices a live count is gathered, and all processes take part.
         live = self._live.items()
         wrong |= {path for path, n in live if path not in wrong and stored[path].live != n}
-        rounded = {path for path, w in stored.items() if w.storage.quantizer is not None}
+        rounded = {path for path, w in stored.items() if getattr(w.storage, "quantizer", None)}
         wrong |= self._quantized - rounded
         if wrong or len(found) != len(self._before):
             raise NotPrunableError(

@@ -241,6 +241,7 @@ def _by_scores(
 ) -> Plan:
     """The plan that keeps the entries of highest score, over all kernels or within each."""
     on_blocks = storage == "blocks"
+    plan: Budget | None = None
     if budget is not None:
         plan = plan_for(density, budget, weights, orthogonal=False)
         saliency = _scored(model, plan.density, score, data, weights, collapse_matters=False)
@@ -260,6 +261,7 @@ def _by_scores(
     if not on_blocks:
         draws: dict[str, AnyDraw] = {path: Draw(mask) for path, mask in masks.items()}
         return hold(model, weights, draws, storage)
+    assert plan is not None
     given = not (budget is None or isinstance(budget, str))
     blocks = BlockPlan.of(weights, plan, None, orthogonal=False, given=given)
     return hold(model, blocks.weights, blocks.draws(saliency.scores), storage, blocks)
@@ -343,7 +345,7 @@ def _scored(
         return _of_kernels(score, density, data, weights, on_collapse)
     assert density is not None
     paths = [weight.path for weight in weights]
-    options = {"include": paths, "on_collapse": on_collapse}
+    options: dict[str, Any] = {"include": paths, "on_collapse": on_collapse}
     return saliency_by_name(score, model, density, data, **options)
 
 

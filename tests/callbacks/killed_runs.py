@@ -51,8 +51,10 @@ def network(method, more):
             {
                 "STR": lambda: kso.SoftThreshold(),
                 "GMP": lambda: kso.MagnitudeMask(ramp),
-                "DNW": lambda: kso.StraightThroughTopK(ramp),
-                "DNW constant": lambda: kso.StraightThroughTopK(DENSITY, frequency=3),
+                "DNW": lambda: kso.parametrizations.StraightThroughTopK(ramp),
+                "DNW constant": lambda: kso.parametrizations.StraightThroughTopK(
+                    DENSITY, frequency=3
+                ),
             }[method](),
         )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -97,7 +97,7 @@ def test_callbacks_behind_find_them_in_the_logs(tmp_path):
 
 
 def test_masks_that_let_entries_come_back_tell_how_many():
-    model = kso.parametrize(network(), kso.StraightThroughTopK(0.25, frequency=1))
+    model = kso.parametrize(network(), kso.parametrizations.StraightThroughTopK(0.25, frequency=1))
     rng = np.random.default_rng(0)
     model.compile(keras.optimizers.SGD(0.5), "mse", jit_compile=jit())
     x, y = rng.normal(size=(8, 12)), rng.normal(size=(8, 4))

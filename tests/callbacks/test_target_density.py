@@ -141,7 +141,7 @@ def test_every_layer_keeps_a_channel():
     x = L.Dense(32, activation="relu", name="wide")(inputs)
     x = L.Dense(20, activation="relu", name="small")(x)
     model = keras.Model(inputs, L.Dense(8, name="head")(x))
-    model = kso.parametrize(model, kso.ChannelSoftThreshold(), exclude="head.*")
+    model = kso.parametrize(model, kso.parametrizations.ChannelSoftThreshold(), exclude="head.*")
     model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=jit())
     small = next(w for w in kso.prunable_weights(model) if "small" in w.path)
     small.variable.assign(small.raw_value() * 1e-3)
@@ -152,7 +152,7 @@ def test_every_layer_keeps_a_channel():
 
 def test_ranks_have_a_floor():
     model = keras.Sequential([keras.Input((16,)), L.Dense(20, name="a"), L.Dense(8, name="b")])
-    model = kso.parametrize(model, kso.LowRankSoftThreshold())
+    model = kso.parametrize(model, kso.parametrizations.LowRankSoftThreshold())
     model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=jit())
     _, small = (w.parametrization for w in kso.prunable_weights(model))
     small.values.assign(small.values * 1e-3)

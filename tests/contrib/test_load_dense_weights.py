@@ -88,7 +88,7 @@ def test_layers_of_other_shapes_are_skipped(storage, tmp_path):
 def test_learnt_thresholds_get_all_of_the_file(tmp_path):
     dense = network()
     dense.save_weights(tmp_path / "dense.weights.h5")
-    for learnt in (kso.SoftThreshold(), kso.LowRankSoftThreshold()):
+    for learnt in (kso.SoftThreshold(), kso.parametrizations.LowRankSoftThreshold()):
         sparse = kso.parametrize(network(), learnt, include="wide")
         load_dense_weights(sparse, tmp_path / "dense.weights.h5")
         expected = array(kso.parametrize(dense, learnt, include="wide")(X))

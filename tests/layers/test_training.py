@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho import (
-    CompactMask,
-    FixedMask,
-    LowRankSoftThreshold,
-    MagnitudeMask,
-    PrunableLayer,
-)
+from keras_sparse_ortho import FixedMask, MagnitudeMask, PrunableLayer
 from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
 from keras_sparse_ortho.layers import BlockSparseDense
+from keras_sparse_ortho.parametrizations import CompactMask, LowRankSoftThreshold
 from tests.helpers import (
     array,
     classifier_loss,

@@ -191,7 +191,7 @@ STORAGES = {
     "soft threshold by channel": _parametrized(ChannelSoftThreshold),
     "low rank": low_rank,
     "magnitude": _parametrized(_scheduled(kso.MagnitudeMask)),
-    "straight through": _parametrized(_scheduled(kso.StraightThroughTopK)),
+    "straight through": _parametrized(_scheduled(kso.parametrizations.StraightThroughTopK)),
     "feather": _parametrized(_scheduled(Feather)),
     "quantized": _quantized(masked, "int4", None),
     "quantized, compact": _quantized(compact, "int4", None),

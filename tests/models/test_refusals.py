@@ -125,7 +125,10 @@ DENSE = {
         (ValueError, {"parametrization": SOFT, "storage": "auto"}),
         (NotPrunableError, {"parametrization": SOFT, "storage": "compact"}),
         (NotPrunableError, {"parametrization": SOFT, "density": 0.5}),
-        (BudgetError, {"parametrization": kso.StraightThroughTopK(0.5), "budget": "snip"}),
+        (
+            BudgetError,
+            {"parametrization": kso.parametrizations.StraightThroughTopK(0.5), "budget": "snip"},
+        ),
         (Unknown, {"parametrization": SOFT, "exclude": "nowhere"}),
     ],
     "convert": [
@@ -200,7 +203,7 @@ LATE = {
     "strip: letting a layer go": (kso.strip, kso.PrunableLayer, "release"),
     "compact: the optimizer": (kso.convert, _apply, "copy_slots", "compact"),
     "compact: the last step": (kso.convert, _apply.SameFunction, "check", "compact"),
-    "compact: settling": (kso.convert, kso.CompactMask, "settle", "compact"),
+    "compact: settling": (kso.convert, kso.parametrizations.CompactMask, "settle", "compact"),
     "masked: the optimizer": (kso.convert, _apply, "copy_slots", "masked"),
     "masked: settling": (kso.convert, kso.FixedMask, "settle", "masked"),
     "masked: marking": (kso.convert, _rewrite, "save_with_layers", "masked"),

@@ -116,7 +116,7 @@ def test_every_verb_takes_them_in():
         kso.prune(model, 0.25, budget="uniform", **options),
         kso.prune(model, score=kso.saliency.magnitude(model, 0.25, include=["mixer/mix"])),
         kso.apply_masks(model, {"mixer/mix": np.arange(192).reshape(3, 8, 8) % 4 == 0}),
-        kso.parametrize(model, kso.StraightThroughTopK(0.25), **options),
+        kso.parametrize(model, kso.parametrizations.StraightThroughTopK(0.25), **options),
     ):
         rows = {row.path: row for row in kso.report(made).rows}
         assert rows["mixer/mix"].state == "sparse"

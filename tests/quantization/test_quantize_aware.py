@@ -276,7 +276,9 @@ def test_refusals():
         quantize_aware(mlp(), exclude="other")
     with pytest.raises(NotPrunableError, match="no kernel that could be quantized"):
         quantize_aware(keras.Sequential([keras.Input((4,)), L.ReLU()]))
-    product = kso.parametrize(mlp(), kso.LowRankSoftThreshold(rank=2), include="curved")
+    product = kso.parametrize(
+        mlp(), kso.parametrizations.LowRankSoftThreshold(rank=2), include="curved"
+    )
     with pytest.raises(NotPrunableError, match="products of two factors"):
         quantize_aware(product)
     with pytest.raises(ValueError, match="`momentum` must be in"):
