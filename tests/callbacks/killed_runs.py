@@ -46,15 +46,14 @@ def network(method, more):
         model = kso.sparsify(dense, DENSITY, seed=0)
     else:
         ramp = kso.schedules.Cubic(DENSITY, frequency=2)
+        straight = kso.parametrizations.StraightThroughTopK
         model = kso.parametrize(
             dense,
             {
                 "STR": lambda: kso.SoftThreshold(),
                 "GMP": lambda: kso.MagnitudeMask(ramp),
-                "DNW": lambda: kso.parametrizations.StraightThroughTopK(ramp),
-                "DNW constant": lambda: kso.parametrizations.StraightThroughTopK(
-                    DENSITY, frequency=3
-                ),
+                "DNW": lambda: straight(ramp),
+                "DNW constant": lambda: straight(DENSITY, frequency=3),
             }[method](),
         )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

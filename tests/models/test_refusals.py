@@ -11,6 +11,7 @@ from keras_sparse_ortho.errors import BudgetError, DensityError, LayoutError, No
 from keras_sparse_ortho.errors import UnknownWeightError as Unknown
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import _apply, _rewrite
+from keras_sparse_ortho.parametrizations import StraightThroughTopK
 from tests.helpers import array
 
 L = keras.layers
@@ -127,7 +128,7 @@ DENSE = {
         (NotPrunableError, {"parametrization": SOFT, "density": 0.5}),
         (
             BudgetError,
-            {"parametrization": kso.parametrizations.StraightThroughTopK(0.5), "budget": "snip"},
+            {"parametrization": StraightThroughTopK(0.5), "budget": "snip"},
         ),
         (Unknown, {"parametrization": SOFT, "exclude": "nowhere"}),
     ],

@@ -9,6 +9,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
     FixedMask,
+    LowRankSoftThreshold,
     SoftThreshold,
 )
 from tests.helpers import array, jit
@@ -162,9 +163,7 @@ def test_unknown_settings_are_refused():
         FakeQuantization("int2")
     with pytest.raises(ValueError, match="must be a FakeQuantization"):
         kso.PrunableLayer(keras.layers.Dense(2), FixedMask(0.5), quantizer="int8")
-    low_rank = kso.PrunableLayer(
-        keras.layers.Dense(8), kso.parametrizations.LowRankSoftThreshold(rank=2)
-    )
+    low_rank = kso.PrunableLayer(keras.layers.Dense(8), LowRankSoftThreshold(rank=2))
     low_rank.build((None, 8))
     with pytest.raises(NotPrunableError, match="product of two factors"):
         low_rank.set_quantizer(FakeQuantization())

@@ -13,6 +13,7 @@ from keras_sparse_ortho.errors import (
     NotPrunableError,
     UnknownWeightError,
 )
+from keras_sparse_ortho.parametrizations import ChannelSoftThreshold
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -232,7 +233,7 @@ def test_a_sparsity_is_one_minus_the_density():
         (lambda: kso.prune(None, 0.1, quantize="int8"), r"Use quantize_aware\(model\)"),
         (lambda: kso.SoftThreshold(density=0.1), r"Use callbacks.TargetDensity\(density\)"),
         (
-            lambda: kso.parametrizations.ChannelSoftThreshold(sparsity=0.9),
+            lambda: ChannelSoftThreshold(sparsity=0.9),
             r"Use callbacks.TargetDensity",
         ),
         (

@@ -6,6 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 from keras_sparse_ortho.quantization import FakeQuantize, QuantizeWrapper, quantize_aware
 from tests.helpers import array, jit, slow_case_on_jax, slow_where_traced
 from tests.models import returned
@@ -276,9 +277,7 @@ def test_refusals():
         quantize_aware(mlp(), exclude="other")
     with pytest.raises(NotPrunableError, match="no kernel that could be quantized"):
         quantize_aware(keras.Sequential([keras.Input((4,)), L.ReLU()]))
-    product = kso.parametrize(
-        mlp(), kso.parametrizations.LowRankSoftThreshold(rank=2), include="curved"
-    )
+    product = kso.parametrize(mlp(), LowRankSoftThreshold(rank=2), include="curved")
     with pytest.raises(NotPrunableError, match="products of two factors"):
         quantize_aware(product)
     with pytest.raises(ValueError, match="`momentum` must be in"):
