@@ -1,28 +1,5 @@
 """Every private name of Keras that the package uses; `_names.py` has the table of them."""
 
-from keras_sparse_ortho._keras_internals._become import (
-    become,
-    body_of,
-    track_parameters_anew,
-)
-from keras_sparse_ortho._keras_internals._building import (
-    WrapperBuiltByCalls,
-    adopt_call_interface,
-    is_built_in_calls,
-    maybe_build,
-    outside_of_functions,
-)
-from keras_sparse_ortho._keras_internals._checked_assignments import (
-    Read,
-    check_assignments,
-    check_given,
-    check_of,
-    check_stored,
-)
-from keras_sparse_ortho._keras_internals._compiling import (
-    compile_like,
-    compiled_loss_waits,
-)
 from keras_sparse_ortho._keras_internals._fit import (
     after_epochs,
     after_fit,
@@ -33,34 +10,34 @@ from keras_sparse_ortho._keras_internals._fit import (
     log_first,
     model_in_fit,
 )
-from keras_sparse_ortho._keras_internals._graph_calls import (
+from keras_sparse_ortho._keras_internals._layers import (
+    ConvLSTMCell,
     GraphCall,
+    WrapperBuiltByCalls,
+    adopt_call_interface,
+    compile_like,
+    compiled_loss_waits,
     computes_its_graph,
+    created_trainable,
     graph_calls,
     graph_ends,
+    is_built_in_calls,
+    is_graph,
     leave_graphs,
     maps_one_tensor,
-)
-from keras_sparse_ortho._keras_internals._graphs import (
-    ConvLSTMCell,
-    created_trainable,
-    is_graph,
+    maybe_build,
+    outside_of_functions,
     own_variables,
+    restored,
     sublayers,
 )
-from keras_sparse_ortho._keras_internals._layouts import (
-    Axes,
-    along_kernel,
-    axes_at,
-    create_along,
-    layout_entries,
-    layout_of,
-    mesh_size,
-    stand_in_name_scope,
-)
 from keras_sparse_ortho._keras_internals._names import BEHAVIOURS, PRIVATE_NAMES
-from keras_sparse_ortho._keras_internals._object_copy import (
+from keras_sparse_ortho._keras_internals._objects import (
+    Snapshot,
+    become,
+    body_of,
     copy_objects,
+    track_parameters_anew,
 )
 from keras_sparse_ortho._keras_internals._optimizers import (
     Slot,
@@ -73,9 +50,6 @@ from keras_sparse_ortho._keras_internals._optimizers import (
     slot_pairs,
     trains,
 )
-from keras_sparse_ortho._keras_internals._restoring import (
-    restored,
-)
 from keras_sparse_ortho._keras_internals._scopes import (
     VariableOverrides,
     float64_not_narrowed,
@@ -83,18 +57,26 @@ from keras_sparse_ortho._keras_internals._scopes import (
     replaced,
     value_in_scope,
 )
-from keras_sparse_ortho._keras_internals._snapshot import (
-    Snapshot,
-)
-from keras_sparse_ortho._keras_internals._stand_ins import (
+from keras_sparse_ortho._keras_internals._variables import (
+    Axes,
     DeferredVariables,
+    Read,
     StandIns,
+    along_kernel,
     awaits_value,
+    axes_at,
+    check_assignments,
+    check_given,
+    check_of,
+    check_stored,
+    create_along,
     give_value,
+    layout_entries,
+    layout_of,
+    mesh_size,
     saves_by_itself,
-    value_source,
-)
-from keras_sparse_ortho._keras_internals._tf_tracking import (
+    stand_in_name_scope,
     track_layers,
     track_variable,
+    value_source,
 )

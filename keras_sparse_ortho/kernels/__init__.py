@@ -4,14 +4,14 @@ from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.kernels._kernel_layouts import are_experts as are_experts
 from keras_sparse_ortho.kernels._kernel_layouts import is_table as is_table
 from keras_sparse_ortho.kernels._kernel_layouts import kernel_layouts
-from keras_sparse_ortho.kernels._prunable_weight import PrunableWeight
-from keras_sparse_ortho.kernels._prunable_weight import derived_seed as derived_seed
-from keras_sparse_ortho.kernels._prunable_weight import (
-    initializer_attribute as initializer_attribute,
-)
 from keras_sparse_ortho.kernels._storage import DenseGradient as DenseGradient
+from keras_sparse_ortho.kernels._storage import PrunableWeight
 from keras_sparse_ortho.kernels._storage import RepeatedLayer as RepeatedLayer
 from keras_sparse_ortho.kernels._storage import Storage as Storage
+from keras_sparse_ortho.kernels._storage import derived_seed as derived_seed
+from keras_sparse_ortho.kernels._storage import (
+    initializer_attribute as initializer_attribute,
+)
 from keras_sparse_ortho.kernels._storage import is_sparse_layer as is_sparse_layer
 from keras_sparse_ortho.kernels._storage import storages_of as storages_of
 from keras_sparse_ortho.kernels._walk import Selection

@@ -1,11 +1,8 @@
-"""`Storage`: how a sparse kernel is held, and all that the other rooms ask of it.
-
-A new storage is a subclass, and a layer whose method `storages()` returns it: strip, the
-conversions, dynamic sparse training, reports and files ask nothing else.
-"""
+"""Kernels: what can be pruned (`PrunableWeight`), and how a sparse one is held (`Storage`)."""
 
 import abc
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -13,6 +10,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.orthogonal import KernelLayout
 
 
 class Storage(abc.ABC):
@@ -192,3 +191,131 @@ def storages_of(layer: Any) -> dict[str, Storage]:
     """The storages of a layer's own kernels by name; empty for plain layers."""
     found: dict[str, Storage] = layer.storages() if hasattr(type(layer), "storages") else {}
     return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrunableWeight:
+    """A kernel of a layer: where it is, what its axes mean, and how sparse it is.
+
+    Args:
+        path: Names of the layers that hold it and of the weight, joined by `/`, below the model:
+            `"block/dense/kernel"`. A `PrunableLayer` adds nothing to it, so that a weight has the
+            same path before, while and after it is wrapped.
+        variable: The Keras variable of the raw weight.
+        owner: The layer that created the variable.
+        layout: Meaning of the axes, `None` for `(*spatial, in, out)`.
+        storage: How the live entries are held, `None` in plain layers. Shape, count and values are
+            those of the dense kernel, whatever form `variable` has.
+        flops: Multiply-adds that the dense weight costs for one sample, counted once each as in
+            the tables of the STR and RigL papers; `None` where it is not known.
+        drawn_mask: Gives the mask that the weight's initializer drew together with its value,
+            while the wrapper of its layer is built; `None` where it was not kept.
+        registered: Whether `kernel_layouts` knows the weight; else its layout is guessed.
+        inside: Classes of the layers that hold it, from the model to its owner.
+    """
+
+    path: str
+    variable: Any
+    owner: Any
+    layout: KernelLayout | None = None
+    storage: Storage | None = None
+    flops: int | None = None
+    drawn_mask: Callable[[], np.ndarray] | None = None
+    registered: bool = True
+    inside: tuple[type, ...] = ()
+
+    @property
+    def parametrization(self) -> Any:
+        """How the effective weight comes about; `None` in plain layers and those of live blocks."""
+        return None if self.storage is None else self.storage.parametrization
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight."""
+        return tuple(self.variable.shape) if self.storage is None else self.storage.shape
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Which entries are live, a bool array: the mask, or the nonzeros in a plain layer."""
+        return self.value != 0 if self.storage is None else self.storage.mask_value()
+
+    @property
+    def live(self) -> int:
+        """Number of live entries: of the mask, or of nonzeros in a plain layer."""
+        return int(np.count_nonzero(self.value)) if self.storage is None else self.storage.live
+
+    @property
+    def density(self) -> float:
+        """Live fraction."""
+        return self.live / self.size
+
+    @property
+    def sparse_flops(self) -> int | None:
+        """Multiply-adds of the live entries for one sample."""
+        return None if self.flops is None else round(self.flops * self.live / self.size)
+
+    @property
+    def initializer(self) -> Any:
+        """The initializer that the owner has for the weight, `None` if it has none."""
+        # The variable of another storage has another name.
+        name = self.variable.name if self.storage is None else self.path.rpartition("/")[2]
+        attribute = initializer_attribute(self.owner, name)
+        return None if attribute is None else getattr(self.owner, attribute)
+
+    @property
+    def outputs_shape(self) -> tuple[int, ...]:
+        """The shape of one number for each output, which broadcasts to the shape of the weight."""
+        layout, rank = self.layout, len(self.shape)
+        axes = (-1,) if layout is None else (*layout.batch, *layout.outputs)
+        own = {axis % rank for axis in axes}
+        return tuple(size if k in own else 1 for k, size in enumerate(self.shape))
+
+    def raw_value(self, *, copy: bool = True) -> np.ndarray:
+        """The raw weight as a NumPy array (bfloat16 as float32).
+
+        Args:
+            copy: `False` where the array is only read, and not kept: it may be the weight's memory.
+        """
+        if self.storage is not None:
+            return self.storage.raw_value(copy=copy)
+        return to_numpy(keras.ops.convert_to_tensor(self.variable), copy=copy)
+
+    def finite_raw_value(self) -> np.ndarray:
+        """As `raw_value(copy=False)`; raises NotPrunableError if the weight is not finite."""
+        value = self.raw_value(copy=False)
+        finite = np.isfinite(value)
+        if not finite.all():
+            wrong = np.count_nonzero(~finite)
+            raise NotPrunableError(
+                f"The weight '{self.path}' is not finite. Received: {wrong} infinite or NaN entries"
+            )
+        return value
+
+    @property
+    def value(self) -> np.ndarray:
+        """The effective weight as a NumPy array (bfloat16 as float32)."""
+        return self.raw_value() if self.storage is None else self.storage.value()
+
+    def __repr__(self) -> str:
+        flops = "" if self.flops is None else f", flops={self.flops}"
+        return f"<{self.path} shape={self.shape}, density={self.density:.6g}{flops}>"
+
+
+def initializer_attribute(layer: Any, weight_name: str) -> str | None:
+    """The attribute in which a layer keeps the initializer of one of its weights."""
+    # DepthwiseConv calls its weight "kernel" and the initializer "depthwise_initializer".
+    for stem in (weight_name, weight_name.removesuffix("_kernel"), "depthwise"):
+        if hasattr(layer, f"{stem}_initializer"):
+            return f"{stem}_initializer"
+    return None
+
+
+def derived_seed(seed: int, path: str) -> int:
+    """A seed for the weight at `path`: the same on every machine, another for every path."""
+    digest = hashlib.blake2b(f"{seed}/{path}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1  # 31 bits: some backends take no more

@@ -11,8 +11,7 @@ from keras_sparse_ortho._checks import is_integer
 from keras_sparse_ortho._keras_internals import created_trainable, sublayers
 from keras_sparse_ortho.errors import UnknownWeightError
 from keras_sparse_ortho.kernels._kernel_layouts import declares_kernels, kernel_layouts
-from keras_sparse_ortho.kernels._prunable_weight import PrunableWeight
-from keras_sparse_ortho.kernels._storage import storages_of
+from keras_sparse_ortho.kernels._storage import PrunableWeight, storages_of
 from keras_sparse_ortho.orthogonal import KernelLayout
 
 Selection: TypeAlias = (

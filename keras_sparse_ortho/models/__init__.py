@@ -1,8 +1,10 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
 from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho.models._apply import Around as Around
+from keras_sparse_ortho.models._apply import Plan, apply
+from keras_sparse_ortho.models._apply import Target as Target
 from keras_sparse_ortho.models._apply import Verb as Verb
-from keras_sparse_ortho.models._apply import apply
 from keras_sparse_ortho.models._apply import verb as verb
 from keras_sparse_ortho.models._at_density import DensityGap as DensityGap
 from keras_sparse_ortho.models._at_density import density_gap as density_gap
@@ -17,9 +19,6 @@ from keras_sparse_ortho.models._channel_rules import Tied as Tied
 from keras_sparse_ortho.models._convert import convert
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
-from keras_sparse_ortho.models._plan import Around as Around
-from keras_sparse_ortho.models._plan import Plan
-from keras_sparse_ortho.models._plan import Target as Target
 from keras_sparse_ortho.models._prunable_weights import check_built as check_built
 from keras_sparse_ortho.models._prunable_weights import never_called as never_called
 from keras_sparse_ortho.models._prunable_weights import prunable_weights

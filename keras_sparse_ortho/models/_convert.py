@@ -7,8 +7,7 @@ import keras
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
 from keras_sparse_ortho.layers import why_no_block_form
-from keras_sparse_ortho.models._apply import blocks_like, mask_of, verb
-from keras_sparse_ortho.models._plan import Plan, Target
+from keras_sparse_ortho.models._apply import Plan, Target, blocks_like, mask_of, verb
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.parametrizations import CompactMask, refuse_compact
 

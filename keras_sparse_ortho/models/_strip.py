@@ -11,9 +11,8 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer, storages_of, walk
 from keras_sparse_ortho.layers import plain_layer
-from keras_sparse_ortho.models._apply import verb
+from keras_sparse_ortho.models._apply import Plan, Target, verb
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
-from keras_sparse_ortho.models._plan import Plan, Target
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
 from keras_sparse_ortho.models._saved_layers import lists_its_layers
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold

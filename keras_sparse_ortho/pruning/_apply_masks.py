@@ -14,8 +14,7 @@ from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, SparseInitializer, adopt
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import Plan, prunable_weights, refuse_unfit, verb
-from keras_sparse_ortho.pruning._holding import hold, shows_progress
-from keras_sparse_ortho.pruning._storage import mask_class
+from keras_sparse_ortho.pruning._holding import hold, mask_class, shows_progress
 
 
 @verb

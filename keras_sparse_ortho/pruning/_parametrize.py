@@ -14,10 +14,14 @@ from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.models import Plan, refuse_unfit, verb
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import Parametrization
-from keras_sparse_ortho.pruning._holding import hold, parametrized, wrap
-from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
-from keras_sparse_ortho.pruning._selection import weights_to_prune
-from keras_sparse_ortho.pruning._storage import in_storage
+from keras_sparse_ortho.pruning._holding import hold, in_storage, parametrized, wrap
+from keras_sparse_ortho.pruning._planning import (
+    BudgetLike,
+    Densities,
+    density_and_budget,
+    plan_for,
+    weights_to_prune,
+)
 
 
 @verb

@@ -32,10 +32,14 @@ from keras_sparse_ortho.models import Plan, prunable_weights, refuse_unfit, verb
 from keras_sparse_ortho.orthogonal import Block, NByM, StructureLike, as_structure
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._drawing import signs_of_training
-from keras_sparse_ortho.pruning._holding import hold, shows_progress
-from keras_sparse_ortho.pruning._planning import BudgetLike, Densities, density_and_budget, plan_for
-from keras_sparse_ortho.pruning._selection import weights_to_prune
-from keras_sparse_ortho.pruning._storage import mask_class
+from keras_sparse_ortho.pruning._holding import hold, mask_class, shows_progress
+from keras_sparse_ortho.pruning._planning import (
+    BudgetLike,
+    Densities,
+    density_and_budget,
+    plan_for,
+    weights_to_prune,
+)
 from keras_sparse_ortho.saliency import Saliency, saliency_by_name
 
 _OF_FRESH_NETWORKS = ("snip", "grasp", "synflow")

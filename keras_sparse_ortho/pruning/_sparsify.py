@@ -14,15 +14,14 @@ from keras_sparse_ortho.models import Plan, refuse_unfit, verb
 from keras_sparse_ortho.orthogonal import Structure, StructureLike, as_structure
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
 from keras_sparse_ortho.pruning._drawing import draw_kernels, warn_of_training_lost
-from keras_sparse_ortho.pruning._holding import hold
+from keras_sparse_ortho.pruning._holding import hold, mask_class
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
     density_and_budget,
     plan_for,
+    weights_to_prune,
 )
-from keras_sparse_ortho.pruning._selection import weights_to_prune
-from keras_sparse_ortho.pruning._storage import mask_class
 
 
 @verb

@@ -8,7 +8,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import BudgetError, LayoutError
-from keras_sparse_ortho.pruning import _storage
+from keras_sparse_ortho.pruning import _holding
 from tests.helpers import slow_on_tensorflow
 
 L = keras.layers
@@ -33,7 +33,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def all_are_wide(monkeypatch):
-    monkeypatch.setattr(_storage, "_WIDE", 1)
+    monkeypatch.setattr(_holding, "_WIDE", 1)
 
 
 def told_by(verb, model, *args, **options):

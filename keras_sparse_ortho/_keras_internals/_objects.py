@@ -1,4 +1,4 @@
-"""Copies of models by their objects: no configuration is read, no constructor called."""
+"""The same object with another content: copies of models, layers that become others, snapshots."""
 
 import collections
 import copy
@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 from keras.src.ops.function import make_node_key
 
-from keras_sparse_ortho._keras_internals._stand_ins import await_value
+from keras_sparse_ortho._keras_internals._variables import await_value
 from keras_sparse_ortho.errors import NotPrunableError
 
 # What a model is made of; whatever leads to one of these is copied, and everything else shared.
@@ -330,3 +330,109 @@ def _kinds_of_backend() -> tuple[tuple[type, ...], tuple[type, ...]]:
 
         return (), (torch.Tensor,)
     return (), ()
+
+
+# A layer's place in graphs of calls.
+_PLACE = ("_inbound_nodes", "_outbound_nodes")
+
+
+def body_of(layer: keras.layers.Layer) -> Any:
+    """The layer in another object, to stand inside the layer that the first one becomes.
+
+    Both share all variables and layers: use the second once the first has become another layer.
+    """
+    body = object.__new__(type(layer))
+    vars(body).update({**vars(layer), **{name: [] for name in _PLACE}})
+    _rebind(body, layer)
+    return body
+
+
+def become(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
+    """Gives a layer the class and the state of another one, which is not to be used any more.
+
+    Graphs, lists, attributes and functions that hold the layer hold the new one then.
+    """
+    place = {name: vars(layer)[name] for name in _PLACE if name in vars(layer)}
+    layer.__class__ = type(other)
+    # Not by setattr, with which Keras and its backends look at what is set.
+    vars(layer).clear()
+    vars(layer).update({**vars(other), **place})
+    _rebind(layer, other)
+
+
+def track_parameters_anew(model: Any) -> None:
+    """Gives a model and its layers their torch parameters, as Keras does when a layer is built."""
+    if keras.backend.backend() != "torch":
+        return
+    for layer in model._flatten_layers():
+        for owner in (layer, getattr(layer, "_functional", None)):
+            if owner is not None:
+                owner._track_variables()
+
+
+def _rebind(layer: Any, old: Any) -> None:
+    """Binds what Keras puts into every layer, such as its `build`, to another object."""
+
+    def bound(value: Any) -> Any:
+        if isinstance(value, types.MethodType) and value.__self__ is old:
+            return types.MethodType(value.__func__, layer)
+        return layer if value is old else value
+
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, types.FunctionType) and value.__closure__:
+            cells = [types.CellType(*map(bound, contents(cell))) for cell in value.__closure__]
+            vars(layer)[name] = with_cells(value, cells)
+
+
+class Snapshot:
+    """A model as it is now: classes, attributes, contents of containers, values of variables.
+
+    Changing layers in place touches too much to undo step by step (lists in which Keras tracks
+    layers and variables, variables that give up their arrays): all that a model leads to is noted.
+    """
+
+    def __init__(self, model: keras.layers.Layer) -> None:
+        self._classes: list[tuple[Any, type]] = []
+        self._contents: list[tuple[Any, Any]] = []
+        self._values: list[tuple[Any, Any]] = []
+        seen: dict[int, Any] = {}  # with the objects, so that no other one gets their id
+        waiting: list[Any] = [model]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict) and not issubclass(type(value), dict):
+                proxy: Any = value  # TensorFlow's own modules keep dicts so
+                value = proxy.__wrapped__
+            if id(value) not in seen:
+                seen[id(value)] = value
+                waiting.extend(self._note(value))
+
+    def _note(self, value: Any) -> list[Any]:
+        """Notes one object; gives those that it leads to."""
+        if isinstance(value, dict):
+            self._contents.append((value, dict(dict.items(value))))
+        elif isinstance(value, list | set):
+            # A list that tells Keras what is put into it is noted in a plain one.
+            self._contents.append((value, {*value} if isinstance(value, set) else [*value]))
+        elif isinstance(value, keras.Variable | keras.layers.Layer | tracker_class()) or (
+            is_ours(value)
+        ):
+            self._classes.append((value, type(value)))
+            self._contents.append((vars(value), dict(vars(value))))
+            if isinstance(value, keras.Variable):
+                # On JAX arrays are not changed, but replaced.
+                if value._value is not None and keras.backend.backend() != "jax":
+                    self._values.append((value, keras.ops.copy(value.value)))
+                return []
+        elif not isinstance(value, CONTAINERS):
+            return []
+        return children(value)
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for owner, kind in self._classes:
+            if type(owner) is not kind:
+                owner.__class__ = kind
+        for container, contents in self._contents:
+            refill(container, contents)
+        for variable, value in self._values:
+            variable.assign(value)

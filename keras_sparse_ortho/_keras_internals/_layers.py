@@ -1,0 +1,228 @@
+"""Layers as Keras holds, builds, compiles and restores them."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras.src.layers.rnn.conv_lstm import ConvLSTMCell as ConvLSTMCell
+
+from keras_sparse_ortho._checks import told
+
+
+def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """The layers that `layer` itself holds, in the order of their creation.
+
+    A functional model may hold others in attributes than those in its graph; they come last.
+    """
+    held = list(layer._flatten_layers(include_self=False, recursive=False))
+    if not isinstance(layer, keras.Model):
+        return held
+    graph = {id(inner): inner for inner in layer.layers}
+    return [*graph.values(), *(inner for inner in held if id(inner) not in graph)]
+
+
+def own_variables(layer: keras.layers.Layer) -> list[Any]:
+    """The variables that a layer itself tracks, without those of the layers that it holds."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def created_trainable(layer: keras.layers.Layer) -> list[Any]:
+    """The variables that the layer itself created as trainable, frozen now or not."""
+    return list(layer._trainable_variables)
+
+
+def graph_of(model: keras.Model) -> Any:
+    # A Sequential model that knows its input holds a functional one.
+    inner = model._functional if isinstance(model, keras.Sequential) else model
+    return inner if hasattr(inner, "_nodes_by_depth") else None
+
+
+def is_graph(model: keras.Model) -> bool:
+    """Whether a model is a graph of calls: functional, or Sequential with a known input."""
+    return graph_of(model) is not None
+
+
+def graph_ends(model: keras.Model) -> tuple[Any, Any]:
+    """Inputs and outputs of a model that `is_graph`, nested as it takes and gives them."""
+    graph = graph_of(model)  # `input` of a Sequential model is that of its first call, if any
+    return graph.input, graph.output
+
+
+def computes_its_graph(model: keras.Model) -> bool:
+    """Whether a model is a graph and its class comes from Keras, so that `call` runs the graph."""
+    return is_graph(model) and type(model).call.__module__.partition(".")[0] == "keras"
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphCall:
+    """A call in a graph: layer or operation, tensors, and the other arguments that were given."""
+
+    operation: Any
+    inputs: list[Any]
+    outputs: list[Any]
+    settings: list[Any]
+
+
+def graph_calls(model: keras.Model) -> list[GraphCall]:
+    """The calls of a model that `is_graph`, each after those that it depends on."""
+    nodes = graph_of(model)._nodes_by_depth
+    return [
+        GraphCall(
+            node.operation,
+            list(node.input_tensors),
+            list(node.output_tensors),
+            [*node.arguments.args[1:], *node.arguments.kwargs.values()],
+        )
+        for depth in sorted(nodes, reverse=True)
+        for node in nodes[depth]
+    ]
+
+
+def leave_graphs(layer: keras.layers.Layer) -> None:
+    """Lets a layer forget where it has been called, so that it can stand in another model."""
+    layer._inbound_nodes.clear()
+    layer._outbound_nodes.clear()
+
+
+def maps_one_tensor(layer: keras.layers.Layer) -> bool:
+    """Whether all symbolic calls of a layer are with a single tensor that has no mask."""
+    calls = [node.input_tensors for node in layer._inbound_nodes]
+    return all(
+        len(tensors) == 1 and getattr(tensors[0], "_keras_mask", None) is None for tensors in calls
+    )
+
+
+def maybe_build(layer: keras.layers.Layer, call_spec: Any) -> None:
+    """Builds a layer, and those inside it, as its own call would, with every shape it asks for."""
+    with layer._open_name_scope():
+        if not layer.built:
+            layer._maybe_build(call_spec)
+        if any(not inner.built for inner in layer._flatten_layers()):
+            keras.Operation.compute_output_spec(layer, **call_spec.arguments_dict)
+
+
+def is_built_in_calls(layer: keras.layers.Layer) -> bool:
+    """Whether shapes may not do to build a layer: no `build`, or not of Keras and layers inside."""
+    if type(layer).build is keras.layers.Layer.build:
+        return True
+    return bool(sublayers(layer)) and not type(layer).__module__.startswith("keras.")
+
+
+class WrapperBuiltByCalls(keras.layers.Wrapper):
+    """A wrapper whose layer is built with what its own call would give `build`.
+
+    Keras' `Wrapper.build` passes the shape of the first input on; others may be needed, or a call.
+    """
+
+    _waits_for_call = False
+
+    def building(self) -> contextlib.AbstractContextManager[Any]:
+        """To be overridden: a context in which the layer is built."""
+        return contextlib.nullcontext()
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """As Keras', if shapes are enough; else the first call builds the layer."""
+        self._waits_for_call = is_built_in_calls(self.layer)
+        if not self._waits_for_call:
+            super().build_from_config(config)
+
+    def layer_config(self) -> dict[str, Any]:
+        """The serialized layer, without shapes if they do not build it."""
+        config: dict[str, Any] = keras.saving.serialize_keras_object(self.layer)
+        if is_built_in_calls(self.layer):
+            config.pop("build_config", None)
+        return config
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """As Keras', if shapes are enough."""
+        return None if is_built_in_calls(self.layer) else super().get_build_config()
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_output_spec(*args, **kwargs)
+
+    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_output_shape(*args, **kwargs)
+
+    def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the layer."""
+        return self.layer.compute_mask(*args, **kwargs)
+
+    def _maybe_build(self, call_spec: Any) -> None:
+        # Keras says of a layer from a file that it is built, whatever its `build_from_config` did.
+        if self._waits_for_call:
+            self.built = self._waits_for_call = False
+        with outside_of_functions():
+            if not self.built:
+                with self.building():
+                    maybe_build(self.layer, call_spec)
+            super()._maybe_build(call_spec)
+
+
+@contextlib.contextmanager
+def outside_of_functions() -> Iterator[None]:
+    """Inside, layers can be built from values, also while TensorFlow traces a function.
+
+    Its `fit` traces the training step of a model that is not built yet.
+    """
+    if keras.backend.backend() != "tensorflow":
+        yield
+        return
+    import tensorflow as tf
+
+    with tf.init_scope():
+        yield
+
+
+def adopt_call_interface(wrapper: keras.layers.Layer, layer: keras.layers.Layer) -> None:
+    """Makes Keras pass `wrapper` the call arguments (training, mask, ...) that `layer` takes."""
+    for name, value in vars(layer).items():
+        if name.startswith("_call_") or name in ("call_signature_parameters", "supports_masking"):
+            setattr(wrapper, name, value)
+
+
+def compile_like(model: Any, other: Any) -> bool:
+    """Compiles a model with the arguments that another was compiled with; `False` if it was not.
+
+    The optimizer and metrics are new ones of the same settings; losses, which keep no state, are
+    the same.
+    """
+    if not getattr(other, "compiled", False) or not hasattr(other, "_compile_config"):
+        return False
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, keras.Optimizer | keras.Metric):
+            return type(value).from_config(value.get_config())
+        return value
+
+    arguments = keras.tree.map_structure(copy, dict(other._compile_config.config))
+    # By its name it would be one of default settings, also where they have been changed since.
+    arguments["optimizer"] = copy(other.optimizer)
+    model.compile(**arguments)
+    return True
+
+
+def compiled_loss_waits(model: Any) -> bool:
+    """Whether the loss of `compile` makes its variables only at its first call, yet to come."""
+    loss = getattr(model, "_compile_loss", None)
+    return loss is not None and not loss.built
+
+
+def restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
+    """What Keras makes of a part of a configuration.
+
+    Raises:
+        ValueError, TypeError: What is no configuration; Keras raises errors of other kinds, too.
+    """
+    try:
+        return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+    except (ValueError, TypeError):
+        raise
+    except Exception as error:
+        raise ValueError(
+            "A part of the configuration cannot be restored: the file was written by something "
+            f"else, or is damaged. Received: {told(value)}, {type(error).__name__}: {error}"
+        ) from error
