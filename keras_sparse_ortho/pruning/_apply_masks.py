@@ -74,7 +74,7 @@ def apply_masks(
     >>> kso.report(apply_masks(dense)).rows[0].live
     640
     >>> mask = np.random.default_rng(0).random((100, 10)) < 0.25
-    >>> kso.report(apply_masks(dense, {"head": mask})).rows[1].live == mask.sum()
+    >>> kso.report(apply_masks(dense, {"head": mask})).rows[1].live == int(mask.sum())
     True
     """
     mask_class(storage, masks_are_given=True)
