@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, cast
 
@@ -149,6 +150,10 @@ def verb(plan: Callable[Concatenate[keras.Model, P], Plan]) -> Verb[P]:
         made = plan(*args, **kwargs)
         return _apply(args[0] if args else kwargs["model"], made, True)
 
+    # `help` shows what a call returns.
+    signature = inspect.signature(plan).replace(return_annotation="keras.Model")
+    for function in (act, in_place):
+        vars(function)["__signature__"] = signature
     vars(act).update(plan=plan, in_place=in_place)
     return cast(Verb[P], act)
 
