@@ -285,7 +285,7 @@ def _part_outputs(model: Any) -> None:
     """Gives outputs that operations read as well a tensor of their own; AEQ confuses the two."""
     graph = model.subgraphs[0]
     read = {int(k) for op in graph.operators for k in op.inputs}
-    for k in read & {int(k) for k in graph.outputs}:
+    for k in sorted(read & {int(k) for k in graph.outputs}):
         new = _copy_of(graph, k, "output")
         graph.operators.append(_reshape(model, graph, k, new))
         graph.outputs = [new if j == k else j for j in graph.outputs]

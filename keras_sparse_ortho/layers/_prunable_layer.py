@@ -34,6 +34,7 @@ from keras_sparse_ortho.kernels import (
     select,
     walk,
 )
+from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
 from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
 from keras_sparse_ortho.layers._shown_layer import ShownLayer
 from keras_sparse_ortho.layers._wrappable import (
@@ -297,6 +298,10 @@ class PrunableLayer(WrapperBuiltByCalls):
             own.quantizer = self._state.quantizer
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        own = self._state.parametrized.values()
+        return call_by_shard(self, own, self._call_layer, args, kwargs)
+
+    def _call_layer(self, *args: Any, **kwargs: Any) -> Any:
         with self._effective_weights(after=args):
             return self.layer(*args, **kwargs)
 

@@ -25,7 +25,7 @@ from keras_sparse_ortho.calibration import (
     budget_by_error,
     prune_layers,
 )
-from keras_sparse_ortho.errors import DensityError
+from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose
 from keras_sparse_ortho.models import Plan, prunable_weights, refuse_unfit, verb
@@ -263,6 +263,11 @@ def _by_scores(
         plan = saliency.budget if on_blocks else None
     _warn_if_trained(model, weights, score)
     if not on_blocks:
+        if empty := [path for path, mask in masks.items() if not mask.any()]:
+            raise NotPrunableError(
+                "A mask needs at least one live entry; a `budget` gives each kernel its share. "
+                f"Received: 0 live of '{empty[0]}'"
+            )
         draws: dict[str, AnyDraw] = {path: Draw(mask) for path, mask in masks.items()}
         return hold(model, weights, draws, storage)
     assert plan is not None

@@ -169,7 +169,7 @@ def test_names_that_nobody_knows_are_plain_attribute_errors():
 def test_dir_lists_the_public_names():
     for module in rooms():
         names = {name for name in dir(module) if not name.startswith("__")}
-        assert names == set(module.__all__)
+        assert names - set(kso._ROOMS) == set(module.__all__)
 
 
 # Bases, records and counts, whose densities are not given by hand.

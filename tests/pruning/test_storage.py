@@ -142,7 +142,7 @@ def _dead_slots(model):
     for weight in kso.prunable_weights(model):
         if not weight.storage.compact:
             dead = ~weight.parametrization.mask_value()
-            for slot, start, _ in optimizer_slots(model.optimizer, weight.variable):
+            for slot, start in optimizer_slots(model.optimizer, weight.variable):
                 yield array(slot)[dead], start
 
 

@@ -247,7 +247,7 @@ def test_collapse_is_reported():
     assert found.collapsed == ["b/kernel"]
     with pytest.raises(BudgetError, match="Layer collapse"):
         _ = found.budget
-    with pytest.raises(NotPrunableError, match=r"'b/kernel'.*at least one live entry.*0 live"):
+    with pytest.raises(NotPrunableError, match=r"at least one live entry.*0 live of 'b/kernel'"):
         kso.prune(model, score=found)
     with pytest.raises(BudgetError, match="exactly orthogonal"):
         _ = found.orthogonal_budget
