@@ -25,7 +25,6 @@ WANTED = {
     "install": "index.html",
     "RigL": "dynamic_sparse_training.html",
     "CNN": "tutorials/cnn.html",
-    "to_blocks": "reference/models.html",
     "roadmap": "roadmap.html",
     "deprecation": "deprecation.html",
 }

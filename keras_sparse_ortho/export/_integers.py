@@ -49,6 +49,8 @@ def in_storage(content: bytes, storage: str, batches: Batches | None) -> bytes:
     ranges: dict[str, Range] = {}
     if storage == "int8":
         model = read_model(content)
+        _plain_gathers(model)
+        content = write_model(model)
         trained = _take_marks(model)
         known = trained if batches is None else _calibrated(content, batches)
         _part_outputs(model)
@@ -322,6 +324,25 @@ def _copy_of(graph: Any, index: int, name: str) -> int:
     made.name = f"{name_of(made)}/{name}".encode()
     graph.tensors.append(made)
     return len(graph.tensors) - 1
+
+
+def _plain_gathers(model: Any) -> None:
+    """GATHER in place of GATHER_ND along the first axis, as JAX writes it: AEQ knows no other."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    for graph, op, kind in list(_operations(model)):
+        if kind != schema.BuiltinOperator.GATHER_ND:
+            continue
+        indices = graph.tensors[int(op.inputs[1])]
+        if len(indices.shape) != 2 or indices.shape[1] != 1:
+            continue
+        flat = _copy_of(graph, int(op.inputs[1]), "flat")
+        graph.tensors[flat].shape = [int(indices.shape[0])]
+        graph.tensors[flat].shapeSignature = None
+        op.inputs = [int(op.inputs[0]), flat]
+        op.opcodeIndex = _add_code(model, "GATHER", 1)
+        op.builtinOptionsType = schema.BuiltinOptions.GatherOptions
+        op.builtinOptions = schema.GatherOptionsT()
 
 
 def _reshape(model: Any, graph: Any, taken: int, given: int) -> Any:
