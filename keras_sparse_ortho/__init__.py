@@ -48,7 +48,9 @@ from keras_sparse_ortho.models import remove_channels as remove_channels
 from keras_sparse_ortho.models import strip as strip
 from keras_sparse_ortho.orthogonal import Block as Block
 from keras_sparse_ortho.orthogonal import NByM as NByM
+from keras_sparse_ortho.parametrizations import ChannelSoftThreshold as ChannelSoftThreshold
 from keras_sparse_ortho.parametrizations import FixedMask as FixedMask
+from keras_sparse_ortho.parametrizations import LowRankSoftThreshold as LowRankSoftThreshold
 from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations import SoftThreshold as SoftThreshold
 from keras_sparse_ortho.pruning import apply_masks as apply_masks
@@ -68,7 +70,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Block",
     "Budget",
+    "ChannelSoftThreshold",
     "FixedMask",
+    "LowRankSoftThreshold",
     "MagnitudeMask",
     "NByM",
     "PrunableLayer",
