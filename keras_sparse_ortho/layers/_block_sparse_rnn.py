@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 
+from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
@@ -45,7 +46,7 @@ class GatesOnBlocks(_Cell):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(units, seed=seed, **kwargs)
+        super().__init__(check_integer("units", units), seed=seed, **kwargs)
         reason = why_no_gates(self)
         if reason is not None:
             raise NotPrunableError(

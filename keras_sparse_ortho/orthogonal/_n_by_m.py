@@ -16,6 +16,8 @@ from keras_sparse_ortho.orthogonal._structure import (
     positive_integers,
 )
 
+_LARGEST = 2**16  # kernels are padded to whole groups
+
 
 @dataclasses.dataclass(frozen=True)
 class NByM(Structure):
@@ -50,8 +52,10 @@ class NByM(Structure):
 
     def __post_init__(self) -> None:
         positive_integers(self, "n", "m")
-        if self.m % self.n:
-            raise ValueError(f"`n` must divide `m`. Received: {self}")
+        if self.m % self.n or self.m > _LARGEST:
+            raise ValueError(
+                f"`n` must divide `m`, and `m` be at most {_LARGEST:,}. Received: {self}"
+            )
 
     def in_groups(self, array: np.ndarray, fill: Any = 0) -> np.ndarray:
         """`(..., inputs, outputs)` as `(..., groups, m, outputs)`; `fill` pads the last group."""

@@ -169,3 +169,9 @@ def test_damaged_files(tmp_path, name, change, message):
         other.load_weights(path)
     for a, b in zip(before, other.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_units_of_a_cell_that_are_no_integer():
+    for kind in (kso.layers.BlockSparseLSTMCell, kso.layers.BlockSparseGRUCell):
+        with pytest.raises(ValueError, match=r"`units` must be a positive integer.*units=inf"):
+            kind(float("inf"), density=0.5, block=4)

@@ -172,3 +172,5 @@ def test_refusals():
         NByM(0, 4)
     with pytest.raises(ValueError, match=r"`n` must divide `m`"):
         NByM(3, 4)
+    with pytest.raises(ValueError, match=r"`m` be at most 65,536.*m=1000000000"):
+        NByM(2, 10**9)
