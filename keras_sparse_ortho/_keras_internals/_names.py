@@ -42,7 +42,7 @@ PRIVATE_NAMES = {
 BEHAVIOURS = {
     "a layer is its class and its dictionary": "`become` gives an object another layer's",
     "graphs call the layer objects that they hold": "a layer that has become another one is called",
-    "Keras binds `build` to the object": "`become` binds it anew",
+    "Keras binds `build` to the object": "`become` binds it to the new object",
     "a variable asks the scope for its value": "wrapped layers see effective weights",
     "a scope knows the one around it": "what is not overridden goes there: losses, updates, values",
     "variables are created without values in a stateless scope": "no dense kernel is allocated",

@@ -1,10 +1,8 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.models._apply import Around as Around
 from keras_sparse_ortho.models._apply import Plan, apply
 from keras_sparse_ortho.models._apply import Target as Target
-from keras_sparse_ortho.models._apply import Verb as Verb
 from keras_sparse_ortho.models._apply import verb as verb
 from keras_sparse_ortho.models._at_density import DensityGap as DensityGap
 from keras_sparse_ortho.models._at_density import density_gap as density_gap
@@ -30,7 +28,7 @@ from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._same_function import beside_kernels as beside_kernels
 from keras_sparse_ortho.models._saved_layers import is_clonable as is_clonable
 from keras_sparse_ortho.models._saved_layers import is_graph_of_class as is_graph_of_class
-from keras_sparse_ortho.models._stateless_loss import Objective, StatelessLoss
+from keras_sparse_ortho.models._stateless_loss import StatelessLoss
 from keras_sparse_ortho.models._stateless_loss import check_labels as check_labels
 from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.models._worker_digests import mask_facts as mask_facts

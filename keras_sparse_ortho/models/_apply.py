@@ -111,7 +111,7 @@ class Plan(Mapping[str, Target]):
             new = target.draw is not None and target.draw.sets_values
             numbers = (f"{live:,}", f"{live / weight.size:.4g}")
             if own is not None and not own.movable:
-                numbers = ("-", "-")  # they come about in training
+                numbers = ("-", "-")  # training decides
             values = "new" if new else "kept"
             rows.append((weight.path, f"{weight.shape}", becomes, *numbers, values))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

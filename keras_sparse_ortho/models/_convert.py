@@ -9,7 +9,7 @@ from keras_sparse_ortho.kernels import PrunableWeight, storages_of, walk
 from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.models._apply import Plan, Target, blocks_like, mask_of, verb
 from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
-from keras_sparse_ortho.parametrizations import CompactMask, refuse_compact
+from keras_sparse_ortho.parametrizations import CompactMask, refuse_compact, refuse_unless_fixed
 
 _STORAGES = ("masked", "compact", "blocks")
 
@@ -94,11 +94,7 @@ def _fit_for_masks(weights: list[PrunableWeight], storage: str) -> list[Prunable
     if storage == "masked":
         return [weight for weight, own in held if own.movable and own.compact]
     for weight, own in held:
-        if not own.movable:
-            raise NotPrunableError(
-                "Compact storage is for masks that are fixed: other parametrizations need the "
-                f"dense raw weight. Received: '{weight.path}' with {type(own).__name__}"
-            )
+        refuse_unless_fixed(own, f"'{weight.path}' with {type(own).__name__}")
         if own.parametrization is not None:
             refuse_compact(weight)
     return [w for w, own in held if not isinstance(own.parametrization, CompactMask)]

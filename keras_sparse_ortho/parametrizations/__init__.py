@@ -1,7 +1,11 @@
 """How a raw variable becomes the effective weight of its layer."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.parametrizations._compact_mask import CompactMask, refuse_compact
+from keras_sparse_ortho.parametrizations._compact_mask import (
+    CompactMask,
+    refuse_compact,
+    refuse_unless_fixed,
+)
 from keras_sparse_ortho.parametrizations._fake_quantization import (
     FakeQuantization,
     checked_quantizer,

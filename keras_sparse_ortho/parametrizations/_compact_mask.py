@@ -23,7 +23,7 @@ from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer, are_weights_set_later, axes_for
-from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight
+from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Storage
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations._fake_quantization import quantized_value
 from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
@@ -301,6 +301,15 @@ class CompactMask(FixedMask):
                 f"[0, {self.weight.size}), strictly increasing; what is loaded or set is damaged, "
                 f"or of another model. Received: {wrong}"
             )
+
+
+def refuse_unless_fixed(storage: Storage, received: str) -> None:
+    """Raises for what needs the dense raw weight, as thresholds and scheduled masks do."""
+    if not storage.movable:
+        raise NotPrunableError(
+            "Compact storage is for masks that are fixed: other parametrizations need the dense "
+            f"raw weight. Received: {received}"
+        )
 
 
 def refuse_compact(weight: PrunableWeight) -> None:

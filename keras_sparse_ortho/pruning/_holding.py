@@ -9,12 +9,9 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._keras_internals import level_of_user
-from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw, Draw
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.layers import (
-    why_no_block_form,
-)
+from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.models import Plan, Target, never_called
 from keras_sparse_ortho.orthogonal import Block
 from keras_sparse_ortho.parametrizations import (
@@ -22,6 +19,7 @@ from keras_sparse_ortho.parametrizations import (
     FixedMask,
     Parametrization,
     refuse_compact,
+    refuse_unless_fixed,
 )
 from keras_sparse_ortho.pruning._block_plan import BlockPlan
 
@@ -69,11 +67,7 @@ def in_storage(parametrization: Parametrization, storage: str) -> Parametrizatio
         )
     if not kind.compact or parametrization.compact:
         return parametrization
-    if not parametrization.movable:
-        raise NotPrunableError(
-            "Compact storage is for masks that are fixed: other parametrizations need the dense "
-            f"raw weight. Received: storage={storage!r}, {type(parametrization).__name__}"
-        )
+    refuse_unless_fixed(parametrization, f"{storage=}, {type(parametrization).__name__}")
     return parametrization.of_class(kind)  # type: ignore[attr-defined]
 
 
@@ -153,11 +147,6 @@ def wrap(model: Any, weights: list[PrunableWeight], targets: dict[str, Target]) 
             stacklevel=level_of_user(),
         )
     return Plan(weights, targets)
-
-
-def parametrized(parametrization: Parametrization) -> Target:
-    """The target of a weight with a threshold or a mask on a schedule."""
-    return Target("masked", parametrization=parametrization)
 
 
 def shows_progress() -> int:

@@ -11,10 +11,10 @@ from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.kernels import Selection
-from keras_sparse_ortho.models import Plan, refuse_unfit, verb
+from keras_sparse_ortho.models import Plan, Target, refuse_unfit, verb
 from keras_sparse_ortho.orthogonal import live_count
 from keras_sparse_ortho.parametrizations import Parametrization
-from keras_sparse_ortho.pruning._holding import hold, in_storage, parametrized, wrap
+from keras_sparse_ortho.pruning._holding import hold, in_storage, wrap
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     Densities,
@@ -107,7 +107,8 @@ def parametrize(
         draws = {w.path: fixed[w.path].resolve(w) for w in weights}
         storage = "compact" if parametrization.compact else "masked"
         return hold(model, weights, draws, storage)
-    return wrap(model, weights, {path: parametrized(own) for path, own in table.items()})
+    learnt = {path: Target("masked", parametrization=own) for path, own in table.items()}
+    return wrap(model, weights, learnt)
 
 
 def _instance(parametrization: Any) -> Parametrization:

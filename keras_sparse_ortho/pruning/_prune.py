@@ -92,8 +92,8 @@ def prune(
     - `prune(trained, 0.2, data=x)`: magnitudes, refitted.
 
     Where there is batch normalization, call `restore_statistics` on the result. For masks of any
-    other origin call `apply_masks`; to draw sparse kernels anew, `sparsify`; for masks that come
-    about in training, `parametrize`.
+    other origin call `apply_masks`; to draw new sparse kernels, `sparsify`; for masks that training
+    brings, `parametrize`.
 
     Args:
         model: A built Keras 3 model: Sequential, functional, nested, or written as a class.

@@ -49,7 +49,7 @@ def sparsify(
     kernels. Biases, normalization and kernels that are not selected keep their values.
 
     To keep the weights and mask them, call `prune`; to hold the masks of initializers that stand
-    in the layers, `apply_masks`; for masks and thresholds that come about in training,
+    in the layers, `apply_masks`; for masks and thresholds that training brings,
     `parametrize`.
 
     Args:
