@@ -22,11 +22,19 @@ def to_numpy(value: Any, *, copy: bool = True) -> np.ndarray:
     value = keras.ops.convert_to_tensor(value)
     if keras.backend.standardize_dtype(value.dtype) == "bfloat16":
         value = keras.ops.cast(value, "float32")  # torch cannot convert it
-    on_jax = keras.backend.backend() == "jax"
-    if on_jax and not (value.is_fully_addressable or value.is_fully_replicated):
-        from jax.experimental import multihost_utils
+    if keras.backend.backend() == "jax":
+        import jax
 
-        return np.array(multihost_utils.process_allgather(value, tiled=True))
+        if isinstance(value, jax.core.Tracer):
+            raise ValueError(
+                "A weight's values are needed while JAX traces the model, where it has none: build "
+                "the model first, with a keras.Input or model.build(shape). "
+                f"Received: a tracer of shape {value.shape}"
+            )
+        if not (value.is_fully_addressable or value.is_fully_replicated):
+            from jax.experimental import multihost_utils
+
+            return np.array(multihost_utils.process_allgather(value, tiled=True))
     if copy:
         return keras.ops.convert_to_numpy(value)
     return np.asarray(value.detach().cpu() if keras.backend.backend() == "torch" else value)

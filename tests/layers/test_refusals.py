@@ -7,7 +7,7 @@ import pytest
 from keras_sparse_ortho import PrunableLayer
 from keras_sparse_ortho.errors import DensityError, NotPrunableError, UnknownWeightError
 from keras_sparse_ortho.initializers import ExactOrthogonal
-from keras_sparse_ortho.parametrizations import FixedMask
+from keras_sparse_ortho.parametrizations import FixedMask, LowRankSoftThreshold, SoftThreshold
 
 L = keras.layers
 pytestmark = pytest.mark.core
@@ -133,3 +133,12 @@ def test_a_layer_that_assigns_its_kernel_in_the_call():
     layer = built(PrunableLayer(Renormalized(4), FixedMask(0.5)), 8)
     with pytest.raises(RuntimeError, match=r"kernel is parametrized, and its layer assigned to it"):
         layer(np.ones((2, 8), dtype="float32"))
+
+
+@pytest.mark.jax_only
+@pytest.mark.parametrize("parametrization", [SoftThreshold(), LowRankSoftThreshold()])
+def test_thresholds_of_a_model_that_fit_builds_under_jit(parametrization):
+    model = keras.Sequential([PrunableLayer(L.Dense(4), parametrization), L.Dense(1)])
+    model.compile("adam", "mse")
+    with pytest.raises(ValueError, match=r"build the model first, with a keras.Input.*Received"):
+        model.fit(np.zeros((8, 8)), np.zeros((8, 1)), verbose=0)
