@@ -11,7 +11,7 @@ from keras_sparse_ortho._keras_internals import VariableOverrides, own_variables
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import RepeatedLayer, storages_of, walk
+from keras_sparse_ortho.kernels import storages_of, walk
 from keras_sparse_ortho.models._flops import open_specs
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.models._zero_states import from_zero_states
@@ -22,17 +22,16 @@ class SameFunction:
     """What a model has and computes now, to be compared with what it is rewritten to.
 
     Compared are the effective kernels by path, to the bit, the number of all other weights, and
-    outputs where it holds layers of others (see `Probe`); of stacks and products outputs alone.
+    outputs where it holds layers of others (see `Probe`); of products outputs alone.
     """
 
     def __init__(self, model: Any) -> None:
         self._name = getattr(model, "name", model)
-        # A stack, and a layer whose kernel is a product, may become several layers.
+        # A layer whose kernel is a product may become two layers.
         self._divided = tuple(
             f"{path}/"
             for layer, path in walk(model, "")
-            if isinstance(layer, RepeatedLayer)
-            or any(isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values())
+            if any(isinstance(own, LowRankSoftThreshold) for own in storages_of(layer).values())
         )
         self._kernels, self._others = self._weights_of(model)
         self._probe = Probe(model, always=bool(self._divided))

@@ -9,7 +9,7 @@ from keras_sparse_ortho._keras_internals import maps_one_tensor
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer, storages_of, walk
+from keras_sparse_ortho.kernels import storages_of, walk
 from keras_sparse_ortho.layers import plain_layer
 from keras_sparse_ortho.models._apply import Plan, Target, verb
 from keras_sparse_ortho.models._at_density import warn_unless_at_density
@@ -27,8 +27,7 @@ def strip(model: keras.Model) -> Plan:
     Each wrapped weight `w` is replaced by its effective weight `w_e`, whose dead entries are
     exactly 0. A layer that computes on live blocks becomes the dense layer of Keras whose place it
     took. A product of two thin factors (`parametrizations.LowRankSoftThreshold`) becomes two
-    layers, in a Sequential model of the layer's name, where these are smaller; a `ScannedStack`
-    becomes its layers, in such a model. Nothing of this
+    layers, in a Sequential model of the layer's name, where these are smaller. Nothing of this
     package remains in the model: it can be saved, and loaded where the package is not installed.
     (Initializers of ours in the configuration, which have done their work, become Keras' default.)
 
@@ -67,9 +66,6 @@ def strip(model: keras.Model) -> Plan:
     in_graphs = {id(layer) for layer in _layers_of_graphs(model)}  # a layer alone is in none
 
     def around(layer: Any, own: Any, make: Callable[[], Any]) -> Any:
-        stack = own.layer if is_sparse_layer(own) and hasattr(own, "layer") else own
-        if isinstance(stack, RepeatedLayer):
-            return _unrolled(stack, own)
         new = _thin_layers(own) if id(layer) in in_graphs else None
         if new is None:
             new = plain_layer(own)  # not `make`: of two kernels of one path the plan has one
@@ -79,12 +75,6 @@ def strip(model: keras.Model) -> Plan:
     weights = [w for w in prunable_weights(model, unregistered=True) if w.storage is not None]
     targets = {weight.path: Target("dense") for weight in weights}
     return Plan(weights, targets, keeps_function=True, around=around)
-
-
-def _unrolled(stack: Any, own: Any) -> Any:
-    """The layers of a stack in a Sequential model; `own` is the stack or its wrapper."""
-    held = () if own is stack else own.parametrizations.values()
-    return strip(stack.unrolled((one.layer_variable, one.current()) for one in held))
 
 
 def _layers_of_graphs(model: Any) -> Iterator[Any]:
