@@ -10,10 +10,6 @@ from keras_sparse_ortho.models._at_density import model_gap as model_gap
 from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
 from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density
 from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
-from keras_sparse_ortho.models._channel_rules import Depthwise as Depthwise
-from keras_sparse_ortho.models._channel_rules import Linear as Linear
-from keras_sparse_ortho.models._channel_rules import Normalization as Normalization
-from keras_sparse_ortho.models._channel_rules import Tied as Tied
 from keras_sparse_ortho.models._convert import convert
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
@@ -22,6 +18,8 @@ from keras_sparse_ortho.models._prunable_weights import never_called as never_ca
 from keras_sparse_ortho.models._prunable_weights import prunable_weights
 from keras_sparse_ortho.models._prunable_weights import refuse_unfit as refuse_unfit
 from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
+from keras_sparse_ortho.models._remove_channels import Linear as Linear
+from keras_sparse_ortho.models._remove_channels import Tied as Tied
 from keras_sparse_ortho.models._remove_channels import graph_channels as graph_channels
 from keras_sparse_ortho.models._remove_channels import remove_channels
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
