@@ -10,7 +10,6 @@ from keras_sparse_ortho.parametrizations import (
     MagnitudeMask,
     SoftThreshold,
     StraightThroughTopK,
-    ThresholdFunction,
 )
 from keras_sparse_ortho.schedules import Constant, Polynomial
 
@@ -43,11 +42,6 @@ def test_parts_that_keras_does_not_restore(config):
         MagnitudeMask.from_config({"schedule": config})
     with pytest.raises(ValueError, match=r"cannot be restored.*Received: "):
         ExactOrthogonal(0.5, structure=config)
-
-
-def test_other_configurations_without_a_key():
-    with pytest.raises(ValueError, match=r"holds .*`forward`.*Received: "):
-        ThresholdFunction.from_config({})
 
 
 @pytest.mark.parametrize(

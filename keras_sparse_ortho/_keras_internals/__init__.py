@@ -43,7 +43,6 @@ from keras_sparse_ortho._keras_internals._optimizers import (
     Slot,
     applied_batches,
     build_restored_optimizer,
-    counter_of_batches,
     is_torch_optimizer,
     optimizer_slots,
     refuse_other_slots,

@@ -29,9 +29,6 @@ from keras_sparse_ortho.models._saved_layers import is_graph_of_class as is_grap
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss
 from keras_sparse_ortho.models._stateless_loss import check_labels as check_labels
 from keras_sparse_ortho.models._strip import strip
-from keras_sparse_ortho.models._worker_digests import mask_facts as mask_facts
-from keras_sparse_ortho.models._worker_digests import structure_facts as structure_facts
-from keras_sparse_ortho.models._worker_digests import value_facts as value_facts
 from keras_sparse_ortho.models._zero_states import from_zero_states as from_zero_states
 
 # Public; the other names above are for the other rooms.

@@ -94,35 +94,6 @@ def test_keras_loses_the_states_of_seed_generators(tmp_path):
         assert same(resumed, whole[dropout]) == (not lost)
 
 
-@slow_on_jax
-def test_keras_begins_an_epoch_once_more(tmp_path):
-    """After a checkpoint within an epoch, with every step of it: `fit` starts with epochs only."""
-    resumed = interrupted(
-        lambda: plain(dropout=False),
-        [Stop(1, 2)],
-        lambda: keras.callbacks.BackupAndRestore(str(tmp_path), save_freq=1),
-    )
-    assert int(resumed[4]) == EPOCHS * STEPS + 2  # of the optimizer, behind four weights
-
-
-@slow_on_jax
-def test_keras_does_not_survive_a_kill_between_its_two_files(tmp_path, monkeypatch):
-    from keras.src.callbacks import backup_and_restore
-
-    def killed(*arguments):
-        raise KeyboardInterrupt
-
-    def backup():
-        return keras.callbacks.BackupAndRestore(str(tmp_path), double_checkpoint=True)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(backup_and_restore.json, "dumps", killed)
-        with pytest.raises(KeyboardInterrupt):
-            fit(plain(dropout=False), backup())
-    with pytest.raises(json.JSONDecodeError):
-        fit(plain(dropout=False), backup())
-
-
 def test_refusals(tmp_path):
     unbuilt = keras.Sequential([L.Dense(2)])
     backup = BackupAndRestore(tmp_path, delete_checkpoint=False)

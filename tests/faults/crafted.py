@@ -123,16 +123,6 @@ class Specimen:
 
 
 @keras.saving.register_keras_serializable("faults")
-def _forward(value: Any) -> Any:
-    return keras.ops.sigmoid(value)
-
-
-@keras.saving.register_keras_serializable("faults")
-def _inverse(value: Any) -> Any:
-    return np.log(value) - np.log1p(-value)
-
-
-@keras.saving.register_keras_serializable("faults")
 class Graph(keras.Model):
     """A functional model that makes its layers itself."""
 
@@ -198,9 +188,8 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         yield name, kso.parametrize(_plain(dense("a")), P.MagnitudeMask(schedule, 2))
     yield "top k", kso.parametrize(_plain(dense("a")), P.StraightThroughTopK(0.5))
     yield "feather", kso.parametrize(_plain(dense("a")), P.Feather(0.5))
-    g = P.ThresholdFunction(_forward, _inverse)
     for learnt in (
-        P.SoftThreshold(g=g),
+        P.SoftThreshold(),
         P.ChannelSoftThreshold(),
         P.LowRankSoftThreshold(1),
     ):

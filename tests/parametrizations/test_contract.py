@@ -189,3 +189,13 @@ def test_a_mask_change_does_not_recompile(method):
     model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[callback])
     compiled_once = keras.backend.backend() != "torch"
     assert not compiled_once or len(traced) == first
+
+
+@pytest.mark.parametrize("method", ["soft", pytest.param("magnitude", marks=pytest.mark.slow)])
+def test_steps_per_execution_ends_with_the_same_counts(method):
+    # torch has one step an execution.
+    many = {} if keras.backend.backend() == "torch" else {"steps_per_execution": 4}
+    model = compiled(method, **many)
+    fit(model, method, epochs=4)
+    weights = kso.prunable_weights(model)
+    assert sum(w.live for w in weights) == round(0.2 * sum(w.size for w in weights))
