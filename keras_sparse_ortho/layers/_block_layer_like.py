@@ -9,17 +9,15 @@ from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer, storages_of
-from keras_sparse_ortho.layers._block_sparse_conv import (
+from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv1D,
     BlockSparseConv2D,
     BlockSparseConv3D,
-)
-from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseDense,
     BlockSparseEinsumDense,
     letters_of,
 )
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, why_no_function
 from keras_sparse_ortho.layers._block_sparse_rnn import (
     CELLS,
     recurrent_like,
@@ -112,6 +110,8 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         return "it is quantized"
     if getattr(layer, "groups", 1) != 1:
         return f"it has groups={layer.groups}"
+    if reason := why_no_function(layer.kernel_regularizer, layer.kernel_constraint):
+        return reason
     if isinstance(layer, keras.layers.EinsumDense):
         try:
             letters_of(layer.equation)

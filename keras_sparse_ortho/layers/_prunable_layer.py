@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._keras_internals import (
     DeferredVariables,
@@ -18,6 +21,7 @@ from keras_sparse_ortho._keras_internals import (
     along_kernel,
     check_given,
     create_along,
+    in_stateless_scope,
     restored,
     stand_in_name_scope,
     track_variable,
@@ -26,22 +30,23 @@ from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.initializers import (
+    KernelLayout,
+    SparseInitializer,
+    are_weights_set_later,
+)
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
     Selection,
     find_kernels,
+    initializer_attribute,
+    is_sparse_layer,
+    kernel_layouts,
     names_in,
     select,
     walk,
 )
 from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
-from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
-from keras_sparse_ortho.layers._shown_layer import ShownLayer
-from keras_sparse_ortho.layers._wrappable import (
-    refuse_dense_updates,
-    refuse_unwrappable,
-    variable_dtype,
-)
 from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
     FixedMask,
@@ -201,7 +206,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
         self._state = _State(_checked(parametrization), weights)
-        self._state.quantizer = checked_quantizer(quantizer)
+        self._state.quantizer = None if quantizer is None else checked_quantizer(quantizer)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -298,6 +303,8 @@ class PrunableLayer(WrapperBuiltByCalls):
             own.quantizer = self._state.quantizer
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
+        if keras.distribution.distribution() is None:
+            return self._call_layer(*args, **kwargs)
         own = self._state.parametrized.values()
         return call_by_shard(self, own, self._call_layer, args, kwargs)
 
@@ -503,3 +510,190 @@ def _wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight
     }
     found = find_kernels(layer, "", unregistered=unregistered)
     return [weight for weight in found if id(weight.variable) not in held]
+
+
+# --- which layers can be wrapped ------------------------------------------------------------------
+
+
+def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
+    """Raises for a layer whose weights cannot be replaced in a call, `around_others` that are."""
+    for inner, path in walk(layer, layer.name):
+        reason = None
+        if getattr(inner, "transparent_path", False):
+            if around_others and inner is not layer:
+                continue
+            reason = "it is wrapped already"
+        elif is_sparse_layer(inner):
+            reason = "it holds its live blocks only. Strip it first, then wrap the plain layer"
+        elif isinstance(inner, keras.layers.SpectralNormalization):
+            reason = (
+                "SpectralNormalization assigns its kernel in every call. Leave one of the two out"
+            )
+        elif getattr(inner, "lora_enabled", False):
+            reason = (
+                "LoRA is enabled, and its update of the kernel is dense. Prune first, strip, "
+                "and enable LoRA on the plain model"
+            )
+        elif getattr(inner, "quantization_mode", None) is not None:
+            reason = "it is quantized. Prune first, strip, then quantize"
+        if reason:
+            raise NotPrunableError(
+                f"The layer '{path}' cannot be wrapped: {reason}. "
+                f"Received: layer={inner.__class__.__name__}"
+            )
+
+
+def refuse_dense_updates(layer: Any) -> Callable[[], None]:
+    """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
+    names = ("quantize", "enable_lora")
+    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}  # Keras wraps them
+
+    def message(what: str, received: str) -> str:
+        return (
+            f"{what} while it is wrapped. Strip the model first (keras_sparse_ortho.strip). "
+            f"Received: {received} of {type(layer).__name__}"
+        )
+
+    def quantize(*args: Any, **kwargs: Any) -> None:
+        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
+        what = f"The layer '{layer.name}' cannot be quantized"
+        raise NotImplementedError(message(what, "quantize"))
+
+    def enable_lora(*args: Any, **kwargs: Any) -> None:
+        what = f"LoRA cannot be enabled on '{layer.name}'"
+        raise NotPrunableError(message(what, "enable_lora"))
+
+    # Not by setattr, with which Keras and its backends look at what is set.
+    vars(layer).update(quantize=quantize, enable_lora=enable_lora)
+
+    def undo() -> None:
+        for name in names:
+            vars(layer).pop(name, None)
+        vars(layer).update(kept)
+
+    return undo
+
+
+def variable_dtype(layer: Any) -> str:
+    """The dtype of a layer's variables; ValueError where a file has named no dtype."""
+    policy = getattr(layer, "dtype_policy", None)
+    if not isinstance(policy, keras.dtype_policies.DTypePolicy):
+        raise ValueError(
+            f"The layer '{layer.name}' must have a dtype policy of Keras. Received: dtype={policy}"
+        )
+    dtype: str = layer.variable_dtype
+    return dtype
+
+
+# --- kernels that are drawn while a layer is built ------------------------------------------------
+
+
+class _Recorder:
+    """Draws as a sparse initializer does, along the axes of the layer, and keeps the mask."""
+
+    def __init__(self, initializer: SparseInitializer, layout: KernelLayout | None) -> None:
+        self.initializer = initializer
+        self.layout = layout if initializer.layout is None else None
+        # By shape: a layer may have several weights from one initializer, which for a shape gives
+        # the same values at every call.
+        self.masks: dict[tuple[int, ...], np.ndarray] = {}
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        # In a scope that only traces, Keras asks for a placeholder each time the value is read.
+        if are_weights_set_later() or in_stateless_scope():
+            return keras.ops.zeros(shape, dtype=dtype)
+        kernel, mask = self.initializer.sample(shape, dtype, self.layout)
+        self.masks[tuple(shape)] = mask
+        return keras.ops.convert_to_tensor(kernel)
+
+
+class RecordedDraws(list[tuple[Any, str, _Recorder]]):
+    """Recorders, each with the layer and the name of the attribute in which it stands."""
+
+    def mask_of(self, weight: PrunableWeight) -> Any:
+        """What gives the mask of a weight, `None` if its initializer is not recorded."""
+        attribute = initializer_attribute(weight.owner, weight.variable.name)
+        for owner, name, recorder in self:
+            if owner is weight.owner and name == attribute:
+                return functools.partial(recorder.masks.__getitem__, weight.shape)
+        return None
+
+
+@contextlib.contextmanager
+def recorded_draws(layer: Any) -> Iterator[RecordedDraws]:
+    """Inside, the sparse initializers of a layer that is not built yet record what they draw.
+
+    So a kernel is drawn once, with its mask, and along the axes of the layer. A layer whose
+    variables are created now and initialized later (in a scope of Keras that only traces shapes)
+    keeps the recorders until then.
+    """
+    draws = RecordedDraws()
+    with contextlib.ExitStack() as stack:
+        for inner, _ in walk(layer, ""):
+            if inner.built:
+                continue
+            layouts = {
+                initializer_attribute(inner, name): layout
+                for name, layout in kernel_layouts(inner).items()
+            }
+            for attribute, value in list(vars(inner).items()):
+                # Private ones are patterns, of which layers such as MultiHeadAttention make copies.
+                is_own = attribute.endswith("_initializer") and not attribute.startswith("_")
+                if is_own and isinstance(value, SparseInitializer):
+                    recorder = _Recorder(value, layouts.get(attribute))
+                    draws.append((inner, attribute, recorder))
+                    stack.callback(setattr, inner, attribute, value)
+                    setattr(inner, attribute, recorder)
+        yield draws
+
+
+# --- what is read of a layer through its wrapper --------------------------------------------------
+
+
+class ShownLayer:
+    """A wrapped layer, or one inside it, as it is read through the wrapper.
+
+    A weight is shown by its `effective` value, a tensor, by the `id` of its variable. Methods of
+    the layer compute in a `scope` with effective weights, and so do layers inside it, and lists,
+    tuples and dicts of them; everything else is shown as it is.
+    """
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        effective: Mapping[int, Callable[[], Any]],
+        scope: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._shown = layer, effective, scope
+
+    def __getattr__(self, name: str) -> Any:
+        return self._show(getattr(self._shown[0], name))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        layer, _, scope = self._shown
+        with scope():
+            return layer(*args, **kwargs)
+
+    def _show(self, value: Any) -> Any:
+        layer, effective, scope = self._shown
+        if isinstance(value, keras.Variable):
+            return effective[id(value)]() if id(value) in effective else value
+        if isinstance(value, keras.layers.Layer):
+            masked = any(id(variable) in effective for variable in value.variables)
+            return ShownLayer(value, effective, scope) if masked else value
+        if inspect.ismethod(value) and value.__self__ is layer:
+
+            @functools.wraps(value)
+            def method(*args: Any, **kwargs: Any) -> Any:
+                with scope():
+                    return value(*args, **kwargs)
+
+            return method
+        if isinstance(value, dict):
+            table = {key: self._show(item) for key, item in value.items()}
+            return table if any(table[key] is not item for key, item in value.items()) else value
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            items = [self._show(item) for item in value]
+            if any(new is not old for new, old in zip(items, value, strict=True)):
+                return tuple(items) if isinstance(value, tuple) else items
+        return value

@@ -39,9 +39,6 @@ def test_sizes_and_densities():
     assert built(density=0.3).density == 0.25
     with pytest.raises(DensityError, match=r"in \(0, 1\]"):
         BlockSparseDense(32, density=1.5)
-    for wrong in ({}, {"density": 0.5, "inputs_of": [[0]]}):
-        with pytest.raises(ValueError, match="either a `density` or `inputs_of`"):
-            BlockSparseDense(32, **wrong)
     with pytest.raises(ValueError, match="`block` must be"):
         BlockSparseDense(32, density=0.5, block=(1, 2, 3))
     with pytest.raises(ValueError, match="`units` must be a positive integer"):
@@ -58,8 +55,6 @@ def test_sizes_and_densities():
     ],
 )
 def test_places(pattern, message):
-    with pytest.raises(ValueError, match=message):
-        built(density=None, inputs_of=pattern, kernel_initializer="he_normal")
     layer = built()
     before = layer.get_weights()
     with pytest.raises(ValueError, match=message):
@@ -72,10 +67,21 @@ def test_kernel_functions():
     for initializer in ("orthogonal", kso.initializers.ExactOrthogonal(0.5)):
         with pytest.raises(ValueError, match='starts from "exact_orthogonal"'):
             built(kernel_initializer=initializer)
-    with pytest.raises(ValueError, match="come with their places"):
-        built(density=None, inputs_of=[[0]])
-    with pytest.raises(NotPrunableError, match="cannot be compared"):
-        built(kernel_regularizer=keras.regularizers.OrthogonalRegularizer())
+    other = {
+        "kernel_regularizer": keras.regularizers.OrthogonalRegularizer(),
+        "kernel_constraint": keras.constraints.UnitNorm(),
+    }
+    for name, value in other.items():
+        with pytest.raises(NotPrunableError, match=rf"must be .*Received: {name}="):
+            built(**{name: value})
+        plain = L.Dense(32, **{name: value})
+        with pytest.raises(NotPrunableError, match=rf"must be .*Received: {name}="):
+            block_layer_like(plain, density=0.5, block=8)
+    layer = built(kernel_constraint="non_neg")
+    model = keras.Sequential([keras.Input((32,)), layer])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 32)), np.ones((8, 32)), verbose=0)
+    assert array(layer.blocks).min() == 0
 
 
 def test_lora_quantization_and_wrapping():
