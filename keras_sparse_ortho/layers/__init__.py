@@ -24,7 +24,8 @@ from keras_sparse_ortho.layers._block_sparse_rnn import (
     BlockSparseRNN,
 )
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
-from keras_sparse_ortho.layers._prunable_layer import PrunableLayer, variable_dtype
+from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
+from keras_sparse_ortho.layers._wrapped_layer import variable_dtype
 
 # Public; the other names above are for the other rooms.
 __all__ = [

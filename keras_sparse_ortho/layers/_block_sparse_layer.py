@@ -47,6 +47,15 @@ from keras_sparse_ortho.parametrizations import (
 ops = keras.ops
 _EXACT_ORTHOGONAL = "exact_orthogonal"
 _OWN = ("density", "block", "gain", "seed", "quantizer")
+# Arguments that Keras restores and serializes, by the module that does.
+_FUNCTIONS: dict[str, Any] = {
+    "activation": keras.activations,
+    "bias_initializer": keras.initializers,
+    "kernel_regularizer": keras.regularizers,
+    "bias_regularizer": keras.regularizers,
+    "kernel_constraint": keras.constraints,
+    "bias_constraint": keras.constraints,
+}
 _REGULARIZERS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
@@ -82,6 +91,12 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     """
 
     namesake: ClassVar[Any]
+    activation: Any
+    bias_initializer: Any
+    kernel_regularizer: Any
+    bias_regularizer: Any
+    kernel_constraint: Any
+    bias_constraint: Any
 
     @other_keywords()
     def __init__(
@@ -89,40 +104,30 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         *,
         density: float,
         block: int | tuple[int, int] = 32,
-        activation: Any = None,
         kernel_initializer: Any = "exact_orthogonal",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
         gain: float = 1.0,
         seed: int | None = None,
         quantizer: FakeQuantization | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(activity_regularizer=activity_regularizer, **kwargs)
+        given = {"bias_initializer": "zeros", **kwargs}
+        super().__init__(**{key: value for key, value in kwargs.items() if key not in _FUNCTIONS})
         if getattr(self.dtype_policy, "quantization_mode", None) is not None:
             raise NotPrunableError(self._no("quantized", "quantize the plain one", "dtype"))
+        for name, module in _FUNCTIONS.items():
+            setattr(self, name, module.get(given.get(name)))
+        if reason := why_no_function(self.kernel_regularizer, self.kernel_constraint):
+            raise NotPrunableError(f"The layer '{self.name}' cannot be on blocks: {reason}")
         self._wanted = check_density(density)
         self.block = check_block(block)
         self.gain = check_number("gain", gain)
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
         self.kernel_initializer = _restored(kernel_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
-        self.kernel_constraint = keras.constraints.get(kernel_constraint)
-        if reason := why_no_function(self.kernel_regularizer, self.kernel_constraint):
-            raise NotPrunableError(f"The layer '{self.name}' cannot be on blocks: {reason}")
         self.quantizer = checked_quantizer(quantizer)
         self._grid: BlockGrid | None = None
         self._whole = WholeKernel()
-        self._drawn_digest: int | None = None
-        self.activation = keras.activations.get(activation)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
-        self.bias_constraint = keras.constraints.get(bias_constraint)
+        self.drawn_digest: int | None = None  # of live blocks that were drawn orthogonal
         self.bias: Any = None
 
     def _add_kernel(
@@ -136,24 +141,17 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             raise type(error)(f"The layer '{self.name}': {error}") from None
         self._kernel_shape, self._layout = shape, layout
         values, pattern = self._drawn()
-        axes = BlockAxes.at(self.path, self._grid)
-        self.blocks = create_along(
-            lambda: self.add_weight(
-                name="blocks",
-                shape=self.grid.blocks_shape,
-                initializer=constant(values),
-                regularizer=self.kernel_regularizer,
-                constraint=self.kernel_constraint,
-            ),
-            axes.blocks,
-        )
-        self.inputs_of = self._add_indices("inputs_of", pattern, axes.inputs_of)
-        slots = slots_of(pattern, self._grid.in_blocks)
-        self.slots_of = self._add_indices("slots_of", slots, axes.slots_of)
+        axes = BlockAxes.at(self.path, self.grid)
+        functions = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
+        self.blocks = self._add_along(axes.blocks, "blocks", values, **functions)
+        indices = {"dtype": "int32", "trainable": False, "autocast": False}
+        slots = slots_of(pattern, self.grid.in_blocks)
+        self.inputs_of = self._add_along(axes.inputs_of, "inputs_of", pattern, **indices)
+        self.slots_of = self._add_along(axes.slots_of, "slots_of", slots, **indices)
         check_assignments(self.inputs_of, self._check_inputs)
         check_assignments(self.slots_of, self._check_slots)
         if self.kernel_initializer == _EXACT_ORTHOGONAL and not are_weights_set_later():
-            self._drawn_digest = digest(_as_stored(values, self.variable_dtype))
+            self.drawn_digest = digest(_as_stored(values, self.variable_dtype))
         if bias_shape is not None:
             self.bias = self.add_weight(
                 name="bias",
@@ -163,11 +161,16 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
                 constraint=self.bias_constraint,
             )
 
+    def _add_along(self, axes: Axes | None, name: str, value: np.ndarray, **settings: Any) -> Any:
+        options = {"name": name, "shape": value.shape, "initializer": constant(value), **settings}
+        return create_along(lambda: self.add_weight(**options), axes)
+
     def _features(self, input_shape: Any, axis: int) -> int:
         """The size of an axis of the inputs, which the kernel has to know."""
-        known = isinstance(input_shape, list | tuple)
-        sizes: dict[int, Any] = dict(enumerate(input_shape)) if known else {}
-        size: Any = sizes.get(axis % max(len(sizes), 1) if axis < 0 else axis)
+        try:
+            size = input_shape[axis]
+        except (TypeError, IndexError, KeyError):
+            size = None
         if not is_integer(size) or size < 1:
             raise LayoutError(
                 f"The layer '{self.name}' needs inputs with a known size of axis {axis}. "
@@ -206,15 +209,6 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         blocks = blocks.transpose(np.argsort(grid.columns_order()))
         clear_padding(blocks, pattern, grid.inputs, grid.outputs)  # which no gradient reaches
         return blocks, pattern
-
-    def _add_indices(self, name: str, value: np.ndarray, axes: Axes | None) -> Any:
-        settings = {"dtype": "int32", "trainable": False, "autocast": False}
-        return create_along(
-            lambda: self.add_weight(
-                name=name, shape=value.shape, initializer=constant(value), **settings
-            ),
-            axes,
-        )
 
     @property
     def grid(self) -> BlockGrid:
@@ -291,52 +285,19 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         """The reverse of `shaped`."""
         return np.concatenate([*self._layout.to_canonical(kernel)[0]], axis=-1)
 
-    def set_kernel(self, kernel: Any, mask: Any) -> None:
-        """Sets the live blocks from a dense kernel and a mask that fits the layer."""
-        kernel, mask = np.asarray(kernel), np.asarray(mask, dtype=bool)
-        for name, given in (("kernel", kernel), ("mask", mask)):
-            if given.shape != self._kernel_shape:
-                raise LayoutError(
-                    f"The {name} of '{self.name}' has the shape {self._kernel_shape}. "
-                    f"Received: {name} of shape {given.shape}"
-                )
-        if lost := int(np.count_nonzero(kernel[~mask])):
-            raise LayoutError(
-                f"The kernel for '{self.name}' must be zero outside the mask. "
-                f"Received: {lost} nonzero entries outside"
-            )
-        grid, pattern = pattern_of(self.matrix(mask), self.block)
-        if grid != self.grid:
-            raise LayoutError(
-                f"The layer '{self.name}' has {self.grid.fan_in} live blocks in each line. "
-                f"Received: a mask of {grid.fan_in}"
-            )
-        self.set_blocks(grid.blocks(self.matrix(kernel), pattern), pattern)
-
     def storages(self) -> dict[str, Storage]:
         return {} if self._grid is None else {"kernel": LiveBlocks(self)}
 
-    # --- whether it is still as drawn ------------------------------------------------------------
-
-    def mark_as_drawn(self) -> None:
-        """Notes that the live blocks are what an orthogonal initializer has drawn."""
-        self._drawn_digest = digest(to_numpy(self.blocks))
-
-    def is_as_drawn(self) -> bool:
-        """Whether the live blocks are, bit by bit, what an orthogonal initializer has drawn."""
-        drawn = self._drawn_digest
-        return drawn is not None and drawn == digest(to_numpy(self.blocks))
+    # --- files -----------------------------------------------------------------------------------
 
     def get_build_config(self) -> dict[str, Any]:
-        return {**super().get_build_config(), "drawn_digest": self._drawn_digest}
+        return {**super().get_build_config(), "drawn_digest": self.drawn_digest}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         config = dict(config)
         drawn_digest = config.pop("drawn_digest", None)
         super().build_from_config(config)
-        self._drawn_digest = drawn_digest
-
-    # --- files -----------------------------------------------------------------------------------
+        self.drawn_digest = drawn_digest
 
     def save_own_variables(self, store: Any) -> None:
         """By name, so that a file can be checked."""
@@ -375,13 +336,10 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         slots = given(self.slots_of)
         wanted = slots_of(given(self.inputs_of), self.grid.in_blocks)
         if not np.array_equal(slots, wanted):
-            lines = enumerate(zip(slots, wanted, strict=False))
-            at = next((k for k, (one, other) in lines if not np.array_equal(one, other)), None)
-            found = f"shape {slots.shape}" if at is None else f"slots_of[{at}] = {slots[at]}"
             raise ValueError(
                 f"What is loaded into or set in the layer '{self.name}' is damaged, or of another "
                 "model: `slots_of` must list where `inputs_of` names each input block. "
-                f"Received: other slots, {found}"
+                f"Received: other slots, of shape {slots.shape}"
             )
 
     # --- the namesake ----------------------------------------------------------------------------
@@ -416,28 +374,23 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
             assign(self.bias, ops.copy(plain.bias.value))
 
     def get_config(self) -> dict[str, Any]:
+        initializer = self.kernel_initializer
+        if initializer != _EXACT_ORTHOGONAL:
+            initializer = keras.initializers.serialize(initializer)
+        regularizer = keras.regularizers.serialize(self.activity_regularizer)
         config = {
             **super().get_config(),
-            "kernel_initializer": (
-                _EXACT_ORTHOGONAL
-                if self.kernel_initializer == _EXACT_ORTHOGONAL
-                else keras.initializers.serialize(self.kernel_initializer)
-            ),
-            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
-            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            **{key: module.serialize(getattr(self, key)) for key, module in _FUNCTIONS.items()},
+            "kernel_initializer": initializer,
+            "activity_regularizer": regularizer,
             "density": self._wanted,
             "block": self.block,
             "gain": self.gain,
             "seed": self.seed,
-            "activation": keras.activations.serialize(self.activation),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
-            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
         }
         if self.quantizer is not None:
             config["quantizer"] = keras.saving.serialize_keras_object(self.quantizer)
-        regularizer = keras.regularizers.serialize(self.activity_regularizer)
-        return {**config, "activity_regularizer": regularizer}
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "BlockSparseLayer":
@@ -549,7 +502,26 @@ class LiveBlocks(Storage):
         assign(self._layer.blocks, self.slot_from_dense(to_numpy(value)))
 
     def set_kernel(self, kernel: Any, mask: Any) -> None:
-        self._layer.set_kernel(kernel, mask)
+        """Sets the live blocks from a dense kernel and a mask that fits the layer."""
+        layer, kernel, mask = self._layer, np.asarray(kernel), np.asarray(mask, dtype=bool)
+        for name, given in (("kernel", kernel), ("mask", mask)):
+            if given.shape != self.shape:
+                raise LayoutError(
+                    f"The {name} of '{layer.name}' has the shape {self.shape}. "
+                    f"Received: {name} of shape {given.shape}"
+                )
+        if lost := int(np.count_nonzero(kernel[~mask])):
+            raise LayoutError(
+                f"The kernel for '{layer.name}' must be zero outside the mask. "
+                f"Received: {lost} nonzero entries outside"
+            )
+        grid, pattern = pattern_of(layer.matrix(mask), layer.block)
+        if grid != layer.grid:
+            raise LayoutError(
+                f"The layer '{layer.name}' has {layer.grid.fan_in} live blocks in each line. "
+                f"Received: a mask of {grid.fan_in}"
+            )
+        layer.set_blocks(grid.blocks(layer.matrix(kernel), pattern), pattern)
 
     def set_drawn(self, drawn: RegularBlocks) -> None:
         """Sets values and places to those that an orthogonal initializer has drawn."""
@@ -566,10 +538,11 @@ class LiveBlocks(Storage):
         return ExactOrthogonal(layer.density, layer.gain, seed=layer.seed, structure=structure)
 
     def is_as_drawn(self) -> bool:
-        return self._layer.is_as_drawn()
+        drawn = self._layer.drawn_digest
+        return drawn is not None and drawn == digest(to_numpy(self._layer.blocks))
 
     def mark_as_drawn(self) -> None:
-        self._layer.mark_as_drawn()
+        self._layer.drawn_digest = digest(to_numpy(self._layer.blocks))
 
     def live_places(self) -> np.ndarray:
         grid, pattern = self._layer.grid, to_numpy(self._layer.inputs_of)

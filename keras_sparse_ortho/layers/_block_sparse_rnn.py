@@ -307,7 +307,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         }
 
     def get_build_config(self) -> dict[str, Any]:
-        drawn = {key: own._drawn_digest for key, own in self.cell.on_blocks().items()}
+        drawn = {key: own.drawn_digest for key, own in self.cell.on_blocks().items()}
         return {**super().get_build_config(), "drawn_digests": drawn}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
@@ -315,7 +315,7 @@ class BlockSparseRNN(OnBlocks, keras.layers.RNN):
         drawn = config.pop("drawn_digests", {})
         super().build_from_config(config)
         for key, own in self.cell.on_blocks().items():
-            own._drawn_digest = drawn.get(key)
+            own.drawn_digest = drawn.get(key)
 
     # --- the plain layer -------------------------------------------------------------------------
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_sparse_ortho._keras_internals import (
     DeferredVariables,
@@ -21,7 +19,6 @@ from keras_sparse_ortho._keras_internals import (
     along_kernel,
     check_given,
     create_along,
-    in_stateless_scope,
     restored,
     stand_in_name_scope,
     track_variable,
@@ -29,24 +26,25 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import check_layouts
-from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
-from keras_sparse_ortho.initializers import (
-    KernelLayout,
-    SparseInitializer,
-    are_weights_set_later,
-)
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
     Selection,
     find_kernels,
     initializer_attribute,
-    is_sparse_layer,
-    kernel_layouts,
     names_in,
     select,
     walk,
 )
-from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
+from keras_sparse_ortho.layers._wrapped_layer import (
+    Recorder,
+    ShownLayer,
+    call_by_shard,
+    recorded_draws,
+    refuse_dense_updates,
+    refuse_unwrappable,
+    variable_dtype,
+)
 from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
     FixedMask,
@@ -68,7 +66,7 @@ class _State:
         self.from_file = False
         self.parametrized: dict[str, Parametrization] = {}
         self.shared: dict[str, Any] = {}
-        self.draws: RecordedDraws | None = None
+        self.draws: dict[tuple[int, str | None], Recorder] | None = None
         self.deferred = DeferredVariables()
         self.layer_weights: list[Any] = []
         self.undo: list[Callable[[], None]] = []
@@ -84,34 +82,16 @@ class _State:
         defers = any(own.compact for own in given) and not layer.built
         return self.deferred.creating() if defers else contextlib.nullcontext()
 
-    def initialize(
-        self, weights: list[PrunableWeight], parametrizations: Mapping[str, Parametrization]
-    ) -> None:
-        """Gives the variables of the layer values, but for those to be stored compactly."""
-        compact = [weight for weight in weights if parametrizations[weight.path].compact]
-        for weight in compact:
-            refuse_compact(weight)
-        self.deferred.initialize(but=[weight.variable for weight in compact])
-
     def choose(self, found: list[PrunableWeight]) -> list[PrunableWeight]:
-        """The weights to parametrize; patterns of a configuration are matched in linear time."""
+        """The weights to parametrize."""
         if isinstance(self.template, dict):
             # Keys are exact names: each weight gets one parametrization.
             return select(found, [re.escape(key) for key in self.template], "parametrization")
-        if not self.from_file or self.selection is None or callable(self.selection):
-            return select(found, self.selection, "weights")
-        names = names_in(self.selection) or []
-        chosen: set[str] = set()
-        for name in names:
-            named = {weight.path for weight in found if _stands_for(name, weight.path)}
-            if not named:
-                raise UnknownWeightError(
-                    "`weights` of a configuration must name weights or layers literally, but for "
-                    "`.*`, which stands for anything. "
-                    f"There are: {', '.join(w.path for w in found)}. Received: weights={name!r}"
-                )
-            chosen |= named
-        return [weight for weight in found if weight.path in chosen]
+        selection = self.selection
+        if self.from_file and selection is not None and not callable(selection):
+            # A file could hold a regular expression on which Python's engine does not end.
+            selection = [re.escape(name) for name in names_in(selection) or []]
+        return select(found, selection, "weights")
 
     def detach(self) -> None:
         """Takes the parametrizations from their weights."""
@@ -121,13 +101,6 @@ class _State:
         for undo in self.undo:
             undo()
         self.undo.clear()
-
-    def rename(self, layer: Any) -> None:
-        """Gives a layer and those inside it their known names, once all of them are there."""
-        layers = [inner for inner, _ in walk(layer, "")]
-        if len(layers) == len(self.names):
-            for inner, name in zip(layers, self.names, strict=True):
-                inner.name = name
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -148,7 +121,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         weights: Which weights, where `parametrization` is no dict: names or regular expressions
             relative to the layer (one or a list), or a predicate of a `PrunableWeight`. Default:
             all kernels and embeddings that `keras_sparse_ortho.initializers.kernel_layouts` knows.
-            In a configuration only `.*` is a pattern.
+            In a configuration they are names.
         quantizer: What rounds the effective weights, such as `FakeQuantization("int8")`; see
             `quantize_aware`. Default: nothing does.
         name: Default: the name of the layer.
@@ -222,7 +195,10 @@ class PrunableLayer(WrapperBuiltByCalls):
             super().build(input_shape)
         template = self._state.template
         refuse_unwrappable(self.layer, around_others=isinstance(template, dict))
-        self._state.rename(self.layer)
+        inside = [layer for layer, _ in walk(self.layer, "")]
+        if len(inside) == len(self._state.names):
+            for layer, name in zip(inside, self._state.names, strict=True):
+                layer.name = name
         found = _wrappable_weights(self.layer, unregistered=isinstance(template, dict))
         chosen = self._state.choose(found)
         if not chosen:
@@ -236,10 +212,16 @@ class PrunableLayer(WrapperBuiltByCalls):
         assert draws is not None
         own = {w.path: template[w.path] if isinstance(template, dict) else template for w in chosen}
         try:
-            self._state.initialize(chosen, own)
+            compact = [weight for weight in chosen if own[weight.path].compact]
+            for weight in compact:
+                refuse_compact(weight)
+            self._state.deferred.initialize(but=[weight.variable for weight in compact])
             self._state.layer_weights = list(self.layer.weights)
             for weight in chosen:
-                weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
+                attribute = initializer_attribute(weight.owner, weight.variable.name)
+                if recorder := draws.get((id(weight.owner), attribute)):
+                    mask = functools.partial(recorder.masks.__getitem__, weight.shape)
+                    weight = dataclasses.replace(weight, drawn_mask=mask)
                 self._parametrize(weight, own[weight.path].clone())
             if self._state.quantizer is not None:
                 self._quantize(self._state.quantizer)
@@ -255,13 +237,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         self._state.undo += [refuse_dense_updates(owner) for owner in owners.values()]
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
-        full_path = f"{self.layer.name}/{weight.path}"
-        add_weight = self._add_weight_for(weight)
-        parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
-        self._state.parametrized[weight.path] = parametrization
-
-    def _add_weight_for(self, weight: PrunableWeight) -> Callable[..., Any]:
-        """`add_weight` with names that are unique to a weight, whose path is below the layer."""
         prefix = weight.path.replace("/", "_")
 
         def add_weight(name: str, shared: bool = False, **kwargs: Any) -> Any:
@@ -277,7 +252,9 @@ class PrunableLayer(WrapperBuiltByCalls):
                 self._state.shared[name] = made
             return made
 
-        return add_weight
+        full_path = f"{self.layer.name}/{weight.path}"
+        parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
+        self._state.parametrized[weight.path] = parametrization
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
         """Lets the effective weights of a built layer be quantized, see the argument."""
@@ -343,7 +320,7 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     @property
     def parametrizations(self) -> dict[str, Parametrization]:
-        """The parametrizations by weight name below the layer; empty before it is built."""
+        """By weight name below the layer; empty before it is built."""
         return dict(self._state.parametrized)
 
     def get_weights(self) -> list[Any]:
@@ -370,7 +347,6 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     @property
     def prunable_weights(self) -> list[PrunableWeight]:
-        """The parametrized weights, with their densities."""
         held = self._state.parametrized.values()
         return [dataclasses.replace(own.weight, storage=own) for own in held]
 
@@ -380,14 +356,10 @@ class PrunableLayer(WrapperBuiltByCalls):
             parametrization.clear_dead()
         super().save_own_variables(store)
 
-    def materialize(self) -> None:
-        """Sets every raw weight to its effective value."""
-        for parametrization in self._state.parametrized.values():
-            parametrization.materialize()
-
     def release(self) -> None:
         """Leaves the layer its effective weights, as variables of its own; the wrapper may go."""
-        self.materialize()
+        for parametrization in self._state.parametrized.values():
+            parametrization.materialize()
         self._state.detach()
 
     # --- `kernels.SparseLayer` -------------------------------------------------------------------
@@ -404,7 +376,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         return {**self.wrapper_config(), "layer": self.layer_config()}
 
     def wrapper_config(self) -> dict[str, Any]:
-        """The settings alone, and the names in the layer, which its own configuration may lack."""
+        """The settings, and the names in the layer, which its own configuration may lack."""
         table = self._state.parametrized or self._state.template
         serialize = keras.saving.serialize_keras_object
         config = keras.layers.Layer.get_config(self)
@@ -467,37 +439,16 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
-def _stands_for(name: str, path: str) -> bool:
-    """Whether a name, in which `.*` stands for anything, is that of a weight or of its layer.
-
-    A file could hold a regular expression on which Python's engine does not end.
-    """
-    first, *inner = name.split(".*")
-    if not inner:
-        return path == name or path.startswith(f"{name}/")
-    *inner, last = inner
-    at = len(first)
-    for part in inner:
-        found = path.find(part, at)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return path.startswith(first) and path.endswith(last) and at + len(last) <= len(path)
-
-
 def _checked(parametrization: Any) -> Any:
     """A parametrization or dict of them, as given to a wrapper."""
-    if isinstance(parametrization, Mapping):
-        if parametrization and all(
-            isinstance(value, Parametrization) for value in parametrization.values()
-        ):
-            return dict(parametrization)
-    elif isinstance(parametrization, Parametrization):
-        return parametrization
-    raise ValueError(
-        "`parametrization` must be a Parametrization, or a dict from weight name to one. "
-        f"Received: parametrization={parametrization!r}"
-    )
+    named = isinstance(parametrization, Mapping)
+    values = list(parametrization.values()) if named else [parametrization]
+    if not values or not all(isinstance(value, Parametrization) for value in values):
+        raise ValueError(
+            "`parametrization` must be a Parametrization, or a dict from weight name to one. "
+            f"Received: parametrization={parametrization!r}"
+        )
+    return dict(parametrization) if named else parametrization
 
 
 def _wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]:
@@ -510,190 +461,3 @@ def _wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight
     }
     found = find_kernels(layer, "", unregistered=unregistered)
     return [weight for weight in found if id(weight.variable) not in held]
-
-
-# --- which layers can be wrapped ------------------------------------------------------------------
-
-
-def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
-    """Raises for a layer whose weights cannot be replaced in a call, `around_others` that are."""
-    for inner, path in walk(layer, layer.name):
-        reason = None
-        if getattr(inner, "transparent_path", False):
-            if around_others and inner is not layer:
-                continue
-            reason = "it is wrapped already"
-        elif is_sparse_layer(inner):
-            reason = "it holds its live blocks only. Strip it first, then wrap the plain layer"
-        elif isinstance(inner, keras.layers.SpectralNormalization):
-            reason = (
-                "SpectralNormalization assigns its kernel in every call. Leave one of the two out"
-            )
-        elif getattr(inner, "lora_enabled", False):
-            reason = (
-                "LoRA is enabled, and its update of the kernel is dense. Prune first, strip, "
-                "and enable LoRA on the plain model"
-            )
-        elif getattr(inner, "quantization_mode", None) is not None:
-            reason = "it is quantized. Prune first, strip, then quantize"
-        if reason:
-            raise NotPrunableError(
-                f"The layer '{path}' cannot be wrapped: {reason}. "
-                f"Received: layer={inner.__class__.__name__}"
-            )
-
-
-def refuse_dense_updates(layer: Any) -> Callable[[], None]:
-    """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
-    names = ("quantize", "enable_lora")
-    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}  # Keras wraps them
-
-    def message(what: str, received: str) -> str:
-        return (
-            f"{what} while it is wrapped. Strip the model first (keras_sparse_ortho.strip). "
-            f"Received: {received} of {type(layer).__name__}"
-        )
-
-    def quantize(*args: Any, **kwargs: Any) -> None:
-        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
-        what = f"The layer '{layer.name}' cannot be quantized"
-        raise NotImplementedError(message(what, "quantize"))
-
-    def enable_lora(*args: Any, **kwargs: Any) -> None:
-        what = f"LoRA cannot be enabled on '{layer.name}'"
-        raise NotPrunableError(message(what, "enable_lora"))
-
-    # Not by setattr, with which Keras and its backends look at what is set.
-    vars(layer).update(quantize=quantize, enable_lora=enable_lora)
-
-    def undo() -> None:
-        for name in names:
-            vars(layer).pop(name, None)
-        vars(layer).update(kept)
-
-    return undo
-
-
-def variable_dtype(layer: Any) -> str:
-    """The dtype of a layer's variables; ValueError where a file has named no dtype."""
-    policy = getattr(layer, "dtype_policy", None)
-    if not isinstance(policy, keras.dtype_policies.DTypePolicy):
-        raise ValueError(
-            f"The layer '{layer.name}' must have a dtype policy of Keras. Received: dtype={policy}"
-        )
-    dtype: str = layer.variable_dtype
-    return dtype
-
-
-# --- kernels that are drawn while a layer is built ------------------------------------------------
-
-
-class _Recorder:
-    """Draws as a sparse initializer does, along the axes of the layer, and keeps the mask."""
-
-    def __init__(self, initializer: SparseInitializer, layout: KernelLayout | None) -> None:
-        self.initializer = initializer
-        self.layout = layout if initializer.layout is None else None
-        # By shape: a layer may have several weights from one initializer, which for a shape gives
-        # the same values at every call.
-        self.masks: dict[tuple[int, ...], np.ndarray] = {}
-
-    def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        # In a scope that only traces, Keras asks for a placeholder each time the value is read.
-        if are_weights_set_later() or in_stateless_scope():
-            return keras.ops.zeros(shape, dtype=dtype)
-        kernel, mask = self.initializer.sample(shape, dtype, self.layout)
-        self.masks[tuple(shape)] = mask
-        return keras.ops.convert_to_tensor(kernel)
-
-
-class RecordedDraws(list[tuple[Any, str, _Recorder]]):
-    """Recorders, each with the layer and the name of the attribute in which it stands."""
-
-    def mask_of(self, weight: PrunableWeight) -> Any:
-        """What gives the mask of a weight, `None` if its initializer is not recorded."""
-        attribute = initializer_attribute(weight.owner, weight.variable.name)
-        for owner, name, recorder in self:
-            if owner is weight.owner and name == attribute:
-                return functools.partial(recorder.masks.__getitem__, weight.shape)
-        return None
-
-
-@contextlib.contextmanager
-def recorded_draws(layer: Any) -> Iterator[RecordedDraws]:
-    """Inside, the sparse initializers of a layer that is not built yet record what they draw.
-
-    So a kernel is drawn once, with its mask, and along the axes of the layer. A layer whose
-    variables are created now and initialized later (in a scope of Keras that only traces shapes)
-    keeps the recorders until then.
-    """
-    draws = RecordedDraws()
-    with contextlib.ExitStack() as stack:
-        for inner, _ in walk(layer, ""):
-            if inner.built:
-                continue
-            layouts = {
-                initializer_attribute(inner, name): layout
-                for name, layout in kernel_layouts(inner).items()
-            }
-            for attribute, value in list(vars(inner).items()):
-                # Private ones are patterns, of which layers such as MultiHeadAttention make copies.
-                is_own = attribute.endswith("_initializer") and not attribute.startswith("_")
-                if is_own and isinstance(value, SparseInitializer):
-                    recorder = _Recorder(value, layouts.get(attribute))
-                    draws.append((inner, attribute, recorder))
-                    stack.callback(setattr, inner, attribute, value)
-                    setattr(inner, attribute, recorder)
-        yield draws
-
-
-# --- what is read of a layer through its wrapper --------------------------------------------------
-
-
-class ShownLayer:
-    """A wrapped layer, or one inside it, as it is read through the wrapper.
-
-    A weight is shown by its `effective` value, a tensor, by the `id` of its variable. Methods of
-    the layer compute in a `scope` with effective weights, and so do layers inside it, and lists,
-    tuples and dicts of them; everything else is shown as it is.
-    """
-
-    def __init__(
-        self,
-        layer: keras.layers.Layer,
-        effective: Mapping[int, Callable[[], Any]],
-        scope: Callable[[], contextlib.AbstractContextManager[None]],
-    ) -> None:
-        self._shown = layer, effective, scope
-
-    def __getattr__(self, name: str) -> Any:
-        return self._show(getattr(self._shown[0], name))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        layer, _, scope = self._shown
-        with scope():
-            return layer(*args, **kwargs)
-
-    def _show(self, value: Any) -> Any:
-        layer, effective, scope = self._shown
-        if isinstance(value, keras.Variable):
-            return effective[id(value)]() if id(value) in effective else value
-        if isinstance(value, keras.layers.Layer):
-            masked = any(id(variable) in effective for variable in value.variables)
-            return ShownLayer(value, effective, scope) if masked else value
-        if inspect.ismethod(value) and value.__self__ is layer:
-
-            @functools.wraps(value)
-            def method(*args: Any, **kwargs: Any) -> Any:
-                with scope():
-                    return value(*args, **kwargs)
-
-            return method
-        if isinstance(value, dict):
-            table = {key: self._show(item) for key, item in value.items()}
-            return table if any(table[key] is not item for key, item in value.items()) else value
-        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-            items = [self._show(item) for item in value]
-            if any(new is not old for new, old in zip(items, value, strict=True)):
-                return tuple(items) if isinstance(value, tuple) else items
-        return value

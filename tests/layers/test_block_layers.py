@@ -184,7 +184,7 @@ def test_from_a_plain_layer_and_its_mask():
     assert plain.name == "source"
     layer = block_layer_like(plain, density=0.5, block=8)
     layer.build((None, 16))
-    layer.set_kernel(array(plain.kernel), source.mask_value())
+    layer.storages()["kernel"].set_kernel(array(plain.kernel), source.mask_value())
     np.testing.assert_array_equal(array(layer.blocks), array(source.blocks))
     np.testing.assert_array_equal(array(layer.slots_of), array(source.slots_of))
 

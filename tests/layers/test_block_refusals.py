@@ -136,17 +136,17 @@ def test_masks_that_are_none_of_blocks():
     single = mask.copy()
     single[np.nonzero(~mask)[0][0], np.nonzero(~mask)[1][0]] = True
     with pytest.raises(LayoutError, match="live in part"):
-        layer.set_kernel(kernel, single)
+        layer.storages()["kernel"].set_kernel(kernel, single)
     fuller = mask.copy()
     fuller[:8, :8] = ~fuller[:8, :8]
     with pytest.raises(LayoutError, match="as many in every line"):
-        layer.set_kernel(kernel * fuller, fuller)
+        layer.storages()["kernel"].set_kernel(kernel * fuller, fuller)
     with pytest.raises(LayoutError, match="zero outside the mask"):
-        layer.set_kernel(np.ones_like(kernel), mask)
+        layer.storages()["kernel"].set_kernel(np.ones_like(kernel), mask)
     with pytest.raises(LayoutError, match="2 live blocks"):
-        layer.set_kernel(kernel, np.ones_like(mask))
+        layer.storages()["kernel"].set_kernel(kernel, np.ones_like(mask))
     with pytest.raises(LayoutError, match=r"shape \(32, 32\)"):
-        layer.set_kernel(kernel[:8], mask)
+        layer.storages()["kernel"].set_kernel(kernel[:8], mask)
     np.testing.assert_array_equal(layer.kernel_value(), kernel)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.layers import _calls_by_shard
+from keras_sparse_ortho.layers import _wrapped_layer
 from tests.helpers import array
 
 pytestmark = [pytest.mark.jax_only, pytest.mark.slow]
@@ -43,9 +43,9 @@ def trained(distribution):
 
 def test_training_is_that_of_one_device(monkeypatch):
     split = []
-    can = _calls_by_shard._can_be_split
+    can = _wrapped_layer._can_be_split
     monkeypatch.setattr(
-        _calls_by_shard,
+        _wrapped_layer,
         "_can_be_split",
         lambda layer, *args: split.append((layer.name, can(layer, *args))) or split[-1][1],
     )

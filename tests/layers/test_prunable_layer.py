@@ -69,31 +69,22 @@ def restored(layer, weights):
     return PrunableLayer.from_config({**config, "weights": weights})
 
 
-@pytest.mark.parametrize(
-    ("weights", "chosen"),
-    [
-        (".*kernel", ["kernel", "recurrent_kernel"]),
-        (".*recurrent_kernel", ["recurrent_kernel"]),
-        (".*recurrent.*ker.*", ["recurrent_kernel"]),
-        ("lstm_cell", ["kernel", "recurrent_kernel"]),
-        (["lstm_cell/kernel"], ["kernel"]),
-    ],
-)
-def test_patterns_of_a_configuration(weights, chosen):
+@pytest.mark.parametrize("weights", ["lstm_cell", ["lstm_cell/kernel", "lstm_cell"]])
+def test_names_of_a_configuration(weights):
     layer = restored(L.LSTM(4), weights)
     assert layer.get_config()["weights"] == weights  # as long as it is not built
     layer.build((None, 5, 3))
-    assert list(layer.parametrizations) == [f"lstm_cell/{name}" for name in chosen]
+    assert list(layer.parametrizations) == ["lstm_cell/kernel", "lstm_cell/recurrent_kernel"]
     config = layer.get_config()
     assert config["weights"] is None
     assert set(config["parametrization"]) == set(layer.parametrizations)
 
 
-@pytest.mark.parametrize("weights", ["a+/kernel", "(a+)+!", ["a+a+a+!"], ".*kernel.*kernel"])
+@pytest.mark.parametrize("weights", ["a+/kernel", "(a+)+!", [".*kernel"]])
 def test_a_configuration_runs_no_regular_expression(weights):
     # Python's engine takes 2 ** n steps for the second, where n is the length of the name.
     hostile = restored(L.TimeDistributed(L.Dense(4, name="a" * 22)), weights)
-    with pytest.raises(UnknownWeightError, match=r"literally, but for `\.\*`.*Received: weights="):
+    with pytest.raises(UnknownWeightError, match=r"There are: .*Received: "):
         hostile.build((None, 3, 4))
 
 

@@ -1,0 +1,278 @@
+"""What a wrapper does with its layer: which it refuses, what is drawn, shown, and called."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import (
+    VariableOverrides,
+    in_stateless_scope,
+    value_in_scope,
+)
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import (
+    KernelLayout,
+    SparseInitializer,
+    are_weights_set_later,
+)
+from keras_sparse_ortho.kernels import (
+    initializer_attribute,
+    is_sparse_layer,
+    kernel_layouts,
+    walk,
+)
+from keras_sparse_ortho.parametrizations import Parametrization
+
+L = keras.layers
+# Stateless layers that map sample by sample, with samples first.
+_BY_SAMPLE = (
+    *(L.Dense, L.Embedding, L.DepthwiseConv1D, L.DepthwiseConv2D),
+    *(L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D),
+    *(L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),
+)
+
+
+# --- which layers can be wrapped ------------------------------------------------------------------
+
+
+def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
+    """Raises for a layer whose weights cannot be replaced in a call, `around_others` that are."""
+    for inner, path in walk(layer, layer.name):
+        reason = None
+        if getattr(inner, "transparent_path", False):
+            if around_others and inner is not layer:
+                continue
+            reason = "it is wrapped already"
+        elif is_sparse_layer(inner):
+            reason = "it holds its live blocks only. Strip it first, then wrap the plain layer"
+        elif isinstance(inner, keras.layers.SpectralNormalization):
+            reason = "SpectralNormalization assigns its kernel in every call"
+        elif getattr(inner, "lora_enabled", False):
+            reason = "LoRA is enabled. Prune first, strip, and enable LoRA on the plain model"
+        elif getattr(inner, "quantization_mode", None) is not None:
+            reason = "it is quantized. Prune first, strip, then quantize"
+        if reason:
+            raise NotPrunableError(
+                f"The layer '{path}' cannot be wrapped: {reason}. "
+                f"Received: layer={inner.__class__.__name__}"
+            )
+
+
+def refuse_dense_updates(layer: Any) -> Callable[[], None]:
+    """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
+    names = ("quantize", "enable_lora")
+    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}  # Keras wraps them
+
+    after = "while it is wrapped. Strip the model first (keras_sparse_ortho.strip). Received: "
+
+    def quantize(*args: Any, **kwargs: Any) -> None:
+        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
+        raise NotImplementedError(
+            f"The layer '{layer.name}' cannot be quantized {after}quantize of "
+            f"{type(layer).__name__}"
+        )
+
+    def enable_lora(*args: Any, **kwargs: Any) -> None:
+        raise NotPrunableError(
+            f"LoRA cannot be enabled on '{layer.name}' {after}enable_lora of {type(layer).__name__}"
+        )
+
+    # Not by setattr, with which Keras and its backends look at what is set.
+    vars(layer).update(quantize=quantize, enable_lora=enable_lora)
+
+    def undo() -> None:
+        for name in names:
+            vars(layer).pop(name, None)
+        vars(layer).update(kept)
+
+    return undo
+
+
+def variable_dtype(layer: Any) -> str:
+    """The dtype of a layer's variables; ValueError where a file has named no dtype."""
+    policy = getattr(layer, "dtype_policy", None)
+    if not isinstance(policy, keras.dtype_policies.DTypePolicy):
+        raise ValueError(
+            f"The layer '{layer.name}' must have a dtype policy of Keras. Received: dtype={policy}"
+        )
+    dtype: str = layer.variable_dtype
+    return dtype
+
+
+# --- kernels that are drawn while a layer is built ------------------------------------------------
+
+
+class Recorder:
+    """Draws as a sparse initializer does, along the axes of the layer, and keeps the mask."""
+
+    def __init__(self, initializer: SparseInitializer, layout: KernelLayout | None) -> None:
+        self.initializer = initializer
+        self.layout = layout if initializer.layout is None else None
+        # By shape: a layer may have several weights from one initializer, which for a shape gives
+        # the same values at every call.
+        self.masks: dict[tuple[int, ...], np.ndarray] = {}
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        # In a scope that only traces, Keras asks for a placeholder each time the value is read.
+        if are_weights_set_later() or in_stateless_scope():
+            return keras.ops.zeros(shape, dtype=dtype)
+        kernel, mask = self.initializer.sample(shape, dtype, self.layout)
+        self.masks[tuple(shape)] = mask
+        return keras.ops.convert_to_tensor(kernel)
+
+
+@contextlib.contextmanager
+def recorded_draws(layer: Any) -> Iterator[dict[tuple[int, str | None], Recorder]]:
+    """Inside, the sparse initializers of a layer that is not built yet record what they draw.
+
+    So a kernel is drawn once, with its mask, and along the axes of the layer. A layer whose
+    variables are created now and initialized later (in a scope of Keras that only traces shapes)
+    keeps the recorders until then. They are found by layer and attribute.
+    """
+    draws: dict[tuple[int, str | None], Recorder] = {}
+    with contextlib.ExitStack() as stack:
+        for inner, _ in walk(layer, ""):
+            if inner.built:
+                continue
+            layouts = {
+                initializer_attribute(inner, name): layout
+                for name, layout in kernel_layouts(inner).items()
+            }
+            for attribute, value in list(vars(inner).items()):
+                # Private ones are patterns, of which layers such as MultiHeadAttention make copies.
+                is_own = attribute.endswith("_initializer") and not attribute.startswith("_")
+                if is_own and isinstance(value, SparseInitializer):
+                    recorder = Recorder(value, layouts.get(attribute))
+                    draws[id(inner), attribute] = recorder
+                    stack.callback(setattr, inner, attribute, value)
+                    setattr(inner, attribute, recorder)
+        yield draws
+
+
+# --- what is read of a layer through its wrapper --------------------------------------------------
+
+
+class ShownLayer:
+    """A wrapped layer, or one inside it, as it is read through the wrapper.
+
+    A weight is shown by its `effective` value, a tensor, by the `id` of its variable. Methods of
+    the layer compute in a `scope` with effective weights, and so do layers inside it, and lists,
+    tuples and dicts of them; everything else is shown as it is.
+    """
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        effective: Mapping[int, Callable[[], Any]],
+        scope: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._shown = layer, effective, scope
+
+    def __getattr__(self, name: str) -> Any:
+        return self._show(getattr(self._shown[0], name))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        layer, _, scope = self._shown
+        with scope():
+            return layer(*args, **kwargs)
+
+    def _show(self, value: Any) -> Any:
+        layer, effective, scope = self._shown
+        if isinstance(value, keras.Variable):
+            return effective[id(value)]() if id(value) in effective else value
+        if isinstance(value, keras.layers.Layer):
+            masked = any(id(variable) in effective for variable in value.variables)
+            return ShownLayer(value, effective, scope) if masked else value
+        if inspect.ismethod(value) and value.__self__ is layer:
+
+            @functools.wraps(value)
+            def method(*args: Any, **kwargs: Any) -> Any:
+                with scope():
+                    return value(*args, **kwargs)
+
+            return method
+        if isinstance(value, dict):
+            table = {key: self._show(item) for key, item in value.items()}
+            return table if any(table[key] is not item for key, item in value.items()) else value
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            items = [self._show(item) for item in value]
+            if any(new is not old for new, old in zip(items, value, strict=True)):
+                return tuple(items) if isinstance(value, tuple) else items
+        return value
+
+
+# --- data parallel on JAX: gradients of live values are all-reduced -------------------------------
+
+
+def call_by_shard(
+    wrapper: Any,
+    parametrizations: Iterable[Parametrization],
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """`call(*args, **kwargs)`, under data parallelism on JAX by `shard_map` over the samples.
+
+    XLA all-reduces the gradient of a kernel as soon as it is computed, at its dense size, although
+    only live values take part of it. Inside `shard_map` it all-reduces the gradients of the call's
+    inputs instead, which are those of live values.
+
+    Only in compiled functions, for layers of Keras that map sample by sample and whose kernels are
+    all in compact storage, under `keras.distribution.DataParallel`.
+    """
+    distribution = keras.distribution.distribution()
+    if not isinstance(distribution, keras.distribution.DataParallel) or not _can_be_split(
+        wrapper.layer, parametrizations, args, kwargs, distribution
+    ):
+        return call(*args, **kwargs)
+    import jax
+
+    axis = distribution.batch_dim_name
+    variables = wrapper.variables
+
+    def on_one(x: Any, *values: Any) -> Any:
+        # Not the same on all from here on, so that what is the same is what they came from.
+        own = [jax.lax.pcast(value, axis, to="varying") for value in values]
+        with VariableOverrides(zip(variables, own, strict=True)):
+            return call(x, **kwargs)
+
+    split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
+    on_all = jax.shard_map(
+        on_one,
+        mesh=distribution.device_mesh.backend_mesh,
+        in_specs=(split, *(whole for _ in variables)),
+        out_specs=split,
+    )
+    return on_all(args[0], *(variable.value for variable in variables))
+
+
+def _can_be_split(
+    layer: Any,
+    parametrizations: Iterable[Parametrization],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    distribution: Any,
+) -> bool:
+    import jax
+
+    if not hasattr(jax.lax, "pcast"):  # before 0.8
+        return False
+    devices = distribution.device_mesh.backend_mesh.devices.size
+    own = list(parametrizations)
+    return (
+        devices > 1
+        and type(layer) in _BY_SAMPLE
+        and layer.activity_regularizer is None
+        and len(args) == 1
+        and isinstance(args[0], jax.core.Tracer)
+        and args[0].shape[0] % devices == 0
+        and not any(keras.ops.is_tensor(argument) for argument in kwargs.values())
+        and all(p.compact and value_in_scope(p.layer_variable) is None for p in own)
+    )
