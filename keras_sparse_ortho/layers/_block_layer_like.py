@@ -8,7 +8,7 @@ import keras
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer, storages_of
+from keras_sparse_ortho.kernels import RepeatedLayer
 from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv1D,
     BlockSparseConv2D,
@@ -84,13 +84,6 @@ def block_layer_like(
         gain = getattr(layer.kernel_initializer, "gain", 1.0)
         own["gain"] = gain if isinstance(gain, float | int) else 1.0
     return _KINDS[type(layer)](**{**config, **own})
-
-
-def plain_layer(layer: Any) -> Any:
-    """The plain layer, built, for one with kernels in storages; `None` for a plain one."""
-    if isinstance(layer, RepeatedLayer):
-        return layer.to_plain_stack() if storages_of(layer) else None
-    return layer.to_dense_layer() if is_sparse_layer(layer) else None
 
 
 def why_no_block_form(layer: keras.layers.Layer) -> str | None:
