@@ -2,7 +2,6 @@
 
 import warnings
 
-import h5py
 import keras
 import numpy as np
 import pytest
@@ -148,33 +147,6 @@ def test_masks_that_are_none_of_blocks():
     with pytest.raises(LayoutError, match=r"shape \(32, 32\)"):
         layer.storages()["kernel"].set_kernel(kernel[:8], mask)
     np.testing.assert_array_equal(layer.kernel_value(), kernel)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("inputs_of", lambda v: v + 4, "from 0 to 3"),
-        ("inputs_of", lambda v: v * 0, "once at most"),
-        ("slots_of", lambda v: v[::-1], "other slots"),
-        ("blocks", None, "does not fit"),
-    ],
-)
-def test_damaged_files(tmp_path, name, change, message):
-    model = keras.Sequential([keras.Input((32,)), built()])
-    path = tmp_path / "model.weights.h5"
-    model.save_weights(path)
-    with h5py.File(path, "r+") as file:
-        group = file["layers/block_sparse_dense/vars"]
-        value = group[name][()]
-        del group[name]
-        if change is not None:
-            group[name] = change(value)
-    other = keras.Sequential([keras.Input((32,)), built(seed=1)])
-    before = other.get_weights()
-    with pytest.raises(ValueError, match=message):
-        other.load_weights(path)
-    for a, b in zip(before, other.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_units_of_a_cell_that_are_no_integer():

@@ -94,16 +94,6 @@ def test_names_of_a_configuration_are_strings():
             restored(L.Dense(4), weights)
 
 
-def test_one_template_serves_many_layers():
-    template = FixedMask(0.25)
-    layers = [PrunableLayer(L.Dense(4), template) for _ in range(2)]
-    for layer in layers:
-        layer.build((None, 8))
-    masks = [layer.parametrizations["kernel"].mask_value() for layer in layers]
-    assert masks[0].sum() == masks[1].sum() == 8
-    assert (masks[0] != masks[1]).any()
-
-
 def test_a_kernel_drawn_along_the_wrong_axes_is_drawn_again():
     layer = L.MultiHeadAttention(4, 8, kernel_initializer=ExactOrthogonal(0.2, seed=1))
     wrapper = PrunableLayer(layer)
