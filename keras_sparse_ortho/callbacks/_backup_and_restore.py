@@ -23,11 +23,11 @@ _WEIGHTS = "epoch_{:06d}.weights.h5"
 class BackupAndRestore(keras.callbacks.Callback):
     """Saves the state of training after every epoch, and resumes from there when run again.
 
-    Unlike `keras.callbacks.BackupAndRestore` it also covers the states of the seed generators, from
-    which `Dropout` and augmentation layers draw (and torch's own), and a kill at any moment: every
-    epoch's weights have their own file, and a small file, renamed into place, names the last
-    complete one. So `fit`, called again with the same arguments, ends bit by bit with the model of
-    a run without interruption, if the data come in the same order.
+    Unlike `keras.callbacks.BackupAndRestore` it covers the states of seed generators, from which
+    `Dropout` and augmentation layers draw, and a kill at any moment: every epoch's weights have
+    their own file, and a small file, renamed into place, names the last complete one. So `fit`,
+    called again with the same arguments, ends bit by bit with the model of a run without
+    interruption, if the data come in the same order.
 
     If several processes train one model, each has this callback, and a folder `worker_0`, ... in
     `backup_dir`. Each keeps the epoch before as well, and a restarted job resumes from the last

@@ -160,19 +160,16 @@ class UpdateMasks(DensityRun):
 
     Before step `t` every weight whose schedule is due gets the mask of its `round(d(t) * size)`
     largest magnitudes. Raw weights that a `MagnitudeMask` drops are set to zero, and so are their
-    moments and averages in the optimizer. What is due at the last step of a run is done when it
-    ends. A mask at its final density does not change in later runs, although its schedule would
-    start dense.
+    moments and averages in the optimizer. A mask at its final density does not change in later
+    runs, although its schedule would start dense.
 
-    The callback holds no state, so a run that is resumed from a checkpoint equals one that was not
-    interrupted. The logs of `fit` get `density`, and, if dead entries can come back, `moved`: the
-    fraction of live entries that did in this epoch. A custom training loop calls `update(step)`
-    before every step: see docs/custom_loops.md.
+    The logs of `fit` get `density`, and, if dead entries can come back, `moved`: the fraction of
+    live entries that did in this epoch. A custom training loop calls `update(step)` before every
+    step: see docs/custom_loops.md.
 
     Raises:
         NotPrunableError: When training begins, if no weight has a scheduled mask.
-        WorkerError: On all processes that train one model, if their models differ before the first
-            step, or their masks after an update.
+        WorkerError: On all processes that train one model, if their masks differ.
         ValueError: When training begins, if a schedule is in fractions of a run of unknown length;
             or if it would start again, because the optimizer has lost its steps.
 

@@ -30,10 +30,7 @@ _FACTORS = (0x7FEB352D, 0x846CA68B)
 
 
 class DynamicSparseTraining(StepCallback):
-    """Moves live entries every `frequency` steps, to where `growth_scores` of a subclass says.
-
-    An update depends on the model, the optimizer's step count and the arguments of `SET` alone.
-    """
+    """Moves live entries every `frequency` steps, to where `growth_scores` of a subclass says."""
 
     def __init__(
         self,
@@ -65,7 +62,6 @@ class DynamicSparseTraining(StepCallback):
         """
 
     def drop_fraction(self, step: int) -> float:
-        """`alpha / 2 (1 + cos(pi t / T_end))` before `T_end`, and 0 from then on."""
         if step >= self._until:
             return 0.0
         return self.fraction / 2 * (1 + math.cos(math.pi * step / self._until))
@@ -115,11 +111,10 @@ class DynamicSparseTraining(StepCallback):
         self._moved += self.move(step)
 
     def logged(self) -> dict[str, float]:
-        """`moved`: entries that moved in this epoch, per live entry."""
         return {"moved": self._moved / sum(weight.live for weight in self._weights)}
 
     def move(self, step: int) -> int:
-        """Drops and grows now, due or not, for the cosine at `step`; how many have moved."""
+        """Drops and grows now, for the cosine at `step`; how many have moved."""
         return self.change_masks(step, lambda: self._move_all(step))
 
     def _move_all(self, step: int) -> int:
@@ -179,17 +174,14 @@ class SET(DynamicSparseTraining):
 
     of them, those of smallest magnitude, and as many of the entries that are then dead become live,
     drawn uniformly. Grown entries start from zero, and so do the moments and averages of grown and
-    dropped ones. As in the RigL paper, an entry that was just dropped may be drawn; it is then as
-    if it had stayed.
+    dropped ones. An entry that was just dropped may be drawn; it is then as if it had stayed.
 
-    In masks that `ExactOrthogonal` drew with a `Block` structure whole blocks move, by the sums
-    over their entries. Live blocks (`layers.BlockSparseDense`) move as those of `Block(r, c,
-    regular=True)`: every line of blocks keeps its fan.
+    In masks that `ExactOrthogonal` drew with a `Block` structure, and in layers of live blocks,
+    whole blocks move, by the sums over their entries; regular ones keep the fan of every line.
 
-    Random choices follow from `seed`, the step and the path of the weight, so a run that is resumed
-    from a checkpoint equals one that was not interrupted. `moved` in the logs of an epoch is the
-    fraction of live entries that moved in it. A custom training loop calls `update(step)` before
-    every step: see docs/custom_loops.md. `move` does an update at once, due or not.
+    Random choices follow from `seed`, the step and the path of the weight. `moved` in the logs of
+    an epoch is the fraction of live entries that moved in it. A custom training loop calls
+    `update(step)` before every step: see docs/custom_loops.md. `move` does an update at once.
 
     Args:
         frequency: Optimizer steps between updates. Default: a hundredth of `T_end`, at least 1 and
@@ -296,8 +288,6 @@ def _moved_blocks(weight: PrunableWeight, fraction: float, scores: Array, rng: G
 def drop_and_grow(value: Array, mask: Array, count: int, scores: Array, rng: Generator) -> Array:
     """Drops the `count` live entries of smallest magnitude, then grows as many by score.
 
-    Entries that were just dropped may grow again; which of several equals is drawn.
-
     >>> value, mask = np.array([3.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False])
     >>> drop_and_grow(value, mask, 1, np.array([9.0, 1.0, 2.0, 3.0]), np.random.default_rng(0))
     array([ True, False, False,  True])
@@ -339,9 +329,8 @@ def move_regular(
 ) -> Array:
     """Drops the `count` smallest live entries of all matrices; every line keeps its fan.
 
-    A dropped entry leaves its input and its output one entry short. Among all ways to fill these
-    places with dead entries, each at most once, one with the largest sum of scores is taken; the
-    dropped entries themselves are one such way. Arrays are `(matrices, inputs, outputs)`.
+    Among all ways to give inputs and outputs their entries back, one with the largest sum of scores
+    is taken. Arrays are `(matrices, inputs, outputs)`.
 
     >>> live = np.eye(3, dtype=bool)[None]
     >>> scores = np.roll(np.eye(3), 1, axis=1)[None]

@@ -21,14 +21,12 @@ class RigL(DynamicSparseTraining):
 
     As `SET`, but of the entries that are dead after the drop, those with the largest `|dL/dw_e|`
     become live: the gradient of the dense kernel at the weights before the drop, for one extra
-    batch. With live blocks `|dL/dw_e|` and `|w_e|` are summed over each
-    block; of the moves that keep the fan of every line, one with the largest sum of scores is
-    taken.
+    batch. With live blocks `|dL/dw_e|` and `|w_e|` are summed over each block; of the moves that
+    keep the fan of every line, one with the largest sum of scores is taken.
 
-    The gradient is of the loss that the model was compiled with, in training mode, with
-    regularization. If several processes train the model it is that of the mean loss over the
-    batches of all of them. Only masks, weights and moments change, no seeds or moving averages. The
-    other arguments are those of `SET`.
+    The gradient is of the compiled loss, in training mode, with regularization; of several
+    processes that of the mean over all their batches. Only masks, weights and moments change, no
+    seeds or moving averages. The other arguments are those of `SET`.
 
     Args:
         data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or `(x, y,
@@ -43,12 +41,10 @@ class RigL(DynamicSparseTraining):
             Default: the loss of `compile`.
 
     Raises:
-        NotPrunableError, WorkerError: As `SET`.
         ValueError: As `SET`; other data, such as a generator, which cannot start again, or data
             without targets; no loss.
 
-    Limits: those of `SET`. After a step that is skipped for an overflow the repeated update may
-    move entries once more. A data set that shuffles itself gives other batches, and so other masks,
+    Limits: those of `SET`. A data set that shuffles itself gives other batches, and so other masks,
     when a run is resumed. `class_weight` of `fit` is not seen: pass sample weights. With a gradient
     that is not finite the update is skipped, with a warning.
 

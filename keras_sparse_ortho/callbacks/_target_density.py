@@ -28,13 +28,10 @@ DEFAULT_FLOOR = 0.3
 
 
 class ThresholdSteering:
-    """Sets the common offset of the thresholds of a model to the density of a schedule.
+    """`TargetDensity` without an optimizer or a callback.
 
-    For `round(d(t) * size)` live entries the offset is put between the critical offsets of this
-    rank and of the next, over all thresholds but those at their floor. It needs no optimizer or
-    callback: call `begin` (or `take`, and `resolve` once the length of the run is known), then
-    `steer` before each step that `is_due`, and once more after the last one. The arguments are
-    those of `TargetDensity`.
+    Call `begin` (or `take`, and `resolve` once the length of the run is known), then `steer` before
+    each step that `is_due`, and once more after the last one.
     """
 
     def __init__(
@@ -174,9 +171,9 @@ class TargetDensity(DensityRun):
     `g^-1(|w|) - s_l`, so an offset between the k-th and the next largest critical offset of the
     whole model leaves exactly `k` entries live. At every step of the schedule the offset is set for
     `k = round(d(t) * size)`. At its end the live entries are fixed (`freeze`): `w` becomes `w_e`,
-    thresholds become 0 and dead entries get no gradient any more. What is due at the last step of a
-    run is done when it ends. The logs of `fit` get `density` and `threshold`. A custom training
-    loop calls `update(step)` before every step: see docs/custom_loops.md.
+    thresholds become 0 and dead entries get no gradient any more. The logs of `fit` get `density`
+    and `threshold`. A custom training loop calls `update(step)` before every step: see
+    docs/custom_loops.md.
 
     Args:
         density: Global live fraction in the end, in (0, 1].
@@ -191,13 +188,11 @@ class TargetDensity(DensityRun):
             an offset of its own, and the others share what is left: the total stays exact.
 
     Raises:
-        DensityError: A density outside (0, 1].
         NotPrunableError: When training begins, if no weight has a learnt threshold, or some are on
             ranks and others are not.
-        WorkerError: On all processes, if their models differ before the first step, or their live
-            entries after an update.
-        ValueError: A `floor` outside [0, 1]. When training begins: no schedule for data of unknown
-            length; a schedule that would start again, as the optimizer has lost its steps.
+        WorkerError: On all processes that train one model, if their live entries differ.
+        ValueError: When training begins: no schedule for data of unknown length; a schedule that
+            would start again, as the optimizer has lost its steps.
 
     Warns:
         DensityWarning: When training has ended, and the weights are not at `density`: the run was
@@ -331,10 +326,9 @@ def entries_of(threshold: Any) -> Entries:
 def floors_of(
     thresholds: Sequence[Any], sizes: Sequence[int], density: float, share: float
 ) -> list[int]:
-    """The floor of each weight: `share` of its ERK count, and what dies at once (an entry, say).
+    """The floor of each weight: `share` of its ERK count (of `density * rank` for ranks).
 
-    Ranks have a share of `density * rank`, as ERK is about entries. Where the share leaves too
-    little for all, the floor is what dies at once; where that does, there is none.
+    Where that leaves too little for all, it is what dies at once; where that does, there is none.
     """
     units = [getattr(threshold, "dies_at_once", 1) for threshold in thresholds]
     count = live_count(density, sum(sizes))
@@ -360,11 +354,11 @@ class Cut:
 
 
 def floored_cut(entries: Sequence[Entries], count: int, floors: Sequence[int]) -> Cut:
-    """Finds the `count` entries of largest critical offset, with so many of each weight at least.
+    """The `count` entries of largest critical offset, with so many of each weight at least.
 
-    As fewer remain for the others, more of them may come to their floor, and none leaves it. An
-    entry that is 0 cannot live: a floor is at most the number of the others.
+    As fewer remain for the others, more of them may come to their floor, and none leaves it.
     """
+    # An entry that is 0 cannot live.
     can_live = [int(np.count_nonzero(one.critical > -np.inf)) for one in entries]
     bounds = [min(pair) for pair in zip(floors, can_live, strict=True)]
     free, held = list(range(len(entries))), list[int]()

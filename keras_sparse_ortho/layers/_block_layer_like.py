@@ -8,18 +8,15 @@ import keras
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import is_sparse_layer
-from keras_sparse_ortho.layers._block_sparse_conv import (
+from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv1D,
     BlockSparseConv2D,
     BlockSparseConv3D,
-)
-from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseDense,
     BlockSparseEinsumDense,
     letters_of,
 )
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, why_no_function
 from keras_sparse_ortho.layers._block_sparse_rnn import (
     CELLS,
     recurrent_like,
@@ -85,11 +82,6 @@ def block_layer_like(
     return _KINDS[type(layer)](**{**config, **own})
 
 
-def plain_layer(layer: Any) -> Any:
-    """The plain layer, built, for one with kernels in storages; `None` for a plain one."""
-    return layer.to_dense_layer() if is_sparse_layer(layer) else None
-
-
 def why_no_block_form(layer: keras.layers.Layer) -> str | None:
     """Why a layer cannot compute on live blocks, whatever its sizes; `None` if it can."""
     if type(layer) in CELLS:
@@ -105,6 +97,8 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         return "it is quantized"
     if getattr(layer, "groups", 1) != 1:
         return f"it has groups={layer.groups}"
+    if reason := why_no_function(layer.kernel_regularizer, layer.kernel_constraint):
+        return reason
     if isinstance(layer, keras.layers.EinsumDense):
         try:
             letters_of(layer.equation)

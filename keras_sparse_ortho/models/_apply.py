@@ -21,8 +21,12 @@ from keras_sparse_ortho.layers import (
     check_mask,
     plain_layer,
 )
-from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
-from keras_sparse_ortho.models._rewrite import places_to_wrap, rewrite
+from keras_sparse_ortho.models._rewrite import (
+    check_built,
+    places_to_wrap,
+    prunable_weights,
+    rewrite,
+)
 from keras_sparse_ortho.models._same_function import SameFunction, probe_of_copy
 from keras_sparse_ortho.orthogonal import Block
 from keras_sparse_ortho.parametrizations import (

@@ -12,9 +12,8 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import storages_of, walk
-from keras_sparse_ortho.models._flops import open_specs
-from keras_sparse_ortho.models._prunable_weights import prunable_weights
-from keras_sparse_ortho.models._zero_states import from_zero_states
+from keras_sparse_ortho.models._flops import from_zero_states, open_specs
+from keras_sparse_ortho.models._rewrite import prunable_weights
 from keras_sparse_ortho.parametrizations import LowRankSoftThreshold
 
 

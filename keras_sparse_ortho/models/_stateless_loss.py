@@ -14,7 +14,7 @@ from keras_sparse_ortho._backend import (
 )
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho._values import placed, to_numpy
-from keras_sparse_ortho.models._prunable_weights import check_built
+from keras_sparse_ortho.models._rewrite import check_built
 
 Objective = Callable[[Any, Any, Any, Any, bool], Any]
 """`objective(model, x, y, sample_weight, training)`, a scalar tensor."""

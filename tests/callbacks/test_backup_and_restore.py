@@ -1,6 +1,7 @@
 """`BackupAndRestore`: nothing is lost; and what Keras' own loses, with plain Keras models."""
 
 import json
+import os
 
 import keras
 import numpy as np
@@ -92,6 +93,34 @@ def test_keras_loses_the_states_of_seed_generators(tmp_path):
         )
         lost = dropout and kind is keras.callbacks
         assert same(resumed, whole[dropout]) == (not lost)
+
+
+@pytest.mark.parametrize("moment", ["weights", "record"])
+@slow_on_jax
+def test_a_kill_while_files_are_written_loses_one_epoch_at_most(moment, tmp_path, monkeypatch):
+    whole = fit(plain(dropout=True))
+    model, backup = plain(dropout=True), BackupAndRestore(tmp_path)
+
+    def write_a_part(record, stream):
+        stream.write(json.dumps(record)[:9])
+        stream.flush()
+        raise KeyboardInterrupt
+
+    def save_a_half(path, **options):
+        keras.Model.save_weights(model, path, **options)
+        os.truncate(path, os.path.getsize(path) // 2)
+        raise KeyboardInterrupt
+
+    def prepare(epoch, logs):
+        if epoch == 1 and moment == "record":
+            monkeypatch.setattr(_backup_and_restore.json, "dump", write_a_part)
+        elif epoch == 1:
+            vars(model)["save_weights"] = save_a_half
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, keras.callbacks.LambdaCallback(on_epoch_begin=prepare), backup)
+    monkeypatch.undo()
+    assert same(fit(plain(dropout=True), BackupAndRestore(tmp_path)), whole)
 
 
 def test_refusals(tmp_path):

@@ -78,29 +78,6 @@ def check_masks(model):
         assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
 
 
-@pytest.mark.parametrize("kind", ["SET", "RigL"])
-def test_counts_stay_exact_over_many_updates(kind):
-    model = compiled(mlp(density=0.37))
-    before, rng = live_counts(model), np.random.default_rng(0)
-    weights = kso.prunable_weights(model)
-    start = [w.parametrization.mask_value() for w in weights]
-    moving = begin(callback(kind, data(), frequency=1, end_step=200, fraction=0.9), model)
-    total = 0
-    for step in range(1, 101):
-        for weight in weights:  # what training does to the live entries
-            mask = weight.parametrization.mask_value()
-            weight.variable.assign(rng.normal(size=weight.shape) * mask)
-        moved = moving.move(step)
-        most = sum(int(moving.drop_fraction(step) * live) for live in before.values())
-        assert 0 < moved <= most
-        total += moved
-        assert live_counts(model) == before
-    check_masks(model)
-    assert total > 100
-    for weight, mask in zip(weights, start, strict=True):
-        assert (weight.parametrization.mask_value() != mask).any()
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("kind", ["SET", "RigL"])
 def test_training_of_every_kind_of_layer(kind):

@@ -200,6 +200,15 @@ def test_refusals():
         ThresholdSteering(0.5).begin(own, 1, 1)
 
 
+def test_a_weight_that_loses_all_entries_is_named_once():
+    own = [Threshold([3.0, 4.0, 5.0], path="large"), Threshold([0.1, 0.2], path="small")]
+    steering = ThresholdSteering(0.6, Constant(0.6), floor=0.0)
+    steering.begin(own, None, None)
+    with pytest.warns(UserWarning, match=r"without a live entry.*Received: \['small'\]"):
+        steering.steer(0)
+    steering.steer(100)  # every warning is an error here
+
+
 def test_floors_are_those_of_the_final_density_from_the_start():
     rng = np.random.default_rng(0)
     large, small = (

@@ -31,6 +31,8 @@ def damaged_value(name, how, value):
         value[..., -1:] = value[..., -2:-1]
     elif how == "not in order":
         value = value[..., ::-1]
+    elif how == "of another shape":
+        value = value[:-1]
     elif how == "no integers":
         value = value + 0.5
     return value
@@ -46,6 +48,7 @@ CASES = [
         for how in ("out of range", "negative", "twice", "no integers")
     ),
     ("blocks", "slots_of", "not in order", "`slots_of` must list"),
+    ("blocks", "blocks", "of another shape", "does not fit|expected shape|shape"),
 ]
 
 

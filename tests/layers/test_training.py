@@ -65,30 +65,6 @@ def test_normalization_statistics_move_and_losses_count():
 
 
 @pytest.mark.core
-def test_losses_of_a_normalized_block_are_forwarded():
-    block = keras.Sequential(
-        [
-            L.Dense(8, kernel_initializer=ExactOrthogonal(0.5, seed=1), activity_regularizer="l2"),
-            L.BatchNormalization(),
-        ]
-    )
-    inputs = keras.Input((6,))
-    model = keras.Model(inputs, PrunableLayer(block)(inputs))
-    x = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
-    model.compile("sgd", "mse", jit_compile=jit())
-    mean = array(block.layers[1].moving_mean)
-    model.fit(x, np.zeros((16, 8)), verbose=0)
-    assert (array(block.layers[1].moving_mean) != mean).all()
-    model(x)
-    [loss] = model.losses
-    plain = kso.strip(model)
-    plain(x)
-    [expected] = plain.losses
-    np.testing.assert_allclose(array(loss), array(expected), rtol=1e-5)
-    assert array(loss) > 1e-3
-
-
-@pytest.mark.core
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 @slow_on_tensorflow
 def test_resumed_training_equals_training_in_one_go(optimizer, tmp_path):
@@ -155,25 +131,6 @@ def test_float16_and_bfloat16_layers():
         assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
 
 
-@pytest.mark.slow  # as with the parametrizations
-def test_steps_per_execution_gives_the_same_weights():
-    results = []
-    for steps in (1, 4):
-        keras.utils.clear_session()
-        model = network()
-        x, y = data(model, 3)
-        model.compile(
-            keras.optimizers.Adam(1e-2),
-            classifier_loss(),
-            steps_per_execution=steps,
-            jit_compile=True,
-        )
-        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        results.append(model.get_weights())
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
 STORAGES = pytest.mark.parametrize(
     "storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)]
 )
@@ -227,29 +184,6 @@ def test_threads_may_call_one_model():
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-@pytest.mark.core
-def test_a_mask_may_change_in_training_without_recompiling():
-    class Halve(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            for weight in kso.prunable_weights(self.model):
-                mask = weight.parametrization.mask_value()
-                position = np.flatnonzero(mask)[::2]
-                mask.reshape(-1)[position] = False
-                weight.parametrization.assign_mask(mask)
-
-    model = network()
-    x, y = data(model, 3)
-    live = kso.Budget.from_model(model).live
-    model.compile("sgd", classifier_loss(), jit_compile=jit())
-    model.fit(x, y, epochs=2, verbose=0, callbacks=[Halve()])
-    now = check_masks(model)
-    assert now < 0.3 * live
-    step = model.train_function
-    model.fit(x, y, verbose=0)
-    assert model.train_function is step
-    assert check_masks(model) == now
 
 
 @pytest.mark.core

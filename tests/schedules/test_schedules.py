@@ -112,6 +112,7 @@ def test_what_is_not_resolved():
     # Of a run that goes on: of its own steps.
     assert Cubic(0.1, 0.0, 0.7).resolved(2000, start=5000).frequency == 14
     assert Constant(0.1, begin_step=0.0).resolved(320, start=1000).frequency == 3
+    assert Linear(0.25, end_step=100).resolved(10, start=50).at(50) == pytest.approx(0.625)
 
 
 @pytest.mark.parametrize(
