@@ -24,7 +24,6 @@ from keras_sparse_ortho.models._rewrite import prunable_weights
 from keras_sparse_ortho.models._rewrite import refuse_unfit as refuse_unfit
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
 from keras_sparse_ortho.models._rewrite import weights_of as weights_of
-from keras_sparse_ortho.models._same_function import beside_kernels as beside_kernels
 from keras_sparse_ortho.models._saved_layers import is_clonable as is_clonable
 from keras_sparse_ortho.models._saved_layers import is_graph_of_class as is_graph_of_class
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss
