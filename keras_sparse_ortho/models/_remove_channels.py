@@ -367,7 +367,7 @@ _TIED = [
 _LINEAR = (L.Dense, L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D)
 _DEPTHWISE = (L.DepthwiseConv1D, L.DepthwiseConv2D)
 _PADDING = (L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D)
-_MERGES = {
+_MERGES: dict[type, Callable[[np.ndarray], Any]] = {
     L.Add: np.add.reduce,
     L.Subtract: np.subtract.reduce,
     L.Multiply: np.multiply.reduce,
