@@ -32,7 +32,6 @@ from record import finished
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._gathers import divisor_near
-from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.initializers import (
     ApproximateIsometry,
@@ -317,8 +316,6 @@ def dense_orthogonal(model: Any, plan: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Dense orthogonal kernels, at the center tap of convolutions (delta-orthogonal)."""
     pattern = ExactOrthogonal(gain=plan.get("gain") or 1.0)
     model = kso.sparsify(model, 1.0, "uniform", pattern, seed=plan["seed"])
-    if any(isinstance(getattr(layer, "layer", None), ScannedStack) for layer in model.layers):
-        return model, []  # `strip` would unroll it; masks of ones change nothing
     return kso.strip(model), []
 
 

@@ -36,7 +36,7 @@ from record import (
 from training import Dataset, load, shuffled, whole_batches
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.callbacks import _threshold_cut
+from keras_sparse_ortho.callbacks import _target_density
 
 # --- rigl -----------------------------------------------------------------------------------------
 
@@ -189,10 +189,10 @@ VARIANTS = {
     "no floor, by place": (0.0, False),
 }
 FLOORS_KEY = ("net", "variant", "rate", "seed", "epochs")
-by_magnitude = _threshold_cut.entries_of
+by_magnitude = _target_density.entries_of
 
 
-def by_place(threshold) -> _threshold_cut.Entries:
+def by_place(threshold) -> _target_density.Entries:
     """Entries out of reach, all equal, so that the first of them are kept."""
     found = by_magnitude(threshold)
     return found._replace(scales=np.where(found.critical > -np.inf, 0.0, -np.inf))
@@ -211,7 +211,7 @@ def floors_train(run: dict, data: Dataset) -> dict:
     """One run."""
     keras.utils.clear_session()
     floor, ranked = VARIANTS[run["variant"]]
-    _threshold_cut.entries_of = by_magnitude if ranked else by_place
+    _target_density.entries_of = by_magnitude if ranked else by_place
 
     def method(model: keras.Model, plan: dict) -> tuple:
         model = kso.parametrize(model, kso.SoftThreshold())

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from scanned import ScannedStack
 
-from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.layers import CircularPadding
 
 L = keras.layers

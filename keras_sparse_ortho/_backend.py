@@ -54,62 +54,6 @@ def set_global_generators(states: Sequence[str]) -> None:
     torch.cuda.set_rng_state_all(devices[: torch.cuda.device_count()])
 
 
-def scan(
-    body: Callable[[Any, list[Any], list[Any]], tuple[Any, list[Any]]],
-    carry: tuple[Any, ...],
-    weights: Sequence[Any],
-    states: Sequence[Any],
-) -> tuple[Any, list[Any]]:
-    """`carry, states[k] = body(carry, weights[k], states[k])` for k = 0, 1, ...
-
-    `weights` and `states`, perhaps none, are tensors of one length along their first axis. `body`
-    is traced once on TensorFlow and JAX. `keras.ops.scan` has no gradient under XLA on TensorFlow,
-    where it does not say how often the body is repeated.
-    """
-    backend = keras.backend.backend()
-    weights, states = list(weights), list(states)
-    if backend == "jax":
-        import jax
-
-        return jax.lax.scan(lambda own, rows: body(own, *rows), carry, (weights, states))
-    depth = (weights or states)[0].shape[0]
-    if backend == "tensorflow":
-        return _scan_on_tensorflow(body, carry, weights, states, depth)
-    made = []
-    # Not slices: the gradient of one is as large as the whole.
-    of_weights, of_states = (
-        [keras.ops.unstack(x, depth) for x in group] for group in (weights, states)
-    )
-    for k in range(depth):
-        carry, new = body(carry, [w[k] for w in of_weights], [s[k] for s in of_states])
-        made.append(new)
-    return carry, [keras.ops.stack(column) for column in zip(*made, strict=True)]
-
-
-def _scan_on_tensorflow(
-    body: Any, carry: tuple[Any, ...], weights: list[Any], states: list[Any], depth: int
-) -> tuple[Any, list[Any]]:
-    import tensorflow as tf
-
-    def array(values: Any) -> Any:
-        return tf.TensorArray(values.dtype, depth, element_shape=values.shape[1:])
-
-    # Not slices: the gradient of one is as large as the whole.
-    read, states_read = ([array(x).unstack(x) for x in group] for group in (weights, states))
-
-    def step(k: Any, own: Any, written: list[Any]) -> Any:
-        own, new = body(own, [x.read(k) for x in read], [x.read(k) for x in states_read])
-        return k + 1, own, [w.write(k, value) for w, value in zip(written, new, strict=True)]
-
-    _, carry, written = tf.while_loop(
-        lambda k, *_: k < depth,
-        step,
-        (tf.constant(0), carry, [array(x) for x in states]),
-        maximum_iterations=depth,
-    )
-    return carry, [x.stack() for x in written]
-
-
 def scatter_sorted(values: Any, indices: Any, size: int, after: Any = None) -> Any:
     """A vector of zeros but for `values` at strictly increasing `indices`; its gradient gathers.
 

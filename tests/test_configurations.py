@@ -3,7 +3,6 @@
 import keras
 import pytest
 
-from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.initializers import ApproximateIsometry, ExactOrthogonal
 from keras_sparse_ortho.layers import BlockSparseConv2D, BlockSparseDense
@@ -11,7 +10,6 @@ from keras_sparse_ortho.parametrizations import (
     MagnitudeMask,
     SoftThreshold,
     StraightThroughTopK,
-    ThresholdFunction,
 )
 from keras_sparse_ortho.schedules import Constant, Polynomial
 
@@ -44,12 +42,6 @@ def test_parts_that_keras_does_not_restore(config):
         MagnitudeMask.from_config({"schedule": config})
     with pytest.raises(ValueError, match=r"cannot be restored.*Received: "):
         ExactOrthogonal(0.5, structure=config)
-
-
-@pytest.mark.parametrize(("kind", "key"), [(ThresholdFunction, "forward"), (ScannedStack, "depth")])
-def test_other_configurations_without_a_key(kind, key):
-    with pytest.raises(ValueError, match=rf"holds .*`{key}`.*Received: "):
-        kind.from_config({})
 
 
 @pytest.mark.parametrize(
@@ -109,10 +101,6 @@ def test_kernels_that_no_memory_holds(units):
         BlockSparseDense(units, density=0.5, block=1, seed=0).build((None, 8))
     with pytest.raises(LayoutError, match="at most 2147483647 live entries"):
         BlockSparseDense(2**30, density=0.5, block=1, seed=0).build((None, 8))
-    with pytest.raises(ValueError, match="`depth` must be an integer from 1 to 1000000"):
-        ScannedStack(keras.layers.Dense(8), units)
-    with pytest.raises(ValueError, match=r"at most 2147483647 entries.*Received: depth=1000000"):
-        ScannedStack(keras.layers.Dense(64), 10**6).build((None, 64))
 
 
 @pytest.mark.parametrize("shape", [{}, None, 3, "abcd", [None], [None, None], [1, "a"], [{}, {}]])

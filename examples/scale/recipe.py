@@ -103,7 +103,7 @@ def sparse_model(method: str):
 
 
 def callbacks(method: str, rank: int, workers: int) -> list:
-    """The callbacks of a method. `CheckWorkers` compares all weights after every epoch."""
+    """The callbacks of a method."""
     import keras_sparse_ortho as kso
 
     ours = kso.callbacks
@@ -115,9 +115,8 @@ def callbacks(method: str, rank: int, workers: int) -> list:
         "set": lambda: ours.SET(**moving),
     }
     if method in ("rigl", "compact", "blocks"):
-        method_of = ours.RigL(extra_batches(rank, workers), **moving)
-        return [method_of, ours.CheckWorkers()]
-    return [*([made[method]()] if method in made else []), ours.CheckWorkers()]
+        return [ours.RigL(extra_batches(rank, workers), **moving)]
+    return [made[method]()] if method in made else []
 
 
 def first_epoch(model) -> int:

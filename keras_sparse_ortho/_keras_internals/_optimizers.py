@@ -186,15 +186,3 @@ def applied_batches(optimizer: Any) -> tuple[int, int]:
     # `int` alone cannot read a variable that is mirrored on several devices.
     seen = int(keras.ops.convert_to_numpy(_iterations(inner)))
     return seen, inner.gradient_accumulation_steps or 1
-
-
-def counter_of_batches(optimizer: Any) -> str:
-    """The public name, on an optimizer, of the variable that counts the batches it has applied.
-
-    With accumulated gradients `iterations` is a quotient, to which nothing can be assigned.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not inner.gradient_accumulation_steps:
-        return "iterations"
-    index = next(k for k, v in enumerate(inner.variables) if v is _iterations(inner))
-    return f"{'' if inner is optimizer else 'inner_optimizer.'}variables[{index}]"

@@ -3,22 +3,19 @@
 from keras_sparse_ortho._other_names import public_names
 from keras_sparse_ortho.callbacks._at_density import BestAtDensity, finish
 from keras_sparse_ortho.callbacks._backup_and_restore import BackupAndRestore
-from keras_sparse_ortho.callbacks._density_run import DensityLogger
+from keras_sparse_ortho.callbacks._density_run import DensityLogger, UpdateMasks
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import SET
 from keras_sparse_ortho.callbacks._rigl import RigL
-from keras_sparse_ortho.callbacks._step_callback import CheckWorkers
 from keras_sparse_ortho.callbacks._target_density import (
     DEFAULT_FLOOR,
     TargetDensity,
     ThresholdSteering,
 )
-from keras_sparse_ortho.callbacks._update_masks import UpdateMasks
 
 __all__ = [
     "SET",
     "BackupAndRestore",
     "BestAtDensity",
-    "CheckWorkers",
     "DensityLogger",
     "RigL",
     "TargetDensity",

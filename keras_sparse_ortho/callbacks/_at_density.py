@@ -12,13 +12,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import model_gap, prunable_weights, watch_saving
 from keras_sparse_ortho.parametrizations import LearntThreshold, ScheduledMask
 
-
-def _pass_on(name: str) -> Any:
-    def hook(self: Any, *args: Any, **kwargs: Any) -> None:
-        getattr(self.callback, name)(*args, **kwargs)
-
-    hook.__name__, hook.__doc__ = name, "Passes it on."
-    return hook
+_WAIT = ("on_epoch_end", "on_train_batch_end")
 
 
 class BestAtDensity(keras.callbacks.Callback):
@@ -33,9 +27,6 @@ class BestAtDensity(keras.callbacks.Callback):
         callback: A Keras callback, such as `EarlyStopping(restore_best_weights=True)`,
             `ModelCheckpoint(save_best_only=True)` or `ReduceLROnPlateau()`. Its `on_epoch_end` and
             `on_train_batch_end` are not called before; everything else is passed on.
-
-    Raises:
-        ValueError: Something that is no callback.
 
     Limits: the density is checked after epochs, not batches. What `ReduceLROnPlateau` adds to the
     logs is missing before.
@@ -62,14 +53,16 @@ class BestAtDensity(keras.callbacks.Callback):
                 f"Received: callback={callback!r}"
             )
         self.callback = callback
-        # Keras asks the class whether a step must wait for a callback; the batch methods of this
-        # one do nothing more than those of the wrapped callback.
+        # Keras asks whether a step must wait for a callback; this one does nothing more than that.
         kind, base = type(callback), keras.callbacks.Callback
         ends = [f"on_{part}batch_end" for part in ("train_", "test_", "predict_", "")]
         self.async_safe = getattr(callback, "async_safe", False) or all(
             getattr(kind, name) is getattr(base, name) for name in ends
         )
         self._reached = False
+        for name in dir(callback):
+            if name.startswith("on_") and name not in _WAIT:
+                setattr(self, name, getattr(callback, name))
 
     def set_params(self, params: dict[str, Any]) -> None:
         super().set_params(params)
@@ -81,23 +74,13 @@ class BestAtDensity(keras.callbacks.Callback):
         self._reached = False
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Passes it on if the model is at the density asked for."""
         self._reached = model_gap(self.model) is None
         if self._reached:
             self.callback.on_epoch_end(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Passes it on if the last epoch has ended at the density asked for."""
         if self._reached:
             self.callback.on_train_batch_end(batch, logs)
-
-
-for _name in (
-    *("on_train_begin", "on_train_end", "on_epoch_begin", "on_train_batch_begin"),
-    *(f"on_{part}_{end}" for part in ("test", "predict") for end in ("begin", "end")),
-    *(f"on_{part}_batch_{end}" for part in ("test", "predict") for end in ("begin", "end")),
-):
-    setattr(BestAtDensity, _name, _pass_on(_name))
 
 
 @other_keywords()
@@ -106,20 +89,16 @@ def finish(model: Any, density: float | None = None) -> Any:
 
     This does at once what the end of the schedule would have done: a scheduled mask keeps its
     `round(d * size)` largest magnitudes; learnt thresholds are set so that `round(d * size)`
-    entries of the whole model are live, where `d` is the density of `TargetDensity`, and these are
-    fixed. The optimizer's moments of entries that die are reset. Use it for runs that ended before
-    their schedule, and for weights of an earlier epoch, and train on for some epochs.
+    entries of the whole model are live, and these are fixed. The optimizer's moments of entries
+    that die are reset. Use it for runs that ended before their schedule, and for weights of an
+    earlier epoch, and train on for some epochs. The model is returned.
 
     Args:
         model: A Keras model with such parametrizations.
         density: For learnt thresholds: the global density, in (0, 1]. Default: that of
             `TargetDensity`.
 
-    Returns:
-        The model.
-
     Raises:
-        DensityError: A density outside (0, 1].
         NotPrunableError: A model without such parametrizations; thresholds without a density, or a
             density for scheduled masks, which have their own; weights that are not finite.
 
@@ -148,9 +127,7 @@ def finish(model: Any, density: float | None = None) -> Any:
             "another one, or call keras_sparse_ortho.prune(strip(model), density). "
             f"Received: density={density!r}"
         )
-    asked = {t.target_density for t in thresholds if t.target_density is not None}
-    if density is not None:
-        asked = {density}
+    asked = {t.target_density for t in thresholds} - {None} if density is None else {density}
     if thresholds and len(asked) != 1:
         raise NotPrunableError(
             "finish() needs a `density` for thresholds that TargetDensity has not steered to one. "

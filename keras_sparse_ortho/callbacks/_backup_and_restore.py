@@ -3,7 +3,7 @@
 import json
 import os
 import pathlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import keras
@@ -23,15 +23,15 @@ _WEIGHTS = "epoch_{:06d}.weights.h5"
 class BackupAndRestore(keras.callbacks.Callback):
     """Saves the state of training after every epoch, and resumes from there when run again.
 
-    Unlike `keras.callbacks.BackupAndRestore` it also covers the states of the seed generators, from
-    which `Dropout` and augmentation layers draw (and torch's own), and a kill at any moment: every
-    epoch's weights have their own file, and a small file, renamed into place, names the last
-    complete one. So `fit`, called again with the same arguments, ends bit by bit with the model of
-    a run without interruption, if the data come in the same order.
+    Unlike `keras.callbacks.BackupAndRestore` it covers the states of seed generators, from which
+    `Dropout` and augmentation layers draw, and a kill at any moment: every epoch's weights have
+    their own file, and a small file, renamed into place, names the last complete one. So `fit`,
+    called again with the same arguments, ends bit by bit with the model of a run without
+    interruption, if the data come in the same order.
 
-    If several processes train one model, each has this callback, and a folder `worker_0`,
-    `worker_1`, ... in `backup_dir`. Each keeps the epoch before as well, and a restarted job
-    resumes from the last epoch that all of them have.
+    If several processes train one model, each has this callback, and a folder `worker_0`, ... in
+    `backup_dir`. Each keeps the epoch before as well, and a restarted job resumes from the last
+    epoch that all of them have.
 
     Args:
         backup_dir: A folder for this run alone; it is created if it does not exist.
@@ -135,7 +135,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved = known
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves the model, under the number of the epoch with which a resumed run begins."""
         model = self.model
         self._folder.mkdir(parents=True, exist_ok=True)
         weights = self._folder / _WEIGHTS.format(epoch + 1)
@@ -168,18 +167,15 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 def _is_record(value: Any) -> bool:
     """Whether this is what `on_epoch_end` writes for an epoch."""
-
-    def is_list_of(value: Any, is_one: Callable[[Any], bool]) -> bool:
-        return isinstance(value, list) and all(map(is_one, value))
-
     if not isinstance(value, dict):
         return False
-    epoch: Any = value.get("epoch")
+    epoch, seeds, generators = (value.get(name) for name in ("epoch", "seeds", "generators"))
     return (
-        is_integer(epoch)
-        and 0 < epoch < 2**31
-        and is_list_of(value.get("seeds"), lambda state: is_list_of(state, is_integer))
-        and is_list_of(value.get("generators"), lambda state: isinstance(state, str))
+        (is_integer(epoch) and 0 < epoch < 2**31)
+        and (isinstance(seeds, list) and all(isinstance(state, list) for state in seeds))
+        and all(is_integer(number) for state in seeds for number in state)
+        and isinstance(generators, list)
+        and all(isinstance(state, str) for state in generators)
     )
 
 

@@ -1,11 +1,12 @@
-"""`DensityLogger`, and `DensityRun`, the base of callbacks that bring a model to a density."""
+"""`DensityLogger`, `UpdateMasks`, and `DensityRun`, their common base with `TargetDensity`."""
 
 import abc
 import warnings
 from typing import Any
 
 from keras_sparse_ortho._keras_internals import after_fit, level_of_user
-from keras_sparse_ortho.callbacks._step_callback import Logging, StepCallback
+from keras_sparse_ortho._optimizer_slots import zero_slots
+from keras_sparse_ortho.callbacks._step_callback import Logging, StepCallback, run_position
 from keras_sparse_ortho.errors import DensityWarning, NotPrunableError
 from keras_sparse_ortho.models import (
     DensityGap,
@@ -14,7 +15,13 @@ from keras_sparse_ortho.models import (
     warn_of_gap,
     watch_saving,
 )
-from keras_sparse_ortho.parametrizations import Parametrization
+from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.parametrizations import (
+    Parametrization,
+    ScheduledMask,
+    StraightThroughTopK,
+)
+from keras_sparse_ortho.schedules import Schedule
 
 
 class DensityLogger(Logging):
@@ -22,13 +29,7 @@ class DensityLogger(Logging):
 
     `density = sum(live) / sum(size)` over all kernels, and, where there are learnt thresholds,
     `threshold`, their mean over the kernels. `History`, the progress bar, and all callbacks of the
-    list have them. `TargetDensity` and `UpdateMasks` add the same by
-    themselves.
-
-    Args:
-        per_layer: Whether to add `density/<path>` and `threshold/<path>` (the mean over channels)
-            for each kernel as well.
-        prefix: Put before the names, e.g. `"pruned_"`.
+    list have them. `TargetDensity` and `UpdateMasks` add the same by themselves.
 
     Example:
 
@@ -42,42 +43,21 @@ class DensityLogger(Logging):
     [0.25]
     """
 
-    def __init__(self, per_layer: bool = False, prefix: str = "") -> None:
-        super().__init__()
-        self.per_layer = per_layer
-        self.prefix = prefix
-
     def logged(self) -> dict[str, float]:
-        """Density and thresholds of the model as it is now."""
-        return density_and_threshold(self.model, self.per_layer, self.prefix)
+        return _density_and_threshold(self.model)
 
 
-def density_and_threshold(
-    model: Any, per_layer: bool = False, prefix: str = ""
-) -> dict[str, float]:
-    """The entries of `DensityLogger`, for a model as it is now."""
+def _density_and_threshold(model: Any) -> dict[str, float]:
     weights = prunable_weights(model)
-    live = {weight.path: weight.live for weight in weights}
-    size = sum(weight.size for weight in weights)
-    entries = {f"{prefix}density": sum(live.values()) / size}
-    thresholds = {}
-    for weight in weights:
-        if isinstance(weight.parametrization, Parametrization):
-            threshold = weight.parametrization.threshold_value()
-            if threshold is not None:
-                thresholds[weight.path] = float(threshold.mean())
-    if thresholds:
-        entries[f"{prefix}threshold"] = sum(thresholds.values()) / len(thresholds)
-    if per_layer:
-        for weight in weights:
-            entries[f"{prefix}density/{weight.path}"] = live[weight.path] / weight.size
-        for path, mean in thresholds.items():
-            entries[f"{prefix}threshold/{path}"] = mean
-    return entries
+    entries = {"density": sum(w.live for w in weights) / sum(w.size for w in weights)}
+    made = [w.parametrization for w in weights if isinstance(w.parametrization, Parametrization)]
+    found = [own.threshold_value() for own in made]
+    means = [float(threshold.mean()) for threshold in found if threshold is not None]
+    return {**entries, "threshold": sum(means) / len(means)} if means else entries
 
 
 class DensityRun(StepCallback):
-    """A callback that brings a model to a density, and warns when the run ends without it.
+    """Brings parametrizations of a `_kind` to a density, and warns when the run ends without it.
 
     Weights of an earlier epoch, which `EarlyStopping` may restore before or after this callback,
     are not pruned, as no training would follow. The density is checked when all callbacks are done.
@@ -88,7 +68,6 @@ class DensityRun(StepCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        # The parametrizations of `_kind` that this callback brings to a density.
         self._own: list[Any] = []
         self._at_epoch_end: list[Any] | None = None
         self._last_step = 0
@@ -96,8 +75,7 @@ class DensityRun(StepCallback):
         self._not_finite: NotPrunableError | None = None
 
     def logged(self) -> dict[str, float]:
-        """What to add to the logs of an epoch."""
-        return density_and_threshold(self._watched)
+        return _density_and_threshold(self._watched)
 
     @abc.abstractmethod
     def state(self) -> list[Any]:
@@ -112,7 +90,6 @@ class DensityRun(StepCallback):
         """Does what is due at the last step."""
 
     def prepare(self) -> None:
-        """Refuses a model without such parametrizations, and forgets the run before."""
         found = [weight.parametrization for weight in prunable_weights(self._watched)]
         self._own = [own for own in found if isinstance(own, self._kind)]
         if not self._own:
@@ -125,13 +102,11 @@ class DensityRun(StepCallback):
         watch_saving(self._watched, False)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Notes the state of the model as training has left it, and adds to the logs."""
         super().on_epoch_end(epoch, logs)
         self.sync()
         self._at_epoch_end = self.state()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Does what is due at the last step, unless weights were restored; checks the density."""
         super().on_train_end(logs)
         self._last_step = self.synced_step()
         if not self.in_loop and not self._were_restored():
@@ -178,3 +153,109 @@ class DensityRun(StepCallback):
             f"the schedule ends at step {end}, and the run at step {step}. Fractions of a run, as "
             "in schedules.Cubic(0.1, begin_step=0.0, end_step=0.7), follow its length"
         )
+
+
+class UpdateMasks(DensityRun):
+    """Updates masks of `MagnitudeMask`, `Feather` and `StraightThroughTopK` on their schedule.
+
+    Before step `t` every weight whose schedule is due gets the mask of its `round(d(t) * size)`
+    largest magnitudes. Raw weights that a `MagnitudeMask` drops are set to zero, and so are their
+    moments and averages in the optimizer. A mask at its final density does not change in later
+    runs, although its schedule would start dense.
+
+    The logs of `fit` get `density`, and, if dead entries can come back, `moved`: the fraction of
+    live entries that did in this epoch. A custom training loop calls `update(step)` before every
+    step: see docs/custom_loops.md.
+
+    Raises:
+        NotPrunableError: When training begins, if no weight has a scheduled mask.
+        WorkerError: On all processes that train one model, if their masks differ.
+        ValueError: When training begins, if a schedule is in fractions of a run of unknown length;
+            or if it would start again, because the optimizer has lost its steps.
+
+    Warns:
+        DensityWarning: When training has ended, and masks are not at the final density of their
+            schedules; the reasons and remedies are those of `TargetDensity`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_sparse_ortho as kso
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    >>> model = kso.parametrize(dense, kso.parametrizations.MagnitudeMask(0.25, frequency=2))
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0, callbacks=[UpdateMasks()])
+    >>> round(kso.prunable_weights(model)[0].density, 3)
+    0.25
+    """
+
+    _kind = ScheduledMask
+    _names = "MagnitudeMask, Feather or StraightThroughTopK"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._plans: list[tuple[ScheduledMask, Schedule]] = []
+        self._grown = 0
+
+    def prepare(self) -> None:
+        super().prepare()
+        for mask in self._own:
+            mask.watched = True
+
+    def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
+        # Not those of masks that another run left at their final density.
+        self.sync()
+        plans = [(mask, mask.schedule.resolved(steps, start)) for mask in self._own]
+        self._plans = [(mask, plan) for mask, plan in plans if not _is_over(mask, plan, step)]
+        for mask, _ in self._plans:
+            if mask.last_updated > run_position(step, start, mask.schedule.is_resolved):
+                found = f"and the mask of '{mask.weight.path}' updated at step {mask.last_updated}"
+                raise self.restart_error(step, found)
+        over = [mask for mask, plan in plans if _is_over(mask, plan, step)]
+        if over and not all(mask.schedule.is_resolved for mask in over):
+            self.warn_of_single_epochs(f"{len(over)} masks at their final density")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_begin(epoch, logs)
+        self._grown = 0
+
+    def is_due(self, step: int, executed: int) -> bool:
+        return any(plan.due(step, executed) for _, plan in self._plans)
+
+    def on_step(self, step: int, executed: int) -> None:
+        due = [(mask, plan) for mask, plan in self._plans if plan.due(step, executed)]
+        self.change_masks(step, lambda: self._set_masks(due, step))
+
+    def _set_masks(self, due: list[tuple[ScheduledMask, Schedule]], step: int) -> None:
+        for mask, plan in due:
+            reset, grown = mask.update(step, plan.at(step))
+            self._grown += grown
+            zero_slots(self.optimizer, mask.weight.variable, reset)
+
+    def finish_run(self, step: int) -> None:
+        executed = self._watched.steps_per_execution
+        if self.is_due(step, executed):
+            self.on_step(step, executed)
+
+    def state(self) -> list[Any]:
+        return [mask.last_updated for mask in self._own]
+
+    def logged(self) -> dict[str, float]:
+        entries = super().logged()
+        if any(isinstance(mask, StraightThroughTopK) for mask in self._own):
+            live = sum(mask.counts()[0] for mask in self._own)
+            entries["moved"] = self._grown / max(live, 1)
+        return entries
+
+    def end_step(self) -> int | None:
+        ends = [int(plan.end_step) for _, plan in self._plans if plan.end_step is not None]
+        return max(ends, default=None)
+
+
+def _is_over(mask: ScheduledMask, plan: Schedule, step: int) -> bool:
+    """Whether a second `fit` finds a mask at its final density, which this plan would undo."""
+    live, final = mask.counts()
+    last = mask.last_updated
+    if live != final or last < 0:
+        return False
+    return last > step or live_count(plan.at(last), mask.weight.size) != live

@@ -1,4 +1,4 @@
-"""`DynamicSparseTraining`, the base of SET and RigL, and `SET`: sparse evolutionary training."""
+"""`SET`, sparse evolutionary training, and `DynamicSparseTraining`, its base and that of RigL."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_integer, is_integer
+from keras_sparse_ortho._checks import check_density, check_integer
 from keras_sparse_ortho._keras_internals import applied_batches, level_of_user
-from keras_sparse_ortho.callbacks._drop_and_grow import drop_and_grow, move, move_regular
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal, layout_for
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, derived_seed
 from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.orthogonal import Block, from_blocks, matched_by_score, to_blocks
 from keras_sparse_ortho.schedules import default_frequency
+
+Array = np.ndarray
+Generator = np.random.Generator
 
 # The RigL paper stops at three quarters of the training.
 _DEFAULT_END = 0.75
@@ -27,10 +30,7 @@ _FACTORS = (0x7FEB352D, 0x846CA68B)
 
 
 class DynamicSparseTraining(StepCallback):
-    """Moves live entries every `frequency` steps, to where `growth_scores` of a subclass says.
-
-    An update depends on the model, the optimizer's step count and the arguments of `SET` alone.
-    """
+    """Moves live entries every `frequency` steps, to where `growth_scores` of a subclass says."""
 
     def __init__(
         self,
@@ -42,19 +42,13 @@ class DynamicSparseTraining(StepCallback):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if isinstance(fraction, bool | str) or not 0 < fraction <= 1:
-            raise ValueError(f"`fraction` must be in (0, 1]. Received: fraction={fraction!r}")
-        if not is_integer(seed):
-            raise ValueError(
-                "`seed` must be an integer, so that a resumed run draws the same as one that was "
-                f"not interrupted. Received: {seed=}"
-            )
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
-        self.fraction = float(fraction)
+        self.fraction = check_density(fraction, "fraction")
         self.end_step = None if end_step is None else check_integer("end_step", end_step)
         self.include = include
         self.exclude = exclude
-        self.seed = int(seed)
+        # An integer, so that a resumed run draws the same as one that was not interrupted.
+        self.seed = check_integer("seed", seed, least=0)
         self._weights: list[PrunableWeight] = []
         self._until = self.end_step or 0
         self._every = self.frequency or 1
@@ -68,13 +62,11 @@ class DynamicSparseTraining(StepCallback):
         """
 
     def drop_fraction(self, step: int) -> float:
-        """`alpha / 2 (1 + cos(pi t / T_end))` before `T_end`, and 0 from then on."""
         if step >= self._until:
             return 0.0
         return self.fraction / 2 * (1 + math.cos(math.pi * step / self._until))
 
     def prepare(self) -> None:
-        """Finds the weights, and refuses a model without any."""
         self._weights = self._find(self._watched)
         if self.end_step is None:
             epochs, steps = self.length()
@@ -94,7 +86,6 @@ class DynamicSparseTraining(StepCallback):
             )
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
-        """Refuses to continue a run with an optimizer that counts from the start."""
         self.sync()
         if start < 0 and not step:
             found = f"in a run that had made {-start} steps before"
@@ -113,26 +104,18 @@ class DynamicSparseTraining(StepCallback):
         self._moved = 0
 
     def is_due(self, step: int, executed: int) -> bool:
-        """Whether a multiple of the frequency was reached, before `T_end`."""
         reached = step // self._every
         return 0 < reached > (step - executed) // self._every and step < self._until
 
     def on_step(self, step: int, executed: int) -> None:
-        """Updates the masks."""
         self._moved += self.move(step)
 
     def logged(self) -> dict[str, float]:
-        """`moved`: entries that moved in this epoch, per live entry."""
         return {"moved": self._moved / sum(weight.live for weight in self._weights)}
 
     def move(self, step: int) -> int:
-        """Drops and grows now, due or not, for the cosine at `step`; how many have moved."""
+        """Drops and grows now, for the cosine at `step`; how many have moved."""
         return self.change_masks(step, lambda: self._move_all(step))
-
-    def settings(self) -> dict[str, Any]:
-        """Frequency, fraction, end and seed."""
-        names = ("_every", "fraction", "_until", "seed")
-        return {name: getattr(self, name) for name in names}
 
     def _move_all(self, step: int) -> int:
         scores = self.growth_scores(self._weights, step)
@@ -148,21 +131,19 @@ class DynamicSparseTraining(StepCallback):
         return sum(self._update_weight(weight, score, step) for weight, score in pairs)
 
     def _update_weight(self, weight: PrunableWeight, scores: np.ndarray, step: int) -> int:
-        storage = weight.storage
-        assert storage is not None
+        storage: Any = weight.storage
         rng = np.random.default_rng(derived_seed(self.seed, f"{step}/{weight.path}"))
         moved = _moved_blocks if storage.in_blocks else _moved_entries
         live = moved(weight, self.drop_fraction(step), scores, rng)
         grown = int(np.count_nonzero(live & ~storage.live_places()))
         storage.move(live, self.optimizer)
-        return grown * storage.place_size
+        return grown * int(storage.place_size)
 
     def _find(self, model: Any) -> list[PrunableWeight]:
-        known = prunable_weights(model)
-        sparse = [w for w in known if w.storage is not None]
+        sparse = [w for w in prunable_weights(model) if w.storage is not None]
         rule = f"{type(self).__name__} trains weights with a `FixedMask` or live blocks: "
         for weight in sparse:
-            if weight.storage is None or not weight.storage.movable:
+            if weight.storage is not None and not weight.storage.movable:
                 raise NotPrunableError(
                     f"{rule}other parametrizations choose their own live entries. "
                     f"Received: '{weight.path}' with {type(weight.parametrization).__name__}"
@@ -174,6 +155,13 @@ class DynamicSparseTraining(StepCallback):
                 f"{rule}make the model sparse first, with keras_sparse_ortho.sparsify. Received: "
                 f"the model '{model.name}' with no such trainable weight"
             )
+        for weight in chosen:
+            structure = getattr(_structured(weight), "structure", None)
+            if structure is not None and not isinstance(structure, Block):
+                raise NotPrunableError(
+                    f"No update keeps the structure of '{weight.path}': `exclude` it. "
+                    f"Received: structure={structure}"
+                )
         return chosen
 
 
@@ -186,18 +174,14 @@ class SET(DynamicSparseTraining):
 
     of them, those of smallest magnitude, and as many of the entries that are then dead become live,
     drawn uniformly. Grown entries start from zero, and so do the moments and averages of grown and
-    dropped ones. As in the RigL paper, an entry that was just dropped may be drawn; it is then as
-    if it had stayed.
+    dropped ones. An entry that was just dropped may be drawn; it is then as if it had stayed.
 
-    Masks that `ExactOrthogonal` drew with a structure keep it. Whole blocks move, by the sums over
-    their entries; with `NByM` entries grow where a group has room. Live blocks
-    (`layers.BlockSparseDense`) move as those of `Block(r, c, regular=True)`: every line of blocks
-    keeps its fan.
+    In masks that `ExactOrthogonal` drew with a `Block` structure, and in layers of live blocks,
+    whole blocks move, by the sums over their entries; regular ones keep the fan of every line.
 
-    Random choices follow from `seed`, the step and the path of the weight, so a run that is resumed
-    from a checkpoint equals one that was not interrupted. `moved` in the logs of an epoch is the
-    fraction of live entries that moved in it. A custom training loop calls `update(step)` before
-    every step: see docs/custom_loops.md. `move` does an update at once, due or not.
+    Random choices follow from `seed`, the step and the path of the weight. `moved` in the logs of
+    an epoch is the fraction of live entries that moved in it. A custom training loop calls
+    `update(step)` before every step: see docs/custom_loops.md. `move` does an update at once.
 
     Args:
         frequency: Optimizer steps between updates. Default: a hundredth of `T_end`, at least 1 and
@@ -212,9 +196,8 @@ class SET(DynamicSparseTraining):
 
     Raises:
         NotPrunableError: When training begins, if a weight has another parametrization than
-            `FixedMask`, or no weight has one or live blocks.
-        WorkerError: On all processes that train one model, if their models or arguments differ
-            before the first step, or their masks after an update.
+            `FixedMask`, or another structure than `Block`; if no weight has one or live blocks.
+        WorkerError: On all processes that train one model, if their masks differ.
         ValueError: An argument out of range; no `end_step` where an epoch's length is not known.
 
     Limits: weights are ranked on the host. With `steps_per_execution` of `k > 1` an update waits
@@ -240,12 +223,11 @@ class SET(DynamicSparseTraining):
     """
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[np.ndarray]:
-        seeds = [derived_seed(self.seed, f"{step}/{weight.path}/grow") for weight in weights]
-        return [
-            random_order(weight.storage.live_places().shape, seed)
-            for weight, seed in zip(weights, seeds, strict=True)
-            if weight.storage is not None
-        ]
+        def scores(weight: PrunableWeight, storage: Any) -> np.ndarray:
+            seed = derived_seed(self.seed, f"{step}/{weight.path}/grow")
+            return random_order(storage.live_places().shape, seed)
+
+        return [scores(weight, weight.storage) for weight in weights]
 
 
 def random_order(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -261,26 +243,23 @@ def random_order(shape: tuple[int, ...], seed: int) -> np.ndarray:
     return (index >> np.uint32(1)).reshape(shape) / 2.0**31
 
 
-def _structure(weight: PrunableWeight) -> Any:
+def _structured(weight: PrunableWeight) -> Any:
     """The initializer that drew the mask, if it has a structure; else `None`."""
-    drawn_by = weight.parametrization.drawn_by
-    if not isinstance(drawn_by, ExactOrthogonal) or drawn_by.structure is None:
-        return None
-    return drawn_by
+    drawn_by = getattr(weight.parametrization, "drawn_by", None)
+    is_structured = isinstance(drawn_by, ExactOrthogonal) and drawn_by.structure is not None
+    return drawn_by if is_structured else None
 
 
-def _moved_entries(
-    weight: PrunableWeight, fraction: float, scores: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
+def _moved_entries(weight: PrunableWeight, fraction: float, scores: Array, rng: Generator) -> Array:
     """The mask after a fraction of it has moved, within the structure it was drawn with."""
     value, mask = weight.finite_raw_value(), weight.parametrization.mask_value()
     count = math.floor(fraction * np.count_nonzero(mask))
-    drawn_by = _structure(weight)
+    drawn_by = _structured(weight)
     if drawn_by is None:
         return drop_and_grow(value, mask, count, scores, rng)
     layout = layout_for(weight, drawn_by)
     canonical = [np.ascontiguousarray(layout.to_canonical(a)) for a in (value, mask, scores)]
-    after = move(drawn_by.structure, canonical[0], canonical[1], count, canonical[2], rng)
+    after = move_blocks(drawn_by.structure, canonical[0], canonical[1], count, canonical[2], rng)
     if np.count_nonzero(after) != np.count_nonzero(mask):
         raise NotPrunableError(
             f"The mask of '{weight.path}' does not have the structure of its initializer: set "
@@ -289,20 +268,113 @@ def _moved_entries(
     return np.ascontiguousarray(layout.from_canonical(after, weight.shape))
 
 
-def _moved_blocks(
-    weight: PrunableWeight, fraction: float, scores: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
+def _moved_blocks(weight: PrunableWeight, fraction: float, scores: Array, rng: Generator) -> Array:
     """Which blocks are live after a fraction of them has moved; see `move_regular`."""
-    storage = weight.storage
-    assert storage is not None
+    storage: Any = weight.storage
     live, magnitudes = storage.live_places(), storage.live_sums()
-    if not np.isfinite(magnitudes).all():
-        wrong = np.count_nonzero(~np.isfinite(magnitudes))
+    if wrong := np.count_nonzero(~np.isfinite(magnitudes)):
         raise NotPrunableError(
             f"The blocks of '{weight.owner.name}' are not finite. "
             f"Received: {wrong} blocks with infinite or NaN entries"
         )
     count = int(fraction * storage.live) // storage.place_size
-    arrays = (array.reshape(-1, *live.shape[-2:]) for array in (magnitudes, live, scores))
-    magnitudes, matrices, scores = arrays
-    return move_regular(magnitudes, matrices, count, scores, rng).reshape(live.shape)
+    arrays = [array.reshape(-1, *live.shape[-2:]) for array in (magnitudes, live, scores)]
+    return move_regular(arrays[0], arrays[1], count, arrays[2], rng).reshape(live.shape)
+
+
+# --- one update of one weight, in NumPy -----------------------------------------------------------
+
+
+def drop_and_grow(value: Array, mask: Array, count: int, scores: Array, rng: Generator) -> Array:
+    """Drops the `count` live entries of smallest magnitude, then grows as many by score.
+
+    >>> value, mask = np.array([3.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False])
+    >>> drop_and_grow(value, mask, 1, np.array([9.0, 1.0, 2.0, 3.0]), np.random.default_rng(0))
+    array([ True, False, False,  True])
+    """
+    result = mask.reshape(-1).copy()
+    result[smallest(value, mask, count, rng)] = False
+    dead = np.flatnonzero(~result)
+    result[dead[largest(scores.reshape(-1)[dead], count, rng)]] = True
+    return result.reshape(mask.shape)
+
+
+def smallest(value: Array, live: Array, count: int, rng: Generator) -> Array:
+    """Flat indices of the `count` live entries of smallest magnitude."""
+    entries = np.flatnonzero(live)
+    return entries[largest(-np.abs(value.reshape(-1)[entries]), count, rng)]
+
+
+def largest(scores: Array, count: int, rng: Generator) -> Array:
+    """Indices of the `count` largest of a vector of scores; which of several equals is drawn.
+
+    A fixed rule for equals would pile up new entries at one end of kernels whose gradients are
+    zero, such as the rows of an embedding that no sample of a batch uses.
+    """
+    if not 0 <= count <= scores.size:
+        raise ValueError(f"`count` must be in [0, {scores.size}]. Received: count={count}")
+    if count == 0:
+        return np.zeros(0, dtype=np.intp)
+    least = np.partition(scores, scores.size - count)[scores.size - count]
+    above = np.flatnonzero(scores > least)
+    equal = np.flatnonzero(scores == least)
+    needed = count - above.size
+    if needed < equal.size:
+        equal = rng.choice(equal, needed, replace=False)
+    return np.concatenate([above, equal])
+
+
+def move_regular(
+    magnitudes: Array, live: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """Drops the `count` smallest live entries of all matrices; every line keeps its fan.
+
+    Among all ways to give inputs and outputs their entries back, one with the largest sum of scores
+    is taken. Arrays are `(matrices, inputs, outputs)`.
+
+    >>> live = np.eye(3, dtype=bool)[None]
+    >>> scores = np.roll(np.eye(3), 1, axis=1)[None]
+    >>> move_regular(live * 1.0, live, 3, scores, np.random.default_rng(0))[0].astype(int).tolist()
+    [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
+    """
+    result = live.copy()
+    result.reshape(-1)[smallest(magnitudes, live, count, rng)] = False
+    for kept, before, score in zip(result, live, scores, strict=True):
+        lost = before & ~kept
+        kept |= matched_by_score(kept, lost.sum(axis=1), lost.sum(axis=0), score, rng)
+    return result
+
+
+def move_blocks(
+    structure: Block, value: Array, mask: Array, count: int, scores: Array, rng: Generator
+) -> Array:
+    """Drops as many whole blocks as `count` entries make, then grows as many by sums of scores.
+
+    All arrays are canonical, `(batch, parts, *taps, inputs, outputs)`; see `KernelLayout`. Regular
+    blocks are summed over taps, too, and keep the fan of every line.
+
+    >>> value = np.array([[[[3.0, 1.0], [2.0, 5.0], [0.0, 0.0]]]])
+    >>> scores = np.arange(6.0).reshape(value.shape)
+    >>> after = move_blocks(Block(1, 2), value, value != 0, 2, scores, np.random.default_rng(0))
+    >>> after[0, 0].astype(int).tolist()
+    [[0, 0], [1, 1], [1, 1]]
+    """
+    rows, cols = structure.rows, structure.cols
+    batch, parts, *taps, inputs, outputs = mask.shape
+    inside = (*(range(2, 2 + len(taps)) if structure.regular else ()), -3, -1)
+
+    def sums(array: Array) -> Array:
+        return np.asarray(to_blocks(array, rows, cols).sum(axis=inside))
+
+    live = np.asarray(to_blocks(mask, rows, cols).any(axis=inside))
+    count = int(count * np.count_nonzero(live) // np.count_nonzero(mask))
+    if not structure.regular:
+        moved = drop_and_grow(sums(np.abs(value)), live, count, sums(scores), rng)
+        return moved.repeat(rows, axis=-2).repeat(cols, axis=-1)
+    matrices = (batch * parts, *live.shape[2:])
+    found = [array.reshape(matrices) for array in (sums(np.abs(value)), live, sums(scores))]
+    moved = move_regular(found[0], found[1], count, found[2], rng).reshape(live.shape)
+    by_block = moved[..., :, None, :, None] & np.ones((rows, 1, cols), dtype=bool)
+    moved = from_blocks(by_block, inputs, outputs)
+    moved = moved.reshape(batch, parts, *(1 for _ in taps), inputs, outputs)
+    return np.broadcast_to(moved, mask.shape).copy()

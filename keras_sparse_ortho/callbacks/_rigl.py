@@ -9,12 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_integer
-from keras_sparse_ortho._data import Batch, BatchSource, samples
+from keras_sparse_ortho._data import BatchSource, samples
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho._workers import Workers
 from keras_sparse_ortho.callbacks._dynamic_sparse_training import DynamicSparseTraining
-from keras_sparse_ortho.kernels import PrunableWeight, Selection
+from keras_sparse_ortho.kernels import DenseGradient, PrunableWeight, Selection
 from keras_sparse_ortho.models import StatelessLoss
 
 
@@ -23,35 +21,30 @@ class RigL(DynamicSparseTraining):
 
     As `SET`, but of the entries that are dead after the drop, those with the largest `|dL/dw_e|`
     become live: the gradient of the dense kernel at the weights before the drop, for one extra
-    batch, or the mean over several. With live blocks `|dL/dw_e|` and `|w_e|` are summed over each
-    block; of the moves that keep the fan of every line, one with the largest sum of scores is
-    taken.
+    batch. With live blocks `|dL/dw_e|` and `|w_e|` are summed over each block; of the moves that
+    keep the fan of every line, one with the largest sum of scores is taken.
 
-    The gradient is of the loss that the model was compiled with, in training mode, with
-    regularization. If several processes train the model it is that of the mean loss over the
-    batches of all of them. Only masks, weights and moments change, no seeds or moving averages. The
-    other arguments are those of `SET`.
+    The gradient is of the compiled loss, in training mode, with regularization; of several
+    processes that of the mean over all their batches. Only masks, weights and moments change, no
+    seeds or moving averages. The other arguments are those of `SET`.
 
     Args:
         data: Where extra batches come from, as `fit` takes it: arrays, `x`, `(x, y)` or `(x, y,
             sample_weight)`, from which `batch_size` samples are drawn; a `keras.utils.PyDataset`;
             or an iterable of batches that can start again: a list, a `tf.data.Dataset`, a torch
             `DataLoader`, or a function that returns a generator. The n-th update takes the n-th
-            batch, or the n-th `batches`.
+            batch.
         batch_size: How many samples to draw from arrays; that of `fit` is a good choice.
         seed: An integer, for drawing samples, and among equal entries.
-        batches: Over how many extra batches the gradient is averaged.
         loss: The loss of a custom training loop: a Keras loss or its name, a function `loss(y_true,
             y_pred)`, or a loss of `torch.nn`. What `add_loss` and regularizers add is part of it.
             Default: the loss of `compile`.
 
     Raises:
-        NotPrunableError, WorkerError: As `SET`.
         ValueError: As `SET`; other data, such as a generator, which cannot start again, or data
             without targets; no loss.
 
-    Limits: those of `SET`. After a step that is skipped for an overflow the repeated update may
-    move entries once more. A data set that shuffles itself gives other batches, and so other masks,
+    Limits: those of `SET`. A data set that shuffles itself gives other batches, and so other masks,
     when a run is resumed. `class_weight` of `fit` is not seen: pass sample weights. With a gradient
     that is not finite the update is skipped, with a warning.
 
@@ -83,14 +76,13 @@ class RigL(DynamicSparseTraining):
         include: Selection = None,
         exclude: Selection = None,
         seed: int = 0,
-        batches: int = 1,
         loss: Any = None,
     ) -> None:
         super().__init__(frequency, fraction, end_step, include, exclude, seed)
-        self.batches = check_integer("batches", batches)
         self._objective = None if loss is None else _objective(loss)
         self._source = BatchSource(data, batch_size, self.seed)
-        self._gradients: DenseGradients | None = None
+        self._kernels: list[DenseGradient] = []
+        self._loss: StatelessLoss | None = None
         self._made_for: list[Any] = []
 
     def prepare(self) -> None:
@@ -103,61 +95,32 @@ class RigL(DynamicSparseTraining):
         pairs = itertools.zip_longest(belongs_to, self._made_for)
         if step is not None and all(one is other for one, other in pairs):
             return
-        self._gradients = DenseGradients(self._watched, self._weights, self._objective)
+        own: list[Any] = [weight.storage for weight in self._weights]
+        self._kernels = [storage.dense_gradient() for storage in own]
+        self._loss = StatelessLoss(
+            self._watched,
+            [variable for kernel in self._kernels for variable in kernel.variables],
+            held=[pair for kernel in self._kernels for pair in kernel.held],
+            objective=self._objective,
+        )
         self._made_for = belongs_to
 
     def growth_scores(self, weights: Sequence[PrunableWeight], step: int) -> list[Any]:
-        """Magnitudes of the dense gradient, summed over each block where blocks are stored."""
-        first = (step // self._every - 1) * self.batches
-        gradients = self._gradient(first)
-        for number in range(first + 1, first + self.batches):  # the sum ranks as the mean does
-            pairs = zip(gradients, self._gradient(number), strict=True)
-            gradients = [one + other for one, other in pairs]
-        return [
-            weight.storage.place_sums(gradient)
-            for weight, gradient in zip(weights, gradients, strict=True)
-            if weight.storage is not None
-        ]
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "batches": self.batches}
-
-    def _gradient(self, number: int) -> list[Any]:
-        """The dense gradients for one extra batch."""
-        assert self._gradients is not None
         # The other workers would wait for the gradient of one that failed.
+        number = step // self._every - 1
         batch = self.workers.together(lambda: self._source.batch(number))
-        return self._gradients(batch, self.workers)
-
-
-class DenseGradients:
-    """The dense gradient `dL/dw_e` of weights, by `dense_gradient` of their storages."""
-
-    def __init__(
-        self,
-        model: Any,
-        weights: Sequence[PrunableWeight],
-        objective: Callable[..., Any] | None = None,
-    ) -> None:
-        self._kernels = [w.storage.dense_gradient() for w in weights if w.storage is not None]
-        self._loss = StatelessLoss(
-            model,
-            [variable for kernel in self._kernels for variable in kernel.variables],
-            held=[pair for kernel in self._kernels for pair in kernel.held],
-            objective=objective,
-        )
-
-    def __call__(self, batch: Batch, workers: Workers) -> list[np.ndarray]:
-        """The gradient of the mean loss over the batches of all workers, of which this is one."""
-        shared = workers.batch(batch)
+        shared = self.workers.batch(batch)
 
         def gradients() -> list[np.ndarray]:
+            assert self._loss is not None
             values = [value for kernel in self._kernels for value in kernel.values()]
             return [to_numpy(g) for g in self._loss.gradient_tensors(values, *shared)]
 
-        found = iter(workers.mean(workers.together(gradients), samples(batch)))
+        found = iter(self.workers.mean(self.workers.together(gradients), samples(batch)))
+        own: list[Any] = [weight.storage for weight in weights]
         return [
-            kernel.collect(*(next(found) for _ in kernel.variables)) for kernel in self._kernels
+            storage.place_sums(kernel.collect(*(next(found) for _ in kernel.variables)))
+            for storage, kernel in zip(own, self._kernels, strict=True)
         ]
 
 

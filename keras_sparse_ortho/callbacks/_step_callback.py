@@ -1,4 +1,4 @@
-"""`StepCallback`, the base of callbacks that act at certain steps, and `CheckWorkers`."""
+"""`StepCallback`, the base of callbacks that act at certain steps."""
 
 import warnings
 import weakref
@@ -6,31 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import keras
+import numpy as np
 
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._keras_internals import (
     applied_batches,
     build_restored_optimizer,
-    counter_of_batches,
     is_torch_optimizer,
     level_of_user,
     log_first,
     trains,
 )
 from keras_sparse_ortho._values import assign
-from keras_sparse_ortho._workers import Workers, workers_of
-from keras_sparse_ortho.models import mask_facts, structure_facts, value_facts
+from keras_sparse_ortho._workers import Workers, digest_of, workers_of
+from keras_sparse_ortho.models import prunable_weights
 
 T = TypeVar("T")
-
-
-_WAYS = (
-    "Build the optimizer before weights are loaded, "
-    "`model.optimizer.build(model.trainable_variables)`, so that its state is loaded, too; load "
-    "the whole model with `keras.models.load_model`; or, if it was compiled again on purpose, set "
-    "the optimizer's step to that of the run"
-)
-_RESTART = "To start a new run call `fit` without `initial_epoch`. "
 
 
 class Logging(keras.callbacks.Callback):
@@ -61,24 +52,26 @@ class StepCallback(Logging):
     equals one that was not interrupted, counted on from the start of the epoch: on JAX the
     optimizer's variables are not up to date while `fit` runs. Read variables in `on_run_begin`: in
     `prepare` a later callback may have yet to restore them. A custom training loop calls `update`,
-    which begins the run at its first call. Processes that train one model compare model, callbacks
-    and masks before the first step, and after every change that goes through `change_masks`.
+    which begins the run at its first call. Processes that train one model compare kernels before
+    the first step, and masks then and after every change that goes through `change_masks`.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self._reset(None)
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self._reset(model)
+
+    def _reset(self, model: Any) -> None:
         # `self.model` itself: on JAX reading it brings all variables up to date.
-        self._watched: Any = None
+        self._watched = model
         self._workers: Workers | None = None
-        self._prepared = False
-        self._run_begun = False
-        self._epoch_start = 0
-        self._accumulated = 1
+        self._prepared = self._run_begun = False
+        self._epoch_start, self._accumulated = 0, 1
         self._must_read = False
-        # Batches of the run before its first epoch that the optimizer has not counted.
-        self._lost_batches = 0
-        # Whether `fit` runs one epoch only.
-        self._one_epoch = False
+        self._one_epoch = False  # whether `fit` runs one epoch only
         # In a custom training loop: its last step, its optimizer, and what trained weights were.
         self._loop_step: int | None = None
         self._loop_optimizer: Any = None
@@ -100,7 +93,7 @@ class StepCallback(Logging):
         return getattr(self._watched, "optimizer", None)
 
     def update(self, step: int, optimizer: Any = None) -> bool:
-        """Does what is due before a step of a custom training loop.
+        """Does what is due before a step of a custom training loop; whether anything was.
 
         Call `set_model(model)` first, then this before every step, and once more after the last.
         The model need not be compiled; in a stateless loop on JAX call `update_stateless`.
@@ -109,9 +102,6 @@ class StepCallback(Logging):
             step: int. The steps made so far in all epochs: 0 before the first.
             optimizer: A Keras optimizer or one of `torch.optim`, whose moments of entries that are
                 dropped or grown are reset. Default: that of the last call, or `model.optimizer`.
-
-        Returns:
-            Whether anything was due.
 
         Raises:
             ValueError: A step before that of the last call; an optimizer of another model.
@@ -122,7 +112,7 @@ class StepCallback(Logging):
     def update_stateless(
         self, step: int, state: Sequence[Any], optimizer: Any = None
     ) -> Sequence[Any]:
-        """As `update`, for a stateless loop on JAX.
+        """As `update`, for a stateless loop on JAX; returns the state for the next step.
 
         Where something is due, it writes the values of `state` to the model and the optimizer,
         updates them, and returns the new values; elsewhere `state` itself.
@@ -134,9 +124,6 @@ class StepCallback(Logging):
                 first call they may be the variables. More elements, such as those of metrics, are
                 returned as they are.
             optimizer: The Keras optimizer of the third list. Default: as for `update`.
-
-        Returns:
-            The state for the next step.
 
         Raises:
             ValueError: As `update`; a state that does not fit the model.
@@ -171,14 +158,11 @@ class StepCallback(Logging):
     def prepare(self) -> None:
         """To be overridden: called when training begins; an error is raised on all workers."""
 
-    def settings(self) -> dict[str, Any]:
-        """To be overridden: arguments that must be the same on all workers."""
-        return {}
-
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self.workers.count > 1:
-            facts = {"callback": type(self).__name__, **structure_facts(self._watched)}
-            self.workers.compare("when training begins", facts)
+            weights = prunable_weights(self._watched)
+            kinds = {w.path: f"{type(w.storage).__name__} {w.shape}" for w in weights}
+            self.workers.compare("when training begins", kinds)
         build_restored_optimizer(self._watched)
         self.workers.together(self.prepare)
         self._prepared = True
@@ -188,9 +172,13 @@ class StepCallback(Logging):
         """Changes masks on all workers; WorkerError if that fails on one, or results differ."""
         self.sync()
         result = self.workers.together(change)
-        if self.workers.count > 1:
-            self.workers.compare(f"after the update at step {step}", mask_facts(self._watched))
+        self._compare_masks(f"after the update at step {step}")
         return result
+
+    def _compare_masks(self, when: str) -> None:
+        if self.workers.count > 1:
+            weights = prunable_weights(self._watched)
+            self.workers.compare(when, {w.path: digest_of(np.packbits(w.mask)) for w in weights})
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         """To be overridden: called before the first epoch, when all state has been restored.
@@ -210,15 +198,6 @@ class StepCallback(Logging):
     def _add_to(self, logs: dict[str, Any] | None) -> None:
         self.sync()
         super()._add_to(logs)
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        self._watched = model
-        self._workers = None
-        self._prepared = self._run_begun = False
-        self._loop_step = self._loop_optimizer = None
-        self._one_epoch, self._may_warn = False, True
-        self._weights_before = lambda: None
 
     def warn_of_single_epochs(self, found: str) -> None:
         """Warns of a `fit` of one epoch that finds the schedule of the one before at its end."""
@@ -295,13 +274,12 @@ class StepCallback(Logging):
                 "would start again: count on from the steps made before, over all epochs and "
                 f"after a restart. Received: step={step}, {found}"
             )
-        optimizer, lost = self._watched.optimizer, self._lost_batches
-        seen, accumulated = applied_batches(optimizer)
-        value = lost + seen if lost else ("step" if accumulated == 1 else "batches")
-        way = f"`model.optimizer.{counter_of_batches(optimizer)}.assign({value})`"
+        restart = "To start a new run call `fit` without `initial_epoch`. " if can_begin else ""
         return ValueError(
             f"{type(self).__name__} follows the steps of the optimizer, and these were lost: its "
-            f"schedule would start again. {_WAYS}, {way}. {_RESTART if can_begin else ''}"
+            "schedule would start again. Build the optimizer before weights are loaded, "
+            "`model.optimizer.build(model.trainable_variables)`, so that its state is loaded, too; "
+            f"or load the whole model with `keras.models.load_model`. {restart}"
             f"Received: the optimizer at step {step}, {found}"
         )
 
@@ -315,7 +293,6 @@ class StepCallback(Logging):
         if batches:
             # Whole epochs: with checkpoints of single batches Keras begins an epoch once more.
             seen = (seen // batches - epoch) * batches
-        self._lost_batches = max(0, -seen)
         self._begin(step, seen // accumulated, accumulated)
 
     def _begin(self, step: int, start: int, accumulated: int = 1) -> None:
@@ -323,10 +300,7 @@ class StepCallback(Logging):
         steps = epochs * batches // accumulated if epochs and batches else None
         self._run_begun = True
         self.workers.together(lambda: self.on_run_begin(step, start, steps))
-        if self.workers.count > 1:
-            begin = {"callback": type(self).__name__, "start": start, "steps": steps}
-            facts = {name: repr(value) for name, value in {**begin, **self.settings()}.items()}
-            self.workers.compare("before training", {**facts, **value_facts(self._watched)})
+        self._compare_masks("before training")
 
     def _update(self, step: int, optimizer: Any, write: Callable[[], None]) -> bool:
         """`update`; `write` brings the model up to date."""
@@ -404,34 +378,3 @@ class StepCallback(Logging):
 def run_position(step: int, start: int, in_steps: bool) -> int:
     """The step at which a schedule begins; one in fractions makes up for updates that are lost."""
     return step if in_steps else step - min(start, 0)
-
-
-class CheckWorkers(StepCallback):
-    """Compares the models of all processes that train together, at the start and every epoch.
-
-    Each process of `tf.distribute.MultiWorkerMirroredStrategy`, of JAX under `keras.distribution`
-    or of `torch.distributed` makes the model by itself. If one of them has other seeds, masks or
-    weights, training silently gives a meaningless model. This compares digests of structure, masks,
-    trained weights and layouts, and stops all processes where they differ. `RigL`, `SET`,
-    `UpdateMasks` and `TargetDensity` compare masks by themselves. With one process it does nothing.
-
-    Raises:
-        WorkerError: What differs, on every process.
-
-    Limits: every process must have this callback: comparing waits for all. Moving averages and the
-    states of random generators are compared on JAX only: elsewhere each process may have its own.
-
-    Example:
-
-    >>> import keras, numpy as np
-    >>> import keras_sparse_ortho as kso
-    >>> model = kso.sparsify(keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]), 0.25)
-    >>> model.compile("sgd", "mse")
-    >>> history = model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0,
-    ...                     callbacks=[kso.callbacks.CheckWorkers()])
-    """
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self.workers.count > 1:
-            self.sync()
-            self.workers.compare(f"after epoch {epoch + 1}", value_facts(self._watched))

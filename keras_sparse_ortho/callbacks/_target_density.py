@@ -1,41 +1,37 @@
 """`TargetDensity`, and `ThresholdSteering`, its part that tf_keras shares."""
 
+import dataclasses
+import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_sparse_ortho._checks import (
-    check_density,
-    check_integer,
-    check_number,
-)
+from keras_sparse_ortho._checks import check_density, check_integer, check_number
 from keras_sparse_ortho._keras_internals import level_of_user
 from keras_sparse_ortho._optimizer_slots import zero_slots
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.budgets import erk
 from keras_sparse_ortho.callbacks._density_run import DensityRun
 from keras_sparse_ortho.callbacks._step_callback import run_position
-from keras_sparse_ortho.callbacks._threshold_cut import Cut, entries_of, floored_cut, floors_of
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import density_gap
-from keras_sparse_ortho.orthogonal import live_count
+from keras_sparse_ortho.orthogonal import largest_masks, live_count
 from keras_sparse_ortho.parametrizations import LearntThreshold
 from keras_sparse_ortho.schedules import Constant, Cubic, Schedule
 
+_LARGEST = np.finfo(np.float64).max
 DEFAULT_FLOOR = 0.3
 """The least count of each layer, as a share of its ERK count."""
 
 
 class ThresholdSteering:
-    """Sets the common offset of the thresholds of a model to the density of a schedule.
+    """`TargetDensity` without an optimizer or a callback.
 
-    For `round(d(t) * size)` live entries the offset is put between the critical offsets of this
-    rank and of the next, over all thresholds but those at their floor. It needs no optimizer or
-    callback: call `begin` (or `take`, and `resolve` once the length of the run is known), then
-    `steer` before each step that `is_due`, and once more after the last one. The arguments are
-    those of `TargetDensity`.
+    Call `begin` (or `take`, and `resolve` once the length of the run is known), then `steer` before
+    each step that `is_due`, and once more after the last one.
     """
 
     def __init__(
@@ -50,13 +46,13 @@ class ThresholdSteering:
         if not 0 <= self.floor <= 1:
             raise ValueError(f"`floor` must be in [0, 1]. Received: floor={floor!r}")
         self.density = check_density(density)
-        self.schedule = None if schedule is None else schedule.with_density(self.density)
         self.frequency = None if frequency is None else check_integer("frequency", frequency)
         self.freeze = freeze
-        self._plan = self.schedule or Cubic(self.density, frequency=self.frequency)
+        self.needs_length = schedule is None
+        self.schedule = (schedule or Cubic(1.0, frequency=self.frequency)).with_density(density)
+        self._plan = self.schedule
         self._thresholds: list[Any] = []
         self._all_frozen = False
-        self._warned_of_unreachable = False
         self._warned_of: set[str] = set()
 
     def begin(self, thresholds: Sequence[Any], epochs: int | None, steps: int | None) -> None:
@@ -73,24 +69,21 @@ class ThresholdSteering:
                 f"Received: a model with thresholds on both, {counted}"
             )
         self._thresholds = list(thresholds)
-        self._warned_of_unreachable = False  # of these
         self._warned_of = set()
 
     def resolve(self, steps: int | None, start: int = 0) -> None:
         """Resolves the schedule for a run; ValueError for one of unknown length without steps."""
-        if self.schedule is None and steps is None:
+        if self.needs_length and steps is None:
             raise ValueError(
                 "TargetDensity needs a `schedule` if the number of steps is not known before "
                 f"training. Received: schedule=None, {steps=}"
             )
-        schedule = self.schedule or Cubic(self.density, frequency=self.frequency)
-        self._plan = schedule.resolved(steps, start)
+        self._plan = self.schedule.resolved(steps, start)
         # Kept, as `is_due` is called in every step, when JAX' variables may not be up to date.
         self._all_frozen = not self.thresholds
 
     @property
     def end_step(self) -> int | None:
-        """The step at which the schedule ends, in this run."""
         end = self._plan.end_step
         return None if end is None else int(end)
 
@@ -138,40 +131,36 @@ class ThresholdSteering:
         return [(threshold, threshold.freeze(mask)) for threshold, mask in pairs] if freeze else []
 
     def has_ended(self, step: int) -> bool:
-        """Whether the schedule has come to its end."""
         end = self._plan.end_step
         return end is not None and step >= end
 
-    def _warn(self, found: Cut, thresholds: Sequence[Any], count: int) -> None:
-        if found.unreachable > count and not self._warned_of_unreachable:
-            self._warned_of_unreachable = True
-            warnings.warn(
+    def _warn(self, found: "Cut", thresholds: Sequence[Any], count: int) -> None:
+        if found.unreachable > count:
+            self._tell(
+                ["unreachable"],
                 "More entries than may stay live are larger than any threshold of this `g`; use "
-                "g='exp' or 'softplus'. "
-                f"Received: {found.unreachable} such entries, {count} to keep",
-                stacklevel=3,
+                "g='exp' or 'softplus'",
+                f"{found.unreachable} such entries, {count} to keep",
             )
-        pairs = zip(thresholds, found.masks, strict=True)
-        paths = [threshold.weight.path for threshold, mask in pairs if not mask.any()]
-        held = [thresholds[k].weight.path for k in found.held]
         self._tell(
-            held,
+            [thresholds[k].weight.path for k in found.held],
             f"TargetDensity holds weights at their floor, {self.floor:g} of their ERK count: their "
             "magnitudes are small compared with the other weights. `floor` changes that",
         )
+        pairs = zip(thresholds, found.masks, strict=True)
         self._tell(
-            paths,
+            [threshold.weight.path for threshold, mask in pairs if not mask.any()],
             "TargetDensity leaves weights without a live entry: their magnitudes are small "
             "compared with the other weights. A model that needs them may be at chance, at "
             "whatever density. `exclude` them from `parametrize`, or ask for a higher density",
         )
 
-    def _tell(self, paths: list[str], what: str) -> None:
+    def _tell(self, found: list[str], what: str, received: str = "") -> None:
         """Warns of weights, once of each."""
-        fresh = [path for path in paths if path not in self._warned_of]
-        self._warned_of.update(fresh)
+        fresh = [one for one in found if one not in self._warned_of]
+        self._warned_of.update(found)
         if fresh:
-            warnings.warn(f"{what}. Received: {fresh}", stacklevel=4)
+            warnings.warn(f"{what}. Received: {received or fresh}", stacklevel=level_of_user())
 
 
 class TargetDensity(DensityRun):
@@ -182,9 +171,9 @@ class TargetDensity(DensityRun):
     `g^-1(|w|) - s_l`, so an offset between the k-th and the next largest critical offset of the
     whole model leaves exactly `k` entries live. At every step of the schedule the offset is set for
     `k = round(d(t) * size)`. At its end the live entries are fixed (`freeze`): `w` becomes `w_e`,
-    thresholds become 0 and dead entries get no gradient any more. What is due at the last step of a
-    run is done when it ends. The logs of `fit` get `density` and `threshold`. A custom training
-    loop calls `update(step)` before every step: see docs/custom_loops.md.
+    thresholds become 0 and dead entries get no gradient any more. The logs of `fit` get `density`
+    and `threshold`. A custom training loop calls `update(step)` before every step: see
+    docs/custom_loops.md.
 
     Args:
         density: Global live fraction in the end, in (0, 1].
@@ -199,13 +188,11 @@ class TargetDensity(DensityRun):
             an offset of its own, and the others share what is left: the total stays exact.
 
     Raises:
-        DensityError: A density outside (0, 1].
         NotPrunableError: When training begins, if no weight has a learnt threshold, or some are on
             ranks and others are not.
-        WorkerError: On all processes, if their models differ before the first step, or their live
-            entries after an update.
-        ValueError: A `floor` outside [0, 1]. When training begins: no schedule for data of unknown
-            length; a schedule that would start again, as the optimizer has lost its steps.
+        WorkerError: On all processes that train one model, if their live entries differ.
+        ValueError: When training begins: no schedule for data of unknown length; a schedule that
+            would start again, as the optimizer has lost its steps.
 
     Warns:
         DensityWarning: When training has ended, and the weights are not at `density`: the run was
@@ -260,12 +247,12 @@ class TargetDensity(DensityRun):
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
         self.sync()
         schedule = self._steering.schedule
-        in_steps = schedule is not None and schedule.is_resolved
+        in_steps = schedule.is_resolved
         gap = density_gap(self._own)
         steered = any(to_numpy(threshold.offset).item() for threshold in self._own)
         if gap is not None and steered and not run_position(step, start, in_steps):
             raise self.restart_error(step, f"and thresholds that were steered to {gap}")
-        if steps is None and schedule is None and self.in_loop:
+        if steps is None and self._steering.needs_length and self.in_loop:
             self._fall_at_once()
         self._steering.resolve(steps, start)
         end = self._steering.end_step
@@ -283,6 +270,7 @@ class TargetDensity(DensityRun):
             stacklevel=level_of_user(),
         )
         self._steering.schedule = Constant(self.density, frequency=self._steering.frequency)
+        self._steering.needs_length = False
 
     def is_due(self, step: int, executed: int) -> bool:
         return self._steering.is_due(step, executed)
@@ -308,6 +296,120 @@ class TargetDensity(DensityRun):
 
         self.change_masks(step, steer)
 
-    def settings(self) -> dict[str, Any]:
-        names = ("density", "frequency", "freeze", "floor")
-        return {name: getattr(self._steering, name) for name in names}
+
+# --- which offset leaves exactly `count` entries live ---------------------------------------------
+#
+# An entry is live while the common offset of all thresholds is below its critical offset. A weight
+# that would keep fewer entries than its floor gets its own offset, which leaves exactly its floor;
+# the others share what is left.
+
+
+class Entries(NamedTuple):
+    """Critical offsets and scales of the entries of one weight, in one shape."""
+
+    critical: np.ndarray
+    scales: np.ndarray
+
+
+def entries_of(threshold: Any) -> Entries:
+    """The entries of a threshold; NotPrunableError if they are not finite."""
+    found = Entries(threshold.critical_offsets(), threshold.scales())
+    wrong = np.isnan(found.critical) | ~np.isfinite(found.scales)
+    if wrong.any():
+        raise NotPrunableError(
+            f"The weight '{threshold.weight.path}' is not finite, or its threshold is not. "
+            f"Received: {np.count_nonzero(wrong)} infinite or NaN values"
+        )
+    return found
+
+
+def floors_of(
+    thresholds: Sequence[Any], sizes: Sequence[int], density: float, share: float
+) -> list[int]:
+    """The floor of each weight: `share` of its ERK count (of `density * rank` for ranks).
+
+    Where that leaves too little for all, it is what dies at once; where that does, there is none.
+    """
+    units = [getattr(threshold, "dies_at_once", 1) for threshold in thresholds]
+    count = live_count(density, sum(sizes))
+    if not share or sum(units) > count:
+        return [0] * len(units)
+    wanted = [density * size for size in sizes]
+    if thresholds[0].counted == "entries":
+        budget = erk([t.weight for t in thresholds], density, orthogonal=False)
+        wanted = [float(budget.counts[t.weight.path]) for t in thresholds]
+    pairs = zip(wanted, units, strict=True)
+    floors = [max(math.ceil(share * one / unit - 1e-9), 1) * unit for one, unit in pairs]
+    return floors if sum(floors) <= count else units
+
+
+@dataclasses.dataclass
+class Cut:
+    """The live entries of several weights, and the offset of the threshold of each."""
+
+    masks: list[np.ndarray]
+    offsets: list[float]
+    unreachable: int  # entries that no offset kills, if these are more than may live; else 0
+    held: list[int] = dataclasses.field(default_factory=list)  # the weights at their floor
+
+
+def floored_cut(entries: Sequence[Entries], count: int, floors: Sequence[int]) -> Cut:
+    """The `count` entries of largest critical offset, with so many of each weight at least.
+
+    As fewer remain for the others, more of them may come to their floor, and none leaves it.
+    """
+    # An entry that is 0 cannot live.
+    can_live = [int(np.count_nonzero(one.critical > -np.inf)) for one in entries]
+    bounds = [min(pair) for pair in zip(floors, can_live, strict=True)]
+    free, held = list(range(len(entries))), list[int]()
+    while True:
+        found = cut([entries[k] for k in free], count - sum(bounds[k] for k in held))
+        shares = zip(free, found.masks, strict=True)
+        low = [k for k, mask in shares if np.count_nonzero(mask) < bounds[k]]
+        if not low:
+            break
+        held += low
+        free = [k for k in free if k not in low]
+    held.sort()
+    parts = [(free, found), *(([k], cut([entries[k]], bounds[k])) for k in held)]
+    masks = {k: m for places, part in parts for k, m in zip(places, part.masks, strict=True)}
+    offsets = {k: o for places, part in parts for k, o in zip(places, part.offsets, strict=True)}
+    unreachable = sum(part.unreachable for _, part in parts)
+    order = range(len(entries))
+    return Cut([masks[k] for k in order], [offsets[k] for k in order], unreachable, held)
+
+
+def cut(entries: Sequence[Entries], count: int) -> Cut:
+    """The `count` entries of largest critical offset, ties to the first weight and flat index.
+
+    Entries that no offset kills are ranked by their scale.
+    """
+    critical = [one.critical for one in entries]
+    unreachable = sum(int(np.count_nonzero(np.isposinf(one))) for one in critical)
+    unreachable = unreachable if unreachable > count else 0
+    ranked = [np.clip(one, -_LARGEST, _LARGEST) for one in critical]
+    if unreachable:
+        ranked = [np.where(np.isposinf(one.critical), one.scales, -1.0) for one in entries]
+    masks = largest_masks(ranked, count)
+    pairs = list(zip(critical, masks, strict=True))
+    below = max((one[~mask].max(initial=-np.inf) for one, mask in pairs), default=-np.inf)
+    above = min((one[mask].min(initial=np.inf) for one, mask in pairs), default=np.inf)
+    offset = _between(critical, float(below), float(above), all(mask.all() for mask in masks))
+    return Cut(masks, [offset] * len(masks), unreachable)
+
+
+def _between(critical: list[np.ndarray], below: float, above: float, all_live: bool) -> float:
+    """An offset between those of the dead and of the live entries, as nearly as there is one."""
+    if all_live:
+        least = min((one[one > -np.inf].min(initial=np.inf) for one in critical), default=0.0)
+        return min(_finite(least), 0.0) - 1.0
+    if below == np.inf:  # no offset kills this many
+        largest = max(one[one < np.inf].max(initial=-np.inf) for one in critical)
+        return max(_finite(largest), 0.0) + 1.0
+    if below == -np.inf:  # all others are exactly 0
+        return _finite(above) - 1.0
+    return (below + above) / 2 if np.isfinite(above) else below + 1.0
+
+
+def _finite(value: float) -> float:
+    return float(value) if np.isfinite(value) else 0.0

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,15 +13,7 @@ from keras_sparse_ortho._keras_internals import computes_its_graph
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.models import (
-    Depthwise,
-    Linear,
-    Normalization,
-    Tied,
-    check_built,
-    graph_channels,
-    strip,
-)
+from keras_sparse_ortho.models import Linear, Tied, check_built, graph_channels, strip
 from keras_sparse_ortho.orthogonal import Block, best_regular, live_count
 
 _SWEEPS = 3  # over all groups of channels
@@ -40,10 +32,9 @@ def reorder_channels(
 
         W_1' = W_1[:, p],  b_1' = b_1[p],  W_2' = W_2[p, :].
 
-    For these kernels the order and the regular blocks `M` of the density are chosen in turn, so
-    that `sum_k |M_k * W_k'|^2 / |W_k|^2` rises: the best blocks for an order, and the best order
-    for these blocks, which is a linear assignment. `prune` with the same blocks comes next; it
-    drops less.
+    Order and regular blocks `M` of the density are chosen in turn, so that
+    `sum_k |M_k * W_k'|^2 / |W_k|^2` rises: the best blocks for an order, and the best order for
+    these blocks, a linear assignment. `prune` with the same blocks, which comes next, drops less.
 
     Channels that are added (residual connections) get one order. Those of the inputs and outputs
     of the model stay as they are, and so do those that a layer reads or writes whose channels are
@@ -101,8 +92,7 @@ def reorder_channels(
     return plain
 
 
-@dataclasses.dataclass(frozen=True)
-class _Use:
+class _Use(NamedTuple):
     """A variable along whose axis the channels of a group stand; whether it is a kernel of them."""
 
     group: int
@@ -124,29 +114,27 @@ def _free_uses(model: Any) -> Iterator[_Use]:
     fixed = {id(tensor) for tensor in (*model.inputs, *model.outputs)}
     found: list[tuple[int, Any, int, bool]] = []
     for call in calls:
-        rule, tensors = call.rule, (*call.inputs, *call.outputs)
-        one_by_one = False
-        if isinstance(rule, Linear | Depthwise):
-            one_by_one = isinstance(rule, Depthwise) and rule.kernel.shape[-1] == 1
-            fixed |= {call.outputs[0]} if rule.mixes else set()
-            if rule.layer.use_bias:
-                found.append((call.outputs[0], rule.layer.bias, -1, False))
-        if isinstance(rule, Linear):
-            found.append((call.inputs[0], rule.layer.kernel, -2, True))
-            found.append((call.outputs[0], rule.layer.kernel, -1, True))
-        elif isinstance(rule, Tied) or one_by_one:
+        rule, layer, tensors = call.rule, call.layer, (*call.inputs, *call.outputs)
+        if isinstance(rule, Linear) and rule.depthwise is None:
+            fixed |= {*call.outputs} if rule.mixes else set()
+            found.append((call.inputs[0], layer.kernel, -2, True))
+            found.append((call.outputs[0], layer.kernel, -1, True))
+            found += [(call.outputs[0], layer.bias, -1, False)] if layer.use_bias else []
+        elif isinstance(rule, Tied) and rule.is_one_by_one(len(call.inputs)):
             for key in tensors[1:]:
                 group[root(key)] = root(tensors[0])
-            if isinstance(rule, Normalization):
-                found += [(tensors[0], variable, -1, False) for variable in rule.layer.weights]
-            elif one_by_one:
-                found.append((tensors[0], rule.layer.kernel, -2, False))
+            for variable in layer.weights:  # of depthwise layers a kernel (*taps, channels, 1)
+                axis = -1 if len(variable.shape) == 1 else -2
+                found.append((tensors[0], variable, axis, False))
         else:
             fixed |= set(tensors)
     roots = {root(key) for key in sorted(fixed)}
     for key, variable, axis, kernel in found:
         if root(key) not in roots and sizes[key] > 1:
             yield _Use(root(key), variable, axis, kernel)
+
+
+_Part = tuple[np.ndarray, tuple[int, ...], int]  # energies, shape of the kernel, axis
 
 
 class _Kernels:
@@ -170,11 +158,10 @@ class _Kernels:
 
     def improve(self, group: int) -> bool:
         """Another order of a group, if one is found in which the blocks catch more."""
-        members = [use for use in self._uses if use.group == group and use.kernel]
-        parts = [part for use in members if (part := self._energies(use)) is not None]
+        parts = self._energies(group)
         if not parts:
             return False
-        given, before = self.orders[group], self._caught(members)
+        given, before = self.orders[group], self._caught(parts)
         slots = self._slots(len(given))
         firsts = np.searchsorted(slots, np.arange(slots[-1] + 1))
         lines = np.concatenate([line for line, _, _ in parts])
@@ -190,28 +177,31 @@ class _Kernels:
             order = np.argsort(linear_sum_assignment(-gain[:, slots])[1])
         self.orders[group] = given[best]
         # Both axes of a kernel may belong to one group: only the new kernels tell.
-        if self._caught(members) > before + _LEAST_GAIN:
+        if self._caught(self._energies(group)) > before + _LEAST_GAIN:
             return True
         self.orders[group] = given
         return False
 
-    def _caught(self, members: list[_Use]) -> float:
+    def _caught(self, parts: list[_Part]) -> float:
         """The energy in the best blocks of kernels in the present orders, each relative to all."""
-        parts = [part for use in members if (part := self._energies(use)) is not None]
         return sum(float(line[self._blocks(line, at, axis)].sum()) for line, at, axis in parts)
 
-    def _energies(self, use: _Use) -> tuple[np.ndarray, tuple[int, int], int] | None:
-        """Energy by blocks of the other axis and channels of the group, of a kernel with a say."""
-        value = self._ordered(use.variable).astype(np.float64)
-        energy = np.square(value).reshape(-1, *value.shape[-2:]).sum(axis=0)
-        shape = energy.shape
-        if not energy.any() or self._count(shape) is None:
-            return None
-        by_channel = energy if use.axis == -1 else energy.T
-        other = self._slots(len(by_channel))
-        lines = np.zeros((other[-1] + 1, by_channel.shape[1]))
-        np.add.at(lines, other, by_channel)
-        return lines / energy.sum(), shape, use.axis
+    def _energies(self, group: int) -> list[_Part]:
+        """Energy by blocks of the other axis and channels of the group, of kernels with a say."""
+        found = []
+        for use in self._uses:
+            if use.group != group or not use.kernel:
+                continue
+            value = self._ordered(use.variable).astype(np.float64)
+            energy = np.square(value).reshape(-1, *value.shape[-2:]).sum(axis=0)
+            if not energy.any() or self._count(energy.shape) is None:
+                continue
+            by_channel = energy if use.axis == -1 else energy.T
+            other = self._slots(len(by_channel))
+            lines = np.zeros((other[-1] + 1, by_channel.shape[1]))
+            np.add.at(lines, other, by_channel)
+            found.append((lines / energy.sum(), energy.shape, use.axis))
+        return found
 
     def _slots(self, side: int) -> np.ndarray:
         """The block in which each entry of a side stands; what is over makes the last shorter."""

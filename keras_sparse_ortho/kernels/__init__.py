@@ -6,7 +6,6 @@ from keras_sparse_ortho.kernels._kernel_layouts import is_table as is_table
 from keras_sparse_ortho.kernels._kernel_layouts import kernel_layouts
 from keras_sparse_ortho.kernels._storage import DenseGradient as DenseGradient
 from keras_sparse_ortho.kernels._storage import PrunableWeight
-from keras_sparse_ortho.kernels._storage import RepeatedLayer as RepeatedLayer
 from keras_sparse_ortho.kernels._storage import Storage as Storage
 from keras_sparse_ortho.kernels._storage import derived_seed as derived_seed
 from keras_sparse_ortho.kernels._storage import (

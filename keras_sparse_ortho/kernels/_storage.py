@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras
@@ -159,26 +159,6 @@ class SparseLayer(Protocol):
 
     def to_dense_layer(self) -> Any:
         """The plain layer, built, with the effective weights; a wrapper gives up the one inside."""
-
-
-class RepeatedLayer(abc.ABC):
-    """A layer that computes one layer many times, each time with its own weights."""
-
-    layer: Any
-    """The layer that is repeated."""
-    weights: list[Any]
-
-    @abc.abstractmethod
-    def like(self, layer: Any) -> Any:
-        """The same of another layer, not built."""
-
-    @abc.abstractmethod
-    def to_plain_stack(self) -> Any:
-        """The same of plain layers, built, where the layers hold live blocks."""
-
-    @abc.abstractmethod
-    def unrolled(self, values: Iterable[tuple[Any, Any]] = ()) -> Any:
-        """A model of all the layers, with other `values` of some weights."""
 
 
 def is_sparse_layer(layer: Any) -> bool:

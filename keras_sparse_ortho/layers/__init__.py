@@ -1,23 +1,20 @@
 """Layers: `PrunableLayer`, which lets any Keras layer use effective weights; live blocks."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.layers._activations import is_elementwise
 from keras_sparse_ortho.layers._block_grid import LARGEST, BlockGrid, check_block, check_mask
 from keras_sparse_ortho.layers._block_layer_like import (
     block_layer_like,
-    plain_layer,
     why_no_block_form,
 )
-from keras_sparse_ortho.layers._block_sparse_conv import (
+from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv,
     BlockSparseConv1D,
     BlockSparseConv2D,
     BlockSparseConv3D,
-)
-from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseDense,
     BlockSparseEinsumDense,
     axes_of,
+    is_elementwise,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, constant
 from keras_sparse_ortho.layers._block_sparse_rnn import (
@@ -27,7 +24,7 @@ from keras_sparse_ortho.layers._block_sparse_rnn import (
 )
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
-from keras_sparse_ortho.layers._wrappable import variable_dtype
+from keras_sparse_ortho.layers._wrapped_layer import plain_layer, variable_dtype
 
 # Public; the other names above are for the other rooms.
 __all__ = [

@@ -8,18 +8,15 @@ import keras
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
-from keras_sparse_ortho.kernels import RepeatedLayer, is_sparse_layer, storages_of
-from keras_sparse_ortho.layers._block_sparse_conv import (
+from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv1D,
     BlockSparseConv2D,
     BlockSparseConv3D,
-)
-from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseDense,
     BlockSparseEinsumDense,
     letters_of,
 )
-from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer, why_no_function
 from keras_sparse_ortho.layers._block_sparse_rnn import (
     CELLS,
     recurrent_like,
@@ -54,7 +51,7 @@ def block_layer_like(
     mask)`.
 
     Args:
-        layer: A Dense, EinsumDense, Conv1D, 2D or 3D, LSTM or GRU of Keras, or a `RepeatedLayer`.
+        layer: A Dense, EinsumDense, Conv1D, 2D or 3D, LSTM or GRU of Keras.
         density: Live fraction. Of an LSTM or GRU by name, `{"recurrent_kernel": 0.1}`, where not
             both kernels are to be on blocks, or not with the same density.
         block: `(r, c)`, or one integer for both; by name as well.
@@ -75,9 +72,6 @@ def block_layer_like(
         sizes = {name: (_named(density, name), _named(block, name)) for name in names}
         return recurrent_like(layer, sizes, seed)
     density, block = _named(density, "kernel"), _named(block, "kernel")
-    if isinstance(layer, RepeatedLayer):
-        one = block_layer_like(layer.layer, density=density, block=block, seed=seed)
-        return layer.like(one)
     config = {key: value for key, value in layer.get_config().items() if key not in _NOT_TAKEN}
     own: dict[str, Any] = {"density": density, "block": block, "seed": seed}
     if isinstance(layer.kernel_initializer, _DRAWN_WHOLE):
@@ -88,21 +82,12 @@ def block_layer_like(
     return _KINDS[type(layer)](**{**config, **own})
 
 
-def plain_layer(layer: Any) -> Any:
-    """The plain layer, built, for one with kernels in storages; `None` for a plain one."""
-    if isinstance(layer, RepeatedLayer):
-        return layer.to_plain_stack() if storages_of(layer) else None
-    return layer.to_dense_layer() if is_sparse_layer(layer) else None
-
-
 def why_no_block_form(layer: keras.layers.Layer) -> str | None:
     """Why a layer cannot compute on live blocks, whatever its sizes; `None` if it can."""
     if type(layer) in CELLS:
         return "it is stateful" if layer.stateful else why_no_gates(layer.cell)
     if type(layer) in (keras.layers.LSTMCell, keras.layers.GRUCell):
         return why_no_gates(layer)
-    if isinstance(layer, RepeatedLayer):
-        layer = layer.layer
     if type(layer) not in _KINDS:
         known = ", ".join(kind.__name__ for kind in (*_KINDS, *CELLS))
         return f"only {known} have such a form"
@@ -112,6 +97,8 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         return "it is quantized"
     if getattr(layer, "groups", 1) != 1:
         return f"it has groups={layer.groups}"
+    if reason := why_no_function(layer.kernel_regularizer, layer.kernel_constraint):
+        return reason
     if isinstance(layer, keras.layers.EinsumDense):
         try:
             letters_of(layer.equation)

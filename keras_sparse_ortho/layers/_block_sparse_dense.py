@@ -1,4 +1,4 @@
-"""`BlockSparseDense` and `BlockSparseEinsumDense`, which hold and compute live blocks only."""
+"""`BlockSparseDense`, `BlockSparseEinsumDense`, and convolutions with live blocks of channels."""
 
 import re
 from collections.abc import Sequence
@@ -9,15 +9,29 @@ import keras
 from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
-from keras_sparse_ortho.layers._activations import is_elementwise
 from keras_sparse_ortho.layers._block_products import (
+    padded_blocks,
     product_by_token,
     product_features_first,
     product_of,
+    spread_blocks,
+    without_padding,
 )
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
 
 ops = keras.ops
+# Not softmax, log_softmax, sparsemax and glu, which mix channels.
+_ELEMENTWISE = (
+    *("celu", "elu", "exponential", "gelu", "hard_shrink", "hard_sigmoid", "hard_silu"),
+    *("hard_swish", "hard_tanh", "leaky_relu", "linear", "log_sigmoid", "mish", "relu", "relu6"),
+    *("selu", "sigmoid", "silu", "soft_shrink", "softplus", "softsign", "sparse_plus"),
+    *("sparse_sigmoid", "squareplus", "swish", "tanh", "tanh_shrink", "threshold"),
+)
+# What the configuration of a convolution says, beside that of every layer of blocks.
+_SETTINGS = (
+    *("filters", "kernel_size", "strides", "padding"),
+    *("data_format", "dilation_rate", "use_bias"),
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -39,11 +53,9 @@ class BlockSparseDense(BlockSparseLayer):
             then `layer.density`. One that is off by more than a quarter is refused.
         block: `(r, c)`, or one integer for both. 32 is a good choice for training on processors,
             64 and 128 are faster; on GPUs 64 and more.
-        inputs_of: Instead of a density: where the live blocks stand, `(J, k)` integers.
         kernel_initializer: `"exact_orthogonal"`: `K^T K = gain^2 I` (or `K K^T`). Or an
             initializer of Keras, the live inputs and outputs being its fans.
-        kernel_regularizer: For the live kernel as `(k r, units)`, one column per output; as is
-            `kernel_constraint`.
+        kernel_regularizer: L1 or L2; and `kernel_constraint`: `NonNeg`. They act on live entries.
         gain: Scale of the exactly orthogonal kernel.
         seed: Seed of the places and the exactly orthogonal values. The same integer gives the
             same kernel on every backend.
@@ -53,7 +65,7 @@ class BlockSparseDense(BlockSparseLayer):
     Raises:
         LayoutError: Inputs that `r`, or units that `c`, does not divide (when it is built).
         DensityError: A density that regular blocks cannot have, with the nearest two.
-        ValueError: `inputs_of` that is not regular both ways.
+        NotPrunableError: Another regularizer or constraint.
 
     Limits: no LoRA and no quantization; make it plain first (`to_dense_layer`,
     `keras_sparse_ortho.strip`). For single vectors, an activation that Keras does not have, and
@@ -94,7 +106,7 @@ class BlockSparseDense(BlockSparseLayer):
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        """By token, or for single vectors with features first, which saves transpositions."""
+        # By token, or for single vectors with features first, which saves transpositions.
         lead = ops.shape(inputs)[:-1]
         if len(lead) > 1:
             x = ops.reshape(inputs, (product_of(lead), self.grid.inputs))
@@ -134,9 +146,7 @@ class BlockSparseEinsumDense(BlockSparseLayer):
     Raises:
         NotPrunableError: An equation in which the kernel is several matrices (an axis that input,
             kernel and output share), or that sums over an axis without the kernel.
-        LayoutError, DensityError, ValueError: As for `BlockSparseDense`.
-
-    Limits: as for `BlockSparseDense`.
+        LayoutError, DensityError: As for `BlockSparseDense`, and so are the limits.
 
     Example:
 
@@ -219,6 +229,156 @@ class BlockSparseEinsumDense(BlockSparseLayer):
         }
 
 
+class BlockSparseConv(BlockSparseLayer):
+    """Base of the three; arguments are those of the namesake and of `BlockSparseLayer`."""
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: Any,
+        strides: Any = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: Any = 1,
+        groups: int = 1,
+        activation: Any = None,
+        use_bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(activation=activation, **kwargs)
+        if groups != 1:
+            raise NotPrunableError(
+                f"The layer '{self.name}' takes no `groups`: its live blocks say which channels "
+                "are connected to which filters, and `density` how many. Leave `groups` out, or "
+                "mask a grouped convolution with keras_sparse_ortho.PrunableLayer. "
+                f"Received: groups={groups!r}"
+            )
+        check_integer("filters", filters)
+        # Not tracked; it checks the other arguments and knows the shapes.
+        plain = self.namesake(
+            filters, kernel_size, strides, padding, data_format, dilation_rate, use_bias=use_bias
+        )
+        self._output_shape = plain.compute_output_shape
+        for name in ("rank", *_SETTINGS):
+            setattr(self, name, getattr(plain, name))
+        self.input_spec = keras.layers.InputSpec(min_ndim=self.rank + 2)
+
+    @property
+    def _channel_axis(self) -> int:
+        return 1 if self.data_format == "channels_first" else self.rank + 1
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        channels = self._features(input_shape, self._channel_axis)
+        self.compute_output_shape(input_shape)  # refuses a window that does not fit
+        shape = (*self.kernel_size, channels, self.filters)
+        bias = (self.filters,) if self.use_bias else None
+        self._add_kernel(shape, KernelLayout.convolution(strides=self.strides), bias)
+        axis = -1 if self._channel_axis > 1 else 1
+        self.input_spec = keras.layers.InputSpec(min_ndim=self.rank + 2, axes={axis: channels})
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """A small convolution for each output block, over the channels that it reads."""
+        kernel, axis = self.operands(), self._channel_axis
+        grid, rank = kernel.grid, self.rank
+        # (J, k, *taps, r, c) to (J, *taps, k, r, c)
+        order = (0, *range(2, 2 + rank), 1, rank + 2, rank + 3)
+        blocks = ops.transpose(ops.convert_to_tensor(kernel.blocks), order)
+        shape = (*grid.taps, grid.fan_in * grid.rows, grid.cols)
+        kernels = [ops.reshape(one, shape) for one in ops.split(blocks, grid.out_blocks, axis=0)]
+        padding = self.padding
+        if padding == "causal":
+            first = self.dilation_rate[0] * (self.kernel_size[0] - 1)
+            ends = [[0, 0] for _ in range(3)]
+            ends[2 if axis == 1 else 1] = [first, 0]
+            inputs, padding = ops.pad(inputs, ends), "valid"
+        inputs = padded_blocks(inputs, axis, grid.inputs, grid.rows)
+        sizes = list(ops.shape(inputs))
+        x = ops.reshape(inputs, (*sizes[:axis], grid.in_blocks, grid.rows, *sizes[axis + 1 :]))
+        x = spread_blocks(x, kernel.inputs_of, kernel.slots_of, axis)
+        sizes[axis] = grid.out_blocks * grid.fan_in * grid.rows
+        parts = ops.split(ops.reshape(x, sizes), grid.out_blocks, axis=axis)
+        outputs = [
+            ops.conv(
+                part,
+                taps,
+                strides=list(self.strides),
+                padding=padding,
+                dilation_rate=self.dilation_rate,
+                data_format=self.data_format,
+            )
+            for part, taps in zip(parts, kernels, strict=True)
+        ]
+        result = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
+        result = without_padding(result, axis, grid.outputs, grid.cols)
+        if self.bias is not None:
+            # Not ops.add, which on TensorFlow takes channels for columns where they are as many.
+            result = result + ops.reshape(self.bias, [-1] + [1] * rank if axis == 1 else [-1])
+        return self.activation(result)
+
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
+        return tuple(self._output_shape(tuple(input_shape)))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **{name: getattr(self, name) for name in _SETTINGS}}
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class BlockSparseConv1D(BlockSparseConv):
+    """A `keras.layers.Conv1D` that connects blocks of channels with blocks of filters.
+
+        y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
+
+    over the `k` live blocks of output block `j`, `r` channels by `c` filters, each live at all
+    taps. For each output block there is one small convolution over the channels that it reads. See
+    `BlockSparseDense` for how blocks are chosen and what is gained.
+
+    Args:
+        filters: Output channels, a multiple of `c`.
+        kernel_size: As for Conv1D, and so are `strides`, `padding`, `data_format`, `dilation_rate`,
+            `activation` and `use_bias`.
+        groups: Must be 1: blocks are connections of their own.
+        **kwargs: As for `BlockSparseDense` and Conv1D. An exactly orthogonal kernel stands at the
+            center tap; the live entries at other taps begin with zeros.
+
+    Raises:
+        NotPrunableError: `groups` other than 1.
+        LayoutError, DensityError: As for `BlockSparseDense`, and so are the limits.
+
+    The graph has a convolution for each output block, so blocks of few filters compile slowly.
+
+    Example:
+
+    >>> import keras
+    >>> layer = BlockSparseConv1D(64, 3, density=0.25, block=16, seed=0)
+    >>> layer.build((None, 20, 64))
+    >>> tuple(layer.blocks.shape), layer.density
+    ((4, 1, 3, 16, 16), 0.25)
+    """
+
+    namesake = keras.layers.Conv1D
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class BlockSparseConv2D(BlockSparseConv):
+    """A `keras.layers.Conv2D` that connects blocks of channels with blocks of filters.
+
+    See `BlockSparseConv1D`.
+    """
+
+    namesake = keras.layers.Conv2D
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class BlockSparseConv3D(BlockSparseConv):
+    """A `keras.layers.Conv3D` that connects blocks of channels with blocks of filters.
+
+    See `BlockSparseConv1D`.
+    """
+
+    namesake = keras.layers.Conv3D
+
+
 def letters_of(equation: str) -> tuple[str, str, str]:
     """The axes of input, kernel and output of an equation whose kernel is one matrix."""
     dots = r"((?:\.\.\.)?[a-zA-Z]*(?:\.\.\.)?)"
@@ -261,3 +421,9 @@ def axes_of(equation: str, rank: int) -> tuple[list[str], list[str], list[str]]:
         return [*head, *(more if dots else ()), *tail]
 
     return spelled(data), [*kernel], spelled(output)
+
+
+def is_elementwise(activation: Any) -> bool:
+    """Whether an activation is known to map each entry by itself, `None` included."""
+    known = [getattr(keras.activations, name, None) for name in _ELEMENTWISE]  # some are newer
+    return any(activation is function for function in known) or activation is None

@@ -1,4 +1,4 @@
-"""`BlockSparseLayer`: a layer that holds its kernel as live blocks, and computes with these."""
+"""`BlockSparseLayer`, which holds and computes with live blocks, and `LiveBlocks`, its storage."""
 
 import dataclasses
 import random
@@ -16,11 +16,12 @@ from keras_sparse_ortho._keras_internals import (
     check_given,
     create_along,
 )
+from keras_sparse_ortho._optimizer_slots import move_slots, moved
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import LayoutError, NotPrunableError
-from keras_sparse_ortho.initializers import are_weights_set_later, numpy_dtype
-from keras_sparse_ortho.kernels import KernelLayout, Storage
+from keras_sparse_ortho.initializers import ExactOrthogonal, are_weights_set_later, numpy_dtype
+from keras_sparse_ortho.kernels import DenseGradient, KernelLayout, PrunableWeight, Storage
 from keras_sparse_ortho.layers._block_grid import (
     LARGEST,
     BlockAxes,
@@ -29,8 +30,13 @@ from keras_sparse_ortho.layers._block_grid import (
     pattern_of,
 )
 from keras_sparse_ortho.layers._block_products import BlockOperands, WholeKernel
-from keras_sparse_ortho.layers._live_blocks import LiveBlocks
-from keras_sparse_ortho.orthogonal import Block, clear_padding, regular_blocks, slots_of
+from keras_sparse_ortho.orthogonal import (
+    Block,
+    RegularBlocks,
+    clear_padding,
+    regular_blocks,
+    slots_of,
+)
 from keras_sparse_ortho.parametrizations import (
     FakeQuantization,
     checked_quantizer,
@@ -40,14 +46,40 @@ from keras_sparse_ortho.parametrizations import (
 
 ops = keras.ops
 _EXACT_ORTHOGONAL = "exact_orthogonal"
-_OWN = ("density", "block", "inputs_of", "gain", "seed", "quantizer")
-_QUANTIZATION = (
-    "Keras' quantization needs a dense kernel. Strip the model first (keras_sparse_ortho.strip), "
-    "and quantize the plain one"
-)
+_OWN = ("density", "block", "gain", "seed", "quantizer")
+# Arguments that Keras restores and serializes, by the module that does.
+_FUNCTIONS: dict[str, Any] = {
+    "activation": keras.activations,
+    "bias_initializer": keras.initializers,
+    "kernel_regularizer": keras.regularizers,
+    "bias_regularizer": keras.regularizers,
+    "kernel_constraint": keras.constraints,
+    "bias_constraint": keras.constraints,
+}
+_REGULARIZERS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
-class BlockSparseLayer(keras.layers.Layer):
+class OnBlocks:
+    """What layers of live blocks refuse of what Keras' layers do."""
+
+    name: str
+
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
+        raise NotImplementedError(self._no("quantized", "quantize the plain one", "quantize"))
+
+    def enable_lora(self, *args: Any, **kwargs: Any) -> None:
+        raise NotPrunableError(self._no("given LoRA", "enable it on the plain one", "enable_lora"))
+
+    def _no(self, what: str, then: str, received: str) -> str:
+        return (
+            f"The layer '{self.name}' cannot be {what}, which needs a dense kernel. Strip the "
+            f"model first (keras_sparse_ortho.strip), and {then}. "
+            f"Received: {received} of {type(self).__name__}"
+        )
+
+
+class BlockSparseLayer(OnBlocks, keras.layers.Layer):
     """Base of the layers that hold, and compute with, the live blocks of a kernel only.
 
     The kernel, seen as a matrix of inputs x outputs, is cut into blocks of `r x c`: `I` input by
@@ -59,94 +91,67 @@ class BlockSparseLayer(keras.layers.Layer):
     """
 
     namesake: ClassVar[Any]
+    activation: Any
+    bias_initializer: Any
+    kernel_regularizer: Any
+    bias_regularizer: Any
+    kernel_constraint: Any
+    bias_constraint: Any
 
     @other_keywords()
     def __init__(
         self,
         *,
-        density: float | None = None,
+        density: float,
         block: int | tuple[int, int] = 32,
-        inputs_of: Any = None,
-        activation: Any = None,
         kernel_initializer: Any = "exact_orthogonal",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        activity_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
         gain: float = 1.0,
         seed: int | None = None,
         quantizer: FakeQuantization | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(activity_regularizer=activity_regularizer, **kwargs)
-        if (density is None) == (inputs_of is None):
-            raise ValueError(
-                "A layer of live blocks needs either a `density` or `inputs_of`. "
-                f"Received: density={density!r}, inputs_of={inputs_of!r}"
-            )
+        given = {"bias_initializer": "zeros", **kwargs}
+        super().__init__(**{key: value for key, value in kwargs.items() if key not in _FUNCTIONS})
         if getattr(self.dtype_policy, "quantization_mode", None) is not None:
-            raise NotPrunableError(
-                f"The layer '{self.name}' cannot be quantized: {_QUANTIZATION}. "
-                f"Received: dtype={self.dtype_policy.name!r}"
-            )
-        self._wanted = None if density is None else check_density(density)
+            raise NotPrunableError(self._no("quantized", "quantize the plain one", "dtype"))
+        for name, module in _FUNCTIONS.items():
+            setattr(self, name, module.get(given.get(name)))
+        if reason := why_no_function(self.kernel_regularizer, self.kernel_constraint):
+            raise NotPrunableError(f"The layer '{self.name}' cannot be on blocks: {reason}")
+        self._wanted = check_density(density)
         self.block = check_block(block)
-        self._given = None if inputs_of is None else np.asarray(inputs_of)
         self.gain = check_number("gain", gain)
         self.seed = check_seed(seed)
         self._draw_seed = random.randrange(2**31) if self.seed is None else self.seed
-        self.kernel_initializer = _restored(kernel_initializer, self._given is not None)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
-        self.kernel_constraint = keras.constraints.get(kernel_constraint)
-        _check_regularizer(self.kernel_regularizer)
+        self.kernel_initializer = _restored(kernel_initializer)
         self.quantizer = checked_quantizer(quantizer)
         self._grid: BlockGrid | None = None
         self._whole = WholeKernel()
-        self._drawn_digest: int | None = None
-        self.activation = keras.activations.get(activation)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
-        self.bias_constraint = keras.constraints.get(bias_constraint)
+        self.drawn_digest: int | None = None  # of live blocks that were drawn orthogonal
         self.bias: Any = None
 
     def _add_kernel(
         self, shape: tuple[int, ...], layout: KernelLayout, bias_shape: tuple[int, ...] | None
     ) -> None:
         """Makes the variables for a kernel of the namesake's shape, and a bias."""
-        *taps, inputs, outputs = layout.canonical_shape(shape)[2:]
+        _, self.parts, *taps, inputs, outputs = layout.canonical_shape(shape)
         try:
-            grid = self._fitting_grid(inputs, outputs, tuple(taps))
-            if grid.live > LARGEST:
-                raise LayoutError(
-                    f"A kernel has at most {LARGEST} live entries. Received: {grid.live}"
-                )
-            self._grid = grid
+            self._grid = self._fitting_grid(inputs, outputs, tuple(taps))
         except ValueError as error:
             raise type(error)(f"The layer '{self.name}': {error}") from None
         self._kernel_shape, self._layout = shape, layout
-        values, pattern = _drawn(
-            self._grid, self.kernel_initializer, self._given, self.gain, self._draw_seed, layout
-        )
-        axes = BlockAxes.at(self.path, self._grid)
-        self.blocks = create_along(
-            lambda: self.add_weight(
-                name="blocks",
-                shape=self.grid.blocks_shape,
-                initializer=constant(values),
-                regularizer=_on_columns(self.grid, self.kernel_regularizer),
-                constraint=_on_columns(self.grid, self.kernel_constraint, back=True),
-            ),
-            axes.blocks,
-        )
-        self.inputs_of = self._add_indices("inputs_of", pattern, axes.inputs_of)
-        slots = slots_of(pattern, self._grid.in_blocks)
-        self.slots_of = self._add_indices("slots_of", slots, axes.slots_of)
+        values, pattern = self._drawn()
+        axes = BlockAxes.at(self.path, self.grid)
+        functions = {"regularizer": self.kernel_regularizer, "constraint": self.kernel_constraint}
+        self.blocks = self._add_along(axes.blocks, "blocks", values, **functions)
+        indices = {"dtype": "int32", "trainable": False, "autocast": False}
+        slots = slots_of(pattern, self.grid.in_blocks)
+        self.inputs_of = self._add_along(axes.inputs_of, "inputs_of", pattern, **indices)
+        self.slots_of = self._add_along(axes.slots_of, "slots_of", slots, **indices)
         check_assignments(self.inputs_of, self._check_inputs)
         check_assignments(self.slots_of, self._check_slots)
         if self.kernel_initializer == _EXACT_ORTHOGONAL and not are_weights_set_later():
-            self._drawn_digest = digest(_as_stored(values, self.variable_dtype))
+            self.drawn_digest = digest(_as_stored(values, self.variable_dtype))
         if bias_shape is not None:
             self.bias = self.add_weight(
                 name="bias",
@@ -156,11 +161,16 @@ class BlockSparseLayer(keras.layers.Layer):
                 constraint=self.bias_constraint,
             )
 
+    def _add_along(self, axes: Axes | None, name: str, value: np.ndarray, **settings: Any) -> Any:
+        options = {"name": name, "shape": value.shape, "initializer": constant(value), **settings}
+        return create_along(lambda: self.add_weight(**options), axes)
+
     def _features(self, input_shape: Any, axis: int) -> int:
         """The size of an axis of the inputs, which the kernel has to know."""
-        known = isinstance(input_shape, list | tuple)
-        sizes: dict[int, Any] = dict(enumerate(input_shape)) if known else {}
-        size: Any = sizes.get(axis % max(len(sizes), 1) if axis < 0 else axis)
+        try:
+            size = input_shape[axis]
+        except (TypeError, IndexError, KeyError):
+            size = None
         if not is_integer(size) or size < 1:
             raise LayoutError(
                 f"The layer '{self.name}' needs inputs with a known size of axis {axis}. "
@@ -169,27 +179,39 @@ class BlockSparseLayer(keras.layers.Layer):
         return int(size)
 
     def _fitting_grid(self, inputs: int, outputs: int, taps: tuple[int, ...]) -> BlockGrid:
-        if self._given is None:
-            assert self._wanted is not None
-            return BlockGrid.for_density(inputs, outputs, self.block, self._wanted, taps)
-        fan_in = self._given.shape[1] if self._given.ndim == 2 else 0
-        grid = BlockGrid(inputs, outputs, *self.block, fan_in=fan_in, taps=taps)
-        grid.check_sides()
-        grid.check_pattern(self._given)
+        """The grid of all parts (gates), which stand side by side; each is of regular blocks."""
+        if self.parts > 1 and outputs % self.block[1]:
+            raise LayoutError(
+                f"The units of a gate must be a multiple of the {self.block[1]} outputs of a "
+                f"block. Received: {outputs} units"
+            )
+        one = BlockGrid.for_density(inputs, outputs, self.block, self._wanted, taps)
+        grid = dataclasses.replace(one, outputs=self.parts * outputs)
+        if grid.live > LARGEST:
+            raise LayoutError(f"A kernel has at most {LARGEST} live entries. Received: {grid.live}")
         return grid
 
-    def _add_indices(self, name: str, value: np.ndarray, axes: Axes | None) -> Any:
-        settings = {"dtype": "int32", "trainable": False, "autocast": False}
-        return create_along(
-            lambda: self.add_weight(
-                name=name, shape=value.shape, initializer=constant(value), **settings
-            ),
-            axes,
-        )
+    def _drawn(self) -> tuple[np.ndarray, np.ndarray]:
+        """Values `(J, k, *taps, r, c)` and places `(J, k)` of the live blocks."""
+        grid, seed = self.grid, self._draw_seed
+        if are_weights_set_later():
+            return np.zeros(grid.blocks_shape, dtype=np.float32), grid.draw_pattern(seed)
+        if self.kernel_initializer == _EXACT_ORTHOGONAL:
+            structure = Block(grid.rows, grid.cols, regular=True)
+            gates = KernelLayout(inputs=(-2,), outputs=(-1,), gates=self._layout.gates)
+            options = {"gain": self.gain, "seed": seed, "layout": gates}
+            drawn = regular_blocks(grid.shape, grid.density, structure, **options)
+            return grid.side_by_side(drawn)
+        pattern = grid.draw_pattern(seed)
+        columns = to_numpy(self.kernel_initializer(grid.columns_shape, dtype="float32"))
+        columns = columns * _fan_correction(grid, self.kernel_initializer)
+        blocks = columns.reshape(*grid.taps, grid.fan_in, grid.rows, grid.out_blocks, grid.cols)
+        blocks = blocks.transpose(np.argsort(grid.columns_order()))
+        clear_padding(blocks, pattern, grid.inputs, grid.outputs)  # which no gradient reaches
+        return blocks, pattern
 
     @property
     def grid(self) -> BlockGrid:
-        """The kernel's blocks; a layer that is not built has none yet."""
         if self._grid is None:
             raise NotPrunableError(
                 f"The layer '{self.name}' has no blocks before it is built. Received: "
@@ -198,7 +220,7 @@ class BlockSparseLayer(keras.layers.Layer):
         return self._grid
 
     @property
-    def density(self) -> float | None:
+    def density(self) -> float:
         """Live fraction, exactly; before the layer is built the one that was asked for."""
         return self._wanted if self._grid is None else self._grid.density
 
@@ -248,66 +270,34 @@ class BlockSparseLayer(keras.layers.Layer):
         blocks = to_numpy(self.blocks)
         if quantized:
             blocks = quantized_value(self.quantizer, blocks, self._quantized_outputs)
-        return self._shaped(self.grid.kernel(blocks, pattern))
+        return self.shaped(self.grid.kernel(blocks, pattern))
 
     def mask_value(self) -> np.ndarray:
         """Which entries of that kernel are live."""
-        return self._shaped(self.grid.mask(to_numpy(self.inputs_of)))
+        return self.shaped(self.grid.mask(to_numpy(self.inputs_of)))
 
-    def _shaped(self, matrix: np.ndarray) -> np.ndarray:
+    def shaped(self, matrix: np.ndarray) -> np.ndarray:
         """The matrix of the grid in the shape that the namesake's kernel has."""
-        return self._layout.from_canonical(matrix[None, None], self._kernel_shape)
+        parts = np.stack(np.split(matrix, self.parts, axis=-1))
+        return self._layout.from_canonical(parts[None], self._kernel_shape)
 
-    def _matrix(self, kernel: np.ndarray) -> np.ndarray:
-        """The reverse of `_shaped`."""
-        return self._layout.to_canonical(kernel)[0, 0]
-
-    def set_kernel(self, kernel: Any, mask: Any) -> None:
-        """Sets the live blocks from a dense kernel and a mask that fits the layer."""
-        kernel, mask = np.asarray(kernel), np.asarray(mask, dtype=bool)
-        for name, given in (("kernel", kernel), ("mask", mask)):
-            if given.shape != self._kernel_shape:
-                raise LayoutError(
-                    f"The {name} of '{self.name}' has the shape {self._kernel_shape}. "
-                    f"Received: {name} of shape {given.shape}"
-                )
-        if lost := int(np.count_nonzero(kernel[~mask])):
-            raise LayoutError(
-                f"The kernel for '{self.name}' must be zero outside the mask. "
-                f"Received: {lost} nonzero entries outside"
-            )
-        grid, pattern = pattern_of(self._matrix(mask), self.block)
-        if grid != self.grid:
-            raise LayoutError(
-                f"The layer '{self.name}' has {self.grid.fan_in} live blocks in each line. "
-                f"Received: a mask of {grid.fan_in}"
-            )
-        self.set_blocks(grid.blocks(self._matrix(kernel), pattern), pattern)
+    def matrix(self, kernel: np.ndarray) -> np.ndarray:
+        """The reverse of `shaped`."""
+        return np.concatenate([*self._layout.to_canonical(kernel)[0]], axis=-1)
 
     def storages(self) -> dict[str, Storage]:
         return {} if self._grid is None else {"kernel": LiveBlocks(self)}
 
-    # --- whether it is still as drawn ------------------------------------------------------------
-
-    def mark_as_drawn(self) -> None:
-        """Notes that the live blocks are what an orthogonal initializer has drawn."""
-        self._drawn_digest = digest(to_numpy(self.blocks))
-
-    def is_as_drawn(self) -> bool:
-        """Whether the live blocks are, bit by bit, what an orthogonal initializer has drawn."""
-        drawn = self._drawn_digest
-        return drawn is not None and drawn == digest(to_numpy(self.blocks))
+    # --- files -----------------------------------------------------------------------------------
 
     def get_build_config(self) -> dict[str, Any]:
-        return {**super().get_build_config(), "drawn_digest": self._drawn_digest}
+        return {**super().get_build_config(), "drawn_digest": self.drawn_digest}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         config = dict(config)
         drawn_digest = config.pop("drawn_digest", None)
         super().build_from_config(config)
-        self._drawn_digest = drawn_digest
-
-    # --- files -----------------------------------------------------------------------------------
+        self.drawn_digest = drawn_digest
 
     def save_own_variables(self, store: Any) -> None:
         """By name, so that a file can be checked."""
@@ -346,13 +336,10 @@ class BlockSparseLayer(keras.layers.Layer):
         slots = given(self.slots_of)
         wanted = slots_of(given(self.inputs_of), self.grid.in_blocks)
         if not np.array_equal(slots, wanted):
-            lines = enumerate(zip(slots, wanted, strict=False))
-            at = next((k for k, (one, other) in lines if not np.array_equal(one, other)), None)
-            found = f"shape {slots.shape}" if at is None else f"slots_of[{at}] = {slots[at]}"
             raise ValueError(
                 f"What is loaded into or set in the layer '{self.name}' is damaged, or of another "
                 "model: `slots_of` must list where `inputs_of` names each input block. "
-                f"Received: other slots, {found}"
+                f"Received: other slots, of shape {slots.shape}"
             )
 
     # --- the namesake ----------------------------------------------------------------------------
@@ -386,56 +373,43 @@ class BlockSparseLayer(keras.layers.Layer):
             # A copy: on JAX `fit` frees the arrays of its model, which may not be shared.
             assign(self.bias, ops.copy(plain.bias.value))
 
-    # --- Keras -----------------------------------------------------------------------------------
-
-    def quantize(self, *args: Any, **kwargs: Any) -> None:
-        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
-        raise NotImplementedError(
-            f"The layer '{self.name}' cannot be quantized: {_QUANTIZATION}. "
-            f"Received: quantize of {type(self).__name__}"
-        )
-
-    def enable_lora(self, *args: Any, **kwargs: Any) -> None:
-        raise NotPrunableError(
-            f"LoRA cannot be enabled on '{self.name}': its update of the kernel is dense, and the "
-            "layer has no dense kernel. Strip the model first (keras_sparse_ortho.strip), and "
-            f"enable it on the plain layer. Received: enable_lora of {type(self).__name__}"
-        )
-
     def get_config(self) -> dict[str, Any]:
+        initializer = self.kernel_initializer
+        if initializer != _EXACT_ORTHOGONAL:
+            initializer = keras.initializers.serialize(initializer)
+        regularizer = keras.regularizers.serialize(self.activity_regularizer)
         config = {
             **super().get_config(),
-            "kernel_initializer": _serialized(self.kernel_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
-            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            **{key: module.serialize(getattr(self, key)) for key, module in _FUNCTIONS.items()},
+            "kernel_initializer": initializer,
+            "activity_regularizer": regularizer,
             "density": self._wanted,
             "block": self.block,
-            "inputs_of": None if self._given is None else self._given.tolist(),
             "gain": self.gain,
             "seed": self.seed,
-            "activation": keras.activations.serialize(self.activation),
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
-            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
         }
         if self.quantizer is not None:
             config["quantizer"] = keras.saving.serialize_keras_object(self.quantizer)
-        regularizer = keras.regularizers.serialize(self.activity_regularizer)
-        return {**config, "activity_regularizer": regularizer}
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "BlockSparseLayer":
+        # In older files, whose variables have the places.
+        return cls(**{key: value for key, value in config.items() if key != "inputs_of"})
 
 
-# --- initializers, regularizers, constraints and files --------------------------------------------
+def why_no_function(regularizer: Any, constraint: Any) -> str | None:
+    """Why the regularizer or constraint of a kernel cannot act on live blocks alone."""
+    if regularizer is not None and type(regularizer) not in _REGULARIZERS:
+        return f"its regularizer must be L1 or L2. Received: kernel_regularizer={regularizer!r}"
+    if constraint is not None and type(constraint) is not keras.constraints.NonNeg:
+        return f"its constraint must be NonNeg. Received: kernel_constraint={constraint!r}"
+    return None
 
 
-def _restored(initializer: Any, places_given: bool) -> Any:
+def _restored(initializer: Any) -> Any:
     """`"exact_orthogonal"` as it is, or an initializer of Keras that fits live blocks."""
     if initializer == _EXACT_ORTHOGONAL:
-        if places_given:
-            raise ValueError(
-                "Exactly orthogonal values come with their places: with `inputs_of` give another "
-                'initializer, such as "lecun_normal". '
-                f"Received: kernel_initializer={initializer!r}"
-            )
         return initializer
     found = keras.initializers.get(initializer)
     unfit = isinstance(found, keras.initializers.Orthogonal | keras.initializers.Identity)
@@ -448,82 +422,13 @@ def _restored(initializer: Any, places_given: bool) -> Any:
     return found
 
 
-def _serialized(initializer: Any) -> Any:
-    """For `get_config`."""
-    if initializer == _EXACT_ORTHOGONAL:
-        return initializer
-    return keras.initializers.serialize(initializer)
-
-
-def _check_regularizer(regularizer: Any) -> None:
-    """Refuses a regularizer that compares outputs, whose live entries are not aligned."""
-    if isinstance(regularizer, keras.regularizers.OrthogonalRegularizer):
-        raise NotPrunableError(
-            "The outputs of a layer of live blocks read different inputs, so that their kernels "
-            "cannot be compared entry by entry. Leave the regularizer out. "
-            f"Received: kernel_regularizer={regularizer!r}"
-        )
-
-
-def _drawn(
-    grid: BlockGrid,
-    initializer: Any,
-    inputs_of: np.ndarray | None,
-    gain: float,
-    seed: int,
-    layout: KernelLayout,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Values `(J, k, *taps, r, c)` and places `(J, k)` of the live blocks."""
-    if are_weights_set_later():
-        pattern = grid.draw_pattern(seed) if inputs_of is None else inputs_of
-        return np.zeros(grid.blocks_shape, dtype=np.float32), pattern
-    if initializer == _EXACT_ORTHOGONAL:
-        structure = Block(grid.rows, grid.cols, regular=True)
-        gates = KernelLayout(inputs=(-2,), outputs=(-1,), gates=layout.gates)
-        drawn = regular_blocks(
-            grid.shape, grid.density, structure, gain=gain, seed=seed, layout=gates
-        )
-        return grid.side_by_side(drawn)
-    pattern = grid.draw_pattern(seed) if inputs_of is None else grid.check_pattern(inputs_of)
-    columns = to_numpy(initializer(grid.columns_shape, dtype="float32"))
-    columns = columns * _fan_correction(grid, initializer)
-    blocks = _as_blocks(grid, columns)
-    clear_padding(blocks, pattern, grid.inputs, grid.outputs)  # which no gradient reaches
-    return blocks, pattern
-
-
 def _fan_correction(grid: BlockGrid, initializer: Any) -> float:
     """The factor by which the live fan-out changes a draw whose fan-out is all outputs."""
     mode = getattr(initializer, "mode", None)
-    if mode not in ("fan_out", "fan_avg"):
+    fan_in = {"fan_avg": grid.fan_in * grid.rows, "fan_out": 0}.get(mode)
+    if fan_in is None:
         return 1.0
-    fan_in, all_out = grid.fan_in * grid.rows, grid.outputs
-    live_out = grid.fan_out * grid.cols
-    if mode == "fan_out":
-        return float(np.sqrt(all_out / live_out))
-    return float(np.sqrt((fan_in + all_out) / (fan_in + live_out)))
-
-
-def _on_columns(grid: BlockGrid, function: Any, back: bool = False) -> Callable[[Any], Any] | None:
-    """A regularizer or constraint of the live kernel `(*taps, k r, outputs)`, for its blocks."""
-    if function is None:
-        return None
-
-    def applied(blocks: Any) -> Any:
-        columns = ops.transpose(blocks, grid.columns_order())
-        found = function(ops.reshape(columns, grid.columns_shape))
-        return _as_blocks(grid, found) if back else found
-
-    return applied
-
-
-def _as_blocks(grid: BlockGrid, columns: Any) -> Any:
-    """The live kernel `(*taps, k r, outputs)` as blocks, of NumPy or a backend."""
-    split = (*grid.taps, grid.fan_in, grid.rows, grid.out_blocks, grid.cols)
-    order = tuple(int(axis) for axis in np.argsort(grid.columns_order()))
-    if isinstance(columns, np.ndarray):
-        return columns.reshape(split).transpose(order)
-    return ops.transpose(ops.reshape(columns, split), order)
+    return float(np.sqrt((fan_in + grid.outputs) / (fan_in + grid.fan_out * grid.cols)))
 
 
 def constant(value: np.ndarray) -> Callable[..., Any]:
@@ -539,3 +444,166 @@ def _as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
     """Values as `to_numpy` reads them back from a variable of a dtype."""
     stored = values.astype(numpy_dtype(dtype))
     return stored.astype(np.float32) if dtype == "bfloat16" else stored
+
+
+class LiveBlocks(Storage):
+    """The kernel of a built `BlockSparseLayer`.
+
+    Its places are the blocks, `(I, J)`; for several parts `(parts, I, J)` with those of each.
+    """
+
+    compact = movable = in_blocks = True
+
+    def __init__(self, layer: Any, owner: Any = None) -> None:
+        self._layer = layer
+        self.place_size = layer.grid.live // int(np.prod(layer.inputs_of.shape))
+        owner, layout = owner or layer, layer._layout
+        self._weight = PrunableWeight("kernel", layer.blocks, owner, layout, storage=self)
+
+    @property
+    def weight(self) -> PrunableWeight:
+        return self._weight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self._layer._kernel_shape
+        return shape
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Inputs and outputs of a block."""
+        return self._layer.grid.rows, self._layer.grid.cols
+
+    @property
+    def least_density(self) -> float:
+        """The least density of a kernel of such blocks, of which the others are multiples."""
+        grid = self._layer.grid
+        one = dataclasses.replace(grid, outputs=grid.outputs // self._layer.parts)
+        return float(one.fan_in_step / one.in_blocks)
+
+    @property
+    def live(self) -> int:
+        return int(self._layer.grid.live)
+
+    @property
+    def quantizer(self) -> Any:
+        return self._layer.quantizer
+
+    def value(self) -> np.ndarray:
+        return self._layer.kernel_value()
+
+    def raw_value(self, *, copy: bool = True) -> np.ndarray:
+        return self._layer.kernel_value(quantized=False)
+
+    def mask_value(self) -> np.ndarray:
+        return self._layer.mask_value()
+
+    def assign_raw(self, value: Any) -> None:
+        assign(self._layer.blocks, self.slot_from_dense(to_numpy(value)))
+
+    def set_kernel(self, kernel: Any, mask: Any) -> None:
+        """Sets the live blocks from a dense kernel and a mask that fits the layer."""
+        layer, kernel, mask = self._layer, np.asarray(kernel), np.asarray(mask, dtype=bool)
+        for name, given in (("kernel", kernel), ("mask", mask)):
+            if given.shape != self.shape:
+                raise LayoutError(
+                    f"The {name} of '{layer.name}' has the shape {self.shape}. "
+                    f"Received: {name} of shape {given.shape}"
+                )
+        if lost := int(np.count_nonzero(kernel[~mask])):
+            raise LayoutError(
+                f"The kernel for '{layer.name}' must be zero outside the mask. "
+                f"Received: {lost} nonzero entries outside"
+            )
+        grid, pattern = pattern_of(layer.matrix(mask), layer.block)
+        if grid != layer.grid:
+            raise LayoutError(
+                f"The layer '{layer.name}' has {layer.grid.fan_in} live blocks in each line. "
+                f"Received: a mask of {grid.fan_in}"
+            )
+        layer.set_blocks(grid.blocks(layer.matrix(kernel), pattern), pattern)
+
+    def set_drawn(self, drawn: RegularBlocks) -> None:
+        """Sets values and places to those that an orthogonal initializer has drawn."""
+        self._layer.set_blocks(*self._layer.grid.side_by_side(drawn))
+        self.mark_as_drawn()
+
+    def support(self) -> list[Any]:
+        return [self._layer.inputs_of, self._layer.slots_of]
+
+    @property
+    def drawn_by(self) -> ExactOrthogonal:
+        layer = self._layer
+        structure = Block(*layer.block, regular=True)
+        return ExactOrthogonal(layer.density, layer.gain, seed=layer.seed, structure=structure)
+
+    def is_as_drawn(self) -> bool:
+        drawn = self._layer.drawn_digest
+        return drawn is not None and drawn == digest(to_numpy(self._layer.blocks))
+
+    def mark_as_drawn(self) -> None:
+        self._layer.drawn_digest = digest(to_numpy(self._layer.blocks))
+
+    def live_places(self) -> np.ndarray:
+        grid, pattern = self._layer.grid, to_numpy(self._layer.inputs_of)
+        live = np.zeros((grid.in_blocks, grid.out_blocks), dtype=bool)
+        live[pattern, np.arange(grid.out_blocks)[:, None]] = True
+        return self._by_part(live)
+
+    def live_sums(self) -> np.ndarray:
+        grid, sums = self._layer.grid, block_sums(to_numpy(self._layer.blocks))
+        found = np.zeros((grid.in_blocks, grid.out_blocks), dtype=sums.dtype)
+        found[to_numpy(self._layer.inputs_of), np.arange(grid.out_blocks)[:, None]] = sums
+        return self._by_part(found)
+
+    def place_sums(self, gradient: Any) -> np.ndarray:
+        return self._by_part(block_sums(gradient).T)
+
+    def _by_part(self, places: np.ndarray) -> np.ndarray:
+        parts = self._layer.parts
+        return places if parts == 1 else np.stack(np.split(places, parts, axis=1))
+
+    def move(self, live: Any, optimizer: Any) -> None:
+        pattern, source = self.moves(live)
+        self._layer.set_blocks(moved(to_numpy(self._layer.blocks), source, 0.0), pattern)
+        move_slots(optimizer, self._layer.blocks, source)
+
+    def moves(self, live: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`inputs_of` for these live blocks, and the slot of each of them before, -1 for new."""
+        grid = self._layer.grid
+        live = live if self._layer.parts == 1 else np.concatenate([*live], axis=-1)
+        pattern = np.nonzero(live.T)[1].reshape(grid.out_blocks, grid.fan_in)
+        slots, lines = np.full(live.T.shape, -1), np.arange(grid.out_blocks)[:, None]
+        before = to_numpy(self._layer.inputs_of)
+        slots[lines, before] = np.arange(pattern.size).reshape(pattern.shape)
+        return pattern, slots[lines, pattern]
+
+    def dense_gradient(self) -> DenseGradient:
+        # That of a kernel of all blocks, `(J, I, *taps, r, c)`, and of what regularizes live ones.
+        whole = self._layer._whole.variable(self._layer.grid, self._layer.variable_dtype)
+        return DenseGradient(
+            variables=[whole, self._layer.blocks],
+            values=self._values,
+            collect=lambda gradient, of_blocks: gradient + self._whole(of_blocks),
+        )
+
+    def _values(self) -> list[Any]:
+        blocks = to_numpy(self._layer.blocks)
+        return [self._whole(blocks), blocks]
+
+    def _whole(self, blocks: np.ndarray) -> np.ndarray:
+        return self._layer.grid.whole(blocks, to_numpy(self._layer.inputs_of))
+
+    def slot_to_dense(self, slot: np.ndarray, start: float) -> np.ndarray:
+        layer = self._layer
+        kernel = layer.shaped(layer.grid.kernel(slot, to_numpy(layer.inputs_of)))
+        return np.where(self.mask_value(), kernel, np.asarray(start, kernel.dtype))
+
+    def slot_from_dense(self, slot: np.ndarray) -> np.ndarray:
+        layer = self._layer
+        return layer.grid.blocks(layer.matrix(slot), to_numpy(layer.inputs_of))
+
+
+def block_sums(blocks: np.ndarray) -> np.ndarray:
+    """`sum |w|` over each block: `(J, k, *taps, r, c)` to `(J, k)`."""
+    return np.asarray(np.abs(blocks).sum(axis=tuple(range(2, blocks.ndim))))

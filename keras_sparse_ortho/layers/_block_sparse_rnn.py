@@ -10,8 +10,14 @@ from keras_sparse_ortho._checks import check_integer
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import Storage, derived_seed
-from keras_sparse_ortho.layers._block_sparse_gates import BlockSparseGates, GateBlocks
+from keras_sparse_ortho.kernels import KernelLayout, Storage, derived_seed
+from keras_sparse_ortho.layers._block_products import product_of_rows
+from keras_sparse_ortho.layers._block_sparse_layer import (
+    BlockSparseLayer,
+    LiveBlocks,
+    OnBlocks,
+    why_no_function,
+)
 
 ops = keras.ops
 _KERNELS = ("kernel", "recurrent_kernel")
@@ -25,6 +31,29 @@ if TYPE_CHECKING:
     _Cell = Any
 else:
     _Cell = object
+
+
+class BlockSparseGates(BlockSparseLayer):
+    """`x -> x K` for the kernel `K` of all gates, `(inputs, gates * units)`, a part of a cell."""
+
+    namesake = keras.layers.Dense
+
+    def __init__(self, gates: int, units: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.gates, self.units, self.supports_masking = gates, units, True
+
+    def build(self, input_shape: Any) -> None:
+        shape = (self._features(input_shape, -1), self.gates * self.units)
+        self._add_kernel(shape, KernelLayout.recurrent(self.gates), None)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        lead = ops.shape(inputs)[:-1]
+        x = product_of_rows(ops.reshape(inputs, (-1, self.grid.inputs)), self.operands())
+        return ops.reshape(x, (*lead, self.grid.outputs))
+
+    def storages(self) -> dict[str, Storage]:
+        return {}  # that of the cell
 
 
 class GatesOnBlocks(_Cell):
@@ -80,7 +109,7 @@ class GatesOnBlocks(_Cell):
         return made
 
     def products(self, inputs: Any, training: bool = False) -> Any:
-        """The products of inputs `(.., features)` with the kernel, for all steps at once."""
+        """Of inputs `(.., features)` with the kernel, for all steps at once."""
         if training and self.dropout > 0:
             steps = inputs[:, 0, :] if len(inputs.shape) > 2 else inputs
             mask = self.get_dropout_mask(steps)
@@ -218,7 +247,7 @@ CELLS: dict[Any, Any] = {
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class BlockSparseRNN(keras.layers.RNN):
+class BlockSparseRNN(OnBlocks, keras.layers.RNN):
     """A `keras.layers.LSTM` or `GRU` whose kernels are live blocks.
 
     The products of all steps' inputs with the kernel are computed at once, those with the recurrent
@@ -257,7 +286,6 @@ class BlockSparseRNN(keras.layers.RNN):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        """That of RNN, on products that are there for all steps."""
         mask = mask[0] if isinstance(mask, list | tuple) else mask
         products = self.cell.products(sequences, training)
         with self.cell.taking_products():
@@ -275,11 +303,11 @@ class BlockSparseRNN(keras.layers.RNN):
     def storages(self) -> dict[str, Storage]:
         cell = self.cell
         return {
-            f"{cell.name}/{key}": GateBlocks(own, cell) for key, own in cell.on_blocks().items()
+            f"{cell.name}/{key}": LiveBlocks(own, cell) for key, own in cell.on_blocks().items()
         }
 
     def get_build_config(self) -> dict[str, Any]:
-        drawn = {key: own._drawn_digest for key, own in self.cell.on_blocks().items()}
+        drawn = {key: own.drawn_digest for key, own in self.cell.on_blocks().items()}
         return {**super().get_build_config(), "drawn_digests": drawn}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
@@ -287,7 +315,7 @@ class BlockSparseRNN(keras.layers.RNN):
         drawn = config.pop("drawn_digests", {})
         super().build_from_config(config)
         for key, own in self.cell.on_blocks().items():
-            own._drawn_digest = drawn.get(key)
+            own.drawn_digest = drawn.get(key)
 
     # --- the plain layer -------------------------------------------------------------------------
 
@@ -318,13 +346,6 @@ class BlockSparseRNN(keras.layers.RNN):
             if variable.name in given:
                 assign(variable, ops.copy(given[variable.name].value))
 
-    def quantize(self, *args: Any, **kwargs: Any) -> None:
-        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
-        raise NotImplementedError(
-            f"The layer '{self.name}' cannot be quantized: strip the model first "
-            "(keras_sparse_ortho.strip). Received: quantize of BlockSparseRNN"
-        )
-
 
 def recurrent_like(
     plain: Any, sizes: dict[str, tuple[float, Any]], seed: int | None
@@ -342,7 +363,8 @@ def why_no_gates(cell: Any) -> str | None:
         return "with `recurrent_dropout` or implementation=1 each gate reads other inputs"
     if not getattr(cell, "reset_after", True):
         return "it has reset_after=False"
-    return None
+    kernel = why_no_function(cell.kernel_regularizer, cell.kernel_constraint)
+    return kernel or why_no_function(cell.recurrent_regularizer, cell.recurrent_constraint)
 
 
 def _of_layer(layer: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import is_integer
+from keras_sparse_ortho._checks import check_integer
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -14,21 +14,14 @@ class CircularPadding(keras.layers.Layer):
 
         y[p] = x[(p - before) mod size]    for 0 <= p < before + size + after
 
-    Before a convolution with `padding="valid"` this makes it circular: each position of the output
-    sees a whole window, and none a border of zeros. Kernels drawn with `taps="shift"` are exact
-    isometries then, and `taps="auto"` takes it into account.
+    Before a convolution with `padding="valid"` this makes it circular, and kernels drawn with
+    `taps="shift"` exact isometries.
 
     Args:
         padding: What a window of `k` taps needs is `k - 1` in all. An integer for both ends of all
-            spatial axes, or a sequence of one entry for each spatial axis, an integer or a
-            `(before, after)` pair.
-        data_format: `"channels_last"` or `"channels_first"`; default:
-            `keras.config.image_data_format()`.
+            spatial axes, or a sequence of an integer or a `(before, after)` pair for each.
+        data_format: As for convolutions.
         **kwargs: As for `keras.layers.Layer`.
-
-    Raises:
-        ValueError: A `padding` that is none, or is not one of as many axes as the input has; an
-            axis that is shorter than its padding.
 
     Limits: the size of an axis must be a multiple of the convolution's stride. A plain model
     (`strip`) keeps this layer, so it needs this package to be loaded; exported files do not.
@@ -48,25 +41,17 @@ class CircularPadding(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.padding = _checked(padding)
-        self.data_format = keras.config.image_data_format() if data_format is None else data_format
-        if self.data_format not in ("channels_last", "channels_first"):
-            raise ValueError(
-                '`data_format` must be "channels_last" or "channels_first". '
-                f"Received: data_format={data_format!r}"
-            )
+        for end in keras.tree.flatten(padding):
+            check_integer("padding", end, least=0)
+        self.padding = padding
+        self.data_format = keras.layers.Conv1D(1, 1, data_format=data_format).data_format
 
     def call(self, inputs: Any) -> Any:
         for axis, before, after in self._ends(tuple(inputs.shape)):
-            size = inputs.shape[axis]
-            size = keras.ops.shape(inputs)[axis] if size is None else size
-            parts = [inputs]
-            if before:
-                parts.insert(0, inputs[(*[slice(None)] * axis, slice(size - before, size))])
-            if after:
-                parts.append(inputs[(*[slice(None)] * axis, slice(0, after))])
-            if len(parts) > 1:
-                inputs = keras.ops.concatenate(parts, axis=axis)
+            size, every = keras.ops.shape(inputs)[axis], [slice(None)] * axis
+            first = inputs[(*every, slice(size - before, size))]
+            last = inputs[(*every, slice(0, after))]
+            inputs = keras.ops.concatenate([first, inputs, last], axis=axis)
         return inputs
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -84,40 +69,18 @@ class CircularPadding(keras.layers.Layer):
 
     def _ends(self, shape: tuple[int | None, ...]) -> list[tuple[int, int, int]]:
         """Axis, padding before and after, for each spatial axis."""
-        count = len(shape) - 2
-        given = (self.padding,) * count if isinstance(self.padding, int) else self.padding
-        if count < 1 or len(given) != count:
+        first, count = 1 if self.data_format == "channels_last" else 2, len(shape) - 2
+        given = [self.padding] * count if isinstance(self.padding, int) else list(self.padding)
+        pairs = [(end, end) if isinstance(end, int) else tuple(end) for end in given]
+        sizes = shape[first : first + count]
+        if count < 1 or len(pairs) != count or any(len(pair) != 2 for pair in pairs):
             raise ValueError(
                 f"The padding of '{self.name}' is not one of the spatial axes of its input. "
                 f"Received: padding={self.padding!r}, input of shape {shape}"
             )
-        first = 1 if self.data_format == "channels_last" else 2
-        pairs = [(end, end) if isinstance(end, int) else end for end in given]
-        ends = [(first + k, before, after) for k, (before, after) in enumerate(pairs)]
-        for axis, before, after in ends:
-            size = shape[axis]
-            if size is not None and max(before, after) > size:
-                raise ValueError(
-                    f"The layer '{self.name}' cannot pad an axis by more than its size. "
-                    f"Received: padding={self.padding!r}, input of shape {shape}"
-                )
-        return ends
-
-
-def _checked(padding: Any) -> int | tuple[int | tuple[int, int], ...]:
-    def is_end(value: Any) -> bool:
-        return is_integer(value) and value >= 0
-
-    def entry(value: Any) -> Any:
-        if is_end(value):
-            return int(value)
-        if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_end, value)):
-            return tuple(int(end) for end in value)
-        raise ValueError(
-            "`padding` must be an integer of at least 0, or for each spatial axis such an integer "
-            f"or a (before, after) pair. Received: padding={padding!r}"
-        )
-
-    if isinstance(padding, list | tuple) and padding:
-        return tuple(entry(value) for value in padding)
-    return entry(None if isinstance(padding, list | tuple) else padding)
+        if any(s is not None and max(pair) > s for s, pair in zip(sizes, pairs, strict=True)):
+            raise ValueError(
+                f"The layer '{self.name}' cannot pad an axis by more than its size. "
+                f"Received: padding={self.padding!r}, input of shape {shape}"
+            )
+        return [(first + k, *pair) for k, pair in enumerate(pairs)]

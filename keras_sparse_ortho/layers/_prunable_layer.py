@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,19 +26,20 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import check_layouts
-from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
     Selection,
     find_kernels,
+    initializer_attribute,
     names_in,
     select,
     walk,
 )
-from keras_sparse_ortho.layers._calls_by_shard import call_by_shard
-from keras_sparse_ortho.layers._recorded_draws import RecordedDraws, recorded_draws
-from keras_sparse_ortho.layers._shown_layer import ShownLayer
-from keras_sparse_ortho.layers._wrappable import (
+from keras_sparse_ortho.layers._wrapped_layer import (
+    Recorder,
+    ShownLayer,
+    recorded_draws,
     refuse_dense_updates,
     refuse_unwrappable,
     variable_dtype,
@@ -63,7 +65,7 @@ class _State:
         self.from_file = False
         self.parametrized: dict[str, Parametrization] = {}
         self.shared: dict[str, Any] = {}
-        self.draws: RecordedDraws | None = None
+        self.draws: dict[tuple[int, str | None], Recorder] | None = None
         self.deferred = DeferredVariables()
         self.layer_weights: list[Any] = []
         self.undo: list[Callable[[], None]] = []
@@ -79,34 +81,16 @@ class _State:
         defers = any(own.compact for own in given) and not layer.built
         return self.deferred.creating() if defers else contextlib.nullcontext()
 
-    def initialize(
-        self, weights: list[PrunableWeight], parametrizations: Mapping[str, Parametrization]
-    ) -> None:
-        """Gives the variables of the layer values, but for those to be stored compactly."""
-        compact = [weight for weight in weights if parametrizations[weight.path].compact]
-        for weight in compact:
-            refuse_compact(weight)
-        self.deferred.initialize(but=[weight.variable for weight in compact])
-
     def choose(self, found: list[PrunableWeight]) -> list[PrunableWeight]:
-        """The weights to parametrize; patterns of a configuration are matched in linear time."""
+        """The weights to parametrize."""
         if isinstance(self.template, dict):
             # Keys are exact names: each weight gets one parametrization.
             return select(found, [re.escape(key) for key in self.template], "parametrization")
-        if not self.from_file or self.selection is None or callable(self.selection):
-            return select(found, self.selection, "weights")
-        names = names_in(self.selection) or []
-        chosen: set[str] = set()
-        for name in names:
-            named = {weight.path for weight in found if _stands_for(name, weight.path)}
-            if not named:
-                raise UnknownWeightError(
-                    "`weights` of a configuration must name weights or layers literally, but for "
-                    "`.*`, which stands for anything. "
-                    f"There are: {', '.join(w.path for w in found)}. Received: weights={name!r}"
-                )
-            chosen |= named
-        return [weight for weight in found if weight.path in chosen]
+        selection = self.selection
+        if self.from_file and selection is not None and not callable(selection):
+            # A file could hold a regular expression on which Python's engine does not end.
+            selection = [re.escape(name) for name in names_in(selection) or []]
+        return select(found, selection, "weights")
 
     def detach(self) -> None:
         """Takes the parametrizations from their weights."""
@@ -116,13 +100,6 @@ class _State:
         for undo in self.undo:
             undo()
         self.undo.clear()
-
-    def rename(self, layer: Any) -> None:
-        """Gives a layer and those inside it their known names, once all of them are there."""
-        layers = [inner for inner, _ in walk(layer, "")]
-        if len(layers) == len(self.names):
-            for inner, name in zip(layers, self.names, strict=True):
-                inner.name = name
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -143,7 +120,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         weights: Which weights, where `parametrization` is no dict: names or regular expressions
             relative to the layer (one or a list), or a predicate of a `PrunableWeight`. Default:
             all kernels and embeddings that `keras_sparse_ortho.initializers.kernel_layouts` knows.
-            In a configuration only `.*` is a pattern.
+            In a configuration they are names.
         quantizer: What rounds the effective weights, such as `FakeQuantization("int8")`; see
             `quantize_aware`. Default: nothing does.
         name: Default: the name of the layer.
@@ -201,7 +178,7 @@ class PrunableLayer(WrapperBuiltByCalls):
                 f"parametrizations names them itself. Received: weights={weights!r}"
             )
         self._state = _State(_checked(parametrization), weights)
-        self._state.quantizer = checked_quantizer(quantizer)
+        self._state.quantizer = None if quantizer is None else checked_quantizer(quantizer)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
@@ -217,7 +194,10 @@ class PrunableLayer(WrapperBuiltByCalls):
             super().build(input_shape)
         template = self._state.template
         refuse_unwrappable(self.layer, around_others=isinstance(template, dict))
-        self._state.rename(self.layer)
+        inside = [layer for layer, _ in walk(self.layer, "")]
+        if len(inside) == len(self._state.names):
+            for layer, name in zip(inside, self._state.names, strict=True):
+                layer.name = name
         found = _wrappable_weights(self.layer, unregistered=isinstance(template, dict))
         chosen = self._state.choose(found)
         if not chosen:
@@ -231,10 +211,16 @@ class PrunableLayer(WrapperBuiltByCalls):
         assert draws is not None
         own = {w.path: template[w.path] if isinstance(template, dict) else template for w in chosen}
         try:
-            self._state.initialize(chosen, own)
+            compact = [weight for weight in chosen if own[weight.path].compact]
+            for weight in compact:
+                refuse_compact(weight)
+            self._state.deferred.initialize(but=[weight.variable for weight in compact])
             self._state.layer_weights = list(self.layer.weights)
             for weight in chosen:
-                weight = dataclasses.replace(weight, drawn_mask=draws.mask_of(weight))
+                attribute = initializer_attribute(weight.owner, weight.variable.name)
+                if recorder := draws.get((id(weight.owner), attribute)):
+                    mask = functools.partial(recorder.masks.__getitem__, weight.shape)
+                    weight = dataclasses.replace(weight, drawn_mask=mask)
                 self._parametrize(weight, own[weight.path].clone())
             if self._state.quantizer is not None:
                 self._quantize(self._state.quantizer)
@@ -250,13 +236,6 @@ class PrunableLayer(WrapperBuiltByCalls):
         self._state.undo += [refuse_dense_updates(owner) for owner in owners.values()]
 
     def _parametrize(self, weight: PrunableWeight, parametrization: Parametrization) -> None:
-        full_path = f"{self.layer.name}/{weight.path}"
-        add_weight = self._add_weight_for(weight)
-        parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
-        self._state.parametrized[weight.path] = parametrization
-
-    def _add_weight_for(self, weight: PrunableWeight) -> Callable[..., Any]:
-        """`add_weight` with names that are unique to a weight, whose path is below the layer."""
         prefix = weight.path.replace("/", "_")
 
         def add_weight(name: str, shared: bool = False, **kwargs: Any) -> Any:
@@ -272,7 +251,9 @@ class PrunableLayer(WrapperBuiltByCalls):
                 self._state.shared[name] = made
             return made
 
-        return add_weight
+        full_path = f"{self.layer.name}/{weight.path}"
+        parametrization.build(dataclasses.replace(weight, path=full_path), add_weight)
+        self._state.parametrized[weight.path] = parametrization
 
     def set_quantizer(self, quantizer: FakeQuantization) -> None:
         """Lets the effective weights of a built layer be quantized, see the argument."""
@@ -298,10 +279,6 @@ class PrunableLayer(WrapperBuiltByCalls):
             own.quantizer = self._state.quantizer
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        own = self._state.parametrized.values()
-        return call_by_shard(self, own, self._call_layer, args, kwargs)
-
-    def _call_layer(self, *args: Any, **kwargs: Any) -> Any:
         with self._effective_weights(after=args):
             return self.layer(*args, **kwargs)
 
@@ -336,7 +313,7 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     @property
     def parametrizations(self) -> dict[str, Parametrization]:
-        """The parametrizations by weight name below the layer; empty before it is built."""
+        """By weight name below the layer; empty before it is built."""
         return dict(self._state.parametrized)
 
     def get_weights(self) -> list[Any]:
@@ -363,7 +340,6 @@ class PrunableLayer(WrapperBuiltByCalls):
 
     @property
     def prunable_weights(self) -> list[PrunableWeight]:
-        """The parametrized weights, with their densities."""
         held = self._state.parametrized.values()
         return [dataclasses.replace(own.weight, storage=own) for own in held]
 
@@ -373,14 +349,10 @@ class PrunableLayer(WrapperBuiltByCalls):
             parametrization.clear_dead()
         super().save_own_variables(store)
 
-    def materialize(self) -> None:
-        """Sets every raw weight to its effective value."""
-        for parametrization in self._state.parametrized.values():
-            parametrization.materialize()
-
     def release(self) -> None:
         """Leaves the layer its effective weights, as variables of its own; the wrapper may go."""
-        self.materialize()
+        for parametrization in self._state.parametrized.values():
+            parametrization.materialize()
         self._state.detach()
 
     # --- `kernels.SparseLayer` -------------------------------------------------------------------
@@ -397,7 +369,7 @@ class PrunableLayer(WrapperBuiltByCalls):
         return {**self.wrapper_config(), "layer": self.layer_config()}
 
     def wrapper_config(self) -> dict[str, Any]:
-        """The settings alone, and the names in the layer, which its own configuration may lack."""
+        """The settings, and the names in the layer, which its own configuration may lack."""
         table = self._state.parametrized or self._state.template
         serialize = keras.saving.serialize_keras_object
         config = keras.layers.Layer.get_config(self)
@@ -460,37 +432,16 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
-def _stands_for(name: str, path: str) -> bool:
-    """Whether a name, in which `.*` stands for anything, is that of a weight or of its layer.
-
-    A file could hold a regular expression on which Python's engine does not end.
-    """
-    first, *inner = name.split(".*")
-    if not inner:
-        return path == name or path.startswith(f"{name}/")
-    *inner, last = inner
-    at = len(first)
-    for part in inner:
-        found = path.find(part, at)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return path.startswith(first) and path.endswith(last) and at + len(last) <= len(path)
-
-
 def _checked(parametrization: Any) -> Any:
     """A parametrization or dict of them, as given to a wrapper."""
-    if isinstance(parametrization, Mapping):
-        if parametrization and all(
-            isinstance(value, Parametrization) for value in parametrization.values()
-        ):
-            return dict(parametrization)
-    elif isinstance(parametrization, Parametrization):
-        return parametrization
-    raise ValueError(
-        "`parametrization` must be a Parametrization, or a dict from weight name to one. "
-        f"Received: parametrization={parametrization!r}"
-    )
+    named = isinstance(parametrization, Mapping)
+    values = list(parametrization.values()) if named else [parametrization]
+    if not values or not all(isinstance(value, Parametrization) for value in values):
+        raise ValueError(
+            "`parametrization` must be a Parametrization, or a dict from weight name to one. "
+            f"Received: parametrization={parametrization!r}"
+        )
+    return dict(parametrization) if named else parametrization
 
 
 def _wrappable_weights(layer: Any, *, unregistered: bool) -> list[PrunableWeight]:

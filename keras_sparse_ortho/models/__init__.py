@@ -10,31 +10,24 @@ from keras_sparse_ortho.models._at_density import model_gap as model_gap
 from keras_sparse_ortho.models._at_density import warn_of_gap as warn_of_gap
 from keras_sparse_ortho.models._at_density import warn_unless_at_density as warn_unless_at_density
 from keras_sparse_ortho.models._at_density import watch_saving as watch_saving
-from keras_sparse_ortho.models._channel_rules import Depthwise as Depthwise
-from keras_sparse_ortho.models._channel_rules import Linear as Linear
-from keras_sparse_ortho.models._channel_rules import Normalization as Normalization
-from keras_sparse_ortho.models._channel_rules import Tied as Tied
-from keras_sparse_ortho.models._convert import convert
+from keras_sparse_ortho.models._convert import convert, strip
+from keras_sparse_ortho.models._flops import from_zero_states as from_zero_states
 from keras_sparse_ortho.models._flops import input_specs as input_specs
 from keras_sparse_ortho.models._flops import kernel_positions
-from keras_sparse_ortho.models._prunable_weights import check_built as check_built
-from keras_sparse_ortho.models._prunable_weights import never_called as never_called
-from keras_sparse_ortho.models._prunable_weights import prunable_weights
-from keras_sparse_ortho.models._prunable_weights import refuse_unfit as refuse_unfit
-from keras_sparse_ortho.models._prunable_weights import weights_of as weights_of
+from keras_sparse_ortho.models._remove_channels import Linear as Linear
+from keras_sparse_ortho.models._remove_channels import Tied as Tied
 from keras_sparse_ortho.models._remove_channels import graph_channels as graph_channels
 from keras_sparse_ortho.models._remove_channels import remove_channels
+from keras_sparse_ortho.models._rewrite import check_built as check_built
+from keras_sparse_ortho.models._rewrite import never_called as never_called
+from keras_sparse_ortho.models._rewrite import prunable_weights
+from keras_sparse_ortho.models._rewrite import refuse_unfit as refuse_unfit
 from keras_sparse_ortho.models._rewrite import rewrite as rewrite
-from keras_sparse_ortho.models._same_function import beside_kernels as beside_kernels
+from keras_sparse_ortho.models._rewrite import weights_of as weights_of
 from keras_sparse_ortho.models._saved_layers import is_clonable as is_clonable
 from keras_sparse_ortho.models._saved_layers import is_graph_of_class as is_graph_of_class
 from keras_sparse_ortho.models._stateless_loss import StatelessLoss
 from keras_sparse_ortho.models._stateless_loss import check_labels as check_labels
-from keras_sparse_ortho.models._strip import strip
-from keras_sparse_ortho.models._worker_digests import mask_facts as mask_facts
-from keras_sparse_ortho.models._worker_digests import structure_facts as structure_facts
-from keras_sparse_ortho.models._worker_digests import value_facts as value_facts
-from keras_sparse_ortho.models._zero_states import from_zero_states as from_zero_states
 
 # Public; the other names above are for the other rooms.
 __all__ = [

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +16,21 @@ from keras_sparse_ortho.layers import (
     BlockSparseDense,
     BlockSparseEinsumDense,
 )
-from keras_sparse_ortho.models._zero_states import from_zero_states
+
+
+@contextlib.contextmanager
+def from_zero_states(model: Any) -> Iterator[None]:
+    """Inside, every call of a model starts its recurrent layers from zeros.
+
+    Stateful layers keep the states that they have, and accept any batch size: with `stateful=True`
+    Keras refuses all but the one they were built for.
+    """
+    with contextlib.ExitStack() as stack:
+        for layer, _ in walk(model, ""):
+            if isinstance(layer, keras.layers.RNN) and layer.stateful:
+                stack.enter_context(replaced(layer, "stateful", False))
+        yield
+
 
 L = keras.layers
 

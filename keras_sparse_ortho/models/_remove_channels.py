@@ -2,8 +2,11 @@
 
 import collections
 import dataclasses
+import functools
+import math
 import warnings
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -14,23 +17,22 @@ from keras_sparse_ortho._keras_internals import (
     graph_ends,
     leave_graphs,
 )
+from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import KernelLayout
-from keras_sparse_ortho.models._channel_rules import (
-    Barrier,
-    ChannelRule,
-    Constants,
-    Heads,
-    Kernel,
-    Mask,
-    Shrunk,
-    channels,
-    rule_for,
-)
-from keras_sparse_ortho.models._prunable_weights import check_built, prunable_weights
+from keras_sparse_ortho.layers import CircularPadding, is_elementwise
+from keras_sparse_ortho.models._convert import strip
+from keras_sparse_ortho.models._rewrite import check_built, prunable_weights
 from keras_sparse_ortho.models._saved_layers import is_clonable, is_made_from_layers
-from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.orthogonal import dead_outputs
+
+L = keras.layers
+
+Mask = np.ndarray
+Constants = np.ndarray
+"""One float64 for each channel of a tensor: its value where that is the same for every input, at
+every position, and NaN where it varies."""
+Shape = tuple[int | None, ...]
 
 
 def remove_channels(model: keras.Model) -> keras.Model:
@@ -41,12 +43,10 @@ def remove_channels(model: keras.Model) -> keras.Model:
 
         c = f(b),  or, normalized,  c = f(gamma (b - mean) / sqrt(variance + epsilon) + beta)
 
-    which the next layer multiplies by its kernel and adds up. So the sum goes into the bias of the
-    next layer, `b' = b + sum_i c_i sum_taps K_i`, and the channel goes. What goes as well is a
-    channel that nothing reads, and one that is computed from constants only; zeros of whichever
-    origin count, learnt by `parametrizations.ChannelSoftThreshold` or not.
-
-    Heads of MultiHeadAttention go whose values are 0, or whose outputs nothing reads.
+    which the next layer multiplies by its kernel and adds up. The sum goes into the bias of the
+    next layer, `b' = b + sum_i c_i sum_taps K_i`, and the channel goes. Channels that nothing reads
+    go, too, and those that are computed from constants only. So do heads of MultiHeadAttention
+    whose values are 0, or whose outputs nothing reads.
 
     Dense, Conv, DepthwiseConv and SeparableConv layers shrink, and with them what stands between:
     BatchNormalization, elementwise activations, pooling, Dropout, padding, Flatten, Reshape that
@@ -72,12 +72,10 @@ def remove_channels(model: keras.Model) -> keras.Model:
         UserWarning: Dead channels that stay, by layer and number, because a layer of another class
             (attention, a block written as a class, a nested model) reads or holds them.
 
-    Limits: a convolution with padding adds zeros at the border, where a channel has its constant;
-    so constants that are not 0 cannot go into its bias. One of the channels stays then, with a
-    kernel that stands for all of them: `sum_i (c_i / c) K_i`. In front of padded DepthwiseConv and
-    SeparableConv, and of ZeroPadding, every channel with a constant that is not 0 stays. Constants
-    are 0 where the dead convolution has no bias and no normalization behind it, or with `ReLU`
-    where they are negative. In further training the means of BatchNormalization move, so
+    Limits: a convolution with padding adds zeros at the border, where a channel has its constant.
+    One of the channels whose constant is not 0 stays then, with a kernel that stands for all of
+    them: `sum_i (c_i / c) K_i`. In front of padded DepthwiseConv and SeparableConv, and of
+    ZeroPadding, all of these stay. In further training the means of BatchNormalization move, so
     constants in biases are those of now. Channels must be the last axis.
 
     Example:
@@ -112,7 +110,7 @@ def remove_channels(model: keras.Model) -> keras.Model:
         plain = _as_plain_graph(plain)
     plan, left = _channel_plan(plain)
     small = _with_small_layers(plain, plan)
-    left += _inside_barriers(small)
+    left += _inside_unknown(small)
     if left:
         warnings.warn(
             "Dead channels stay where a layer is not known to do without them. "
@@ -120,6 +118,461 @@ def remove_channels(model: keras.Model) -> keras.Model:
             stacklevel=2,
         )
     return small
+
+
+# --- what layers do to channels, the last axis ----------------------------------------------------
+#
+# A rule has three functions of the channels of all inputs, one input after the other:
+# `constants(inputs)`: the constant channels of the output; `needed(constants, read, kept)`: with
+# what the layer adds, which channels of the inputs, and of the output, must be there; `shrunk`: the
+# layer between such tensors, or `None` if it need not change.
+
+
+class Shrunk(NamedTuple):
+    """A layer without the channels that go: its configuration, and its weights in their order."""
+
+    config: dict[str, Any]
+    weights: list[np.ndarray]
+
+
+def _smaller(layer: Any, config: dict[str, Any], *arrays: np.ndarray | None) -> Shrunk:
+    """A layer with some settings changed, and these weights in its order.
+
+    Its initializers, which have done their work and may be for the old shape alone, go.
+    """
+    plain = {
+        key: "zeros" if key == "bias_initializer" else "glorot_uniform"
+        for key in ("kernel", "depthwise", "pointwise", "bias")
+        for key in (f"{key}_initializer",)
+        if key in layer.get_config()
+    }
+    made = [np.asarray(array, np.float32) for array in arrays if array is not None]
+    return Shrunk({**layer.get_config(), **plain, **config}, made)
+
+
+def _value(variable: Any) -> np.ndarray:
+    """A weight in float64."""
+    return np.asarray(to_numpy(keras.ops.cast(variable, "float32")), np.float64)
+
+
+class Linear:
+    """Dense, and convolutions: `(*taps, in, out)`; with a depthwise kernel before it, Separable.
+
+    Where padding makes borders, what constants add to the output is no bias. But it is the same as
+    that of a single channel with the constant `c` and the kernel `sum_i (c_i / c) K_i`: one of the
+    constant channels stays, and carries the others.
+    """
+
+    def __init__(self, layer: Any, outputs: int) -> None:
+        self.layer = layer
+        kernel = getattr(layer, "pointwise_kernel", None)
+        self.depthwise = None if kernel is None else _value(layer.depthwise_kernel)
+        self.kernel = _value(layer.kernel if kernel is None else kernel)
+        self.taps = self.kernel.reshape(-1, *self.kernel.shape[-2:])
+        self.bias = _value(layer.bias) if layer.use_bias else np.zeros(outputs)
+        self.mixes = not is_elementwise(layer.activation)
+
+    def _between(self, inputs: Constants) -> Constants:
+        """What the kernel reads, NaN where its share of the output is not the same everywhere."""
+        if self.depthwise is not None:
+            return _each_by_itself(self.layer, self.depthwise, inputs)
+        return np.where(inputs != 0, np.nan, inputs) if _has_borders(self.layer) else inputs
+
+    def constants(self, inputs: Constants) -> Constants:
+        """Channels that read no varying one."""
+        between = self._between(inputs)
+        varies = self.taps[:, np.isnan(between)].any(axis=(0, 1)) | self.mixes
+        sums = np.nan_to_num(between) @ self.taps.sum(axis=0)
+        return _activated(self.layer.activation, np.where(varies, np.nan, sums + self.bias))
+
+    def needed(self, constants: Constants, read: Mask, kept: Mask) -> tuple[Mask, Mask]:
+        """Varying channels that a kept one reads, and one to carry constants."""
+        kept = kept | self.mixes
+        used = self.taps[:, :, kept].any(axis=(0, 2))
+        if self.depthwise is not None:
+            used = used & np.isnan(self._between(constants))
+            return read | used.reshape(len(read), -1).any(axis=1), kept
+        read = read | (used & np.isnan(constants))
+        if _has_borders(self.layer):
+            size = np.abs(np.nan_to_num(constants))
+            wanted = np.where(used, size, 0)
+            # One that is much smaller than the others would make a large kernel.
+            if wanted.any() and not (read & (size >= 0.1 * wanted.max())).any():
+                read[np.argmax(wanted)] = True
+        return read, kept
+
+    def shrunk(self, constants: Constants, read: Mask, kept: Mask) -> Shrunk:
+        """Rows and columns go; what the rows gave is in the bias, or in the row that stays."""
+        rows = np.repeat(read, self.taps.shape[1] // len(read))
+        gone = np.where(rows, 0, np.nan_to_num(self._between(constants)))
+        bias = self.bias + gone @ self.taps.sum(axis=0)
+        kernel = self.kernel[..., kept].copy()
+        if self.depthwise is None and _has_borders(self.layer):
+            size = np.where(read, np.abs(np.nan_to_num(constants)), 0)
+            carrier = int(np.argmax(size))
+            if size[carrier] > 0:  # else nothing that is kept reads constants
+                shares = np.where(read, 0, np.nan_to_num(constants)) / constants[carrier]
+                kernel[..., carrier, :] += np.einsum("i,...io->...o", shares, kernel)
+        before = None if self.depthwise is None else self.depthwise[..., read, :]
+        use_bias = bool(self.layer.use_bias or bias.any())
+        name = "units" if hasattr(self.layer, "units") else "filters"
+        config = {name: int(np.count_nonzero(kept)), "use_bias": use_bias}
+        arrays = before, kernel[..., rows, :], bias[kept] if use_bias else None
+        return _smaller(self.layer, config, *arrays)
+
+
+def _one_by_one(sizes: list[int], size: int) -> np.ndarray | None:
+    """Each channel of the output from that of the same number in every input."""
+    known = set(sizes) == {size} and size > 0
+    return np.arange(size * len(sizes)).reshape(-1, size) if known else None
+
+
+def _tiled(sizes: list[int], size: int) -> np.ndarray | None:
+    """Flatten: a channel is as many features as there are positions."""
+    return np.arange(size)[None] % sizes[0] if sizes[0] and size else None
+
+
+def _repeated(sizes: list[int], size: int) -> np.ndarray | None:
+    """Depthwise: each channel of the input becomes as many as the multiplier."""
+    return np.arange(size)[None] // (size // sizes[0]) if sizes[0] and size else None
+
+
+def _in_a_row(sizes: list[int], size: int) -> np.ndarray | None:
+    """Concatenate: each input has its own run of channels."""
+    return np.arange(size)[None] if all(sizes) and sum(sizes) == size else None
+
+
+class _Kind(NamedTuple):
+    """How a kind of layer ties channels; a row of the table below.
+
+    `constants(layer, rows)`: those of the output, for those of the inputs in rows.
+    `shrunk(layer, read, kept)`: the smaller layer; `None` if it need not change.
+    `sources(input sizes, output size)`: as of `Tied`; `None` for sizes that do not fit.
+    `fits(layer, input shapes, output shape)`: whether it holds for them.
+    """
+
+    constants: Callable[[Any, np.ndarray], np.ndarray] = lambda _, rows: rows[0]
+    shrunk: Callable[[Any, Mask, Mask], Shrunk | None] = lambda *_: None
+    sources: Callable[[list[int], int], np.ndarray | None] = _one_by_one
+    fits: Callable[[Any, Sequence[Shape], Shape], bool] = lambda _, inputs, __: len(inputs) == 1
+
+
+class Tied:
+    """A layer whose channels stay, or go, with the channels of the inputs that they are made of.
+
+    `sources[:, o]` are the channels of all inputs that output `o` is made of.
+    """
+
+    def __init__(self, layer: Any, kind: _Kind, sources: np.ndarray) -> None:
+        self.layer = layer
+        self.sources = sources
+        self._kind = kind
+
+    def is_one_by_one(self, inputs: int) -> bool:
+        """Whether each channel of the output comes from that of the same number in all inputs."""
+        size = self.sources.shape[1]
+        return len(self.sources) == inputs and bool((self.sources % size == np.arange(size)).all())
+
+    def constants(self, inputs: Constants) -> Constants:
+        return np.asarray(self._kind.constants(self.layer, inputs[self.sources]))
+
+    def needed(self, constants: Constants, read: Mask, kept: Mask) -> tuple[Mask, Mask]:
+        read = read.copy()
+        np.logical_or.at(read, self.sources, kept)
+        return read, read[self.sources].any(axis=0)
+
+    def shrunk(self, constants: Constants, read: Mask, kept: Mask) -> Shrunk | None:
+        return self._kind.shrunk(self.layer, read, kept)
+
+
+def _of_last_axis(layer: Any, inputs: Sequence[Shape], output: Shape) -> bool:
+    return layer.axis in (-1, len(output) - 1)
+
+
+def _of_one_rank(layer: Any, inputs: Sequence[Shape], output: Shape) -> bool:
+    return len({len(shape) for shape in (*inputs, output)}) == 1
+
+
+def _is_plain(layer: Any, inputs: Sequence[Shape], output: Shape) -> bool:
+    """One input, and a kernel that is what it seems."""
+    return (
+        len(inputs) == 1
+        and getattr(layer, "groups", 1) == 1
+        and getattr(layer, "quantization_mode", None) is None
+        and not getattr(layer, "lora_enabled", False)
+    )
+
+
+def _maps_each(layer: Any, inputs: Sequence[Shape], output: Shape) -> bool:
+    return _is_plain(layer, inputs, output) and is_elementwise(layer.activation)
+
+
+def _activated(function: Any, constants: np.ndarray) -> np.ndarray:
+    """The constants after an activation, as the backend computes it in float32."""
+    if function is None or not constants.size:
+        return constants
+    tensor = keras.ops.convert_to_tensor(np.nan_to_num(constants)[None], dtype="float32")
+    found = to_numpy(function(tensor))[0].astype(np.float64)
+    return np.where(np.isnan(constants), np.nan, found)
+
+
+def _normalized(layer: Any, rows: np.ndarray) -> np.ndarray:
+    """BatchNormalization in inference: `gamma (x - mean) / sqrt(variance + epsilon) + beta`."""
+    gamma = _value(layer.gamma) if layer.scale else 1.0
+    scale = gamma / np.sqrt(_value(layer.moving_variance) + layer.epsilon)
+    shift = (_value(layer.beta) if layer.center else 0.0) - _value(layer.moving_mean) * scale
+    return np.where(scale == 0, shift, rows[0] * scale + shift)
+
+
+def _has_borders(layer: Any) -> bool:
+    """Whether padding adds zeros that the kernel reads."""
+    size = getattr(layer, "kernel_size", ())
+    return getattr(layer, "padding", "valid") != "valid" and math.prod(size) > 1
+
+
+def _each_by_itself(layer: Any, kernel: np.ndarray, inputs: Constants) -> Constants:
+    """The constants after a depthwise kernel `(*taps, channels, multiplier)`, without bias."""
+    blocked = inputs != 0 if _has_borders(layer) else np.isnan(inputs)
+    taps = kernel.reshape(-1, *kernel.shape[-2:])
+    sums = np.where(blocked, 0, inputs)[:, None] * taps.sum(axis=0)
+    return np.where(blocked[:, None] & taps.any(axis=0), np.nan, sums).ravel()
+
+
+def _depthwise(layer: Any, rows: np.ndarray) -> np.ndarray:
+    kernel = _value(layer.kernel)
+    sums = _each_by_itself(layer, kernel, rows[0, :: kernel.shape[-1]])
+    return _activated(layer.activation, sums + (_value(layer.bias) if layer.use_bias else 0.0))
+
+
+def _smaller_weights(layer: Any, read: Mask, kept: Mask) -> Shrunk:
+    """Vectors of the output's channels, and depthwise kernels `(*taps, channels, multiplier)`."""
+    values = [_value(variable) for variable in layer.weights]
+    return _smaller(layer, {}, *[v[kept] if v.ndim == 1 else v[..., read, :] for v in values])
+
+
+def _smaller_target(layer: Any, read: Mask, kept: Mask) -> Shrunk:
+    """Reshape, whose target has the number of channels."""
+    target = (*layer.target_shape[:-1], int(np.count_nonzero(kept)))
+    return _smaller(layer, {"target_shape": target})
+
+
+_BY_RANK = (
+    *("SpatialDropout", "Cropping", "UpSampling"),
+    *("AveragePooling", "MaxPooling", "GlobalAveragePooling", "GlobalMaxPooling"),
+)
+_TIED = [
+    *("ActivityRegularization", "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise"),
+    *("Identity", *(f"{name}{rank}D" for name in _BY_RANK for rank in (1, 2, 3))),
+]
+_LINEAR = (L.Dense, L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D)
+_DEPTHWISE = (L.DepthwiseConv1D, L.DepthwiseConv2D)
+_PADDING = (L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D)
+_MERGES: dict[type, Callable[[np.ndarray], Any]] = {
+    L.Add: np.add.reduce,
+    L.Subtract: np.subtract.reduce,
+    L.Multiply: np.multiply.reduce,
+    L.Average: functools.partial(np.mean, axis=0),
+    L.Maximum: np.maximum.reduce,
+    L.Minimum: np.minimum.reduce,
+}
+
+
+def _merged(layer: Any, rows: np.ndarray) -> np.ndarray:
+    return np.asarray(_MERGES[type(layer)](rows))
+
+
+_KINDS: dict[type, _Kind] = {
+    **{getattr(L, name): _Kind() for name in _TIED},
+    CircularPadding: _Kind(),
+    # A constant that is not 0 ends at the border.
+    **dict.fromkeys(_PADDING, _Kind(lambda _, x: np.where(x[0] == 0, 0, np.nan))),
+    **dict.fromkeys((L.ReLU, L.LeakyReLU, L.ELU), _Kind(lambda own, x: _activated(own, x[0]))),
+    L.Activation: _Kind(lambda own, x: _activated(own, x[0]), fits=_maps_each),
+    L.BatchNormalization: _Kind(_normalized, _smaller_weights, fits=_of_last_axis),
+    L.Reshape: _Kind(shrunk=_smaller_target),
+    L.Flatten: _Kind(sources=_tiled),
+    L.Concatenate: _Kind(sources=_in_a_row, fits=_of_last_axis),
+    **dict.fromkeys(_MERGES, _Kind(_merged, fits=_of_one_rank)),
+    **dict.fromkeys(_DEPTHWISE, _Kind(_depthwise, _smaller_weights, _repeated, _maps_each)),
+}
+
+
+def _rule_for(layer: Any, inputs: list[Shape], output: Shape) -> Linear | Tied | None:
+    """The rule of a layer by its class itself, as a subclass may compute something else."""
+    if getattr(layer, "data_format", None) not in (None, "channels_last"):
+        return None
+    sizes, size = [_channels(shape) for shape in inputs], _channels(output)
+    if type(layer) in _LINEAR:
+        return Linear(layer, size) if _is_plain(layer, inputs, output) and sizes[0] else None
+    kind = _KINDS.get(type(layer))
+    if kind is None or not kind.fits(layer, inputs, output):
+        return None
+    sources = kind.sources(sizes, size)
+    return None if sources is None else Tied(layer, kind, sources)
+
+
+def _without_dead_heads(layer: Any) -> Shrunk | None:
+    """MultiHeadAttention without heads whose values are 0, or whose outputs nothing reads."""
+    values = [_value(v) for v in layer.value_dense.weights]
+    given = np.logical_or.reduce([v.any(axis=(*range(v.ndim - 2), -1)) for v in values])
+    output = _value(layer.output_dense.kernel)
+    live = given & output.any(axis=(*range(1, output.ndim),))
+    if live.all():
+        return None
+    live[0] |= not live.any()
+    projections = (layer.query_dense, layer.key_dense, layer.value_dense)
+    axes = {id(v): len(v.shape) - 2 for dense in projections for v in dense.weights}
+    axes[id(layer.output_dense.kernel)] = 0
+    arrays = [
+        np.compress(live, _value(v), axes[id(v)]) if id(v) in axes else _value(v)
+        for v in layer.weights
+    ]
+    return _smaller(layer, {"num_heads": int(np.count_nonzero(live))}, *arrays)
+
+
+# --- from the calls of a model to the layers that can be smaller ----------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of a layer: keys of its tensors, and what it does to their channels.
+
+    Without a rule, a layer needs all of its inputs, and all of its outputs vary and stay.
+    """
+
+    layer: Any
+    rule: Linear | Tied | None
+    inputs: list[int]
+    outputs: list[int]
+
+    def read(self, known: Mapping[int, np.ndarray]) -> np.ndarray:
+        """What is known of the channels of all inputs, one input after the other."""
+        return np.concatenate([known[key] for key in self.inputs])
+
+
+def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
+    """What layers can shrink to, by `id(layer)`; which dead channels stay because of which layer.
+
+    Forward, a channel is constant if nothing that it is computed from varies. Backward, one is
+    needed if the model returns it, or if something needed reads it and it is not a constant that
+    the reader can put into its bias. What is not needed goes. At least one channel of every
+    tensor stays, as Keras has no layers of size 0.
+    """
+    calls, sizes = graph_channels(model)
+    constants = {key: np.full(size, np.nan) for key, size in sizes.items()}
+    for call in calls:
+        if call.rule is not None:
+            constants[call.outputs[0]] = call.rule.constants(call.read(constants))
+    ends = {id(tensor) for tensor in (*model.inputs, *model.outputs)}
+    kept = {key: np.full(size, key in ends) for key, size in sizes.items()}
+    while _spread(calls, constants, kept) or _fill(kept):
+        pass
+    plan, left = {}, []
+    for call in calls:
+        if call.rule is None:
+            # Where it is called twice, heads may be read in one of the calls.
+            once = sum(other.layer is call.layer for other in calls) == 1
+            heads = once and type(call.layer) is L.MultiHeadAttention
+            shrunk = _without_dead_heads(call.layer) if heads else None
+        elif all(kept[key].all() for key in (*call.inputs, *call.outputs)):
+            shrunk = None
+        else:
+            known = call.read(constants), call.read(kept), kept[call.outputs[0]]
+            shrunk = call.rule.shrunk(*known)
+        if shrunk is not None:
+            plan[id(call.layer)] = shrunk
+        if _has_kernel(call):
+            output = call.outputs[0]
+            dead = int(np.count_nonzero(kept[output] & ~np.isnan(constants[output])))
+            reader = _unknown_behind(output, calls) if dead else None
+            if reader is not None:
+                left.append(f"{dead} of '{call.layer.name}', which {_named(reader)} reads")
+    return plan, left
+
+
+def _has_kernel(call: _Call) -> bool:
+    return isinstance(call.rule, Linear) or isinstance(call.layer, _DEPTHWISE)
+
+
+def _unknown_behind(tensor: int, calls: list[_Call]) -> Any:
+    """The first layer without a rule that reads the channels of a tensor, or `None`."""
+    reached = {tensor}
+    for call in calls:
+        if reached & set(call.inputs):
+            if call.rule is None:
+                return call.layer
+            if not _has_kernel(call):
+                reached |= set(call.outputs)
+    return None
+
+
+def _inside_unknown(model: Any) -> list[str]:
+    """Dead outputs of kernels that belong to layers without a rule, or lie inside such."""
+    left = []
+    for call in graph_channels(model)[0]:
+        if call.rule is None and getattr(call.layer, "weights", None):
+            for weight in prunable_weights(call.layer):
+                layout = weight.layout or KernelLayout.convolution()
+                dead = dead_outputs(weight.value, layout) if layout.inputs else 0
+                if dead:
+                    where = f"{call.layer.name}/{weight.path}"
+                    left.append(f"{dead} of '{where}' in {_named(call.layer)}")
+    return list(dict.fromkeys(left))
+
+
+def _named(layer: Any) -> str:
+    return f"{layer.name!r} of class {type(layer).__name__}"
+
+
+def graph_channels(model: Any) -> tuple[list[_Call], dict[int, int]]:
+    """The calls in order, and the number of channels of every tensor, by `id`."""
+    found = graph_calls(model)
+    times = collections.Counter(id(call.operation) for call in found)
+    calls: list[_Call] = []
+    sizes: dict[int, int] = {}
+    for call in found:
+        layer, tensors = call.operation, [*call.inputs, *call.outputs]
+        *inputs, output = [tuple(tensor.shape) for tensor in tensors] or [()]
+        # A layer that changes would have to shrink alike for all calls.
+        changes = bool(getattr(layer, "weights", None)) or type(layer) is L.Reshape
+        alone = len(call.outputs) == 1 and inputs and (times[id(layer)] == 1 or not changes)
+        # Such as `training=True`, with which BatchNormalization and Dropout are something else.
+        configured = any(setting is not None and setting is not False for setting in call.settings)
+        rule = _rule_for(layer, inputs, output) if alone and not configured else None
+        calls.append(
+            _Call(layer, rule, [id(t) for t in call.inputs], [id(t) for t in call.outputs])
+        )
+        sizes |= {id(t): _channels(tuple(t.shape)) for t in tensors}
+    return calls, sizes
+
+
+def _channels(shape: Shape) -> int:
+    """Number of channels; 0 for a tensor without, or with a number that is not known."""
+    return int(shape[-1] or 0) if len(shape) > 1 else 0
+
+
+def _spread(calls: list[_Call], constants: dict[int, Constants], kept: dict[int, Mask]) -> bool:
+    """Propagates what calls need, from the last to the first; returns whether anything changed."""
+    before = sum(int(mask.sum()) for mask in kept.values())
+    for call in reversed(calls):
+        if call.rule is None:  # of any number of outputs
+            kept |= {key: np.ones_like(kept[key]) for key in (*call.inputs, *call.outputs)}
+            continue
+        output = call.outputs[0]
+        read, kept[output] = call.rule.needed(call.read(constants), call.read(kept), kept[output])
+        ends = np.cumsum([len(kept[key]) for key in call.inputs])
+        for key, mask in zip(call.inputs, np.split(read, ends[:-1]), strict=True):
+            kept[key] = kept[key] | mask  # one tensor may be several inputs
+    return sum(int(mask.sum()) for mask in kept.values()) > before
+
+
+def _fill(kept: dict[int, Mask]) -> bool:
+    """Keeps a channel of the first tensor that would have none; whether there was one."""
+    for mask in kept.values():
+        if mask.size and not mask.any():
+            mask[0] = True
+            return True
+    return False
 
 
 def _with_small_layers(model: Any, plan: dict[int, Shrunk]) -> Any:
@@ -146,130 +599,3 @@ def _as_plain_graph(model: keras.Model) -> keras.Model:
     if isinstance(model, keras.Sequential):
         return keras.Sequential([inputs, *model.layers], name=model.name)
     return keras.Model(inputs, outputs, name=model.name)
-
-
-# --- from the calls of a model to the layers that can be smaller ----------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A call of a layer: keys of its tensors, and what it does to their channels."""
-
-    layer: Any
-    rule: ChannelRule
-    inputs: list[int]
-    outputs: list[int]
-
-
-def _channel_plan(model: Any) -> tuple[dict[int, Shrunk], list[str]]:
-    """What layers of a functional or Sequential model can shrink to, by `id(layer)`.
-
-    And which dead channels cannot go, because of which layer.
-
-    Forward, a channel is constant if nothing that it is computed from varies. Backward, one is
-    needed if the model returns it, or if something needed reads it and it is not a constant that
-    the reader can put into its bias. What is not needed goes. At least one channel of every
-    tensor stays, as Keras has no layers of size 0.
-    """
-    calls, sizes = graph_channels(model)
-    constants = _constants(calls, sizes)
-    ends = {id(tensor) for tensor in (*model.inputs, *model.outputs)}
-    kept = {key: np.full(size, key in ends) for key, size in sizes.items()}
-    while _spread(calls, constants, kept) or _fill(kept):
-        pass
-    plan = {}
-    for call in calls:
-        whole = [kept[key].all() for key in (*call.inputs, *call.outputs)]
-        if not isinstance(call.rule, Heads) and (all(whole) or isinstance(call.rule, Barrier)):
-            continue
-        read = [kept[key] for key in call.inputs]
-        known = [constants[key] for key in call.inputs]
-        shrunk = call.rule.shrunk(known, read, kept[call.outputs[0]])
-        if shrunk is not None:
-            plan[id(call.layer)] = shrunk
-    left = []
-    for call in calls:
-        if isinstance(call.rule, Kernel):
-            output = call.outputs[0]
-            dead = int(np.count_nonzero(kept[output] & ~np.isnan(constants[output])))
-            reader = _barrier_behind(output, calls) if dead else None
-            if reader is not None:
-                left.append(f"{dead} of '{call.layer.name}', which {_named(reader)} reads")
-    return plan, left
-
-
-def _barrier_behind(tensor: int, calls: list[_Call]) -> Any:
-    """The first layer without a rule that reads the channels of a tensor, or `None`."""
-    reached = {tensor}
-    for call in calls:
-        if reached & set(call.inputs):
-            if isinstance(call.rule, Barrier):
-                return call.layer
-            if not isinstance(call.rule, Kernel):
-                reached |= set(call.outputs)
-    return None
-
-
-def _inside_barriers(model: Any) -> list[str]:
-    """Dead outputs of kernels that belong to layers without a rule, or lie inside such."""
-    left = []
-    for call in graph_channels(model)[0]:
-        if isinstance(call.rule, Barrier) and getattr(call.layer, "weights", None):
-            for weight in prunable_weights(call.layer):
-                layout = weight.layout or KernelLayout.convolution()
-                dead = dead_outputs(weight.value, layout) if layout.inputs else 0
-                if dead:
-                    where = f"{call.layer.name}/{weight.path}"
-                    left.append(f"{dead} of '{where}' in {_named(call.layer)}")
-    return list(dict.fromkeys(left))
-
-
-def _named(layer: Any) -> str:
-    return f"{layer.name!r} of class {type(layer).__name__}"
-
-
-def graph_channels(model: Any) -> tuple[list[_Call], dict[int, int]]:
-    """The calls in order, and the number of channels of every tensor."""
-    found = graph_calls(model)
-    times = collections.Counter(id(call.operation) for call in found)
-    calls: list[_Call] = []
-    sizes: dict[int, int] = {}
-    for call in found:
-        layer = call.operation
-        inputs, outputs = [id(t) for t in call.inputs], [id(t) for t in call.outputs]
-        calls.append(_Call(layer, rule_for(call, times[id(layer)]), inputs, outputs))
-        sizes |= {id(t): channels(tuple(t.shape)) for t in (*call.inputs, *call.outputs)}
-    return calls, sizes
-
-
-def _constants(calls: list[_Call], sizes: dict[int, int]) -> dict[int, Constants]:
-    known = {key: np.full(size, np.nan) for key, size in sizes.items()}
-    for call in calls:
-        if not isinstance(call.rule, Barrier):
-            known[call.outputs[0]] = call.rule.constants([known[key] for key in call.inputs])
-    return known
-
-
-def _spread(calls: list[_Call], constants: dict[int, Constants], kept: dict[int, Mask]) -> bool:
-    """Propagates what calls need, from the last to the first; returns whether anything changed."""
-    before = sum(int(mask.sum()) for mask in kept.values())
-    for call in reversed(calls):
-        if isinstance(call.rule, Barrier):  # of any number of outputs
-            for key in (*call.inputs, *call.outputs):
-                kept[key] = np.ones_like(kept[key])
-            continue
-        known = [constants[key] for key in call.inputs]
-        read = [kept[key] for key in call.inputs]
-        read, kept[call.outputs[0]] = call.rule.needed(known, read, kept[call.outputs[0]])
-        for key, mask in zip(call.inputs, read, strict=True):
-            kept[key] = kept[key] | mask  # one tensor may be several inputs
-    return sum(int(mask.sum()) for mask in kept.values()) > before
-
-
-def _fill(kept: dict[int, Mask]) -> bool:
-    """Keeps a channel of the first tensor that would have none; whether there was one."""
-    for mask in kept.values():
-        if mask.size and not mask.any():
-            mask[0] = True
-            return True
-    return False

@@ -1,5 +1,6 @@
-"""Replacing layers in a whole model, or leaving it as it was."""
+"""`prunable_weights`, and replacing the layers that hold them, or leaving the model as it was."""
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,10 +14,149 @@ from keras_sparse_ortho._keras_internals import (
     sublayers,
     track_parameters_anew,
 )
+from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, find_kernels, walk
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    find_kernels,
+    kernel_layouts,
+    walk,
+)
 from keras_sparse_ortho.layers import PrunableLayer
+from keras_sparse_ortho.models._flops import count_flops
 from keras_sparse_ortho.models._saved_layers import save_with_layers
+
+
+def prunable_weights(
+    model: keras.layers.Layer,
+    *,
+    flops: bool = False,
+    sample: Any = None,
+    unregistered: bool = False,
+) -> list[PrunableWeight]:
+    """Lists the kernels of a model with path, shape and density, and FLOPs if asked for.
+
+    For weight `k`, `density_k = live_k / size_k`, where `live_k` counts the mask of a wrapped
+    weight, and the nonzero entries of a plain one. Biases and normalization weights are not
+    listed; `keras_sparse_ortho.initializers.kernel_layouts` says what a kernel is.
+
+    Args:
+        model: A built Keras model or layer: functional, Sequential, nested or subclassed.
+        flops: Whether to count multiply-adds for one sample, for which the model is traced once.
+        sample: A batch of the model's inputs, of which the shapes are used, for a model whose
+            inputs have dimensions that are not fixed. Without it the FLOPs of all weights of such
+            a model are `None`.
+        unregistered: Whether to list matrices as well whose axes have an unknown meaning:
+            weights of other names in layers that are neither Keras' nor registered. Their layout is
+            guessed, `(*batch, in, out)`, and they come last.
+
+    Returns:
+        A list of `PrunableWeight` in the order of the layers. A shared layer is listed once, its
+        FLOPs summed over its calls.
+
+    Raises:
+        NotPrunableError: A model that is not built: weights have no shapes yet.
+
+    Example:
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Conv2D(8, 3, name="c")])
+    >>> prunable_weights(model, flops=True)
+    [<c/kernel shape=(3, 3, 1, 8), density=1, flops=48672>]
+    """
+    check_built(model)
+    found = find_kernels(model, "", unregistered=unregistered)
+    if not flops:
+        return found
+    table = count_flops(model, found, sample)
+    return [dataclasses.replace(w, flops=table.get(id(w.variable))) for w in found]
+
+
+def check_built(model: Any) -> None:
+    """Refuses what is no Keras 3 model or layer, and what has no weights yet.
+
+    Layers inside that are not built have not been called, as a head for another task may be, or
+    never will be, as a model whose class has no `call`. On JAX layouts that are not the same on all
+    workers are refused, too, before a weight is read.
+    """
+    if not isinstance(model, keras.layers.Layer):
+        hint = ""
+        if type(model).__module__.startswith(("tf_keras", "keras.src.engine")):
+            hint = " For tf_keras models see keras_sparse_ortho.tfmot."
+        raise NotPrunableError(
+            f"`model` must be a Keras 3 model or layer.{hint} "
+            f"Received: model={model!r} of type {type(model).__name__}"
+        )
+    if not ((model.built or _has_no_call(model)) and model.weights):
+        unbuilt = [path or layer.name for layer, path in walk(model, "") if not layer.built]
+        if unbuilt and not (unbuilt == [model.name] and _only_joins_layers(model)):
+            raise NotPrunableError(
+                "The model must be built, so that its weights have shapes: give it an Input, or "
+                "call it once on data. "
+                f"Received: a model whose layers {unbuilt[:5]} are not built"
+            )
+    check_layouts()
+
+
+def never_called(model: Any) -> list[str]:
+    """The paths of layers that will have kernels, but have none yet: no call has reached them."""
+    return [
+        path
+        for layer, path in walk(model, "")
+        if not (layer.built or _has_no_call(layer)) and kernel_layouts(layer)
+    ]
+
+
+def _has_no_call(model: Any) -> bool:
+    """Whether a model's class only trains other models, so that it is never built itself."""
+    return getattr(type(model), "call", None) is keras.Model.call
+
+
+def _only_joins_layers(model: Any) -> bool:
+    """Whether a subclassed model has all its weights, once its layers are built.
+
+    Keras' Distiller, around a student and a teacher, is such a model.
+    """
+    return getattr(type(model), "build", None) is keras.Model.build and bool(model.weights)
+
+
+def weights_of(model: Any) -> list[PrunableWeight]:
+    """The prunable weights of a model, or the given ones where they are listed already.
+
+    Lists come from models that are not Keras 3's, as `keras_sparse_ortho.tfmot` makes them.
+    """
+    if isinstance(model, list | tuple):
+        return list(model)
+    return prunable_weights(model)
+
+
+def refuse_unfit(model: Any, weights: list[PrunableWeight], lack: str) -> None:
+    """Raises if there are no weights, or some are wrapped, not dense or not finite."""
+    if not weights:
+        raise NotPrunableError(
+            f"The model has {lack}. Received: model={getattr(model, 'name', model)!r}"
+        )
+    wrapped = [weight.path for weight in weights if weight.parametrization is not None]
+    if wrapped:
+        raise NotPrunableError(
+            "These weights are wrapped already; strip the model first, or `exclude` them. "
+            f"Received: {wrapped}"
+        )
+    stored = [weight.path for weight in weights if weight.storage is not None]
+    if stored:
+        raise NotPrunableError(
+            "These weights hold their live entries only; strip the model first, or `exclude` them. "
+            f"Received: {stored}"
+        )
+    for weight in weights:
+        if getattr(weight.owner, "quantization_mode", None) is not None:
+            raise NotPrunableError(
+                f"The weight '{weight.path}' is quantized. Prune first, strip, then quantize; or "
+                f"`exclude` it. Received: layer={type(weight.owner).__name__} of "
+                f"{weight.owner.quantization_mode}"
+            )
+        weight.finite_raw_value()
+
 
 # They read or assign the weights of layers inside them, not only call these.
 _READING_INSIDE = (keras.layers.RNN, keras.layers.SpectralNormalization)

@@ -14,7 +14,7 @@ from keras_sparse_ortho._backend import (
 )
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
 from keras_sparse_ortho._values import placed, to_numpy
-from keras_sparse_ortho.models._prunable_weights import check_built
+from keras_sparse_ortho.models._rewrite import check_built
 
 Objective = Callable[[Any, Any, Any, Any, bool], Any]
 """`objective(model, x, y, sample_weight, training)`, a scalar tensor."""
@@ -45,37 +45,17 @@ class StatelessLoss:
     """`L(values; x, y, sample_weight)`: a model's loss where some variables have given values.
 
     The model runs as in `fit`, inside a scope that answers for `variables` with `values` and
-    forgets every update: no variable changes, neither moving averages nor seed states nor metrics.
-    So two calls at the same state draw the same dropout. All other variables have the values that
-    they have at the time of the call. It is compiled once for each batch shape as the model asks
-    for: by XLA where `model.jit_compile` is true, else by `tf.function`; not with `run_eagerly`.
+    forgets every update, so two calls at the same state draw the same dropout. Other variables
+    have the values of the time of the call. It is compiled once for each batch shape, as the model
+    asks for: by XLA with `jit_compile`, else by `tf.function`; not with `run_eagerly`.
 
     Args:
         model: A built Keras model, compiled unless there is an `objective`.
         variables: The Keras variables whose values are given, of float dtypes.
         held: `(variable, value)` pairs that hold in every call, such as masks set to all `True`.
-        objective: `objective(model, x, y, sample_weight, training)`, a scalar tensor. Default: the
-            loss of `fit`, with regularization, the losses of `add_loss`, and all weights.
+        objective: Default: the loss of `fit`, with regularization and the losses of `add_loss`.
+            On JAX it may read variables of the model only; others would be constants.
         training: Whether dropout and batch statistics are those of training.
-
-    Raises:
-        NotPrunableError: A model that is not built.
-        ValueError: A model that was not compiled, where there is no `objective`.
-
-    Limits: a custom `train_step` is not called: give its loss as `objective`. On JAX an
-    objective may read variables of the model only; others would be constants. In a callback on
-    JAX call `model.jax_state_sync()` first.
-
-    Example:
-
-    >>> import keras, numpy as np
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-    >>> model.compile(loss="mse")
-    >>> loss = StatelessLoss(model, model.trainable_variables)
-    >>> x, y = np.array([[1.0, 2.0]]), np.array([[1.0]])
-    >>> value, [gradient] = loss.value_and_gradients([np.array([[1.0], [1.0]])], x, y)
-    >>> value, gradient.tolist()  # (x w - y)^2 and 2 (x w - y) x
-    (4.0, [[4.0], [8.0]])
     """
 
     def __init__(
@@ -101,7 +81,7 @@ class StatelessLoss:
         self._called = False
 
     def loss(self, values: Sequence[Any], x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """The loss as a scalar tensor, not compiled: a pure function that may be differentiated."""
+        """The loss as a scalar tensor, not compiled, that may be differentiated."""
         batch = _tensors((x, y, sample_weight))
         return self._scoped(list(values), [value for _, value in self._held], None, batch)
 

@@ -1,27 +1,21 @@
 """How a raw variable becomes the effective weight of its layer."""
 
 from keras_sparse_ortho._other_names import public_names
-from keras_sparse_ortho.parametrizations._compact_mask import (
-    CompactMask,
-    refuse_compact,
-    refuse_unless_fixed,
-)
 from keras_sparse_ortho.parametrizations._fake_quantization import (
     FakeQuantization,
     checked_quantizer,
-    quantized_value,
 )
-from keras_sparse_ortho.parametrizations._feather import Feather
-from keras_sparse_ortho.parametrizations._fixed_mask import FixedMask, digest
-from keras_sparse_ortho.parametrizations._learnt_threshold import (
-    LearntThreshold,
-    ThresholdFunction,
-    critical_offsets,
-    threshold_function,
+from keras_sparse_ortho.parametrizations._fixed_mask import (
+    CompactMask,
+    FixedMask,
+    digest,
+    refuse_compact,
+    refuse_unless_fixed,
 )
 from keras_sparse_ortho.parametrizations._low_rank_soft_threshold import LowRankSoftThreshold
-from keras_sparse_ortho.parametrizations._parametrization import Parametrization
+from keras_sparse_ortho.parametrizations._parametrization import Parametrization, quantized_value
 from keras_sparse_ortho.parametrizations._scheduled_mask import (
+    Feather,
     MagnitudeMask,
     ScheduledMask,
     StraightThroughTopK,
@@ -29,7 +23,10 @@ from keras_sparse_ortho.parametrizations._scheduled_mask import (
 )
 from keras_sparse_ortho.parametrizations._soft_threshold import (
     ChannelSoftThreshold,
+    LearntThreshold,
     SoftThreshold,
+    critical_offsets,
+    threshold_function,
 )
 
 # Public; the other names above are for the other rooms.

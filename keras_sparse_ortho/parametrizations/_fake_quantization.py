@@ -6,7 +6,6 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import restored
-from keras_sparse_ortho._values import to_numpy
 
 LEVELS = {"int8": 127, "int4": 7, "ternary": 1}
 # Ternary weight networks (Li et al. 2016): smaller entries become 0.
@@ -63,12 +62,7 @@ class FakeQuantization:
         self.dtype = dtype
 
     def __call__(self, value: Any, outputs: tuple[int, ...]) -> Any:
-        """The quantized weight.
-
-        Args:
-            value: The effective weight, a tensor.
-            outputs: The shape of one number for each output, which broadcasts to that of `value`.
-        """
+        """The quantized weight; `outputs` is the shape of one number for each output."""
         ops, axes = keras.ops, _axes(outputs)
 
         @ops.custom_gradient
@@ -103,12 +97,10 @@ class FakeQuantization:
         return np.rint(value / scale).astype(np.int8), scale
 
     def get_config(self) -> dict[str, Any]:
-        """The argument."""
         return {"dtype": self.dtype}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "FakeQuantization":
-        """The reverse of `get_config`."""
         return cls(**config)
 
 
@@ -122,15 +114,6 @@ def _mean(value: Any, of: Any, axes: tuple[int, ...]) -> Any:
     ops = keras.ops
     count = ops.maximum(ops.sum(of, axis=axes, keepdims=True), 1.0)
     return ops.sum(value * of, axis=axes, keepdims=True) / count
-
-
-def quantized_value(
-    quantizer: FakeQuantization | None, value: np.ndarray, outputs: tuple[int, ...]
-) -> np.ndarray:
-    """An effective weight in NumPy, rounded if there is a quantizer."""
-    if quantizer is None:
-        return value
-    return to_numpy(quantizer(keras.ops.convert_to_tensor(value), outputs))
 
 
 def checked_quantizer(quantizer: Any) -> FakeQuantization | None:

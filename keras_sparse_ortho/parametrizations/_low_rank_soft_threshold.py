@@ -11,10 +11,9 @@ from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.parametrizations._learnt_threshold import (
+from keras_sparse_ortho.parametrizations._soft_threshold import (
     STEERED,
     LearntThreshold,
-    ThresholdFunction,
     add_weight_decay,
     shrink,
 )
@@ -37,13 +36,11 @@ class LowRankSoftThreshold(LearntThreshold):
 
     Args:
         rank: Number `r` of values, at most the smaller side of the matrix. Default: all of them.
-        g: `"sigmoid"`, `"exp"` or `"softplus"`.
-        s_init: Initial value of `s`. The more negative, the later thresholds rise.
+        g: As for `SoftThreshold`, and so is `s_init`.
         weight_decay: Strength `lambda` of the L2 that is added to the loss, `lambda / 2 * (|U|^2 +
             |v|^2 + |V|^2 + s^2)`.
 
     Raises:
-        ValueError: An unknown function, a negative strength, a rank below 1.
         NotPrunableError: When built, if the weight is not finite, or not a matrix from inputs to
             outputs (kernels of convolutions are not).
 
@@ -77,7 +74,7 @@ class LowRankSoftThreshold(LearntThreshold):
     def __init__(
         self,
         rank: int | None = None,
-        g: str | ThresholdFunction = "sigmoid",
+        g: str = "sigmoid",
         s_init: float = -8.0,
         weight_decay: float = 0.0,
     ) -> None:
@@ -116,12 +113,10 @@ class LowRankSoftThreshold(LearntThreshold):
         return ops.cast(ops.reshape(product, self.weight.shape), value.dtype)
 
     def mask_value(self) -> np.ndarray:
-        """All entries, while there is a live rank."""
         return np.full(self.weight.shape, self.live_rank > 0)
 
     @property
     def live_rank(self) -> int:
-        """How many values of `v` are above the threshold."""
         return int(np.count_nonzero(self._numpy_values()))
 
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -162,8 +157,8 @@ class LowRankSoftThreshold(LearntThreshold):
         assign(self.active, 0.0)
         return mask
 
-    def arguments(self) -> dict[str, Any]:
-        return {"rank": self.rank, **super().arguments()}
+    def get_config(self) -> dict[str, Any]:
+        return {"rank": self.rank, **super().get_config()}
 
     def _numpy_values(self) -> np.ndarray:
         values = self._live_values(keras.ops.convert_to_tensor(self.values))

@@ -13,7 +13,6 @@ from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import are_weights_set_later
 from keras_sparse_ortho.kernels import PrunableWeight, Storage
-from keras_sparse_ortho.parametrizations._fake_quantization import FakeQuantization
 
 
 class Parametrization(Storage):
@@ -25,8 +24,7 @@ class Parametrization(Storage):
     and `get_config`, and `for_density` if a budget can set the density of the weight.
     """
 
-    quantizer: FakeQuantization | None = None  # set by the wrapper
-
+    quantizer: Any = None  # a `FakeQuantization`, set by the wrapper
     _weight: PrunableWeight | None = None
 
     @property
@@ -74,11 +72,9 @@ class Parametrization(Storage):
 
     @property
     def parametrization(self) -> "Parametrization":
-        """Itself."""
         return self
 
     def value(self) -> np.ndarray:
-        """The effective weight as a NumPy array (bfloat16 as float32)."""
         return to_numpy(self.current())
 
     def current(self, after: Any = None) -> Any:
@@ -92,7 +88,6 @@ class Parametrization(Storage):
         return self.quantizer(value, self.weight.outputs_shape)
 
     def assign_raw(self, value: Any) -> None:
-        """Sets the raw weight."""
         assign(self.weight.variable, value)
 
     def mark_as_drawn(self, kernel: Any = None) -> None:
@@ -149,11 +144,9 @@ class Masked(Parametrization):
         return keras.ops.where(self.mask.value, value, keras.ops.zeros((), dtype=value.dtype))
 
     def mask_value(self) -> np.ndarray:
-        """Which entries are live, as a NumPy bool array."""
         return to_numpy(self.mask)
 
     def support(self) -> list[Any]:
-        """The mask."""
         return [self.mask]
 
     def assign_mask(self, mask: Any) -> None:
@@ -172,11 +165,9 @@ class Masked(Parametrization):
         assign(self.mask, mask)
 
     def settle(self) -> None:
-        """Sets the raw weight to zero where the mask is not live."""
         self.clear_dead()
 
     def clear_dead(self) -> None:
-        """Sets the raw weight to zero where the mask is not live."""
         self._clear(self.mask.value)
 
     @abc.abstractmethod
@@ -196,3 +187,10 @@ class Masked(Parametrization):
         # From here on the variable holds it.
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
         return keras.ops.convert_to_tensor(mask)
+
+
+def quantized_value(quantizer: Any, value: np.ndarray, outputs: tuple[int, ...]) -> np.ndarray:
+    """An effective weight in NumPy, rounded if there is a quantizer."""
+    if quantizer is None:
+        return value
+    return to_numpy(quantizer(keras.ops.convert_to_tensor(value), outputs))

@@ -17,7 +17,6 @@ from keras_sparse_ortho.kernels import (
     Selection,
     names_in,
     select,
-    storages_of,
     walk,
 )
 from keras_sparse_ortho.models import Plan, Target, prunable_weights, refuse_unfit, verb
@@ -128,7 +127,6 @@ def quantize_aware(
     plain = [weight for weight in chosen if weight.storage is None]
     if plain:
         refuse_unfit(model, plain, "no kernel")
-    _check_held(model, {id(w.variable) for w in chosen if w.storage is not None})
 
     def around(layer: Any, own: Any, make: Callable[[], Any]) -> Any:
         new = make()
@@ -187,18 +185,6 @@ def _chosen(
         if inside & owners[0] and not inside & owners[1]:
             left_out.add(id(layer))
     return chosen, left_out
-
-
-def _check_held(model: Any, variables: set[int]) -> None:
-    """Refuses sparse layers that cannot be quantized."""
-    for layer, path in walk(model, ""):
-        ids = {id(own.weight.variable) for own in storages_of(layer).values()}
-        if ids & variables and not hasattr(layer, "set_quantizer"):
-            raise NotPrunableError(
-                f"A stack on live blocks, such as '{path}', cannot be quantized. Convert the "
-                'model with keras_sparse_ortho.convert(model, "masked") first, or exclude the '
-                f"stack. Received: {type(layer).__name__}"
-            )
 
 
 def _refuse_quantized(model: Any, known: list[PrunableWeight]) -> None:

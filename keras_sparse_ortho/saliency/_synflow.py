@@ -16,7 +16,7 @@ from keras_sparse_ortho._keras_internals import VariableOverrides, replaced
 from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import RepeatedLayer, Selection, walk
+from keras_sparse_ortho.kernels import Selection, walk
 from keras_sparse_ortho.models import from_zero_states, input_specs
 from keras_sparse_ortho.orthogonal import largest_masks, live_count
 from keras_sparse_ortho.saliency._saliency import Saliency, scored_weights
@@ -224,7 +224,7 @@ def _ones(model: Any, input_shape: Any) -> Any:
 def _linearized(model: Any, dtype: str) -> Iterator[None]:
     """Inside, the layers of a model compute in `dtype` and are linear, as `synflow` describes."""
     with contextlib.ExitStack() as stack:
-        for layer in _layers(model):
+        for layer, _ in walk(model, ""):
             policy = layer.dtype_policy
             if getattr(layer, "quantization_mode", None) is None and policy.name != dtype:
                 stack.callback(setattr, layer, "dtype_policy", policy)
@@ -242,21 +242,8 @@ def _linearized(model: Any, dtype: str) -> Iterator[None]:
 
 def _moving_means(model: Any) -> set[int]:
     """The ids of a model's moving means: in the linear network they are zero."""
-    means: set[int] = set()
-    for layer, _ in walk(model, ""):
-        found = [getattr(layer, "moving_mean", None)]
-        if isinstance(layer, RepeatedLayer):
-            found = [v for v in layer.weights if v.name.endswith("moving_mean")]
-        means.update(id(mean) for mean in found if isinstance(mean, keras.Variable))
-    return means
-
-
-def _layers(model: Any) -> Iterator[Any]:
-    """All layers, and for a `ScannedStack` also the layer that it repeats."""
-    for layer, _ in walk(model, ""):
-        yield layer
-        if isinstance(layer, RepeatedLayer):
-            yield from _layers(layer.layer)
+    means = (getattr(layer, "moving_mean", None) for layer, _ in walk(model, ""))
+    return {id(mean) for mean in means if isinstance(mean, keras.Variable)}
 
 
 def _identity(x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,9 +8,10 @@ from keras_sparse_ortho.schedules._schedule import (
     OneShot,
     Polynomial,
     Schedule,
+    TfmotSchedule,
+    as_schedule,
     default_frequency,
 )
-from keras_sparse_ortho.schedules._tfmot_schedule import TfmotSchedule, as_schedule
 
 __all__ = [
     "Constant",

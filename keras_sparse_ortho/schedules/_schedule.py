@@ -9,16 +9,18 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import (
+    as_float,
+    check_config,
     check_density,
     check_integer,
     check_moment,
     check_number,
+    told,
 )
 from keras_sparse_ortho._other_names import other_keywords
 
 # The default frequency: at least _UPDATES updates, at most _MOST_STEPS steps between two.
-_UPDATES = 100
-_MOST_STEPS = 100
+_UPDATES = _MOST_STEPS = 100
 # Long enough for every fraction but 0 to be a step after the first.
 _LONG_RUN = 10**9
 
@@ -93,14 +95,10 @@ class Schedule(abc.ABC):
         return not isinstance(self.begin_step, float) and not isinstance(self.end_step, float)
 
     def resolved(self, steps: int | None, start: int = 0) -> "Schedule":
-        """The same schedule for a run: begin, end and frequency in steps.
+        """The same schedule for a run of so many `steps`, with `start` steps before it.
 
-        A fraction `f` of the run becomes the step `start + floor(f * steps)`.
-
-        Args:
-            steps: Updates of the optimizer in the run; `None` if that is not known.
-            start: Updates before the run; negative if the optimizer does not count some that were
-                made in the run.
+        A fraction `f` of the run becomes the step `start + floor(f * steps)`; `start` is negative
+        if the optimizer does not count some that were made in the run.
 
         Raises:
             ValueError: Fractions of a run of unknown length; an end that is not after the begin.
@@ -166,14 +164,6 @@ class Schedule(abc.ABC):
             )
         return int(self.begin_step), None if self.end_step is None else int(self.end_step)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Schedule) or type(other) is not type(self):
-            return False
-        return other.get_config() == self.get_config()
-
-    def __hash__(self) -> int:
-        return hash((type(self).__name__, self.density, self.begin_step, self.end_step))
-
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({fields})"
@@ -208,9 +198,7 @@ class Constant(Schedule):
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
 class OneShot(Constant):
-    """`d(t) = 1` before `step`, and `density` from then on; one update, at `step`.
-
-    `step` is a step, or a fraction of the run (a float in [0, 1]).
+    """`d(t) = 1` before `step` (a fraction of the run as a float), and `density` from then on.
 
     Example:
 
@@ -235,14 +223,13 @@ class Polynomial(Schedule):
 
         d(t) = final + (initial - final) * (1 - u) ** power
 
-    which is TFMOT's `PolynomialDecay` in terms of density. `Cubic` and `Linear` are this with a
-    power of 3 and 1.
+    which is TFMOT's `PolynomialDecay` in terms of density.
 
     Args:
-        density: Live fraction at `end_step` and after it, in (0, 1]; see `Schedule`.
-        begin_step: First step at which masks are updated, or a fraction of the run (a float in [0,
-            1]); nothing is pruned before it. Default: the start of the run.
-        end_step: Last one, after `begin_step`, or a fraction of the run. Default: 70% of it.
+        density: Live fraction at `end_step` and after it; see `Schedule`.
+        begin_step: First step at which masks are updated, or a fraction of the run; nothing is
+            pruned before it.
+        end_step: Last one, after `begin_step`, or a fraction of the run.
         initial_density: Live fraction at `begin_step`.
         power: The exponent, positive.
         frequency: As for `Schedule`.
@@ -278,7 +265,6 @@ class Polynomial(Schedule):
         self.initial_density = check_density(initial_density)
 
     def at(self, step: int) -> float:
-        """The formula above; 1 before `begin_step`."""
         begin, end = self._steps()
         if end is None or step < begin:
             return 1.0
@@ -344,3 +330,49 @@ def _step(moment: int | float, steps: int | None, start: int) -> int:
 def default_frequency(steps: int) -> int:
     """A hundredth of the steps over which masks change, at least 1 and at most 100."""
     return min(max(steps // _UPDATES, 1), _MOST_STEPS)
+
+
+_OF_TFMOT = {"PolynomialDecay": "final_sparsity", "ConstantSparsity": "target_sparsity"}
+
+
+def as_schedule(value: Any, frequency: int | None = None) -> Schedule:
+    """The schedule of a schedule, a density (`Constant`), or an object of TFMOT.
+
+    TFMOT's wrapper counts updates from 1, and prunes one update earlier than these schedules.
+    """
+    if isinstance(value, Schedule):
+        return value
+    if not hasattr(value, "get_config"):
+        return Constant(value, frequency=frequency)
+    config = value.get_config()
+    return _like_tfmot(type(value).__name__, config.get("config", config))
+
+
+def _like_tfmot(name: Any, config: Any) -> Schedule:
+    """The schedule with the arguments of one of TFMOT."""
+    if not isinstance(name, str) or name not in _OF_TFMOT:
+        raise ValueError(
+            f"Of TFMOT's schedules {' and '.join(_OF_TFMOT)} work here; for another one write a "
+            f"subclass of schedules.Schedule. Received: {told(name)}"
+        )
+    last = _OF_TFMOT[name]
+    check_config(name, config, last, "begin_step", "end_step", "frequency")
+    same = {key: config[key] for key in ("begin_step", "end_step", "frequency")}
+    same["density"] = round(1 - as_float(config[last]), 12)
+    if last == "target_sparsity":
+        return Constant(
+            **{**same, "end_step": None if same["end_step"] == -1 else same["end_step"]}
+        )
+    first = round(1 - as_float(config.get("initial_sparsity")), 12)
+    return Polynomial(**same, initial_density=first, power=config.get("power"))
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class TfmotSchedule(Constant):
+    """In older files: a schedule of TFMOT, in place of which comes one of these."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Schedule:
+        check_config(cls.__name__, config, "schedule")
+        inner = config["schedule"] if isinstance(config["schedule"], dict) else {}
+        return _like_tfmot(inner.get("name"), inner.get("config"))

@@ -11,7 +11,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._keras_internals import optimizer_slots
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
-from keras_sparse_ortho.schedules import Cubic, Linear
+from keras_sparse_ortho.schedules import Cubic
 from tests.callbacks.custom_loops import BATCHES, LOOPS, LOSS, data, optimizer_for, stateless_jax
 from tests.helpers import array
 
@@ -309,11 +309,6 @@ def test_rigl_without_targets():
     alone.set_model(model)
     with pytest.raises(ValueError, match=r"give `data` as `\(x, y\)`.*Received: y=None"):
         alone.update(1)
-
-
-def test_an_end_in_steps_counts_from_the_first_fit():
-    assert Linear(0.25, end_step=100).resolved(10, start=50).at(50) == pytest.approx(0.625)
-    assert Linear(0.25).resolved(10, start=50).at(50) == 1.0
 
 
 @pytest.mark.torch_only

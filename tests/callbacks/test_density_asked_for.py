@@ -152,14 +152,6 @@ def test_only_epochs_at_the_density_count(method, tmp_path):
     assert float(array(model.optimizer.learning_rate)) == pytest.approx(0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS, indirect=True)
-def test_start_from_epoch_does_the_same(method):
-    model, callback = method
-    fit(model, callback(), best_is_dense(start_from_epoch=2), epochs=4)
-    assert density(model) == REACHED
-
-
 RAMP = Cubic(ASKED, 0, 20)
 
 
@@ -239,15 +231,6 @@ def test_a_second_fit_is_a_run_of_its_own():
     assert watch.seen[-1] == REACHED
 
 
-@slow_on_jax
-def test_gradients_that_accumulate_make_the_run_shorter():
-    model = network(SoftThreshold())
-    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=4)
-    model.compile(optimizer, **COMPILED)
-    fit(model, TargetDensity(ASKED), epochs=4)  # eight steps
-    assert density(model) == REACHED
-
-
 @pytest.mark.parametrize(
     ("parametrization", "options"),
     [
@@ -269,32 +252,19 @@ def test_no_false_alarm(parametrization, options):
     kso.strip(kso.finish(model))
 
 
+@pytest.mark.parametrize("learnt", [True, False])
 @slow_on_jax
-def test_finish_forgets_what_dies():
-    model = network(MagnitudeMask(Linear(0.25, 0, 1000)))
+def test_finish_forgets_what_dies(learnt):
+    model = network(SoftThreshold() if learnt else MagnitudeMask(Linear(0.25, 0, 1000)))
     model.compile("adam", **COMPILED)
-    with pytest.warns(DensityWarning):
-        fit(model, UpdateMasks(), epochs=1)
-    kso.finish(model)
-    weight = kso.prunable_weights(model)[0]
-    mask = weight.parametrization.mask_value()
-    assert mask.sum() == 128
-    for slot in moments(model.optimizer, weight.variable):
-        assert not slot[~mask].any()
-        assert slot[mask].any()
-
-
-@slow_on_jax
-def test_finish_resets_the_moments_of_pruned_weights_of_thresholds():
-    model = network(SoftThreshold())
-    model.compile("adam", **COMPILED)
-    fit(model, epochs=2)
-    kso.finish(model, 0.25)
+    with part_of_a_run():
+        fit(model, *([] if learnt else [UpdateMasks()]), epochs=1)
+    kso.finish(model, 0.25 if learnt else None)
+    assert density(model) == 0.25
     for weight in kso.prunable_weights(model):
-        live = weight.value != 0
         for slot in moments(model.optimizer, weight.variable):
-            assert not slot[~live].any()
-            assert slot[live].any()
+            assert not slot[weight.value == 0].any()
+            assert slot[weight.value != 0].any()
 
 
 def test_the_best_of_a_second_fit_is_not_judged_by_the_first():

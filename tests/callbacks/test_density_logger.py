@@ -32,29 +32,8 @@ def test_the_global_density_counts_kernels_only():
     assert set(history) == {"loss", "density"}
 
 
-def test_every_kernel_by_its_path_and_with_a_prefix():
-    model = kso.sparsify(network(), 0.25, seed=0)
-    table = {w.path: w.density for w in kso.prunable_weights(model)}
-    history = fit(model, DensityLogger(per_layer=True, prefix="live_"))
-    assert set(history) == {"loss", "live_density"} | {f"live_density/{path}" for path in table}
-    for path, density in table.items():
-        assert history[f"live_density/{path}"] == [density] * 2
-
-
 def test_a_plain_model_is_dense():
     assert fit(network(), DensityLogger(), epochs=1)["density"] == [1.0]
-
-
-def test_a_mask_that_changes_between_epochs_is_seen():
-    model = kso.sparsify(network(), 0.25, seed=0)
-
-    class Grow(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            for weight in kso.prunable_weights(self.model):
-                if epoch == 1:
-                    weight.parametrization.assign_mask(np.ones(weight.shape, dtype=bool))
-
-    assert fit(model, Grow(), DensityLogger())["density"] == [0.25, 1.0]
 
 
 def test_callbacks_behind_find_them_in_the_logs(tmp_path):
@@ -81,14 +60,14 @@ def test_callbacks_behind_find_them_in_the_logs(tmp_path):
         callbacks=[
             kso.callbacks.TargetDensity(0.5),
             kso.callbacks.UpdateMasks(),
-            DensityLogger(per_layer=True, prefix="live_"),
+            DensityLogger(),
             keras.callbacks.CSVLogger(str(path)),
             Evaluate(),
         ],
     ).history
     with path.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    for name in ("density", "threshold", "live_density", "live_density/dense/kernel"):
+    for name in ("density", "threshold"):
         assert [float(row[name]) for row in rows] == pytest.approx(history[name])
     assert history["density"] == sorted(history["density"], reverse=True)
     assert history["density"][-1] == (120 + 20) / 320
@@ -111,25 +90,15 @@ def learnt():
     return kso.parametrize(network(), kso.parametrizations.SoftThreshold("channel", s_init=-2.0))
 
 
-def test_learnt_thresholds_are_logged():
-    model = learnt()
-    history = fit(model, DensityLogger(per_layer=True), epochs=1)
-    assert set(history) == {
-        *("loss", "density", "threshold"),
-        *(f"{name}/{k}/kernel" for name in ("density", "threshold") for k in ("hidden", "head")),
-    }
-    for weight in kso.prunable_weights(model):
-        mean = weight.parametrization.threshold_value().mean()
-        assert history[f"threshold/{weight.path}"] == [pytest.approx(mean, rel=1e-6)]
-    means = [history[f"threshold/{k}/kernel"][0] for k in ("hidden", "head")]
-    assert history["threshold"] == [pytest.approx(np.mean(means))]
-
-
-def test_the_progress_bar_shows_them(capsys):
+def test_learnt_thresholds_are_logged(capsys):
     model = learnt()
     model.compile("sgd", "mse", jit_compile=jit())
     keras.config.enable_interactive_logging()
-    model.fit(X, Y, verbose=2, callbacks=[DensityLogger()])
+    history = model.fit(X, Y, verbose=2, callbacks=[DensityLogger()]).history
+    assert set(history) == {"loss", "density", "threshold"}
+    made = [weight.parametrization for weight in kso.prunable_weights(model)]
+    mean = np.mean([own.threshold_value().mean() for own in made])
+    assert history["threshold"] == [pytest.approx(mean, rel=1e-6)]
     shown = capsys.readouterr().out
     assert "density: " in shown
     assert "threshold: 0.1" in shown  # sigmoid(-2) = 0.119
@@ -155,7 +124,6 @@ CASES = {
         lambda: kso.sparsify(network(), 0.25, seed=0),
         lambda: SET(frequency=1, end_step=9),
     ),
-    "own_density": (network, lambda: DensityLogger(prefix="own_")),
 }
 
 

@@ -78,29 +78,6 @@ def check_masks(model):
         assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
 
 
-@pytest.mark.parametrize("kind", ["SET", "RigL"])
-def test_counts_stay_exact_over_many_updates(kind):
-    model = compiled(mlp(density=0.37))
-    before, rng = live_counts(model), np.random.default_rng(0)
-    weights = kso.prunable_weights(model)
-    start = [w.parametrization.mask_value() for w in weights]
-    moving = begin(callback(kind, data(), frequency=1, end_step=200, fraction=0.9), model)
-    total = 0
-    for step in range(1, 101):
-        for weight in weights:  # what training does to the live entries
-            mask = weight.parametrization.mask_value()
-            weight.variable.assign(rng.normal(size=weight.shape) * mask)
-        moved = moving.move(step)
-        most = sum(int(moving.drop_fraction(step) * live) for live in before.values())
-        assert 0 < moved <= most
-        total += moved
-        assert live_counts(model) == before
-    check_masks(model)
-    assert total > 100
-    for weight, mask in zip(weights, start, strict=True):
-        assert (weight.parametrization.mask_value() != mask).any()
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("kind", ["SET", "RigL"])
 def test_training_of_every_kind_of_layer(kind):
@@ -348,21 +325,10 @@ class Asked(keras.utils.PyDataset):
         return self.batches[number]
 
 
-def test_an_update_takes_the_next_batch_or_as_many_as_asked_for():
+def test_an_update_takes_the_next_batch():
     model = compiled(mlp())
     x, y = data(20)
     batches = Asked([(x[k : k + 4], y[k : k + 4]) for k in range(0, 20, 4)])
-    rigl = begin(RigL(batches, frequency=3, end_step=100, batches=2), model)
-    batches.numbers.clear()
-    weights = kso.prunable_weights(model)
-    found = rigl.growth_scores(weights, 6)
-    assert batches.numbers == [2, 3]
-    eight = Asked([(x[8:16], y[8:16])])
-    whole = begin(RigL(eight, frequency=3, end_step=100), model)
-    for one, other in zip(found, whole.growth_scores(weights, 3), strict=True):
-        np.testing.assert_allclose(array(one) / 2, array(other), rtol=1e-4, atol=1e-6)
-    with pytest.raises(ValueError, match=r"`batches`.*Received: batches=0"):
-        RigL((x, y), batches=0)
     rigl = begin(RigL(batches, frequency=3, end_step=100), model)
     batches.numbers.clear()
     for step in (3, 6, 9):
@@ -486,6 +452,9 @@ def test_refusals():
         [(name, value)] = arguments.items()
         with pytest.raises(ValueError, match=f"`{name}` must.*Received: {name}={value}"):
             SET(**arguments)
+    groups = kso.sparsify(dense, 0.5, structure=kso.NByM(2, 4), seed=0)
+    with pytest.raises(NotPrunableError, match=r"structure of 'd/kernel'.*Received: .*NByM"):
+        begin(SET(end_step=1000), compiled(groups))
 
 
 @pytest.mark.core

@@ -1,13 +1,10 @@
 """Runs whose optimizer has lost its steps; runs of a length that Keras does not know."""
 
-import re
-
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._keras_internals import applied_batches, counter_of_batches
 from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
 from keras_sparse_ortho.callbacks._step_callback import StepCallback
 from keras_sparse_ortho.schedules import Cubic
@@ -79,75 +76,6 @@ def test_a_schedule_whose_steps_were_lost_is_refused_and_the_way_out_goes_on(cas
         np.testing.assert_array_equal(a, array(b))
 
 
-def plain(**kwargs):
-    return keras.optimizers.SGD(0.1, **kwargs)
-
-
-OPTIMIZERS = {  # that keep nothing but their step at the end of an epoch
-    "iterations": plain,
-    "variables[0]": lambda: plain(gradient_accumulation_steps=2),
-    "inner_optimizer.variables[0]": lambda: keras.optimizers.LossScaleOptimizer(
-        plain(gradient_accumulation_steps=2), initial_scale=2.0
-    ),
-}
-
-
-@pytest.mark.core
-def test_the_name_of_what_counts_batches_can_be_assigned_to():
-    for expected, made in OPTIMIZERS.items():
-        optimizer = made()
-        name = counter_of_batches(optimizer)
-        assert name == expected
-        eval(f"optimizer.{name}").assign(8)
-        assert applied_batches(optimizer)[0] == 8
-
-
-@pytest.mark.slow
-@pytest.mark.core
-@pytest.mark.parametrize("counter", OPTIMIZERS)
-@pytest.mark.parametrize("case", CASES)
-def test_all_ways_out_go_on_when_typed_as_the_error_has_them(case, counter, tmp_path):
-    def compiled(model):
-        model.compile(OPTIMIZERS[counter](), "mse", jit_compile=jit_if_quicker())
-        return model
-
-    def lost():
-        model = compiled(CASES[case]()[0])
-        model.optimizer.build(model.trainable_variables)
-        model.load_weights(tmp_path / "w.weights.h5")
-        return compiled(model)  # anew
-
-    def goes_on(model):
-        fit(model, CASES[case]()[1], 4, 2)
-        for a, b in zip(expected, model.variables, strict=True):
-            np.testing.assert_array_equal(a, array(b))
-
-    model = compiled(CASES[case]()[0])
-    fit(model, CASES[case]()[1], 2)
-    with part_of_a_run():
-        model.save_weights(tmp_path / "w.weights.h5")
-        model.save(tmp_path / "m.keras")
-    fit(model, CASES[case]()[1], 4, 2)
-    expected = [array(v) for v in model.variables]
-
-    model = lost()
-    with pytest.raises(ValueError, match=LOST) as raised:
-        fit(model, CASES[case]()[1], 4, 2)
-    build, load, assign, *anew = re.findall("`(.+?)`", str(raised.value))
-    assert assign == f"model.optimizer.{counter}.assign(8)"
-    exec(assign)
-    goes_on(model)
-    model = eval(load)(tmp_path / "m.keras")
-    goes_on(model)
-    model = compiled(CASES[case]()[0])
-    exec(build)
-    model.load_weights(tmp_path / "w.weights.h5")
-    goes_on(model)
-    assert anew == (["fit", "initial_epoch"] if case == "SET" else [])
-    if anew:
-        fit(lost(), CASES[case]()[1], 4)
-
-
 @pytest.mark.slow
 def test_parts_of_a_run_go_on_where_it_stands_without_the_optimizers_steps():
     model = network(kso.MagnitudeMask(Cubic(0.25, 0.0, 0.75, frequency=2)))
@@ -168,17 +96,6 @@ def test_parts_of_a_run_go_on_where_it_stands_without_the_optimizers_steps():
     fit(model, UpdateMasks(), 4, 2)
     assert seen[-1] > 0.25
     assert kso.prunable_weights(model)[0].density == whole
-
-
-@pytest.mark.slow
-def test_a_finished_model_is_trained_on_by_a_new_optimizer():
-    for case in ("masks", "thresholds"):
-        model, callback = CASES[case]()
-        fit(model, callback, 4)
-        live = [weight.live for weight in kso.prunable_weights(model)]
-        model.compile("adam", "mse", jit_compile=jit_if_quicker())
-        fit(model, CASES[case]()[1], 1)
-        assert [weight.live for weight in kso.prunable_weights(model)] == live
 
 
 @pytest.mark.tensorflow_only

@@ -1,12 +1,12 @@
-"""A run of SET or RigL that is killed and resumed from its checkpoint equals one that was not."""
+"""A run that is killed at any step and resumed from its checkpoint equals one that was not."""
 
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.callbacks import SET, RigL
-from tests.helpers import array, classifier_loss, jit
+from keras_sparse_ortho.callbacks import SET, RigL, TargetDensity, UpdateMasks
+from tests.helpers import array, classifier_loss, jit, part_of_a_run
 
 L = keras.layers
 STEPS, FREQUENCY, BATCH = 8, 3, 4
@@ -18,10 +18,22 @@ def network(storage):
     inputs = keras.Input((5, 5, 2))
     x = L.BatchNormalization()(L.Conv2D(4, 3)(inputs))
     outputs = L.Dense(3)(L.Flatten()(L.ReLU()(x)))
-    model = kso.sparsify(keras.Model(inputs, outputs), 0.4, seed=0, storage=storage)
+    dense = keras.Model(inputs, outputs)
+    if storage in LEARNT:
+        model = kso.parametrize(dense, LEARNT[storage]())
+    else:
+        model = kso.sparsify(dense, 0.4, seed=0, storage=storage)
     optimizer = keras.optimizers.AdamW(1e-2, weight_decay=0.05, use_ema=True, ema_momentum=0.9)
     model.compile(optimizer, classifier_loss(), jit_compile=jit())
     return model
+
+
+RAMP = kso.schedules.Cubic(0.2, begin_step=1, end_step=7, frequency=2)
+LEARNT = {
+    "magnitude": lambda: kso.MagnitudeMask(RAMP),
+    "top k": lambda: kso.parametrizations.StraightThroughTopK(0.2, frequency=3),
+    "soft": lambda: kso.SoftThreshold(s_init=-3.0, weight_decay=1e-3),
+}
 
 
 def data():
@@ -32,7 +44,13 @@ def data():
 
 def moving(kind):
     arguments = {"frequency": FREQUENCY, "fraction": 0.8, "end_step": 100}
-    return SET(**arguments) if kind == "SET" else RigL(data(), 8, **arguments)
+    made = {
+        "SET": lambda: SET(**arguments),
+        "RigL": lambda: RigL(data(), 8, **arguments),
+        "UpdateMasks": UpdateMasks,
+        "TargetDensity": lambda: TargetDensity(0.2, RAMP),
+    }
+    return made[kind]()
 
 
 def train(model, kind, after, callbacks=()):
@@ -40,7 +58,8 @@ def train(model, kind, after, callbacks=()):
     x, y = (part[after * BATCH :] for part in data())
     # A new callback each time, as in a new process.
     callbacks = [moving(kind), *callbacks]
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks)
+    with part_of_a_run():
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks)
 
 
 def state(model):
@@ -55,6 +74,9 @@ RUNS = [
     pytest.param(("SET", "masked"), id="SET-masked"),
     pytest.param(("RigL", "masked"), id="RigL-masked", marks=pytest.mark.slow),
     pytest.param(("RigL", "compact"), id="RigL-compact"),
+    pytest.param(("TargetDensity", "soft"), id="soft"),
+    pytest.param(("UpdateMasks", "magnitude"), id="magnitude", marks=pytest.mark.slow),
+    pytest.param(("UpdateMasks", "top k"), id="top k", marks=pytest.mark.slow),
 ]
 
 
@@ -97,5 +119,6 @@ def test_the_comparison_can_fail(whole):
     _, folder, expected = whole
     model = keras.models.load_model(folder / "3.keras")
     x, y = (part[3 * BATCH :] for part in data())
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)  # without the callback
+    with part_of_a_run():
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)  # without the callback
     assert not same(state(model), expected)

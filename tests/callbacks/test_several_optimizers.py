@@ -62,27 +62,3 @@ def test_a_model_is_converted_with_its_optimizers():
         fit(model)
         with pytest.raises(ValueError, match=r"must match the path.*a/kernel, then .*values"):
             kso.convert(model, "compact")
-
-
-@pytest.mark.parametrize("storage", ["masked", "compact"])
-def test_moments_of_grown_entries_start_at_zero_and_others_stay(storage):
-    model = network("adam")
-    model = kso.convert(model, "compact") if storage == "compact" else model
-    model.compile("adam", "mse", jit_compile=jit_if_quicker())
-    fit(model)
-    weight = kso.prunable_weights(model)[0]
-    live = weight.storage.mask_value()
-    before = [array(s.tensor) for s in optimizer_slots(model.optimizer, weight.variable)]
-    moving = SET(frequency=1, end_step=99)
-    moving.set_model(model)
-    assert moving.update(1)
-    after = weight.storage.mask_value()
-    grown, kept = after & ~live, after & live
-    assert grown.any()
-    compact = storage == "compact"
-    for slot, old in zip(optimizer_slots(model.optimizer, weight.variable), before, strict=True):
-        slot = array(slot.tensor)
-        assert not slot[grown[after] if compact else ~kept].any()
-        np.testing.assert_array_equal(
-            slot[kept[after] if compact else kept], old[kept[live] if compact else kept]
-        )

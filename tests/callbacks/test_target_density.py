@@ -103,19 +103,6 @@ def test_weights_that_no_sigmoid_reaches():
     assert all(weight.live for weight in kso.prunable_weights(model))
 
 
-def test_a_weight_that_loses_all_entries_is_named_once():
-    model = network()
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    small = next(w for w in kso.prunable_weights(model) if "head" in w.path)
-    small.variable.assign(small.raw_value() * 1e-3)
-    with pytest.warns(
-        UserWarning, match=r"without a live entry.*Received: \['head/kernel'\]"
-    ) as caught:
-        fit(model, TargetDensity(0.1, OneShot(None, 2), floor=0.0))
-    assert sum("without a live entry" in str(warning.message) for warning in caught) == 1
-    assert (small.live, live(model)) == (0, 77)
-
-
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("floor", "least", "freeze"), [(0.3, 0.3, True), (1.0, 1.0, False), (1e-9, 0.0, True)]

@@ -123,16 +123,6 @@ class Specimen:
 
 
 @keras.saving.register_keras_serializable("faults")
-def _forward(value: Any) -> Any:
-    return keras.ops.sigmoid(value)
-
-
-@keras.saving.register_keras_serializable("faults")
-def _inverse(value: Any) -> Any:
-    return np.log(value) - np.log1p(-value)
-
-
-@keras.saving.register_keras_serializable("faults")
 class Graph(keras.Model):
     """A functional model that makes its layers itself."""
 
@@ -191,12 +181,6 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
     )
     for rank, kind in enumerate((B.BlockSparseConv1D, B.BlockSparseConv2D, B.BlockSparseConv3D)):
         yield f"block conv {rank + 1}", _plain(kind(4, 3, **block), shape=(5,) * (rank + 1) + (4,))
-    yield (
-        "stack of blocks",
-        _plain(kso.contrib.ScannedStack(B.BlockSparseDense(8, name="r", **block), 3, name="s")),
-    )
-    stack = kso.contrib.ScannedStack(dense("r"), 3, name="s")
-    yield "stack", kso.sparsify(_plain(stack), 0.5, seed=0)
     yield "padding", kso.sparsify(_plain(B.CircularPadding(), L.Conv2D(4, 3), shape=(4, 4, 2)), 0.5)
     schedules = [S.Constant(0.5), S.OneShot(0.5, 3), S.Polynomial(0.5, 0, 8), S.Cubic(0.5, 0, 8)]
     for schedule in [*schedules, S.Linear(0.5, 0, 8)]:
@@ -204,9 +188,8 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         yield name, kso.parametrize(_plain(dense("a")), P.MagnitudeMask(schedule, 2))
     yield "top k", kso.parametrize(_plain(dense("a")), P.StraightThroughTopK(0.5))
     yield "feather", kso.parametrize(_plain(dense("a")), P.Feather(0.5))
-    g = P.ThresholdFunction(_forward, _inverse)
     for learnt in (
-        P.SoftThreshold(g=g),
+        P.SoftThreshold(),
         P.ChannelSoftThreshold(),
         P.LowRankSoftThreshold(1),
     ):

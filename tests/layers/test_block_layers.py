@@ -5,16 +5,14 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._backend import compiled, value_and_gradients
+from keras_sparse_ortho._backend import compiled
 from keras_sparse_ortho.layers import (
     BlockSparseConv2D,
     BlockSparseDense,
     BlockSparseEinsumDense,
     block_layer_like,
 )
-from keras_sparse_ortho.layers import _block_products as product_module
-from keras_sparse_ortho.orthogonal import regular_pattern, slots_of
-from tests.helpers import array, classifier_loss, data, gradients, jit, slow_on_jax
+from tests.helpers import array, classifier_loss, data, gradients, slow_on_jax
 from tests.layers.block_kinds import as_dense, block_layers, block_network, masked_twin, network
 
 L = keras.layers
@@ -45,39 +43,6 @@ def test_outputs_and_gradients_equal_those_of_masked_layers():
         if layer.bias is not None:
             bias = ours[id(layer.bias)]
             np.testing.assert_allclose(bias, theirs[id(plain["bias"])], atol=1e-5, err_msg=name)
-
-
-@pytest.mark.core
-@pytest.mark.parametrize("chunk", [1, 2**30])
-def test_product_and_gradients_do_not_depend_on_chunks(monkeypatch, chunk):
-    monkeypatch.setattr(product_module, "_CHUNK_BYTES", chunk)
-    rng = np.random.default_rng(0)
-    pattern = regular_pattern(8, 12, 4, rng)
-    slots = slots_of(pattern, 8)
-    x = rng.normal(size=(8, 4, 10)).astype("float32")
-    blocks = rng.normal(size=(12, 4, 4, 2)).astype("float32")
-    weight = rng.normal(size=(12, 2, 10)).astype("float32")
-    kernel = np.zeros((12, 8, 4, 2))
-    kernel[np.arange(12)[:, None], pattern] = blocks
-    expected = np.einsum("jirc,irn->jcn", kernel, x)
-    of_x = np.einsum("jirc,jcn->irn", kernel, weight)
-    of_kernel = np.einsum("irn,jcn->jirc", x, weight)[np.arange(12)[:, None], pattern]
-
-    def run(x, blocks, pattern, slots):
-        made = product_module.block_product(x, blocks, pattern, slots)
-
-        def inner(values):
-            made = product_module.block_product(*values, pattern, slots)
-            return ops.sum(made * ops.convert_to_tensor(weight))
-
-        return made, value_and_gradients(inner, [x, blocks])[1]
-
-    tensors = [ops.convert_to_tensor(v) for v in (x, blocks, pattern, slots)]
-    assert product_module._chunks(tensors[0], pattern) == (6 if chunk == 1 else 1)
-    made, found = compiled(run, xla=True)(*tensors)
-    np.testing.assert_allclose(array(made), expected, atol=1e-5)
-    np.testing.assert_allclose(array(found[0]), of_x, atol=1e-5)
-    np.testing.assert_allclose(array(found[1]), of_kernel, atol=1e-5)
 
 
 @pytest.mark.core
@@ -160,30 +125,6 @@ def test_report_shows_the_orthogonality_of_blocks_as_long_as_they_are_as_drawn(t
 
 
 @pytest.mark.core
-def test_model_written_as_a_class():
-    @keras.saving.register_keras_serializable(package="test_block_layers")
-    class Net(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.hidden = BlockSparseDense(32, "relu", density=0.5, block=8, seed=0, name="hidden")
-            self.head = L.Dense(3, name="head")
-
-        def call(self, inputs):
-            return self.head(self.hidden(inputs))
-
-    model = Net()
-    x = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
-    y = np.arange(8) % 3
-    model.compile("adam", classifier_loss(), jit_compile=jit(always=True))
-    model.fit(x, y, verbose=0)
-    expected = model.predict(x, verbose=0)
-    assert [w.path for w in kso.prunable_weights(model)] == ["hidden/kernel", "head/kernel"]
-    plain = kso.strip(model)
-    assert type(plain.hidden) is L.Dense
-    np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-5)
-
-
-@pytest.mark.core
 def test_default_kernel_is_exactly_orthogonal_and_reproducible():
     for layer, shape in (
         (BlockSparseDense(128, density=0.25, block=8, gain=1.5, seed=3), (None, 64)),
@@ -210,32 +151,6 @@ def test_initializers_of_keras_see_the_live_fans():
         layer.build((None, 512))
         assert layer.blocks.shape == (16, 4, 16, 16)
         np.testing.assert_allclose(array(layer.blocks).std(), fan**-0.5, rtol=0.02)
-
-
-@pytest.mark.core
-def test_constraint_sees_a_column_for_each_output():
-    layer = BlockSparseDense(
-        32, density=0.5, block=8, kernel_constraint=keras.constraints.UnitNorm(axis=0), seed=0
-    )
-    model = keras.Sequential([keras.Input((32,)), layer])
-    model.compile(keras.optimizers.SGD(0.5), "mse", jit_compile=jit(always=True))
-    x = np.random.default_rng(0).normal(size=(16, 32)).astype("float32")
-    model.fit(x, x, verbose=0)
-    np.testing.assert_allclose(np.linalg.norm(layer.kernel_value(), axis=0), 1, atol=1e-5)
-
-
-def test_places_may_be_given():
-    pattern = [[0, 2], [1, 3], [0, 1], [2, 3]]
-    layer = BlockSparseDense(
-        16, inputs_of=pattern, block=4, kernel_initializer="lecun_normal", seed=0
-    )
-    layer.build((None, 16))
-    assert layer.density == 0.5
-    blocks = layer.mask_value().reshape(4, 4, 4, 4)[:, 0, :, 0]
-    assert [list(np.flatnonzero(column)) for column in blocks.T] == pattern
-    again = BlockSparseDense.from_config(layer.get_config())
-    again.build((None, 16))
-    np.testing.assert_array_equal(again.mask_value(), layer.mask_value())
 
 
 @pytest.mark.core
@@ -269,7 +184,7 @@ def test_from_a_plain_layer_and_its_mask():
     assert plain.name == "source"
     layer = block_layer_like(plain, density=0.5, block=8)
     layer.build((None, 16))
-    layer.set_kernel(array(plain.kernel), source.mask_value())
+    layer.storages()["kernel"].set_kernel(array(plain.kernel), source.mask_value())
     np.testing.assert_array_equal(array(layer.blocks), array(source.blocks))
     np.testing.assert_array_equal(array(layer.slots_of), array(source.slots_of))
 

@@ -2,7 +2,6 @@
 
 import warnings
 
-import h5py
 import keras
 import numpy as np
 import pytest
@@ -39,9 +38,6 @@ def test_sizes_and_densities():
     assert built(density=0.3).density == 0.25
     with pytest.raises(DensityError, match=r"in \(0, 1\]"):
         BlockSparseDense(32, density=1.5)
-    for wrong in ({}, {"density": 0.5, "inputs_of": [[0]]}):
-        with pytest.raises(ValueError, match="either a `density` or `inputs_of`"):
-            BlockSparseDense(32, **wrong)
     with pytest.raises(ValueError, match="`block` must be"):
         BlockSparseDense(32, density=0.5, block=(1, 2, 3))
     with pytest.raises(ValueError, match="`units` must be a positive integer"):
@@ -58,8 +54,6 @@ def test_sizes_and_densities():
     ],
 )
 def test_places(pattern, message):
-    with pytest.raises(ValueError, match=message):
-        built(density=None, inputs_of=pattern, kernel_initializer="he_normal")
     layer = built()
     before = layer.get_weights()
     with pytest.raises(ValueError, match=message):
@@ -72,10 +66,21 @@ def test_kernel_functions():
     for initializer in ("orthogonal", kso.initializers.ExactOrthogonal(0.5)):
         with pytest.raises(ValueError, match='starts from "exact_orthogonal"'):
             built(kernel_initializer=initializer)
-    with pytest.raises(ValueError, match="come with their places"):
-        built(density=None, inputs_of=[[0]])
-    with pytest.raises(NotPrunableError, match="cannot be compared"):
-        built(kernel_regularizer=keras.regularizers.OrthogonalRegularizer())
+    other = {
+        "kernel_regularizer": keras.regularizers.OrthogonalRegularizer(),
+        "kernel_constraint": keras.constraints.UnitNorm(),
+    }
+    for name, value in other.items():
+        with pytest.raises(NotPrunableError, match=rf"must be .*Received: {name}="):
+            built(**{name: value})
+        plain = L.Dense(32, **{name: value})
+        with pytest.raises(NotPrunableError, match=rf"must be .*Received: {name}="):
+            block_layer_like(plain, density=0.5, block=8)
+    layer = built(kernel_constraint="non_neg")
+    model = keras.Sequential([keras.Input((32,)), layer])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 32)), np.ones((8, 32)), verbose=0)
+    assert array(layer.blocks).min() == 0
 
 
 def test_lora_quantization_and_wrapping():
@@ -130,45 +135,18 @@ def test_masks_that_are_none_of_blocks():
     single = mask.copy()
     single[np.nonzero(~mask)[0][0], np.nonzero(~mask)[1][0]] = True
     with pytest.raises(LayoutError, match="live in part"):
-        layer.set_kernel(kernel, single)
+        layer.storages()["kernel"].set_kernel(kernel, single)
     fuller = mask.copy()
     fuller[:8, :8] = ~fuller[:8, :8]
     with pytest.raises(LayoutError, match="as many in every line"):
-        layer.set_kernel(kernel * fuller, fuller)
+        layer.storages()["kernel"].set_kernel(kernel * fuller, fuller)
     with pytest.raises(LayoutError, match="zero outside the mask"):
-        layer.set_kernel(np.ones_like(kernel), mask)
+        layer.storages()["kernel"].set_kernel(np.ones_like(kernel), mask)
     with pytest.raises(LayoutError, match="2 live blocks"):
-        layer.set_kernel(kernel, np.ones_like(mask))
+        layer.storages()["kernel"].set_kernel(kernel, np.ones_like(mask))
     with pytest.raises(LayoutError, match=r"shape \(32, 32\)"):
-        layer.set_kernel(kernel[:8], mask)
+        layer.storages()["kernel"].set_kernel(kernel[:8], mask)
     np.testing.assert_array_equal(layer.kernel_value(), kernel)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("inputs_of", lambda v: v + 4, "from 0 to 3"),
-        ("inputs_of", lambda v: v * 0, "once at most"),
-        ("slots_of", lambda v: v[::-1], "other slots"),
-        ("blocks", None, "does not fit"),
-    ],
-)
-def test_damaged_files(tmp_path, name, change, message):
-    model = keras.Sequential([keras.Input((32,)), built()])
-    path = tmp_path / "model.weights.h5"
-    model.save_weights(path)
-    with h5py.File(path, "r+") as file:
-        group = file["layers/block_sparse_dense/vars"]
-        value = group[name][()]
-        del group[name]
-        if change is not None:
-            group[name] = change(value)
-    other = keras.Sequential([keras.Input((32,)), built(seed=1)])
-    before = other.get_weights()
-    with pytest.raises(ValueError, match=message):
-        other.load_weights(path)
-    for a, b in zip(before, other.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_units_of_a_cell_that_are_no_integer():

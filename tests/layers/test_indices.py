@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.layers import BlockSparseDense
 from tests.helpers import array
 
@@ -19,9 +18,7 @@ def model_of(kind):
         dense = keras.Sequential([keras.Input((8,)), L.Dense(8, name="d")])
         return kso.sparsify(dense, 0.5, seed=0, storage="compact")
     layer = BlockSparseDense(8, density=0.5, block=2, seed=0, name="d")
-    return keras.Sequential(
-        [keras.Input((8,)), ScannedStack(layer, 3) if "stack" in kind else layer]
-    )
+    return keras.Sequential([keras.Input((8,)), layer])
 
 
 def damaged_value(name, how, value):
@@ -34,6 +31,8 @@ def damaged_value(name, how, value):
         value[..., -1:] = value[..., -2:-1]
     elif how == "not in order":
         value = value[..., ::-1]
+    elif how == "of another shape":
+        value = value[:-1]
     elif how == "no integers":
         value = value + 0.5
     return value
@@ -45,11 +44,11 @@ CASES = [
         for how in ("out of range", "negative", "twice", "not in order", "no integers")
     ),
     *(
-        (kind, "inputs_of", how, r"layer 'd'.*Received: ")
-        for kind in ("blocks", "stack")
+        ("blocks", "inputs_of", how, r"layer 'd'.*Received: ")
         for how in ("out of range", "negative", "twice", "no integers")
     ),
-    *((kind, "slots_of", "not in order", "`slots_of` must list") for kind in ("blocks", "stack")),
+    ("blocks", "slots_of", "not in order", "`slots_of` must list"),
+    ("blocks", "blocks", "of another shape", "does not fit|expected shape|shape"),
 ]
 
 
@@ -110,7 +109,7 @@ def test_files_with_them_are_refused_and_change_nothing(kind, name, how, message
         np.testing.assert_array_equal(value, old)
 
 
-@pytest.mark.parametrize("kind", ["compact", "blocks", "stack"])
+@pytest.mark.parametrize("kind", ["compact", "blocks"])
 def test_those_of_another_model_are_taken(kind):
     """`EarlyStopping` and the like read weights and set them again."""
     model, other = model_of(kind), model_of(kind)

@@ -69,31 +69,22 @@ def restored(layer, weights):
     return PrunableLayer.from_config({**config, "weights": weights})
 
 
-@pytest.mark.parametrize(
-    ("weights", "chosen"),
-    [
-        (".*kernel", ["kernel", "recurrent_kernel"]),
-        (".*recurrent_kernel", ["recurrent_kernel"]),
-        (".*recurrent.*ker.*", ["recurrent_kernel"]),
-        ("lstm_cell", ["kernel", "recurrent_kernel"]),
-        (["lstm_cell/kernel"], ["kernel"]),
-    ],
-)
-def test_patterns_of_a_configuration(weights, chosen):
+@pytest.mark.parametrize("weights", ["lstm_cell", ["lstm_cell/kernel", "lstm_cell"]])
+def test_names_of_a_configuration(weights):
     layer = restored(L.LSTM(4), weights)
     assert layer.get_config()["weights"] == weights  # as long as it is not built
     layer.build((None, 5, 3))
-    assert list(layer.parametrizations) == [f"lstm_cell/{name}" for name in chosen]
+    assert list(layer.parametrizations) == ["lstm_cell/kernel", "lstm_cell/recurrent_kernel"]
     config = layer.get_config()
     assert config["weights"] is None
     assert set(config["parametrization"]) == set(layer.parametrizations)
 
 
-@pytest.mark.parametrize("weights", ["a+/kernel", "(a+)+!", ["a+a+a+!"], ".*kernel.*kernel"])
+@pytest.mark.parametrize("weights", ["a+/kernel", "(a+)+!", [".*kernel"]])
 def test_a_configuration_runs_no_regular_expression(weights):
     # Python's engine takes 2 ** n steps for the second, where n is the length of the name.
     hostile = restored(L.TimeDistributed(L.Dense(4, name="a" * 22)), weights)
-    with pytest.raises(UnknownWeightError, match=r"literally, but for `\.\*`.*Received: weights="):
+    with pytest.raises(UnknownWeightError, match=r"There are: .*Received: "):
         hostile.build((None, 3, 4))
 
 
@@ -101,16 +92,6 @@ def test_names_of_a_configuration_are_strings():
     for weights in (7, [7], [["kernel"]]):
         with pytest.raises(ValueError, match=r"names of `weights`.*Received"):
             restored(L.Dense(4), weights)
-
-
-def test_one_template_serves_many_layers():
-    template = FixedMask(0.25)
-    layers = [PrunableLayer(L.Dense(4), template) for _ in range(2)]
-    for layer in layers:
-        layer.build((None, 8))
-    masks = [layer.parametrizations["kernel"].mask_value() for layer in layers]
-    assert masks[0].sum() == masks[1].sum() == 8
-    assert (masks[0] != masks[1]).any()
 
 
 def test_a_kernel_drawn_along_the_wrong_axes_is_drawn_again():

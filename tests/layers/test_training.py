@@ -9,7 +9,6 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import FixedMask, MagnitudeMask, PrunableLayer
-from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
 from keras_sparse_ortho.layers import BlockSparseDense
 from keras_sparse_ortho.parametrizations import CompactMask, LowRankSoftThreshold
@@ -63,30 +62,6 @@ def test_normalization_statistics_move_and_losses_count():
     total, expected = (m.evaluate(x, y, batch_size=len(x), verbose=0) for m in (model, plain))
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     assert total > float(array(classifier_loss()(y, model(x)))) + 1e-3
-
-
-@pytest.mark.core
-def test_losses_of_a_normalized_block_are_forwarded():
-    block = keras.Sequential(
-        [
-            L.Dense(8, kernel_initializer=ExactOrthogonal(0.5, seed=1), activity_regularizer="l2"),
-            L.BatchNormalization(),
-        ]
-    )
-    inputs = keras.Input((6,))
-    model = keras.Model(inputs, PrunableLayer(block)(inputs))
-    x = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
-    model.compile("sgd", "mse", jit_compile=jit())
-    mean = array(block.layers[1].moving_mean)
-    model.fit(x, np.zeros((16, 8)), verbose=0)
-    assert (array(block.layers[1].moving_mean) != mean).all()
-    model(x)
-    [loss] = model.losses
-    plain = kso.strip(model)
-    plain(x)
-    [expected] = plain.losses
-    np.testing.assert_allclose(array(loss), array(expected), rtol=1e-5)
-    assert array(loss) > 1e-3
 
 
 @pytest.mark.core
@@ -156,25 +131,6 @@ def test_float16_and_bfloat16_layers():
         assert not weight.raw_value()[~weight.parametrization.mask_value()].any()
 
 
-@pytest.mark.slow  # as with the parametrizations
-def test_steps_per_execution_gives_the_same_weights():
-    results = []
-    for steps in (1, 4):
-        keras.utils.clear_session()
-        model = network()
-        x, y = data(model, 3)
-        model.compile(
-            keras.optimizers.Adam(1e-2),
-            classifier_loss(),
-            steps_per_execution=steps,
-            jit_compile=True,
-        )
-        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        results.append(model.get_weights())
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
 STORAGES = pytest.mark.parametrize(
     "storage", ["masked", pytest.param("compact", marks=pytest.mark.slow)]
 )
@@ -231,29 +187,6 @@ def test_threads_may_call_one_model():
 
 
 @pytest.mark.core
-def test_a_mask_may_change_in_training_without_recompiling():
-    class Halve(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            for weight in kso.prunable_weights(self.model):
-                mask = weight.parametrization.mask_value()
-                position = np.flatnonzero(mask)[::2]
-                mask.reshape(-1)[position] = False
-                weight.parametrization.assign_mask(mask)
-
-    model = network()
-    x, y = data(model, 3)
-    live = kso.Budget.from_model(model).live
-    model.compile("sgd", classifier_loss(), jit_compile=jit())
-    model.fit(x, y, epochs=2, verbose=0, callbacks=[Halve()])
-    now = check_masks(model)
-    assert now < 0.3 * live
-    step = model.train_function
-    model.fit(x, y, verbose=0)
-    assert model.train_function is step
-    assert check_masks(model) == now
-
-
-@pytest.mark.core
 def test_mask_aware_layers_get_their_mask():
     inputs = keras.Input((6,), dtype="int32")
     embedded = L.Embedding(9, 8, mask_zero=True)(inputs)
@@ -285,12 +218,11 @@ def test_fit_builds_a_model_that_does_not_know_its_inputs():
             dense(LowRankSoftThreshold()),
             dense(MagnitudeMask(0.5)),
             BlockSparseDense(16, density=0.5, block=4),
-            ScannedStack(L.Dense(16), 2),
         ]
     )
     model.compile("adam", "mse", jit_compile=jit())
     x = np.random.default_rng(0).normal(size=(8, 16)).astype("float32")
     with part_of_a_run():
         model.fit(x, x, verbose=0)
-    masked, compact, *_, blocks, _ = (weight.live for weight in kso.prunable_weights(model))
+    masked, compact, *_, blocks = (weight.live for weight in kso.prunable_weights(model))
     assert masked == compact == blocks == 128

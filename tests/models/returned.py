@@ -13,7 +13,6 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.calibration import Channels
-from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.parametrizations import (
     ChannelSoftThreshold,
@@ -123,20 +122,9 @@ def attention():
     return keras.Model(inputs, _head()(x))
 
 
-def scanned():
-    return keras.Sequential(
-        [
-            keras.Input(SHAPE),
-            ScannedStack(L.Dense(16, activation="tanh"), 3, name="stack"),
-            L.Flatten(),
-            _head(),
-        ]
-    )
-
-
 KINDS = {
     kind.__name__: kind
-    for kind in (sequential, functional, subclassed, custom_layer, recurrent, attention, scanned)
+    for kind in (sequential, functional, subclassed, custom_layer, recurrent, attention)
 }
 
 
@@ -205,7 +193,6 @@ STORAGES = {
 
 REFUSED = [
     ("quantized activations", "subclassed"),  # it rounds activations at unknown places
-    ("quantized, blocks", "scanned"),  # blocks of many layers have no quantizer
 ]
 RETURNED = {
     f"{storage} of {kind}": functools.partial(lambda store, make: store(make()), store, make)

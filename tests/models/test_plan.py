@@ -68,6 +68,9 @@ def test_plans_for_another_model_are_refused():
     plan = kso.prune.plan(network(), 0.25)
     with pytest.raises(UnknownWeightError, match=r"another model.*Received: .*hidden/kernel"):
         kso.models.apply(network("other"), plan)
+    trained = kso.convert.plan(kso.sparsify(network(), 0.5, seed=0), "compact")
+    with pytest.raises(UnknownWeightError, match=r"another model.*Received: .*hidden/kernel"):
+        kso.models.apply(kso.sparsify(network(), 0.5, seed=0), trained)  # a twin: the same paths
 
 
 def test_a_result_that_is_not_as_planned_is_refused():

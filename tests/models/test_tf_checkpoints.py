@@ -10,7 +10,6 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import SET, TargetDensity, UpdateMasks
-from keras_sparse_ortho.contrib import ScannedStack
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from keras_sparse_ortho.layers import BlockSparseDense
 from keras_sparse_ortho.parametrizations import CompactMask, Feather, LowRankSoftThreshold
@@ -55,7 +54,7 @@ def test_checkpoint(name, tmp_path):
     assert_same(one, two)
 
 
-@pytest.mark.parametrize("kind", ["sequential", "custom_layer", "subclassed", "scanned"])
+@pytest.mark.parametrize("kind", ["sequential", "custom_layer", "subclassed"])
 @pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
 def test_checkpoints_of_loaded_models_are_those_of_returned_ones(storage, kind, tmp_path):
     import tensorflow as tf
@@ -155,7 +154,6 @@ LAYERS = {
     "quantized": lambda: BlockSparseDense(
         16, density=0.5, block=4, quantizer=kso.parametrizations.FakeQuantization()
     ),
-    "scanned": lambda: ScannedStack(L.Dense(16), 2),
 }
 
 

@@ -122,51 +122,6 @@ def test_resumed_training_with_another_optimizer(tmp_path):
     test_resumed_training_equals_training_in_one_go(run)
 
 
-# At every step for some method in each run; all pairs among the slow tests.
-KILLS = [
-    pytest.param(method, at, marks=[] if (k + n) % 8 == 0 else pytest.mark.slow)
-    for k, at in enumerate((1, 5, 6, 11))
-    for n, method in enumerate(METHODS)
-]
-
-
-@pytest.mark.tensorflow_only
-@pytest.mark.parametrize(("method", "killed_at"), KILLS)
-def test_a_run_killed_at_any_step_goes_on_as_if_it_had_not_stopped(method, killed_at, tmp_path):
-    # Without XLA: this is about what happens when, and compiling is most of the time.
-    whole = compiled(method, jit_compile=False)
-    fit(whole, method, epochs=3)
-
-    class Kill(keras.callbacks.Callback):
-        seen = 0
-
-        def on_train_batch_end(self, batch, logs=None):
-            self.seen += 1
-            if self.seen == killed_at:
-                self.model.save(tmp_path / "killed.keras")
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(compiled(method, jit_compile=False), method, epochs=3, callbacks=[Kill()])
-    resumed = keras.models.load_model(tmp_path / "killed.keras")
-    # The rest of the broken epoch by itself: Keras resumes at the start of an epoch.
-    done = killed_at % 4
-    rest = _rest(resumed, method, done)
-    fit(rest, method, epochs=3, initial_epoch=killed_at // 4 + (1 if done else 0))
-    assert_equal_weights(whole, rest)
-
-
-def _rest(model, method, done):
-    if done:
-        rng = np.random.default_rng(0)
-        x = rng.normal(size=(32, 6, 6, 2)).astype("float32")[8 * done :]
-        y = rng.integers(0, 3, 32).astype("int32")[8 * done :]
-        with part_of_a_run():
-            callbacks = [METHODS[method][1]()]
-            model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
-    return model
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_mask_change_does_not_recompile(method):
     traced = []
@@ -189,3 +144,13 @@ def test_a_mask_change_does_not_recompile(method):
     model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[callback])
     compiled_once = keras.backend.backend() != "torch"
     assert not compiled_once or len(traced) == first
+
+
+@pytest.mark.parametrize("method", ["soft", pytest.param("magnitude", marks=pytest.mark.slow)])
+def test_steps_per_execution_ends_with_the_same_counts(method):
+    # torch has one step an execution.
+    many = {} if keras.backend.backend() == "torch" else {"steps_per_execution": 4}
+    model = compiled(method, **many)
+    fit(model, method, epochs=4)
+    weights = kso.prunable_weights(model)
+    assert sum(w.live for w in weights) == round(0.2 * sum(w.size for w in weights))

@@ -52,14 +52,8 @@ def test_gradients_of_channels_are_those_of_the_formula(g):
     np.testing.assert_allclose(found["kernel_s"], expected, rtol=2e-5, atol=1e-6)
     assert_finite_differences(model, made.weight.variable, found["kernel"], step=2e-3)
     assert_finite_differences(model, made.s, found["kernel_s"], step=1e-2)
-
-
-@pytest.mark.core
-def test_channels_of_zeros_have_no_gradient_even_without_a_threshold():
-    model, made = built(ChannelSoftThreshold("exp", s_init=-200.0))  # t is 0 in float32
-    made.weight.variable.assign(SCALED)
+    made.s.assign(-200.0)  # channels of zeros have no gradient, even without a threshold
     found = differentiated(model)
-    np.testing.assert_allclose(found["kernel"][:, 1:], COEFFICIENTS[:, 1:], rtol=1e-6)
     assert not found["kernel"][:, 0].any()
     assert np.isfinite(found["kernel_s"])
 
@@ -173,19 +167,6 @@ def test_weight_decay_raises_the_threshold():
     assert decay == pytest.approx(0.05 * ((kernel**2).sum() + 9), rel=1e-5)
     fitted(model, epochs=2)
     assert made.threshold_value() > 1.2 / (1 + np.exp(3))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"g": "relu"}, "`g` must be one of .*Received: g='relu'"),
-        ({"weight_decay": -1.0}, "Received: weight_decay=-1.0"),
-        ({"s_init": float("inf")}, "Received: s_init=inf"),
-    ],
-)
-def test_channel_soft_threshold_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ChannelSoftThreshold(**arguments)
 
 
 def low_rank(**options):
@@ -388,26 +369,3 @@ def test_weight_decay_of_low_rank():
     )
     twin = LowRankSoftThreshold.from_config(made.get_config())
     assert twin.get_config() == {"rank": None, "g": "sigmoid", "s_init": -2.0, "weight_decay": 0.3}
-
-
-def test_factors_keep_the_sign_of_their_values():
-    _, made = built(LowRankSoftThreshold(s_init=-40.0))
-    values = array(made.values)
-    made.values.assign(values * np.where(np.arange(values.size) % 2, -1, 1))
-    left, right = made.factors()
-    effective = array(made.effective(made.weight.variable.value)).reshape(left.shape[0], -1)
-    np.testing.assert_allclose(left @ right, effective, atol=1e-6)
-    assert left.shape[1] == values.size
-
-
-@pytest.mark.core
-def test_entries_that_are_kept_at_their_threshold_keep_their_sign():
-    _, made = built(kso.SoftThreshold(s_init=0.0))  # t = 0.5
-    kernel = made.weight.variable
-    value = np.where(np.arange(kernel.shape[0] * kernel.shape[1]) % 2, -0.4, 0.9)
-    kernel.assign(value.reshape(kernel.shape))
-    made.freeze(np.ones(kernel.shape, bool))
-    kept = array(kernel)
-    np.testing.assert_array_equal(np.sign(kept), np.sign(value.reshape(kernel.shape)))
-    assert np.unique(np.abs(kept)).tolist() == pytest.approx([0, 0.4], abs=1e-6)
-    assert kept.all()

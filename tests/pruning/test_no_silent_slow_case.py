@@ -84,7 +84,6 @@ LAYERS = {
     "Conv2D": (lambda: L.Conv2D(128, 1), (2, 2, 128), True),
     "Conv3D": (lambda: L.Conv3D(128, 1), (2, 2, 2, 128), True),
     "TimeDistributed": (lambda: L.TimeDistributed(L.Dense(128)), (2, 128), True),
-    "ScannedStack": (lambda: kso.contrib.ScannedStack(L.Dense(128), 2), (128,), True),
     "MultiHeadAttention": (lambda: L.MultiHeadAttention(4, 32), (2, 128), True),
     "GroupQueryAttention": (lambda: L.GroupQueryAttention(32, 4, 2), (2, 128), True),
     "grouped": (lambda: L.Conv1D(128, 3, groups=2), (4, 128), False),

@@ -1,0 +1,199 @@
+"""What a wrapper needs of its layer: which it refuses, what the layer draws, what it shows."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._keras_internals import (
+    in_stateless_scope,
+)
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.initializers import (
+    KernelLayout,
+    SparseInitializer,
+    are_weights_set_later,
+)
+from keras_sparse_ortho.kernels import (
+    initializer_attribute,
+    is_sparse_layer,
+    kernel_layouts,
+    walk,
+)
+
+
+def refuse_unwrappable(layer: Any, *, around_others: bool = False) -> None:
+    """Raises for a layer whose weights cannot be replaced in a call, `around_others` that are."""
+    for inner, path in walk(layer, layer.name):
+        reason = None
+        if getattr(inner, "transparent_path", False):
+            if around_others and inner is not layer:
+                continue
+            reason = "it is wrapped already"
+        elif is_sparse_layer(inner):
+            reason = "it holds its live blocks only. Strip it first, then wrap the plain layer"
+        elif isinstance(inner, keras.layers.SpectralNormalization):
+            reason = "SpectralNormalization assigns its kernel in every call"
+        elif getattr(inner, "lora_enabled", False):
+            reason = "LoRA is enabled. Prune first, strip, and enable LoRA on the plain model"
+        elif getattr(inner, "quantization_mode", None) is not None:
+            reason = "it is quantized. Prune first, strip, then quantize"
+        if reason:
+            raise NotPrunableError(
+                f"The layer '{path}' cannot be wrapped: {reason}. "
+                f"Received: layer={inner.__class__.__name__}"
+            )
+
+
+def refuse_dense_updates(layer: Any) -> Callable[[], None]:
+    """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
+    names = ("quantize", "enable_lora")
+    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}  # Keras wraps them
+
+    after = "while it is wrapped. Strip the model first (keras_sparse_ortho.strip). Received: "
+
+    def quantize(*args: Any, **kwargs: Any) -> None:
+        # Keras' own type: `Model.quantize` warns of such layers, and leaves them as they are.
+        raise NotImplementedError(
+            f"The layer '{layer.name}' cannot be quantized {after}quantize of "
+            f"{type(layer).__name__}"
+        )
+
+    def enable_lora(*args: Any, **kwargs: Any) -> None:
+        raise NotPrunableError(
+            f"LoRA cannot be enabled on '{layer.name}' {after}enable_lora of {type(layer).__name__}"
+        )
+
+    # Not by setattr, with which Keras and its backends look at what is set.
+    vars(layer).update(quantize=quantize, enable_lora=enable_lora)
+
+    def undo() -> None:
+        for name in names:
+            vars(layer).pop(name, None)
+        vars(layer).update(kept)
+
+    return undo
+
+
+def plain_layer(layer: Any) -> Any:
+    """The plain layer, built, for one with kernels in storages; `None` for a plain one."""
+    return layer.to_dense_layer() if is_sparse_layer(layer) else None
+
+
+def variable_dtype(layer: Any) -> str:
+    """The dtype of a layer's variables; ValueError where a file has named no dtype."""
+    policy = getattr(layer, "dtype_policy", None)
+    if not isinstance(policy, keras.dtype_policies.DTypePolicy):
+        raise ValueError(
+            f"The layer '{layer.name}' must have a dtype policy of Keras. Received: dtype={policy}"
+        )
+    dtype: str = layer.variable_dtype
+    return dtype
+
+
+# --- kernels that are drawn while a layer is built ------------------------------------------------
+
+
+class Recorder:
+    """Draws as a sparse initializer does, along the axes of the layer, and keeps the mask."""
+
+    def __init__(self, initializer: SparseInitializer, layout: KernelLayout | None) -> None:
+        self.initializer = initializer
+        self.layout = layout if initializer.layout is None else None
+        # By shape: a layer may have several weights from one initializer, which for a shape gives
+        # the same values at every call.
+        self.masks: dict[tuple[int, ...], np.ndarray] = {}
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        # In a scope that only traces, Keras asks for a placeholder each time the value is read.
+        if are_weights_set_later() or in_stateless_scope():
+            return keras.ops.zeros(shape, dtype=dtype)
+        kernel, mask = self.initializer.sample(shape, dtype, self.layout)
+        self.masks[tuple(shape)] = mask
+        return keras.ops.convert_to_tensor(kernel)
+
+
+@contextlib.contextmanager
+def recorded_draws(layer: Any) -> Iterator[dict[tuple[int, str | None], Recorder]]:
+    """Inside, the sparse initializers of a layer that is not built yet record what they draw.
+
+    So a kernel is drawn once, with its mask, and along the axes of the layer. A layer whose
+    variables are created now and initialized later (in a scope of Keras that only traces shapes)
+    keeps the recorders until then. They are found by layer and attribute.
+    """
+    draws: dict[tuple[int, str | None], Recorder] = {}
+    with contextlib.ExitStack() as stack:
+        for inner, _ in walk(layer, ""):
+            if inner.built:
+                continue
+            layouts = {
+                initializer_attribute(inner, name): layout
+                for name, layout in kernel_layouts(inner).items()
+            }
+            for attribute, value in list(vars(inner).items()):
+                # Private ones are patterns, of which layers such as MultiHeadAttention make copies.
+                is_own = attribute.endswith("_initializer") and not attribute.startswith("_")
+                if is_own and isinstance(value, SparseInitializer):
+                    recorder = Recorder(value, layouts.get(attribute))
+                    draws[id(inner), attribute] = recorder
+                    stack.callback(setattr, inner, attribute, value)
+                    setattr(inner, attribute, recorder)
+        yield draws
+
+
+# --- what is read of a layer through its wrapper --------------------------------------------------
+
+
+class ShownLayer:
+    """A wrapped layer, or one inside it, as it is read through the wrapper.
+
+    A weight is shown by its `effective` value, a tensor, by the `id` of its variable. Methods of
+    the layer compute in a `scope` with effective weights, and so do layers inside it, and lists,
+    tuples and dicts of them; everything else is shown as it is.
+    """
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        effective: Mapping[int, Callable[[], Any]],
+        scope: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._shown = layer, effective, scope
+
+    def __getattr__(self, name: str) -> Any:
+        return self._show(getattr(self._shown[0], name))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        layer, _, scope = self._shown
+        with scope():
+            return layer(*args, **kwargs)
+
+    def _show(self, value: Any) -> Any:
+        layer, effective, scope = self._shown
+        if isinstance(value, keras.Variable):
+            return effective[id(value)]() if id(value) in effective else value
+        if isinstance(value, keras.layers.Layer):
+            masked = any(id(variable) in effective for variable in value.variables)
+            return ShownLayer(value, effective, scope) if masked else value
+        if inspect.ismethod(value) and value.__self__ is layer:
+
+            @functools.wraps(value)
+            def method(*args: Any, **kwargs: Any) -> Any:
+                with scope():
+                    return value(*args, **kwargs)
+
+            return method
+        if isinstance(value, dict):
+            table = {key: self._show(item) for key, item in value.items()}
+            return table if any(table[key] is not item for key, item in value.items()) else value
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            items = [self._show(item) for item in value]
+            if any(new is not old for new, old in zip(items, value, strict=True)):
+                return tuple(items) if isinstance(value, tuple) else items
+        return value

@@ -1,0 +1,177 @@
+"""One update of one weight: which entries drop, which grow, and that counts and fans stay."""
+
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from keras_sparse_ortho.callbacks._dynamic_sparse_training import (
+    drop_and_grow,
+    largest,
+    move_blocks,
+    move_regular,
+)
+from keras_sparse_ortho.orthogonal import Block, KernelLayout, exact_orthogonal
+
+pytestmark = pytest.mark.numpy_only
+
+
+@hypothesis.given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.integers(0, 2**32 - 1),
+    st.floats(0, 1),
+    st.booleans(),
+)
+def test_counts_and_choices(shape, seed, share, ties):
+    rng = np.random.default_rng(seed)
+    mask = rng.random(shape) < 0.5
+    draw = rng.integers(0, 3, shape).astype(float) if ties else rng.normal(size=shape)
+    value, scores = draw * mask, rng.permutation(draw.reshape(-1)).reshape(shape)
+    live = np.count_nonzero(mask)
+    count = int(share * live)
+    before = mask.copy()
+    after = drop_and_grow(value, mask, count, scores, np.random.default_rng(seed))
+    np.testing.assert_array_equal(mask, before)
+    assert after.shape == mask.shape
+    assert np.count_nonzero(after) == live
+    # What left is no larger than what stayed; what came scores no less than what did not.
+    left, stayed = mask & ~after, mask & after
+    if left.any() and stayed.any() and count < live:  # else all were dropped
+        kept = np.sort(np.abs(value[mask]))[count:]
+        assert np.abs(value[left]).max() <= kept.min()
+    came, out = after & ~mask, ~after
+    if came.any() and out.any():
+        assert scores[came].min() >= scores[out].max()
+    assert np.count_nonzero(came) <= count
+
+
+def test_what_was_just_dropped_may_come_back():
+    value, mask = np.array([2.0, 1.0, 0.0]), np.array([True, True, False])
+    rng = np.random.default_rng(0)
+    np.testing.assert_array_equal(
+        drop_and_grow(value, mask, 1, np.array([0.0, 5.0, 4.0]), rng), mask
+    )
+    np.testing.assert_array_equal(
+        drop_and_grow(value, mask, 1, np.array([9.0, 3.0, 4.0]), rng), [True, False, True]
+    )
+    # A full layer has nowhere else to go.
+    full = np.ones(4, bool)
+    np.testing.assert_array_equal(drop_and_grow(np.arange(4.0), full, 3, np.arange(4.0), rng), full)
+
+
+def test_equals_are_drawn_evenly():
+    rng = np.random.default_rng(0)
+    counts = np.zeros(6, int)
+    for _ in range(3000):
+        chosen = largest(np.array([5.0, 1.0, 1.0, 1.0, 1.0, 0.0]), 3, rng)
+        assert len(set(chosen)) == 3
+        counts[chosen] += 1
+    assert counts[0] == 3000
+    assert counts[5] == 0
+    assert np.abs(counts[1:5] - 1500).max() < 6 * np.sqrt(3000) / 2
+
+
+def test_largest_refuses_counts_out_of_range():
+    for count in (-1, 4):
+        with pytest.raises(ValueError, match=rf"\[0, 3\]. Received: count={count}"):
+            largest(np.zeros(3), count, np.random.default_rng(0))
+
+
+def regular(matrices, lines, fan, rng):
+    """Circulants under random orders of both sides."""
+    live = np.zeros((matrices, lines, lines), bool)
+    for matrix in live:
+        steps = rng.permutation(lines)[:fan]
+        places = (np.arange(lines)[:, None] + steps) % lines
+        np.put_along_axis(matrix, places, True, axis=1)
+        matrix[...] = matrix[rng.permutation(lines)][:, rng.permutation(lines)]
+    return live
+
+
+@hypothesis.given(
+    st.integers(1, 3), st.integers(1, 9), st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans()
+)
+def test_fans_counts_and_what_is_dropped(matrices, lines, seed, share, ties):
+    rng = np.random.default_rng(seed)
+    live = regular(matrices, lines, 1 + seed % lines, rng)
+    draw = rng.integers(0, 3, live.shape).astype(float) if ties else rng.normal(size=live.shape)
+    magnitudes, scores = np.abs(draw) * live, rng.permutation(draw.reshape(-1)).reshape(live.shape)
+    count, before = int(share * live.sum()), live.copy()
+    after = move_regular(magnitudes, live, count, scores, np.random.default_rng(seed))
+    np.testing.assert_array_equal(live, before)
+    for axis in (1, 2):
+        np.testing.assert_array_equal(after.sum(axis=axis), live.sum(axis=axis))
+    left, stayed = live & ~after, live & after
+    assert left.sum() <= count
+    if left.any() and stayed.any():
+        assert magnitudes[left].max() <= np.sort(magnitudes[live])[count - 1]
+    # What has come scores at least as much, in sum, as what has left.
+    assert scores[after & ~live].sum() >= scores[left].sum() - 1e-9
+    again = move_regular(magnitudes, live, count, scores, np.random.default_rng(seed))
+    np.testing.assert_array_equal(after, again)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_of_all_ways(seed):
+    rng = np.random.default_rng(seed)
+    live = regular(1, 4, 2, rng)
+    scores = rng.normal(size=live.shape)
+    after = move_regular(live * 1.0, live, 8, scores, rng)[0]
+    rows = [np.array(row) for row in itertools.product([0, 1], repeat=4) if sum(row) == 2]
+    ways = [np.stack(way) for way in itertools.product(rows, repeat=4)]
+    best = max((scores[0] * way).sum() for way in ways if (way.sum(axis=0) == 2).all())
+    assert (scores[0] * after).sum() == pytest.approx(best, abs=1e-9)
+
+
+CASES = [
+    (Block(4, 1), (16, 24), None),
+    (Block(4, 8), (3, 3, 8, 16), None),
+    (Block(4, 2, regular=True), (3, 32, 16), None),
+    (Block(2, 4, regular=True), (16, 64), KernelLayout.recurrent(4)),
+]
+
+
+def sums(structure, array):
+    *outer, inputs, outputs = array.shape
+    grid = (*outer, inputs // structure.rows, structure.rows, outputs // structure.cols)
+    taps = tuple(range(2, len(outer))) if structure.regular else ()
+    return array.reshape(*grid, structure.cols).sum(axis=(*taps, -3, -1))
+
+
+@pytest.mark.parametrize(("structure", "shape", "layout"), CASES, ids=str)
+@hypothesis.given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans())
+@hypothesis.settings(max_examples=25)
+def test_blocks_move_as_a_whole(structure, shape, layout, seed, share, ties):
+    rng = np.random.default_rng(seed)
+    layout = layout or KernelLayout.convolution()
+    _, mask = exact_orthogonal(shape, 0.25, seed=seed, structure=structure, layout=layout)
+    mask = np.ascontiguousarray(layout.to_canonical(mask))
+    draw = rng.integers(0, 3, mask.shape).astype(float) if ties else rng.normal(size=mask.shape)
+    value, scores = draw * mask, np.abs(rng.permutation(draw.reshape(-1)).reshape(mask.shape))
+    live, before = np.count_nonzero(mask), mask.copy()
+    count = int(share * live)
+    after = move_blocks(structure, value, mask, count, scores, np.random.default_rng(seed))
+    np.testing.assert_array_equal(mask, before)
+    assert after.dtype == bool
+    assert np.count_nonzero(after) == live
+    assert np.count_nonzero(after & ~mask) <= count
+
+    unit = structure.rows * structure.cols
+    unit *= np.prod(mask.shape[2:-2], dtype=int) if structure.regular else 1
+    blocks = sums(structure, after)
+    assert set(np.unique(blocks)) <= {0, unit}
+    value, scores = sums(structure, np.abs(value)), sums(structure, scores)
+    was, now = sums(structure, mask) > 0, blocks > 0
+    left, stayed = was & ~now, was & now
+    if structure.regular:
+        for axis in (-2, -1):
+            np.testing.assert_array_equal(now.sum(axis=axis), was.sum(axis=axis))
+    elif (now & ~was).any() and (~now).any():
+        assert scores[now & ~was].min() >= scores[~now].max()
+    count //= unit
+    # What left is among the smallest that there were.
+    if left.any() and stayed.any():
+        was_live = np.abs(value[left | stayed])
+        assert np.abs(value[left]).max() <= np.sort(was_live)[count - 1]
