@@ -29,9 +29,8 @@ def gather(values: Any, indices: Any, axis: int = 0) -> Any:
 def inverse_permutation(order: Any) -> Any:
     """Where each of `0 .. n - 1` stands in `order`, a vector of all of them in some order.
 
-    Not `keras.ops.argsort` on TensorFlow, which is `top_k`: its result has a dynamic size for XLA,
-    which then expands the random numbers of every dropout in the program where they are used, and
-    draws them ten times as slowly.
+    `keras.ops.argsort` is `top_k` on TensorFlow, whose result has a dynamic size for XLA; this then
+    draws the random numbers of every dropout in the program ten times as slowly.
     """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -52,10 +51,9 @@ def made_once(value: Any) -> Any:
 def kept(value: Any, places: Any) -> Any:
     """`value`, written to memory in the order of its axes by XLA on CPUs, and its gradient, too.
 
-    XLA on CPUs fuses sums of whole residual streams, and random numbers of dropout, into each
-    transposition that reads them, and computes them anew there, in the wrong order. Barriers are
-    gone before it fuses; a condition that holds, but that it cannot know, is not: that an index of
-    `places` is not negative. On accelerators a condition would wait for the host.
+    XLA on CPUs fuses residual streams and random numbers of dropout into each transposition that
+    reads them, and computes them anew there. Barriers are gone before it fuses; a condition that
+    holds, but that it cannot know, is not: that an index of `places` is not negative.
     """
     if keras.backend.backend() not in ("jax", "tensorflow"):
         return value
@@ -146,10 +144,8 @@ def _jax_rule(function: Callable[..., Any], gradient: Gradient, count: int) -> A
 def map_chunks(function: Callable[..., Any], arrays: Sequence[Any], chunks: int, like: Any) -> Any:
     """`function(*arrays)`, computed in chunks of their first axis, whose entries are independent.
 
-    On CPUs its temporaries then stay in the cache, and are not allocated page by page, which costs
-    as much as the products. On accelerators, and for one chunk, it is called once. `like` is a
-    tensor of the result's dtype, best the one of `arrays` that is computed last: the result's
-    memory is then not held before.
+    On CPUs its temporaries then stay in the cache. On accelerators, and for one chunk, it is called
+    once. `like` is a tensor of the result's dtype, best the one of `arrays` that is computed last.
     """
     if chunks == 1:
         return function(*arrays)

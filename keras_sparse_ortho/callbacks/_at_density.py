@@ -127,8 +127,9 @@ def finish(model: Any, density: float | None = None) -> Any:
             "another one, or call keras_sparse_ortho.prune(strip(model), density). "
             f"Received: density={density!r}"
         )
-    asked = {t.target_density for t in thresholds} - {None} if density is None else {density}
-    if thresholds and len(asked) != 1:
+    asked = [density] if density is not None else [t.target_density for t in thresholds]
+    targets = {target for target in asked if target is not None}
+    if thresholds and len(targets) != 1:
         raise NotPrunableError(
             "finish() needs a `density` for thresholds that TargetDensity has not steered to one. "
             f"Received: model={model.name!r}, density=None"
@@ -141,7 +142,7 @@ def finish(model: Any, density: float | None = None) -> Any:
             reset, _ = mask.update(max(mask.last_updated, 0), mask.schedule.density)
             zero_slots(optimizer, mask.weight.variable, reset)
     if thresholds:
-        (target,) = asked
+        (target,) = targets
         steering = ThresholdSteering(target)
         steering.take(thresholds)
         # All of them where another run has frozen them at another density.

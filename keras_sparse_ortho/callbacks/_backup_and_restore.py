@@ -169,7 +169,8 @@ def _is_record(value: Any) -> bool:
     """Whether this is what `on_epoch_end` writes for an epoch."""
     if not isinstance(value, dict):
         return False
-    epoch, seeds, generators = (value.get(name) for name in ("epoch", "seeds", "generators"))
+    epoch: Any = value.get("epoch")
+    seeds, generators = value.get("seeds"), value.get("generators")
     return (
         (is_integer(epoch) and 0 < epoch < 2**31)
         and (isinstance(seeds, list) and all(isinstance(state, list) for state in seeds))

@@ -42,9 +42,8 @@ class BlockSparseDense(BlockSparseLayer):
 
     The kernel, `(inputs, units)`, is cut into blocks of `r x c`; every output block has `k` live
     ones, and every input block is used equally often. Forward and backward pass, optimizer, file
-    and memory deal with live blocks only, so that a step takes little more than `density` of the
-    time of a dense one where the layer is wide. Outputs and gradients are those of the dense
-    layer with that kernel.
+    and memory deal with live blocks only. Outputs and gradients are those of the dense layer with
+    that kernel.
 
     Args:
         units: Outputs, a multiple of `c`.
@@ -57,8 +56,7 @@ class BlockSparseDense(BlockSparseLayer):
             initializer of Keras, the live inputs and outputs being its fans.
         kernel_regularizer: L1 or L2; and `kernel_constraint`: `NonNeg`. They act on live entries.
         gain: Scale of the exactly orthogonal kernel.
-        seed: Seed of the places and the exactly orthogonal values. The same integer gives the
-            same kernel on every backend.
+        seed: Seed of the places and the exactly orthogonal values.
         quantizer: Rounds the live blocks, e.g. `FakeQuantization("int8")`; see `quantize_aware`.
         **kwargs: As for Dense.
 
@@ -134,10 +132,9 @@ class BlockSparseEinsumDense(BlockSparseLayer):
 
         y = activation(einsum(equation, x, K) + b)
 
-    for equations in which the kernel is one matrix: the axes that it shares with the input are
-    summed over, and are the inputs of the matrix, flattened in the kernel's order; its others are
-    the outputs. So are the kernels of dense layers on sequences, `"abc,cd->abd"`, and those of
-    attention, `"abc,cde->abde"` and `"abde,dec->abc"`. See `BlockSparseDense` for the rest.
+    for equations in which the kernel is one matrix, from the axes that it shares with the input to
+    its others: `"abc,cd->abd"`, and those of attention, `"abc,cde->abde"` and `"abde,dec->abc"`.
+    See `BlockSparseDense` for the rest.
 
     Args:
         equation: As for EinsumDense, and so are `output_shape`, `activation` and `bias_axes`.
@@ -330,8 +327,7 @@ class BlockSparseConv1D(BlockSparseConv):
         y[.., j] = activation(sum_l conv(x[.., inputs_of[j, l]], blocks[j, l]) + b[j])
 
     over the `k` live blocks of output block `j`, `r` channels by `c` filters, each live at all
-    taps. For each output block there is one small convolution over the channels that it reads. See
-    `BlockSparseDense` for how blocks are chosen and what is gained.
+    taps: a small convolution for each output block. See `BlockSparseDense` for the rest.
 
     Args:
         filters: Output channels, a multiple of `c`.
@@ -343,9 +339,8 @@ class BlockSparseConv1D(BlockSparseConv):
 
     Raises:
         NotPrunableError: `groups` other than 1.
-        LayoutError, DensityError: As for `BlockSparseDense`, and so are the limits.
 
-    The graph has a convolution for each output block, so blocks of few filters compile slowly.
+    Limits: as for `BlockSparseDense`; blocks of few filters compile slowly.
 
     Example:
 
@@ -407,12 +402,7 @@ def letters_of(equation: str) -> tuple[str, str, str]:
 
 
 def axes_of(equation: str, rank: int) -> tuple[list[str], list[str], list[str]]:
-    """The letters of input, kernel and output, digits standing for the axes of an ellipsis.
-
-    Args:
-        equation: As for `letters_of`.
-        rank: Axes of the input.
-    """
+    """The letters of input, of so many axes, kernel and output; digits stand for an ellipsis."""
     data, kernel, output = letters_of(equation)
     more = [str(k) for k in range(rank - len(data.replace("...", "")))]
 

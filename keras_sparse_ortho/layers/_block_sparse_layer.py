@@ -199,8 +199,9 @@ class BlockSparseLayer(OnBlocks, keras.layers.Layer):
         if self.kernel_initializer == _EXACT_ORTHOGONAL:
             structure = Block(grid.rows, grid.cols, regular=True)
             gates = KernelLayout(inputs=(-2,), outputs=(-1,), gates=self._layout.gates)
-            options = {"gain": self.gain, "seed": seed, "layout": gates}
-            drawn = regular_blocks(grid.shape, grid.density, structure, **options)
+            drawn = regular_blocks(
+                grid.shape, grid.density, structure, gain=self.gain, seed=seed, layout=gates
+            )
             return grid.side_by_side(drawn)
         pattern = grid.draw_pattern(seed)
         columns = to_numpy(self.kernel_initializer(grid.columns_shape, dtype="float32"))
@@ -424,7 +425,7 @@ def _restored(initializer: Any) -> Any:
 
 def _fan_correction(grid: BlockGrid, initializer: Any) -> float:
     """The factor by which the live fan-out changes a draw whose fan-out is all outputs."""
-    mode = getattr(initializer, "mode", None)
+    mode: Any = getattr(initializer, "mode", None)
     fan_in = {"fan_avg": grid.fan_in * grid.rows, "fan_out": 0}.get(mode)
     if fan_in is None:
         return 1.0

@@ -88,7 +88,7 @@ class GatesOnBlocks(_Cell):
         self._takes_products = False
 
     def add_weight(self, shape: Any = None, initializer: Any = None, **kwargs: Any) -> Any:
-        """As every layer does, but for kernels with a density: these become layers of blocks."""
+        # Kernels with a density become layers of blocks.
         name = kwargs.get("name", "")
         density, block = self._blocks.get(name, (None, None))
         if density is None:
@@ -157,8 +157,7 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
         c' = sigmoid(f) c + sigmoid(i) tanh(g),    h' = sigmoid(o) tanh(c')
 
     `K`, `(inputs, 4 units)`, and `R`, `(units, 4 units)`, are four matrices side by side, one for
-    each gate. Each is of regular blocks and exactly orthogonal, with the same number of live blocks
-    in every line.
+    each gate, each of regular blocks and exactly orthogonal.
 
     Args:
         units: As for LSTMCell; a multiple of `c`.
@@ -171,7 +170,6 @@ class BlockSparseLSTMCell(GatesOnBlocks, keras.layers.LSTMCell):
         **kwargs: As for LSTMCell. The initializers are those of dense kernels.
 
     Raises:
-        LayoutError, DensityError: As for `BlockSparseDense` (when it is built).
         NotPrunableError: With `recurrent_dropout` or `implementation=1`, in which each gate reads
             other inputs.
 

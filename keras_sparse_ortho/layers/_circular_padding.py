@@ -83,4 +83,4 @@ class CircularPadding(keras.layers.Layer):
                 f"The layer '{self.name}' cannot pad an axis by more than its size. "
                 f"Received: padding={self.padding!r}, input of shape {shape}"
             )
-        return [(first + k, *pair) for k, pair in enumerate(pairs)]
+        return [(first + k, pair[0], pair[1]) for k, pair in enumerate(pairs)]

@@ -23,16 +23,12 @@ class FakeQuantization:
 
         q(w) = s_c * sign(w) where |w| > t_c, else 0;  t_c = 0.7 mean|w|, s_c = mean|w| above t_c
 
-    with means over the live entries. `w` is the effective weight of any parametrization: masks,
-    thresholds, compact storage and live blocks stay what they are. A batch normalization behind the
-    layer scales channels, so folding it into the weight changes scales `s_c`, and integers by a
-    sign at most.
+    with means over the live entries. `w` is the effective weight of any storage. A batch
+    normalization behind the layer scales channels, so folding it into the weight changes scales
+    `s_c`, and integers by a sign at most.
 
     Args:
         dtype: `"int8"`, `"int4"` or `"ternary"`.
-
-    Raises:
-        ValueError: Another `dtype`.
 
     Limits: ranges follow the weights and are not learnt. The gradient does not know of rounding, so
     few bits need a smaller learning rate than floats.

@@ -46,9 +46,8 @@ _PART = 1 << 16  # entries of a kernel that are digested at once
 class FixedMask(Masked):
     """Effective weight `w_e = w` where the mask is live, and exactly 0 elsewhere.
 
-    The gradient is that of `w_e`: exactly zero on masked entries, so momentum, Adam moments and
-    global-norm clipping see a sparse gradient. The raw weight is zero there too, so weight decay,
-    saved files and `quantize` are sparse as well. Where the mask comes from, in this order:
+    The gradient is that of `w_e`: exactly zero on masked entries. The raw weight is zero there too,
+    so moments, weight decay and files are sparse as well. The mask comes from, in this order:
 
     1. `mask`, if given; an `initializer` beside it says what drew the mask;
     2. `initializer`, if given: kernel and mask are drawn again, with the true axes of the layer;

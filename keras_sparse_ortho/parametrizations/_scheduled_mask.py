@@ -40,7 +40,7 @@ class ScheduledMask(Masked):
     """
 
     watched = False
-    """Whether something is known to update the mask, or it was told that nothing does."""
+    """Whether something is known to update the mask, or a warning has said that nothing does."""
 
     @other_keywords()
     def __init__(self, schedule: Any = None, frequency: int | None = None) -> None:
@@ -84,7 +84,7 @@ class ScheduledMask(Masked):
         return int(to_numpy(self._updated))
 
     def current(self, after: Any = None) -> Any:
-        """The effective weight. In a `fit` where nothing updates the mask, a warning is to come."""
+        # In a `fit` where nothing updates the mask, a warning is to come.
         if not self.watched and (model := model_in_fit()) is not None:
             after_epochs(model, functools.partial(_warn_after_epoch, model))
         return super().current(after)
@@ -107,7 +107,6 @@ class ScheduledMask(Masked):
         return clone
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {"schedule": self.schedule}
 
     def clone(self) -> "ScheduledMask":
@@ -133,7 +132,6 @@ class ScheduledMask(Masked):
         return np.logical_not(mask)
 
     def _ranked(self, density: float) -> np.ndarray:
-        """The mask of the largest magnitudes."""
         count = live_count(density, self.weight.size)
         return largest_mask(np.abs(self.weight.finite_raw_value()), count)
 
@@ -178,7 +176,6 @@ class MagnitudeMask(ScheduledMask):
     """
 
     def unfinished(self) -> str | None:
-        """A mask that was never set."""
         if self.last_updated >= 0:
             return None
         begin = self.schedule.begin_step or 1
@@ -208,9 +205,6 @@ class StraightThroughTopK(ScheduledMask):
         frequency: Steps between updates where `schedule` is a density. Default: 1, as in the paper.
             Between two updates nothing holds dead entries back: the more steps, the more of the
             mask is exchanged at once, which can cost many points of accuracy.
-
-    Raises:
-        NotPrunableError: If the weight is not finite.
 
     Limits: raw weights, their gradients and optimizer slots are dense. Every update ranks all
     weights, which can take as long as a step of a small network.
@@ -261,27 +255,20 @@ class Feather(StraightThroughTopK):
         dL/dw = dL/dw_e on the mask, theta dL/dw_e elsewhere
 
     Args:
-        schedule: As for `MagnitudeMask`.
-        frequency: As for `MagnitudeMask`.
+        schedule: As for `MagnitudeMask`, and so is `frequency`.
         power: `p`, greater than 0. 1 is the soft threshold; the larger, the nearer to
             `StraightThroughTopK`.
         theta: The share of the gradients that dead entries get, in [0, 1].
 
-    Limits: raw weights, their gradients and optimizer slots are dense, as is the start of most
-    schedules.
+    Limits: raw weights, their gradients and optimizer slots are dense.
 
     Example:
 
-    >>> import keras, numpy as np
+    >>> import keras
     >>> import keras_sparse_ortho as kso
-    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
-    >>> template = Feather(kso.schedules.Cubic(begin_step=0, end_step=4, frequency=2))
-    >>> model = kso.parametrize(dense, template, density=0.25)
-    >>> model.compile("sgd", "mse")
-    >>> history = model.fit(np.ones((16, 8)), np.ones((16, 4)), batch_size=2, verbose=0,
-    ...                     callbacks=[kso.callbacks.UpdateMasks()])
-    >>> kso.prunable_weights(model)[0].live
-    8
+    >>> dense = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="head")])
+    >>> kso.prunable_weights(kso.parametrize(dense, Feather(0.25)))
+    [<head/kernel shape=(8, 4), density=0.25>]
 
     Reference:
 

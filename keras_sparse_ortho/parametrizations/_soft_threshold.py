@@ -201,7 +201,7 @@ class LearntThreshold(Parametrization):
         return bool(to_numpy(self._target)[1])
 
     def counts(self) -> tuple[int, int]:
-        """How many entries (or ranks, see `counted`) are live now, and how many there are."""
+        """How many entries (or ranks) are live now, and how many there are."""
         mask = self.mask_value()
         return int(np.count_nonzero(mask)), mask.size
 
@@ -215,7 +215,7 @@ class LearntThreshold(Parametrization):
         """What the threshold is compared with, for every entry of `steered`, as a NumPy array."""
 
     def critical_offsets(self) -> np.ndarray:
-        """For every entry of `steered` the offset from which on it is dead: `g^-1(scale) - s`."""
+        """For every entry of `steered` the offset from which on it is dead."""
         return critical_offsets(self._function, self.scales(), to_numpy(self.s))
 
     @abc.abstractmethod
@@ -240,8 +240,8 @@ class SoftThreshold(LearntThreshold):
         dL/ds = -g'(s) * sum(dL/dw_e * sign(w_e))
 
     As in the paper, L2 of the same strength acts on `w` and `s`: it shrinks weights and, as `s` is
-    negative, raises thresholds, until the loss pushes back. On its own, the final density depends
-    on the strength and `s_init`; `callbacks.TargetDensity` ends at a given density.
+    negative, raises thresholds, until the loss pushes back. So the final density depends on the
+    strength and `s_init`; `callbacks.TargetDensity` ends at a given density.
 
     Args:
         granularity: `"layer"`: one `s` for the weight; `"channel"`: one for each output; or
@@ -313,7 +313,6 @@ class SoftThreshold(LearntThreshold):
         return np.abs(self.weight.finite_raw_value())
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
-        """`w` becomes `w_e` on the mask and 0 elsewhere, `t` 0; from here on `w_e = w`."""
         ops, raw = keras.ops, keras.ops.convert_to_tensor(self.weight.variable)
         live, effective = placed(mask, self.weight.variable), self.effective(raw)
         dtype = keras.backend.standardize_dtype(raw.dtype)
@@ -409,7 +408,7 @@ class ChannelSoftThreshold(LearntThreshold):
         return np.broadcast_to(scale, self.weight.shape)
 
     def freeze(self, mask: np.ndarray) -> np.ndarray:
-        """Fixes which channels are live: those with at least half of their entries in the mask."""
+        # Live are channels with at least half of their entries in the mask.
         raw = self.weight.variable
         value = to_numpy(self.effective(keras.ops.convert_to_tensor(raw)))
         live = np.mean(mask, axis=self._summed, keepdims=True) >= 0.5

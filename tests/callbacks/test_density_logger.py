@@ -104,16 +104,6 @@ def test_learnt_thresholds_are_logged(capsys):
     assert "threshold: 0.1" in shown  # sigmoid(-2) = 0.119
 
 
-@pytest.mark.tensorflow_only
-def test_tensorboard_gets_them(tmp_path):
-    from tensorflow.python.summary.summary_iterator import summary_iterator
-
-    fit(learnt(), DensityLogger(), keras.callbacks.TensorBoard(tmp_path, write_graph=False))
-    [file] = (tmp_path / "train").iterdir()
-    tags = {value.tag for event in summary_iterator(str(file)) for value in event.summary.value}
-    assert {"epoch_density", "epoch_threshold"} <= tags
-
-
 CASES = {
     "density": (lambda: kso.parametrize(network(), kso.MagnitudeMask(0.25)), UpdateMasks),
     "threshold": (

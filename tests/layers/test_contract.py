@@ -14,7 +14,6 @@ from tests.helpers import (
     jit,
     jit_if_quicker,
     moments,
-    slow_on_jax,
     slow_on_tensorflow,
     slow_where_traced,
 )
@@ -163,33 +162,6 @@ def test_saving_cloning_and_weights_files_keep_masks_and_outputs(kinds, storage,
             np.testing.assert_array_equal(weight.parametrization.mask_value(), mask)
     # A clone without the weights is as sparse, never dense.
     assert [m.sum() for m in clone_masks] == [m.sum() for m in masks]
-
-
-@slow_on_jax
-@pytest.mark.parametrize("kinds", CASES)
-def test_magnitude_masks_where_the_initializer_is_a_usual_one(kinds):
-    def wrap(layer):
-        # Any rule will do that is not the initializer's: half of the weights, by magnitude.
-        return PrunableLayer(_with_usual_initializers(layer), FixedMask(0.5))
-
-    for weight in weights_of(network(kinds, wrap)):
-        mask = weight.parametrization.mask_value()
-        value = np.abs(weight.raw_value())
-        assert mask.sum() == round(0.5 * mask.size), weight
-        assert value[mask].min() >= value[~mask].max()
-
-
-def _with_usual_initializers(layer):
-    """The layer, with Keras' default in the place of every initializer of ours."""
-
-    def usual(config):
-        if isinstance(config, dict):
-            if config.get("class_name") == "ExactOrthogonal":
-                return keras.initializers.serialize(keras.initializers.GlorotUniform(seed=1))
-            return {key: usual(value) for key, value in config.items()}
-        return [usual(item) for item in config] if isinstance(config, list | tuple) else config
-
-    return type(layer).from_config(usual(layer.get_config()))
 
 
 def test_what_is_no_configuration_of_a_wrapper_is_refused():

@@ -65,6 +65,25 @@ def test_normalization_statistics_move_and_losses_count():
 
 
 @pytest.mark.core
+def test_losses_and_statistics_of_a_normalized_block():
+    eoi = ExactOrthogonal(0.5, seed=1)
+    dense = L.Dense(8, kernel_initializer=eoi, activity_regularizer="l2")
+    block = keras.Sequential([dense, L.BatchNormalization()])
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, PrunableLayer(block)(inputs))
+    x = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
+    model.compile("sgd", "mse", jit_compile=jit())
+    mean = array(block.layers[1].moving_mean)
+    model.fit(x, np.zeros((16, 8)), verbose=0)
+    assert (array(block.layers[1].moving_mean) != mean).all()
+    plain = kso.strip(model)
+    model(x), plain(x)
+    [loss], [expected] = model.losses, plain.losses
+    np.testing.assert_allclose(array(loss), array(expected), rtol=1e-5)
+    assert array(loss) > 1e-3
+
+
+@pytest.mark.core
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 @slow_on_tensorflow
 def test_resumed_training_equals_training_in_one_go(optimizer, tmp_path):

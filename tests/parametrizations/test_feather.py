@@ -78,12 +78,6 @@ def test_the_threshold_follows_the_mask():
     np.testing.assert_array_equal(made.value(), 10 * KERNEL[::-1])
 
 
-def test_entries_below_the_threshold_stay_live_until_the_next_update():
-    model, made = built()
-    made.assign_raw(0.01 * KERNEL)
-    assert kso.prunable_weights(model)[0].live == np.count_nonzero(made.value()) == 12
-
-
 @pytest.mark.core
 def test_training_files_and_the_stripped_model(tmp_path):
     keras.utils.set_random_seed(0)
@@ -108,15 +102,6 @@ def test_training_files_and_the_stripped_model(tmp_path):
     assert [int(np.count_nonzero(v)) for v in stripped.get_weights()[::2]] == [
         weight.live for weight in weights
     ]
-
-
-def test_half_precision():
-    layer = keras.layers.Dense(5, use_bias=False, dtype="mixed_float16", name="a")
-    model = keras.Sequential([keras.Input((6,)), layer])
-    layer.kernel.assign(KERNEL)
-    model = kso.parametrize(model, Feather(0.4))
-    expected, _, _ = by_hand(KERNEL.astype("float64"), 12, 3.0)
-    np.testing.assert_allclose(array(model(X)), X @ expected, atol=0.05)
 
 
 @pytest.mark.parametrize("options", [{"power": 0}, {"theta": -0.1}, {"theta": 1.1}, {"power": "3"}])

@@ -251,19 +251,6 @@ def test_a_layer_inside_may_be_frozen_later():
     assert (second.value != before[1]).any()
 
 
-def test_other_regularizers_see_the_dense_kernel():
-    regularizer = keras.regularizers.OrthogonalRegularizer(0.1)
-    _, model = pair(regularizer=regularizer)
-    model.compile("sgd", classifier_loss(), jit_compile=jit())
-    weight = kso.prunable_weights(model)[1]
-    before = weight.value
-    for _ in range(2):
-        [loss] = model.losses
-        np.testing.assert_allclose(array(loss), array(regularizer(weight.value)), rtol=1e-5)
-        fit(model)
-    assert (weight.value != before).any()
-
-
 @pytest.mark.parametrize("built", [True, False])
 def test_the_layers_own_variable_has_no_value(built):
     dense = L.Dense(4, name="hidden")
@@ -345,6 +332,7 @@ def test_what_needs_the_dense_weight_is_refused():
         kso.convert(dense, "masked")
     for layer, match in (
         (L.Dense(4, kernel_constraint="max_norm"), "constraint needs the dense kernel"),
+        (L.Dense(4, kernel_regularizer="orthogonal_regularizer"), "regularizer needs the dense"),
         (OwnSaving(4), r"overrides `save_own_variables`.*Received: OwnSaving"),
     ):
         model = keras.Sequential([keras.Input((6,)), layer])
