@@ -107,11 +107,10 @@ _NOTES = {
     "begin_step": " It is a step, or a fraction of the run such as 0.1.",
     "end_step": " It is a step, or a fraction of the run such as 0.7.",
 }
-_PATTERN = "initializer=initializers.ExactOrthogonal(gain=..., taps=...)"
+_PATTERN = "initializer=initializers.ExactOrthogonal(gain=...)"
 # By foreign keyword: what to use where a function has none of these arguments.
 _ELSEWHERE = {
     "gain": _PATTERN,
-    "taps": _PATTERN,
     "schedule": "parametrize(model, MagnitudeMask(schedule))",
     "pruning_schedule": "parametrize(model, MagnitudeMask(schedule))",
     "quantize": _INTEGERS,

@@ -1,6 +1,5 @@
 """Gains of kernels with which signals keep their size: `critical_gain` and `activation_gain`."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import scipy.optimize
 
 from keras_sparse_ortho._backend import float64_operations, value_and_gradients
+from keras_sparse_ortho._checks import check_number
 from keras_sparse_ortho._values import to_numpy
 
 # Variances of pre-activations between which the fixed point is searched.
@@ -28,21 +28,6 @@ _NODES = 16
 _DEPTH = 40
 _MOST_PANELS = 500
 _TOLERANCE = 1e-13
-
-
-@dataclasses.dataclass(frozen=True)
-class CriticalPoint:
-    """A point of the order-to-chaos line of an activation.
-
-    Args:
-        gain: Scale `sigma_w` of the weights.
-        bias_std: Standard deviation `sigma_b` of the biases.
-        q: Fixed point of the variance of pre-activations; `None` if every variance is one.
-    """
-
-    gain: float
-    bias_std: float
-    q: float | None
 
 
 def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
@@ -65,7 +50,7 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
         ValueError: A negative `bias_std`, or an activation without a critical point at it.
 
     Limits: mean-field theory holds for infinite width. If there are several critical points, this
-    is the one with the least variance; `critical_point` gives the variance.
+    is the one with the least variance.
 
     Example:
 
@@ -80,12 +65,7 @@ def critical_gain(activation: Any, bias_std: float = 0.0) -> float:
     - Xiao et al., "Dynamical isometry and a mean field theory of CNNs" (ICML 2018),
       arXiv 1806.05393
     """
-    return critical_point(activation, bias_std).gain
-
-
-def critical_point(activation: Any, bias_std: float = 0.0) -> CriticalPoint:
-    """The critical gain with the variance `q` of pre-activations; see `critical_gain`."""
-    if isinstance(bias_std, bool) or not math.isfinite(bias_std) or bias_std < 0:
+    if check_number("bias_std", bias_std) < 0:
         raise ValueError(
             f"`bias_std` must be a number of at least 0. Received: bias_std={bias_std!r}"
         )
@@ -105,14 +85,14 @@ def critical_point(activation: Any, bias_std: float = 0.0) -> CriticalPoint:
 
     found = excess(_VARIANCES)
     if bias_std == 0 and np.abs(found).max() < _HOMOGENEOUS:
-        return CriticalPoint(float(moments(1.0)[1]) ** -0.5, 0.0, None)
+        return float(moments(1.0)[1]) ** -0.5
     for low, high, a, b in zip(_VARIANCES, _VARIANCES[1:], found, found[1:], strict=False):
         if math.isfinite(a) and math.isfinite(b) and a > 0 >= b:
             q = float(scipy.optimize.brentq(excess, low, high, xtol=1e-14, rtol=1e-12))
-            return CriticalPoint(float(moments(q)[1]) ** -0.5, float(bias_std), q)
+            return float(moments(q)[1]) ** -0.5
     # An odd activation without biases has the fixed point 0.
     if bias_std == 0 and abs(excess(_VARIANCES[0] * 1e-6)) < 1e-6:
-        return CriticalPoint(float(moments(_VARIANCES[0] * 1e-6)[1]) ** -0.5, 0.0, 0.0)
+        return float(moments(_VARIANCES[0] * 1e-6)[1]) ** -0.5
     raise ValueError(
         "The activation has no critical point at this `bias_std`: at no variance of "
         "pre-activations are both chi = 1 and q a fixed point. (Homogeneous activations such as "

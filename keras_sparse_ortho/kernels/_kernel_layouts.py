@@ -1,6 +1,5 @@
 """The registry: which weights of a layer are kernels, and what their axes mean."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -70,27 +69,27 @@ def _dense(layer: keras.layers.Layer) -> dict[str, KernelLayout | None]:
 @kernel_layouts.register(L.Conv2D)
 @kernel_layouts.register(L.Conv3D)
 def _convolution(layer: Any) -> dict[str, KernelLayout | None]:
-    return {"kernel": KernelLayout.convolution(layer.groups, layer.strides)}
+    return {"kernel": KernelLayout.convolution(layer.groups)}
 
 
 @kernel_layouts.register(L.Conv1DTranspose)
 @kernel_layouts.register(L.Conv2DTranspose)
 @kernel_layouts.register(L.Conv3DTranspose)
 def _transposed_convolution(layer: Any) -> dict[str, KernelLayout | None]:
-    return {"kernel": KernelLayout.transposed_convolution(layer.strides)}
+    return {"kernel": KernelLayout.transposed_convolution()}
 
 
 @kernel_layouts.register(L.DepthwiseConv1D)
 @kernel_layouts.register(L.DepthwiseConv2D)
 def _depthwise_convolution(layer: Any) -> dict[str, KernelLayout | None]:
-    return {"kernel": KernelLayout.depthwise(layer.strides)}
+    return {"kernel": KernelLayout.depthwise()}
 
 
 @kernel_layouts.register(L.SeparableConv1D)
 @kernel_layouts.register(L.SeparableConv2D)
 def _separable_convolution(layer: Any) -> dict[str, KernelLayout | None]:
     return {
-        "depthwise_kernel": KernelLayout.depthwise(layer.strides),
+        "depthwise_kernel": KernelLayout.depthwise(),
         "pointwise_kernel": KernelLayout.convolution(),
     }
 
@@ -110,10 +109,7 @@ def _recurrent_cell(layer: Any) -> dict[str, KernelLayout | None]:
 
 @kernel_layouts.register(ConvLSTMCell)
 def _conv_lstm_cell(layer: Any) -> dict[str, KernelLayout | None]:
-    # Convolutions with four gates, of which only that of the input has strides.
-    plain = KernelLayout.recurrent(4)
-    strided = dataclasses.replace(plain, strides=layer.strides)
-    return {"kernel": strided, "recurrent_kernel": plain}
+    return dict.fromkeys(("kernel", "recurrent_kernel"), KernelLayout.recurrent(4))
 
 
 # --- keras-hub's layers, known by name: nothing of it is imported ---------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import OptimizeResult, minimize
 
 from keras_sparse_ortho._checks import check_integer
-from keras_sparse_ortho.orthogonal._layout import KernelLayout
+from keras_sparse_ortho.orthogonal._kernel import KernelLayout
 
 # Pairs of steps and gradients that L-BFGS keeps.
 _MEMORY = 10

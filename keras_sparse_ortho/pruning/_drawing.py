@@ -24,7 +24,7 @@ from keras_sparse_ortho.initializers import (
 )
 from keras_sparse_ortho.kernels import PrunableWeight, derived_seed
 from keras_sparse_ortho.orthogonal import Structure, dead_outputs
-from keras_sparse_ortho.pruning._auto_options import AutoOptions, default_initializer
+from keras_sparse_ortho.pruning._auto_options import AutoGains, default_initializer
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
 
 Pattern = str | SparseInitializer
@@ -62,16 +62,15 @@ def draw_kernels(
         dense: Whether the weights will be stored densely; else draws keep live values alone.
 
     Warns:
-        UserWarning: Outputs of exactly orthogonal kernels that stay zero; with `"auto"`, layers
-            for which it is not known what follows.
+        UserWarning: Outputs of exactly orthogonal kernels that stay zero; with `gain="auto"`,
+            layers for which it is not known what follows.
     """
     base_seed = check_seed(seed)
     of = structure if isinstance(structure, Mapping) else {w.path: structure for w in weights}
     checked = {w.path: _checked(pattern, of.get(w.path)) for w in weights}
     base_seed = random.randrange(2**31) if base_seed is None else base_seed
     patterns = {weight.path: _own_pattern(checked[weight.path], weight) for weight in weights}
-    choices = AutoOptions(model, weights, patterns)
-    patterns = {w.path: choices.with_taps(w, patterns[w.path]) for w in weights}
+    choices = AutoGains(model, weights, patterns)
     exact = all(own.isometry == "exact" for own in patterns.values())
     plan = plan_for(density, budget, weights, orthogonal=patterns if exact else False)
     if any(getattr(own, "structure", None) for own in patterns.values()):

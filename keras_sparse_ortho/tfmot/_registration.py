@@ -44,9 +44,7 @@ def register_layouts() -> None:
         layouts = kernel_layouts.dispatch(getattr(keras.layers, name))
         kernel_layouts.register(getattr(L, name), layouts)
     for kind in (L.DepthwiseConv1D, L.DepthwiseConv2D):
-        kernel_layouts.register(
-            kind, lambda layer: {"depthwise_kernel": KernelLayout.depthwise(layer.strides)}
-        )
+        kernel_layouts.register(kind, lambda _: {"depthwise_kernel": KernelLayout.depthwise()})
     cells = ((L.SimpleRNNCell, KernelLayout.recurrent(1)), (L.GRUCell, KernelLayout.recurrent(3)))
     for kind, layout in (*cells, (L.LSTMCell, KernelLayout.recurrent(4))):
         own = dict.fromkeys(("kernel", "recurrent_kernel"), layout)

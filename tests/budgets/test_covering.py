@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.budgets import Budget, allocate, erk, fit_structure, lift, uniform
+from keras_sparse_ortho.budgets import Budget, allocate, fit_structure, lift, uniform
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RamanujanOrthogonal
 from keras_sparse_ortho.orthogonal import (
@@ -36,7 +36,7 @@ KINDS = [
     ((20, 30), None),
     ((1, 17), None),
     ((60, 20), None),
-    ((3, 3, 8, 16), KernelLayout.convolution(strides=2)),
+    ((3, 3, 8, 16), KernelLayout.convolution()),
     ((3, 3, 24, 2), KernelLayout.depthwise()),
     ((3, 3, 4, 12), KernelLayout.convolution(groups=3)),
     ((16, 128), KernelLayout.recurrent(4)),
@@ -47,19 +47,17 @@ KINDS = [
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6),
     density=st.floats(1e-3, 0.3),
     seed=st.randoms(use_true_random=False),
-    taps=st.sampled_from(["center", "shift"]),
 )
 @settings(max_examples=60)
-def test_as_few_outputs_are_dead_as_the_count_allows(kinds, density, seed, taps):
+def test_as_few_outputs_are_dead_as_the_count_allows(kinds, density, seed):
     weights = [Weight(f"w{k}", *kind) for k, kind in enumerate(kinds)]
     relative = [seed.uniform(1e-3, 1.0) for _ in weights]
-    least = [least_count(w.shape, w.layout, taps=taps) for w in weights]
+    least = [least_count(w.shape, w.layout) for w in weights]
     enough = [
-        max(covering_count(w.shape, w.layout, taps=taps), few)
-        for w, few in zip(weights, least, strict=True)
+        max(covering_count(w.shape, w.layout), few) for w, few in zip(weights, least, strict=True)
     ]
     total = round(density * sum(w.size for w in weights))
-    pattern = ExactOrthogonal(taps=taps, seed=0)
+    pattern = ExactOrthogonal(seed=0)
     if total < sum(least):
         with pytest.raises(BudgetError, match="exactly orthogonal kernels"):
             allocate(weights, density, relative, orthogonal=pattern)
@@ -72,7 +70,7 @@ def test_as_few_outputs_are_dead_as_the_count_allows(kinds, density, seed, taps)
             assert full <= count <= w.size
         else:
             assert few <= count <= full
-        kernel, _ = exact_orthogonal(w.shape, budget[w.path], layout=w.layout, taps=taps, seed=0)
+        kernel, _ = exact_orthogonal(w.shape, budget[w.path], layout=w.layout, seed=0)
         if count >= full:
             assert dead_outputs(kernel, w.layout) == 0
 
@@ -119,17 +117,6 @@ def test_files_keep_what_was_lifted_from_where(tmp_path):
     assert repr(older).endswith("4 of 8  (lifted)>")
     older.save(tmp_path / "older.csv")
     assert Budget.load(tmp_path / "older.csv").lifted_from == {"a": None}
-
-
-def test_strided_taps_need_more():
-    [weight] = kso.prunable_weights(
-        keras.Sequential([keras.Input((8, 8, 8)), L.Conv2D(20, 3, strides=2, name="conv")])
-    )
-    assert erk([weight], 0.05, orthogonal=ExactOrthogonal(taps="shift")).live == 72
-    with pytest.raises(BudgetError, match=f"is {20 / 1440:.6g}.*Received"):
-        erk([weight], 0.01, orthogonal=ExactOrthogonal(taps="shift"))
-    with pytest.raises(ValueError, match='taps="auto" need'):
-        erk([weight], 0.1, orthogonal=ExactOrthogonal(taps="auto"))
 
 
 def test_a_layout_of_the_initializer_counts():
