@@ -15,6 +15,7 @@ ROOT = Path(kso.__file__).parent
 ORDER = (
     *(
         "errors",
+        "_foreign_names",
         "_checks",
         "_other_names",
         "_files",

@@ -1,6 +1,6 @@
 """How much of every layer is live."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.budgets._allocation import (
     Orthogonal,
     allocate,

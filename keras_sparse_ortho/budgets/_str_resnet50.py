@@ -4,8 +4,7 @@ import csv
 import importlib.resources
 import re
 
-from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.budgets._budget import Budget
 from keras_sparse_ortho.errors import BudgetError
 

@@ -1,6 +1,6 @@
 """Keras initializers that draw a kernel together with its mask."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.initializers._baselines import (
     ApproximateIsometry,
     RamanujanOrthogonal,

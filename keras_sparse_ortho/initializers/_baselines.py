@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_integer, check_number
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import check_density, check_integer, check_number, other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.initializers._sparse_initializer import (

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_number
+from keras_sparse_ortho._checks import check_density, check_number, other_keywords
 from keras_sparse_ortho._keras_internals import restored
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho.initializers._sparse_initializer import (
     LayoutLike,
     SparseInitializer,

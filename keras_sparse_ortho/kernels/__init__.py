@@ -1,6 +1,6 @@
 """The weights that can be pruned: what is known of one, how it is held, found and chosen."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.kernels._kernel_layouts import are_experts as are_experts
 from keras_sparse_ortho.kernels._kernel_layouts import is_table as is_table
 from keras_sparse_ortho.kernels._kernel_layouts import kernel_layouts

@@ -1,6 +1,6 @@
 """Exactly orthogonal sparse kernels, their layouts, counts and density law; NumPy and SciPy."""
 
-from keras_sparse_ortho._other_names import public_names
+from keras_sparse_ortho._foreign_names import public_names
 from keras_sparse_ortho.orthogonal._counts import (
     apportion,
     expected_density,

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, check_integer
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import check_density, check_integer, other_keywords
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import DrawOptions, write_orthogonal

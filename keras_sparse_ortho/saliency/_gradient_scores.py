@@ -9,9 +9,9 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import hessian_vector_product, second_derivatives
+from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._data import Batch, first_batches, samples
 from keras_sparse_ortho._keras_internals import compiled_loss_waits
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import placed, to_numpy
 from keras_sparse_ortho._workers import digest_of, workers_of
 from keras_sparse_ortho.kernels import PrunableWeight, Selection

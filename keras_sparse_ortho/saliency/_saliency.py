@@ -10,8 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density
-from keras_sparse_ortho._other_names import other_keywords
+from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, choose, names_in

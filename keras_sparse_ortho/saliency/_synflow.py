@@ -11,9 +11,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._backend import compiled, float64_operations, value_and_gradients
-from keras_sparse_ortho._checks import check_integer
+from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho._keras_internals import VariableOverrides, replaced
-from keras_sparse_ortho._other_names import other_keywords
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import RepeatedLayer, Selection, walk
