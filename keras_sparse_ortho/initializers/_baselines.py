@@ -295,8 +295,10 @@ class ApproximateIsometry(SparseInitializer):
         # The vectors along the shorter side start with norms of about `gain`.
         vectors = batch * parts * min(math.prod(rows), columns)
         start = rng.normal(size=mask.shape, scale=self.gain * np.sqrt(vectors / mask.sum()))
-        limits = {"gain": self.gain, "layout": layout, "max_iterations": self.max_iterations}
-        return approximate_isometry(start, mask, **limits).astype(target), mask
+        kernel = approximate_isometry(
+            start, mask, gain=self.gain, layout=layout, max_iterations=self.max_iterations
+        )
+        return kernel.astype(target), mask
 
     def get_config(self) -> dict[str, Any]:
         names = ("density", "gain", "max_iterations")

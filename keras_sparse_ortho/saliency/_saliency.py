@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random as python_random
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from keras_sparse_ortho.orthogonal import largest_mask, largest_masks, live_coun
 
 # Live entries of a collapsed weight: more than zero, so that its share can be scaled.
 _ALMOST_NOTHING = 1e-9
-_ON_COLLAPSE = ("error", "warn", "ignore")
 
 
 class Saliency:
@@ -40,8 +38,8 @@ class Saliency:
         density: Global live fraction, in (0, 1].
         weights: The weights.
         scores: An array for each weight, of its shape; higher is kept.
-        on_collapse: What to do if a weight is left without live entries: `"error"`, `"warn"`, or
-            `"ignore"`, e.g. for `masks_for`, where a budget sets the counts.
+        on_collapse: `"error"` if a weight is left without live entries, or `"ignore"`, e.g. for
+            `masks_for`, where a budget sets the counts.
         masks: Which entries are live, if the scores alone do not say.
 
     Raises:
@@ -83,8 +81,8 @@ class Saliency:
             masks = largest_masks(scores, live_count(density, sum(score.size for score in scores)))
         self.scores = dict(zip(paths, scores, strict=True))
         self.masks = dict(zip(paths, masks, strict=True))
-        if self.collapsed:
-            self._report_collapse(on_collapse)
+        if on_collapse == "error":
+            self._refuse_collapse()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -99,8 +97,7 @@ class Saliency:
     @property
     def budget(self) -> Budget:
         """The density of every weight; BudgetError if one has no live entry."""
-        if self.collapsed:
-            self._report_collapse("error")
+        self._refuse_collapse()
         sizes = {path: mask.size for path, mask in self.masks.items()}
         return Budget({path: n / sizes[path] for path, n in self.counts.items()}, sizes)
 
@@ -118,35 +115,20 @@ class Saliency:
     def masks_for(self, budget: Budget) -> dict[str, np.ndarray]:
         """Masks of the highest scores within each kernel, with the counts of a budget.
 
-        No kernel is left without live entries; ties go to the lower flat index. BudgetError if the
-        budget is for other weights than those that were scored.
-
-        Example:
-
-        >>> import keras
-        >>> import keras_sparse_ortho as kso
-        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="a"),
-        ...                           keras.layers.Dense(2, name="b")])
-        >>> scores = kso.saliency.magnitude(model, 0.25, on_collapse="ignore")
-        >>> masks = scores.masks_for(kso.budgets.uniform(model, 0.25))
-        >>> {path: int(mask.sum()) for path, mask in masks.items()}
-        {'a/kernel': 8, 'b/kernel': 2}
+        Ties go to the lower flat index. BudgetError if the budget is for other weights than those
+        that were scored.
         """
         counts = budget.for_weights(self._weights).counts
         return {path: largest_mask(score, counts[path]) for path, score in self.scores.items()}
 
-    def _report_collapse(self, how: str) -> None:
-        if how == "ignore":
-            return
-        text = (
-            f"Layer collapse: {self.method} at density {self.density:.6g} leaves these weights "
-            "without live entries, so no signal passes them. Use a higher density, `exclude` them, "
-            'or give every kernel its share with prune(model, density, budget="erk"). '
-            f"Received: {self.collapsed}"
-        )
-        if how == "error":
-            raise BudgetError(text)
-        warnings.warn(text, stacklevel=4)
+    def _refuse_collapse(self) -> None:
+        if self.collapsed:
+            raise BudgetError(
+                f"Layer collapse: {self.method} at density {self.density:.6g} leaves these weights "
+                "without live entries, so no signal passes them. Use a higher density, `exclude` "
+                'them, or give every kernel its share with prune(model, density, budget="erk"). '
+                f"Received: {self.collapsed}"
+            )
 
     def __repr__(self) -> str:
         lines = [f"<Saliency by {self.method}, density {self.density:.6g}"]
@@ -171,7 +153,7 @@ def magnitude(
         density: Global live fraction over the selected weights, in (0, 1].
         include: Which weights: paths, layers, regular expressions or a predicate. Default: all.
         exclude: Which weights to leave out.
-        on_collapse: `"error"`, `"warn"` or `"ignore"` if a weight is left without live entries.
+        on_collapse: `"error"` or `"ignore"` if a weight is left without live entries.
 
     Raises:
         BudgetError: Layer collapse, if `on_collapse="error"`.
@@ -226,10 +208,9 @@ def scored_weights(
 ) -> list[PrunableWeight]:
     """The weights to score; unregistered matrices only if `include` lists their paths."""
     check_density(density)
-    if on_collapse not in _ON_COLLAPSE:
+    if on_collapse not in ("error", "ignore"):
         raise ValueError(
-            '`on_collapse` must be "error", "warn" or "ignore". '
-            f"Received: on_collapse={on_collapse!r}"
+            f'`on_collapse` must be "error" or "ignore". Received: on_collapse={on_collapse!r}'
         )
     weights = list(weights_of(model))
     paths = None if include is None else names_in(include)

@@ -65,28 +65,25 @@ def test_snip_against_differences(batch_size):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("temperature", [None, 1.0])
 @pytest.mark.parametrize("batch_size", [12, 5])
-def test_grasp_against_differences(temperature, batch_size):
+def test_grasp_against_differences(batch_size):
     model = network()
     x, y = data()
     w = flat(model)
-    t = 200.0 if temperature is None else temperature
 
     def gradient(v):
-        return difference(lambda u: loss_of(u, x, y, t), v, 1e-4)
+        return difference(lambda u: loss_of(u, x, y, temperature=200.0), v, 1e-4)
 
     # H g is the derivative of the gradient along g.
     g = gradient(w)
     step = 1e-3 / np.linalg.norm(g)
     expected = w * (gradient(w + step * g) - gradient(w - step * g)) / (2 * step)
-    options = {"temperature": temperature, "batch_size": batch_size, "batches": None}
+    options = {"batch_size": batch_size, "batches": None}
     close(joined(saliency.grasp(model, 0.5, (x, y), **options)), expected)
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_synflow_against_its_formula(dtype):
+def test_synflow_against_its_formula():
     model = keras.Sequential(
         [
             keras.Input((5,)),
@@ -100,7 +97,7 @@ def test_synflow_against_its_formula(dtype):
         variable.assign(rng.normal(size=variable.shape))
     model.get_layer("n").moving_variance.assign(rng.random(6) + 0.5)
     before = [array(v) for v in model.variables]
-    found = saliency.synflow(model, 0.3, rounds=7, dtype=dtype)
+    found = saliency.synflow(model, 0.3, rounds=7)
     a, bias = (np.abs(v) for v in model.get_layer("a").get_weights())
     gamma, beta, _, variance = (np.abs(v) for v in model.get_layer("n").get_weights())
     b, _ = (np.abs(v) for v in model.get_layer("b").get_weights())
@@ -142,14 +139,6 @@ def test_synflow_keeps_the_order_in_which_entries_died():
     assert np.count_nonzero(alive) == round(0.2**0.75 * 48)
 
 
-def test_synflow_says_when_float32_does_not_do():
-    layers = [L.Dense(8, kernel_initializer=keras.initializers.Constant(1e9)) for _ in range(5)]
-    model = keras.Sequential([keras.Input((8,)), *layers])
-    with pytest.raises(NotPrunableError, match=r'dtype="float64"'):
-        saliency.synflow(model, 1.0, rounds=1, dtype="float32")
-    assert np.isfinite(joined(saliency.synflow(model, 1.0, rounds=1))).all()
-
-
 @pytest.fixture
 def quick_compilation():
     """What XLA spends on optimizing, a test that runs each function once does not get back."""
@@ -164,7 +153,6 @@ def quick_compilation():
 
 
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.filterwarnings("ignore:Layer collapse")  # of query and key kernels, by SNIP
 @pytest.mark.parametrize("structure", HEAVY_ARE_SLOW_ON_JAX)
 def test_every_structure(structure):
     model = MODELS[structure]()
@@ -173,8 +161,8 @@ def test_every_structure(structure):
     x = rng.normal(size=(4, 8, 8, 3)).astype("float32")
     y = rng.integers(0, 4, 4)
     size = sum(w.size for w in kso.prunable_weights(model))
-    found = [saliency.snip(model, 0.3, (x, y), on_collapse="warn")]
-    found.append(saliency.grasp(model, 0.6, (x, y), on_collapse="warn"))
+    found = [saliency.snip(model, 0.3, (x, y), on_collapse="ignore")]
+    found.append(saliency.grasp(model, 0.6, (x, y), on_collapse="ignore"))
     options = {"exclude": ".*(query|key)/kernel"} if "attention" in structure else {}
     if "recurrent" not in structure:
         found.append(saliency.synflow(model, 0.3, rounds=3, **options))
@@ -232,9 +220,6 @@ def test_probabilities_give_the_scores_of_their_logits():
     expected = joined(saliency.grasp(model, 0.5, (x, y)))
     found = joined(saliency.grasp(twin, 0.5, (x, y)))
     np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
-    twin.compile(loss="mse")
-    with pytest.raises(ValueError, match=r"must be a cross-entropy.*temperature=200"):
-        saliency.grasp(twin, 0.5, (x, np.eye(3)[y]), temperature=200)
 
 
 def test_collapse_is_reported():
@@ -242,8 +227,7 @@ def test_collapse_is_reported():
     model.layers[1].kernel.assign(model.layers[1].kernel * 1e-6)
     with pytest.raises(BudgetError, match=r"Layer collapse.*magnitude.*\['b/kernel'\]"):
         saliency.magnitude(model, 0.2)
-    with pytest.warns(UserWarning, match=r"Layer collapse.*\['b/kernel'\]"):
-        found = saliency.magnitude(model, 0.2, on_collapse="warn")
+    found = saliency.magnitude(model, 0.2, on_collapse="ignore")
     assert found.collapsed == ["b/kernel"]
     with pytest.raises(BudgetError, match="Layer collapse"):
         _ = found.budget
@@ -251,8 +235,7 @@ def test_collapse_is_reported():
         kso.prune(model, score=found)
     with pytest.raises(BudgetError, match="exactly orthogonal"):
         _ = found.orthogonal_budget
-    with pytest.warns(UserWarning, match="Layer collapse"):
-        found = saliency.magnitude(model, 0.5, on_collapse="warn")
+    found = saliency.magnitude(model, 0.5, on_collapse="ignore")
     assert found.orthogonal_budget.lifted == ("b/kernel",)
     assert found.orthogonal_budget.live == 12
 
