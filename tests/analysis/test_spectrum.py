@@ -164,7 +164,6 @@ def test_critical_gains_in_closed_form():
     assert critical_gain("tanh") == pytest.approx(1, abs=1e-6)
 
 
-@slow_on_jax
 def test_critical_gain_of_hard_tanh():
     gain = critical_gain("hard_tanh", 0.1)
     end = norm.isf((1 - gain**-2) / 2)  # E[phi'^2] = P(|sqrt(q) z| < 1), and end = 1 / sqrt(q)
