@@ -323,9 +323,7 @@ def all_initializers(width: int) -> str:
     runs["Keras Orthogonal, dense"] = lambda: keras.ops.convert_to_numpy(dense(shape))
     times = interleaved(runs, 5)
 
-    slow = ApproximateIsometry(
-        INITIALIZERS_DENSITY, seed=1, max_iterations=AI_ITERATIONS, tolerance=0.0, min_decrease=0.0
-    )
+    slow = ApproximateIsometry(INITIALIZERS_DENSITY, seed=1, max_iterations=AI_ITERATIONS)
     name = f"AI, {AI_ITERATIONS} iterations"
     began = time.perf_counter()
     drawn[name] = slow.sample(shape)

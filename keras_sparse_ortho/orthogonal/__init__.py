@@ -10,7 +10,7 @@ from keras_sparse_ortho.orthogonal._counts import (
     unmask_at_random,
 )
 from keras_sparse_ortho.orthogonal._eoi import random_orthogonal
-from keras_sparse_ortho.orthogonal._isometry import approximate_isometry, check_stops
+from keras_sparse_ortho.orthogonal._isometry import approximate_isometry
 from keras_sparse_ortho.orthogonal._kernel import (
     KernelLayout,
     Structure,

@@ -237,6 +237,16 @@ class Structure(abc.ABC):
     def from_config(cls, config: dict[str, Any]) -> Structure:
         return cls(**config)
 
+    def _shares(
+        self, canonical_shape: Sequence[int], at_center: int, count: int, options: DrawOptions
+    ) -> list[int]:
+        """The entries `at_center`, or more to cover, in units and shared among the matrices."""
+        batch, parts, *_ = canonical_shape
+        most = max(at_center, self.least(canonical_shape))
+        if options.cover:
+            most = max(most, min(self.covering(canonical_shape), count))
+        return apportion(most // self.unit(canonical_shape), [1.0] * (batch * parts))
+
     def _check_sides(self, *names: str) -> None:
         """Refuses fields that are not positive integers."""
         for name in names:

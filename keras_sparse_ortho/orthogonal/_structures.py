@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, is_integer, other_keywords
-from keras_sparse_ortho.errors import DensityError, LayoutError
+from keras_sparse_ortho._checks import is_integer, other_keywords
+from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.orthogonal._counts import apportion, live_count, unmask_at_random
 from keras_sparse_ortho.orthogonal._eoi import (
     DrawOptions,
@@ -57,12 +57,10 @@ class Block(Structure):
 
     With `regular=True`, every output block has the same number `k` of live input blocks, and every
     input block the same number of live output blocks; layers that store and multiply live blocks
-    alone need this (`regular_blocks`). With `I` input and `J` output blocks, `k` is a multiple of
-    `I / gcd(I, J)`. No output and no input is dead, even at the least density. All taps of a
-    convolution have the same live blocks, over channels; the matrix is at the center tap, and the
-    live entries of other taps are zeros. The shorter side need not be divisible: 1000 outputs of
-    `cols=32` are 8 blocks of 32 and 24 of 31, which layers of live blocks pad to 32. The padding is
-    at most a twentieth of the side, and of no account.
+    alone need this. With `I` input and `J` output blocks, `k` is a multiple of `I / gcd(I, J)`. No
+    output and no input is dead. All taps of a convolution have the same live blocks, over channels.
+    The shorter side need not be divisible: 1000 outputs of `cols=32` are 8 blocks of 32 and 24 of
+    31, which layers of live blocks pad to 32. The padding is at most a twentieth of the side.
 
     Args:
         rows: Inputs in a block.
@@ -151,20 +149,6 @@ class Block(Structure):
         (n, a), (m, b), _ = _sides(inputs, outputs, self)
         return batch * parts * max(m // b, n // min(a, b)) * self.unit(canonical_shape)
 
-    def live_count(self, canonical_shape: Sequence[int], density: float) -> int:
-        """See `Structure.live_count`."""
-        step = self.unit(canonical_shape) / math.prod(canonical_shape)
-        # All multiples up to the whole kernel are possible: only too low ones are refused.
-        if self.regular and round(check_density(density) / step) == 0:
-            near = f"the nearest two to this one are {step:.6g} and {2 * step:.6g}"
-            near = near if step < 1.0 else "there is no other"
-            raise DensityError(
-                f"The density of a kernel of {describe(canonical_shape)} with the structure {self} "
-                f"must be a multiple of {step:.6g}: the least density is {step:.6g}, the largest "
-                f"1; {near}. Received: density={density!r}"
-            )
-        return super().live_count(canonical_shape, density)
-
     def draw(
         self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -175,13 +159,9 @@ class Block(Structure):
             return drawn.dense(), drawn.mask()
         batch, parts, *taps, inputs, outputs = canonical_shape
         unit = self.rows * self.cols
-        matrices = batch * parts
-        at_center = min(live_count(density, matrices * inputs * outputs // unit), count // unit)
-        least = self.least(canonical_shape) // unit
-        if options.cover:
-            least = max(least, min(self.covering(canonical_shape), count) // unit)
-        shares = apportion(max(at_center, least), [1.0] * matrices)
-
+        size = batch * parts * inputs * outputs // unit
+        at_center = min(live_count(density, size) * unit, count)
+        shares = self._shares(canonical_shape, at_center, count, options)
         grid = (inputs // self.rows, outputs // self.cols)
         kernel = np.zeros(canonical_shape)
         live = np.zeros((batch, parts, *taps, *grid), dtype=bool)
@@ -271,14 +251,9 @@ class NByM(Structure):
         self, canonical_shape: Sequence[int], count: int, density: float, options: DrawOptions
     ) -> tuple[np.ndarray, np.ndarray]:
         batch, parts, *taps, inputs, outputs = canonical_shape
-        matrices = batch * parts
-        at_center = live_count(density, matrices * inputs * outputs)
+        at_center = live_count(density, batch * parts * inputs * outputs)
         at_center = min(at_center, count, self.most((batch, parts, inputs, outputs)))
-        least = self.least(canonical_shape)
-        if options.cover:
-            least = max(least, min(self.covering(canonical_shape), count))
-        shares = apportion(max(at_center, least), [1.0] * matrices)
-
+        shares = self._shares(canonical_shape, at_center, count, options)
         kernel = np.zeros(canonical_shape)
         allowed = np.zeros(canonical_shape, dtype=bool)
         if taps:

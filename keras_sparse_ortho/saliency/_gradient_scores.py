@@ -110,10 +110,9 @@ def grasp(
 ) -> Saliency:
     """Score `w * (H g)`, with gradient `g` and Hessian `H` of the loss: the highest are kept.
 
-    Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so the entries
-    with the highest `-w (H g)` are removed, which preserves the gradient flow as far as possible.
-    (The paper calls `-w (H g)` the score; here, as everywhere, a high score is kept.) `g` and `H`
-    are over all selected weights and all the batches together.
+    Removing `w` changes the squared norm of the gradient by about `-2 w (H g)`, so keeping the
+    highest `w (H g)` preserves the gradient flow as far as possible. `g` and `H` are over all
+    selected weights and all the batches together.
 
     If all losses are cross-entropies, of logits or of probabilities, logits are divided by 200 as
     in the paper, so that the softmax is not saturated. Arguments and errors are those of `snip`.

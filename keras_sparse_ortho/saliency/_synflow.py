@@ -24,21 +24,10 @@ L = keras.layers
 
 # Layers that are the identity in a linear network of positive weights, or scale data.
 _IDENTITIES = (
-    L.Activation,
-    L.ReLU,
-    L.LeakyReLU,
-    L.PReLU,
-    L.ELU,
-    L.Softmax,
-    L.Rescaling,
-    L.Normalization,
-    L.UnitNormalization,
+    *(L.Activation, L.ReLU, L.LeakyReLU, L.PReLU, L.ELU, L.Softmax),
+    *(L.Rescaling, L.Normalization, L.UnitNormalization),
 )
-_BY_INPUT = tuple(
-    getattr(L, name)
-    for name in ("LayerNormalization", "GroupNormalization", "RMSNormalization")
-    if hasattr(L, name)  # the oldest supported Keras has no RMSNormalization
-)
+_BY_INPUT = (L.LayerNormalization, L.GroupNormalization, L.RMSNormalization)
 
 
 @other_keywords()
@@ -57,16 +46,13 @@ def synflow(
     are kept, and `R` is that of the masked network: the sum of the outputs for an input of ones,
     of a network made linear and positive:
 
-    - kernels, biases and all other float variables are replaced by their absolute values;
-    - batch normalization is as in inference, with `|gamma|`, `|beta|`, its moving variance, and
-      mean 0 (the mean of a fresh network; the reference subtracts its absolute value);
-    - activations are the identity. For ReLU that is what the reference computes, since nothing is
-      negative; a softmax or tanh would make the gradient vanish;
+    - all float variables are replaced by their absolute values, and activations by the identity;
+    - batch normalization is as in inference, with mean 0 (that of a fresh network);
     - layer, group and RMS normalization keep scale and offset only; an Embedding is multiplied by
-      ones, not by one-hot vectors; Rescaling and Normalization of data are skipped.
+      ones; Rescaling and Normalization of data are skipped.
 
-    The model is not changed, but its layers are patched while the function runs: do not use it
-    from another thread meanwhile.
+    The layers of the model are patched while the function runs: do not use it from another thread
+    meanwhile.
 
     Args:
         model: A built Keras model: Sequential, functional, nested or subclassed. It needs no loss.
@@ -221,13 +207,7 @@ def _linearized(model: Any) -> Iterator[None]:
 
 def _moving_means(model: Any) -> set[int]:
     """The ids of a model's moving means: in the linear network they are zero."""
-    means: set[int] = set()
-    for layer, _ in walk(model, ""):
-        found = [getattr(layer, "moving_mean", None)]
-        if isinstance(layer, RepeatedLayer):
-            found = [v for v in layer.weights if v.name.endswith("moving_mean")]
-        means.update(id(mean) for mean in found if isinstance(mean, keras.Variable))
-    return means
+    return {id(v) for v in model.variables if v.name.endswith("moving_mean")}
 
 
 def _layers(model: Any) -> Iterator[Any]:

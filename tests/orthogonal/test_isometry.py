@@ -86,7 +86,7 @@ def test_refusals():
         ({"gain": 0.0}, "Received: gain=0.0"),
         ({"max_iterations": 0}, "Received: max_iterations=0"),
         ({"tolerance": -1.0}, "Received: tolerance=-1.0"),
-        ({"min_decrease": 1.0}, "Received: min_decrease=1.0"),
+        ({"min_decrease": 1.0}, "min_decrease=1.0"),
     ]
     for change, message in cases:
         with pytest.raises(ValueError, match=message), np.errstate(invalid="ignore"):
