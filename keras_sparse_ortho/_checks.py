@@ -9,12 +9,19 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from keras_sparse_ortho._foreign_names import density_for, hint_for
+from keras_sparse_ortho._foreign_names import hint_for
 from keras_sparse_ortho.errors import DensityError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# By sparsity: densities that say the same. The first that a function has takes 1 - sparsity.
+_DENSITIES = {
+    "sparsity": ("density", "schedule"),
+    "final_sparsity": ("density",),
+    "target_sparsity": ("density",),
+    "initial_sparsity": ("initial_density",),
+}
 _LONGEST = 200  # characters of a value that an error message shows
 
 
@@ -145,7 +152,7 @@ def _translate(
     given = {*list(parameters)[: len(args)], *kwargs}
     for keyword in [key for key in kwargs if key not in parameters]:
         value = kwargs.pop(keyword)
-        target = density_for(keyword, parameters)
+        target = next((one for one in _DENSITIES.get(keyword, ()) if one in parameters), None)
         if target is not None:
             if target in given:
                 raise TypeError(

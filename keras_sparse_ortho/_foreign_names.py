@@ -89,13 +89,6 @@ _ELSEWHERE = {
     **dict.fromkeys(("quantize", "dtype"), _INTEGERS),
     "masks": "apply_masks(model, masks)",
 }
-# By sparsity: densities that say the same. The first that a function has takes 1 - sparsity.
-_DENSITIES = {
-    "sparsity": ("density", "schedule"),
-    "final_sparsity": ("density",),
-    "target_sparsity": ("density",),
-    "initial_sparsity": ("initial_density",),
-}
 
 
 def public_names(
@@ -119,11 +112,6 @@ def public_names(
         return sorted({*names, *(name for name in own if name.startswith("__"))})
 
     return __getattr__, __dir__
-
-
-def density_for(keyword: str, parameters: Iterable[str]) -> str | None:
-    """The density that a function has, for a sparsity that it does not have."""
-    return next((name for name in _DENSITIES.get(keyword, ()) if name in parameters), None)
 
 
 def hint_for(keyword: str, parameters: Iterable[str], hints: Mapping[str, str]) -> str:

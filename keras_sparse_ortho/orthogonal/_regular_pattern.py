@@ -203,7 +203,7 @@ def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
             f"{inputs_of.shape}, dtype {inputs_of.dtype}"
         )
     ordered = np.sort(inputs_of, axis=-1)
-    for wrong, rule in (
+    for faulty, rule in (
         (
             (inputs_of < 0) | (inputs_of >= count),
             f"Input blocks are numbered from 0 to {count - 1}",
@@ -213,8 +213,8 @@ def check_regular(inputs_of: np.ndarray, input_blocks: int) -> None:
             "An output block has an input block once at most",
         ),
     ):
-        if wrong.any():
-            place = tuple(int(k) for k in np.argwhere(wrong)[0])
+        if faulty.any():
+            place = tuple(int(k) for k in np.argwhere(faulty)[0])
             text = f"inputs_of[{', '.join(map(str, place))}] = {inputs_of[place].tolist()}"
             raise ValueError(f"{rule}. Received: {text}")
     *_, lines, fan = inputs_of.shape

@@ -149,7 +149,7 @@ def sparsify(
             f"keras_sparse_ortho.apply_masks(model). Received: density=None, budget={budget!r}"
         )
     blocks = None
-    pattern: Structure | None = as_structure(structure)
+    pattern: Structure | None = None if structure is None else as_structure(structure)
     structures: Structure | Mapping[str, Structure] | None = pattern
     if storage == "blocks":
         asked = plan_for(density, budget, weights, orthogonal=True)

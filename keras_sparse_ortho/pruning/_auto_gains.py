@@ -64,31 +64,28 @@ class AutoGains:
     def __init__(
         self, model: Any, weights: list[PrunableWeight], patterns: dict[str, SparseInitializer]
     ) -> None:
-        chosen = [w for w in weights if getattr(patterns[w.path], "gain", None) == "auto"]
-        if chosen and not isinstance(model, keras.layers.Layer):
+        if not isinstance(model, keras.layers.Layer):
             raise ValueError(
                 'gain="auto" needs a Keras 3 model, to find what follows a layer: give a number. '
-                f"Received: initializer={patterns[chosen[0].path]!r}"
+                f"Received: initializer={patterns[weights[0].path]!r}"
             )
-        graph = _Graph(model) if chosen and _is_graph(model) else None
+        graph = _Graph(model) if _is_graph(model) else None
         self._following = {
             weight.path: graph.following(weight.owner)
             if graph is not None
             else _own_activation(weight.owner, "the model is subclassed")
-            for weight in chosen
+            for weight in weights
         }
         self._gains: dict[tuple[int, float], float] = {}
 
     def with_gain(
-        self, weight: PrunableWeight, pattern: SparseInitializer, live: int
+        self, weight: PrunableWeight, pattern: ExactOrthogonal, live: int
     ) -> SparseInitializer:
-        """The pattern with its `gain` chosen for so many live entries.
+        """The pattern with the gain for so many live entries.
 
         `default_gain` before normalization; else the `activation_gain` of the activation that
         follows, 1 for linear layers and those that end the model.
         """
-        if not isinstance(pattern, ExactOrthogonal) or pattern.gain != "auto":
-            return pattern
         following = self._following[weight.path]
         if following.normalized:
             return pattern.with_gain(default_gain(weight, pattern, live))
