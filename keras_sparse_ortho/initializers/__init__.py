@@ -10,7 +10,6 @@ from keras_sparse_ortho.initializers._exact_orthogonal import ExactOrthogonal
 from keras_sparse_ortho.initializers._gains import activation_gain, critical_gain
 from keras_sparse_ortho.initializers._sparse_initializer import (
     AnyDraw,
-    AttentionLayout,
     BlockDraw,
     Draw,
     PackedDraw,
@@ -29,7 +28,6 @@ from keras_sparse_ortho.kernels import KernelLayout, kernel_layouts
 # Public; the other names above are for the other rooms.
 __all__ = [
     "ApproximateIsometry",
-    "AttentionLayout",
     "ExactOrthogonal",
     "KernelLayout",
     "RamanujanOrthogonal",

@@ -6,7 +6,6 @@ import keras
 import tensorflow as tf
 
 from keras_sparse_ortho.initializers import (
-    AttentionLayout,
     ExactOrthogonal,
     KernelLayout,
     RandomSparse,
@@ -30,7 +29,7 @@ def register_initializers() -> Any:
     """
     register = tf_keras.saving.register_keras_serializable(package="keras_sparse_ortho")
     known = tf_keras.saving.get_custom_objects()
-    for initializer in (ExactOrthogonal, RandomSparse, AttentionLayout):
+    for initializer in (ExactOrthogonal, RandomSparse):
         register(initializer)
         known[initializer.__name__] = initializer
     return tf_keras

@@ -177,7 +177,7 @@ def _models() -> Iterator[tuple[str, keras.Model]]:
         "d": init.RandomSparse(0.5, seed=0),
         "e": init.ApproximateIsometry(0.5, seed=0, max_iterations=20),
         "f": init.RamanujanOrthogonal(4, seed=0),
-        "g": exact(0.5, seed=0, layout=init.AttentionLayout(2, 4)),
+        "g": exact(0.5, seed=0, layout=init.KernelLayout(inputs=(0,), outputs=(1, 2))),
     }
     layers = [dense(name, kernel_initializer=drawn[name]) for name in "abcdef"]
     yield "initializers", kso.apply_masks(_plain(*layers))

@@ -12,7 +12,6 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.initializers import (
     ApproximateIsometry,
-    AttentionLayout,
     ExactOrthogonal,
     KernelLayout,
     RamanujanOrthogonal,
@@ -128,8 +127,6 @@ def test_refusals():
         ExactOrthogonal(0.1, layout="dense")
     with pytest.raises(ValueError, match=r"must be a dense Keras initializer. Received"):
         RandomSparse(0.1, ExactOrthogonal(0.1))
-    with pytest.raises(LayoutError, match=r"No projection of an attention layer.*\(5, 5, 5\)"):
-        AttentionLayout(2, 4)((5, 5, 5))
     with pytest.raises(DensityError, match=r"least density is 0.015625"):
         ExactOrthogonal(0.001)(SHAPE)
 
@@ -152,14 +149,8 @@ def recurrent(layout):
     )
 
 
-def attention():
-    eoi = ExactOrthogonal(0.3, seed=1, layout=AttentionLayout(2, 4, value_dim=4))
-    return L.MultiHeadAttention(2, 4, kernel_initializer=eoi)
-
-
 LAYERS = {
     "recurrent_layout": (lambda: recurrent(KernelLayout.recurrent(3)), 1),
-    "attention_layout": (attention, 2),
     "random_sparse": (
         lambda: L.Dense(
             8,
@@ -190,10 +181,9 @@ def test_a_file_keeps_the_initializer_and_its_kernels(name, tmp_path):
             assert not theirs.raw_value()[~mask].any()
 
 
-@pytest.mark.parametrize("make", [ExactOrthogonal, RandomSparse, AttentionLayout])
+@pytest.mark.parametrize("make", [ExactOrthogonal, RandomSparse])
 def test_a_configuration_has_every_argument(make):
-    instance = make(2, 4) if make is AttentionLayout else make(0.5)
-    assert set(instance.get_config()) == set(inspect.signature(make).parameters)
+    assert set(make(0.5).get_config()) == set(inspect.signature(make).parameters)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "bfloat16", "float16"])

@@ -8,7 +8,6 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho import PrunableLayer, prunable_weights
 from keras_sparse_ortho.analysis import orthogonality_error
 from keras_sparse_ortho.initializers import (
-    AttentionLayout,
     ExactOrthogonal,
     KernelLayout,
     RandomSparse,
@@ -134,14 +133,10 @@ def test_a_convolutional_lstm_is_orthogonal_gate_by_gate():
             assert gram_error(part, 1.0) <= 1e-6
 
 
-@pytest.mark.parametrize("by_layout", [True, False], ids=["layout", "wrapped"])
-def test_attention_projections_are_orthogonal_along_their_true_axes(by_layout):
-    layout = AttentionLayout(4, 6) if by_layout else None
-    layer = L.MultiHeadAttention(
-        4, 6, kernel_initializer=ExactOrthogonal(0.2, seed=1, layout=layout)
-    )
+def test_attention_projections_are_orthogonal_along_their_true_axes():
+    layer = L.MultiHeadAttention(4, 6, kernel_initializer=ExactOrthogonal(0.2, seed=1))
     query, value = np.zeros((1, 5, 32), "float32"), np.zeros((1, 7, 20), "float32")
-    (layer if by_layout else PrunableLayer(layer))(query, value)
+    PrunableLayer(layer)(query, value)
     kernels = {w.path.split("/")[-2]: array(w) for w in layer.weights if w.name == "kernel"}
     matrices = {name: kernel.reshape(len(kernel), -1) for name, kernel in kernels.items()}
     matrices["attention_output"] = kernels["attention_output"].reshape(24, 32)
@@ -153,18 +148,6 @@ def test_attention_projections_are_orthogonal_along_their_true_axes(by_layout):
     }
     for matrix in matrices.values():
         assert gram_error(matrix, 1.0) <= 1e-6
-
-
-@pytest.mark.parametrize("value_dim", [3, 9])
-def test_attention_with_values_of_another_size(value_dim):
-    eoi = ExactOrthogonal(0.2, seed=1, layout=AttentionLayout(4, 6, value_dim))
-    layer = L.MultiHeadAttention(4, 6, value_dim, kernel_initializer=eoi)
-    layer.build((None, 5, 32), (None, 7, 20))
-    kernels = {w.path.split("/")[-2]: array(w) for w in layer.weights if w.name == "kernel"}
-    assert kernels["attention_output"].shape == (4, value_dim, 32)
-    assert gram_error(kernels["attention_output"].reshape(4 * value_dim, 32), 1.0) <= 1e-6
-    assert gram_error(kernels["value"].reshape(20, 4 * value_dim), 1.0) <= 1e-6
-    assert gram_error(kernels["query"].reshape(32, 24), 1.0) <= 1e-6
 
 
 def test_separable_convolutions_and_embeddings():
