@@ -302,16 +302,6 @@ def er(
 
     Arguments and errors are those of `uniform`.
 
-    Example:
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(100, name="a"),
-    ...                           keras.layers.Dense(10, name="b")])
-    >>> er(model, 0.1)
-    <Budget of 2 weights, density 0.1, 1100 of 11000 live
-      a/kernel  0.071       710 of 10000
-      b/kernel  0.39        390 of 1000>
-
     Reference:
 
     - Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
@@ -421,9 +411,8 @@ def _budget(
 def lift(model: Any, budget: Budget, initializer: SparseInitializer | None = None) -> Budget:
     """The budget nearest to another one that exactly orthogonal kernels can have.
 
-    An orthogonal kernel needs at least `least_count` live entries, and more so that none of its
-    outputs is all zero (a ReLU unit with such weights stays dead). Methods that learn or score
-    densities ignore this. Here weight `k` gets
+    An orthogonal kernel needs at least `least_count` live entries, and `covering_count` so that
+    none of its outputs is dead. Here weight `k` gets
 
         clip(scale * density_k * size_k, covering_k, size_k)
 

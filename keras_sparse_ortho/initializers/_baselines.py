@@ -42,9 +42,6 @@ class RandomSparse(SparseInitializer):
         rescale: Whether to scale by the fan-in density.
         layout: Meaning of the axes, used by `rescale`; see `ExactOrthogonal`.
 
-    Limits: the kernel is not orthogonal, and at low density outputs may have no live input; see
-    `ExactOrthogonal`.
-
     Example:
 
     >>> kernel, mask = RandomSparse(0.25, "glorot_uniform", seed=3).sample((8, 16))
@@ -118,8 +115,7 @@ class RamanujanOrthogonal(SparseInitializer):
 
     Args:
         degree: Live inputs of every output, and live outputs of every input. Divides the width.
-            As a pattern in `sparsify(model, density, "uniform", RamanujanOrthogonal(...))` it is
-            replaced by the degree that gives the density of each kernel.
+            `sparsify` replaces it by the degree that gives the density of each kernel.
         gain: Scale of the kernel.
         seed: Integer or `None` (drawn now).
         relu: Whether to use the construction for ReLU, where degree and width are even.
@@ -127,12 +123,10 @@ class RamanujanOrthogonal(SparseInitializer):
 
     Raises:
         LayoutError: At a call, for a kernel that is not square, or a width that the degree does
-            not divide; the message names the nearest degrees that do. In `sparsify`, the nearest
-            densities.
+            not divide; the message names the nearest degrees, in `sparsify` densities, that do.
 
     Limits: in spite of its name, which is the paper's, the support is not a Ramanujan graph, but
-    disjoint complete bipartite graphs: the second singular value of the support equals the first,
-    so it is not an expander. `ExactOrthogonal` connects the whole layer, at any density and shape.
+    disjoint complete bipartite ones. `ExactOrthogonal` connects the whole layer, at any shape.
 
     Example:
 
@@ -251,9 +245,8 @@ class ApproximateIsometry(SparseInitializer):
         DensityError: A density outside (0, 1].
 
     Limits: slow and, at low density, far from an isometry. A seed gives the same mask everywhere,
-    but values differ between machines as their BLAS does. Every draw runs the minimization: as the
-    initializer of a layer it runs in `build`, and again when its mask is adopted;
-    `sparsify(model, density, initializer=ApproximateIsometry(1.0))` runs it once.
+    but values differ between machines as their BLAS does. Every draw runs the minimization, in
+    `build` and when the mask is adopted; as a pattern in `sparsify` it runs once.
 
     Example:
 

@@ -44,14 +44,10 @@ class ExactOrthogonal(SparseInitializer):
 
         K^T K = gain^2 I   (in >= out)    or    K K^T = gain^2 I   (in <= out),
 
-    to float32 rounding. Convolutions get such a matrix for each group at their center tap (delta
-    orthogonal); recurrent kernels one for each gate; attention projections one between the model
-    dimension and the flattened heads. `keras_sparse_ortho.orthogonal.exact_orthogonal` has the
-    construction.
-
-    An initializer alone does not keep the mask: training moves every entry. Wrap the layer in
-    `keras_sparse_ortho.PrunableLayer`, or the model with `keras_sparse_ortho.sparsify(model)`,
-    which adopt the mask.
+    to float32 rounding; `keras_sparse_ortho.orthogonal.exact_orthogonal` has the construction.
+    Recurrent kernels get such a matrix for each gate; attention projections one between the model
+    dimension and the flattened heads. An initializer alone does not keep the mask: training moves
+    every entry. `keras_sparse_ortho.PrunableLayer` and `sparsify` adopt it.
 
     Args:
         density: Live fraction of the kernel, in (0, 1]. `None` as a pattern for `sparsify`,
@@ -59,9 +55,8 @@ class ExactOrthogonal(SparseInitializer):
         gain: Scale of the kernel, e.g. `sqrt(2)` for ReLU; or `"auto"` as a pattern for `sparsify`,
             which chooses it for each kernel by what follows its layer:
 
-            - normalization: the norm of the layer's default initializer under the same mask (it
-              acts as a learning rate there), `sqrt(2 density in out / ((in + out) min(in, out)))`
-              for Glorot's, `sqrt(density)` for square kernels;
+            - normalization: the norm of the layer's default initializer under the same mask, which
+              acts as a learning rate there;
             - an odd activation such as tanh: `keras_sparse_ortho.analysis.critical_gain`, with the
               standard deviation of a `RandomNormal` bias initializer;
             - another activation: `E[phi(z)^2]^(-1/2)`, `sqrt(2)` for ReLU;
@@ -72,21 +67,16 @@ class ExactOrthogonal(SparseInitializer):
         layout: Meaning of the axes: a `KernelLayout`, a callable `shape -> KernelLayout`, or
             `None` for `(*spatial, in, out)`. Set it for EinsumDense, grouped, depthwise or
             transposed convolutions and recurrent kernels; a wrapped layer knows its own.
-        structure: Pattern of the live entries: `Block(rows, cols)`, also with `regular=True`,
-            `NByM(n, m)`, or `None`. The live count is the nearest that it allows.
-        start: `"covering"`: no output and no input is zero, where the live count allows; or
-            `"published"`: as in the paper, which leaves outputs dead at low densities.
+        structure: As in `exact_orthogonal`, or a short form: `"2:4"`, `"32x32"`, `(32, 32)`.
+        start: As in `exact_orthogonal`.
 
     Raises:
-        DensityError: At a call, for a density that a kernel of the shape, or the structure, cannot
-            have. The message names the bound.
-        LayoutError: At a call, for a shape that does not fit the layout or the structure.
+        DensityError, LayoutError: At a call, as `exact_orthogonal`.
         ValueError: Unknown options; at a call, `gain="auto"`, as an initializer does not know what
             follows.
 
-    Limits: float16 and bfloat16 kernels are orthogonal up to their rounding. A zero-padded
-    convolution is an exact isometry only with stride 1 and all entries at the center tap. For
-    dense orthogonal kernels use `keras.initializers.Orthogonal`.
+    Limits: float16 and bfloat16 kernels are orthogonal up to their rounding. For dense orthogonal
+    kernels use `keras.initializers.Orthogonal`.
 
     Example:
 
@@ -96,10 +86,7 @@ class ExactOrthogonal(SparseInitializer):
     >>> int((keras.ops.convert_to_numpy(layer.kernel) != 0).sum()) <= 819
     True
 
-    Reference:
-
-    - Nowak et al., "Sparser, Better, Deeper, Stronger: Improving Sparse Training with Exact
-      Orthogonal Initialization" (ICML 2024), arXiv 2406.01755
+    Reference: Nowak et al. (ICML 2024), arXiv 2406.01755.
     """
 
     isometry = "exact"

@@ -28,9 +28,9 @@ class Saliency:
 
     `snip`, `grasp`, `synflow`, `magnitude` and `random` return one. It can be used in three ways:
 
-    - `keras_sparse_ortho.prune(model, score=saliency)`: its masks on the given weights;
-    - `keras_sparse_ortho.sparsify(model, budget=saliency.orthogonal_budget)`: only its densities;
-      the kernels are drawn anew, exactly orthogonal. Other initializers take `saliency.budget`;
+    - `prune(model, score=saliency)`: its masks on the given weights;
+    - `sparsify(model, budget=saliency.orthogonal_budget)`: only its densities; the kernels are
+      drawn anew, exactly orthogonal. Other initializers take `saliency.budget`;
     - `saliency.masks_for(budget)`: the counts of a budget, and in each kernel its highest scores.
 
     Args:
@@ -159,9 +159,6 @@ def magnitude(
         BudgetError: Layer collapse, if `on_collapse="error"`.
         NotPrunableError: Weights that are wrapped or not finite.
 
-    Limits: in a freshly initialized network layers with a large fan-in, whose weights are small,
-    are pruned most. `erk` has no such bias.
-
     Example:
 
     >>> import keras
@@ -188,14 +185,7 @@ def random(
     """Scores drawn uniformly from [0, 1): a uniformly random global mask of exact count.
 
     `seed` is an integer, which gives the same mask on every backend and machine; `None` takes one
-    from Python's `random`. The other arguments and errors are those of `magnitude`. The densities
-    of small layers scatter; `uniform` gives each layer its exact share.
-
-    >>> import keras
-    >>> model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(10, name="a")])
-    >>> random(model, 0.1, seed=0)
-    <Saliency by random, density 0.1
-      a/kernel  20 of 200>
+    from Python's `random`. The other arguments and errors are those of `magnitude`.
     """
     weights = scored_weights(model, density, include, exclude, on_collapse)
     rng = np.random.default_rng(python_random.randrange(2**31) if seed is None else seed)
