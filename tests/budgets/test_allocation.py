@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.budgets import Budget, allocate, er, erk, fit_structure, lift, uniform
 from keras_sparse_ortho.errors import BudgetError, DensityError, UnknownWeightError
-from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout, RamanujanOrthogonal
+from keras_sparse_ortho.initializers import ExactOrthogonal, KernelLayout
 from keras_sparse_ortho.orthogonal import (
     Block,
     NByM,
@@ -364,10 +364,3 @@ def test_structures_cover_where_they_can(structure):
     assert fitted.lifted_from["wide"] == 16
     kernel, _ = exact_orthogonal((16, 64), fitted["wide"], structure=structure, seed=0)
     assert dead_outputs(kernel) == 0
-
-
-def test_what_else_draws_orthogonal_kernels():
-    assert RamanujanOrthogonal(2).least_counts((24, 24)) == (24, 24)
-    assert kso.initializers.RandomSparse(0.5).least_counts((24, 48)) == (1, 1)
-    assert ExactOrthogonal().least_counts((24, 48)) == (24, 48)
-    assert ExactOrthogonal(start="published").least_counts((24, 48)) == (24, 24)

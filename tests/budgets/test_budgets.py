@@ -1,7 +1,6 @@
 """Budgets: exact totals, formulas, bounds, files."""
 
 import json
-import os
 
 import keras
 import pytest
@@ -212,15 +211,3 @@ def test_equality_is_that_of_the_densities():
     assert budget != Budget({"a": 0.5})
     with pytest.raises(TypeError, match="unhashable"):
         hash(budget)
-
-
-def test_files_get_the_rights_of_the_process(tmp_path, monkeypatch):
-    before = os.umask(0o027)
-    try:
-        with monkeypatch.context() as patch:
-            # Another thread may make a file at any time: the setting is not to be touched.
-            patch.setattr(os, "umask", None)
-            Budget({"a": 0.5}).save(tmp_path / "budget.json")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "budget.json").stat().st_mode & 0o777 == 0o640
