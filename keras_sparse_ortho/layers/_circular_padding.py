@@ -14,8 +14,8 @@ class CircularPadding(keras.layers.Layer):
 
         y[p] = x[(p - before) mod size]    for 0 <= p < before + size + after
 
-    Before a convolution with `padding="valid"` this makes it circular, and kernels drawn with
-    `taps="shift"` exact isometries.
+    Before a convolution with `padding="valid"` this makes it circular: each position of the output
+    sees a whole window, and none a border of zeros.
 
     Args:
         padding: What a window of `k` taps needs is `k - 1` in all. An integer for both ends of all

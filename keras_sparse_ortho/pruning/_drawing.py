@@ -24,7 +24,7 @@ from keras_sparse_ortho.initializers import (
 )
 from keras_sparse_ortho.kernels import PrunableWeight, derived_seed
 from keras_sparse_ortho.orthogonal import Structure, dead_outputs
-from keras_sparse_ortho.pruning._auto_options import AutoOptions, default_initializer
+from keras_sparse_ortho.pruning._auto_gains import AutoGains, default_initializer
 from keras_sparse_ortho.pruning._planning import BudgetLike, plan_for
 
 Pattern = str | SparseInitializer
@@ -62,16 +62,16 @@ def draw_kernels(
         dense: Whether the weights will be stored densely; else draws keep live values alone.
 
     Warns:
-        UserWarning: Outputs of exactly orthogonal kernels that stay zero; with `"auto"`, layers
-            for which it is not known what follows.
+        UserWarning: Outputs of exactly orthogonal kernels that stay zero; with `gain="auto"`,
+            layers for which it is not known what follows.
     """
     base_seed = check_seed(seed)
     of = structure if isinstance(structure, Mapping) else {w.path: structure for w in weights}
     checked = {w.path: _checked(pattern, of.get(w.path)) for w in weights}
     base_seed = random.randrange(2**31) if base_seed is None else base_seed
     patterns = {weight.path: _own_pattern(checked[weight.path], weight) for weight in weights}
-    choices = AutoOptions(model, weights, patterns)
-    patterns = {w.path: choices.with_taps(w, patterns[w.path]) for w in weights}
+    auto = [w for w in weights if getattr(patterns[w.path], "gain", None) == "auto"]
+    choices = AutoGains(model, auto, patterns) if auto else None
     exact = all(own.isometry == "exact" for own in patterns.values())
     plan = plan_for(density, budget, weights, orthogonal=patterns if exact else False)
     if any(getattr(own, "structure", None) for own in patterns.values()):
@@ -79,7 +79,9 @@ def draw_kernels(
     draws: dict[str, AnyDraw] = {}
     dead: dict[str, int] = {}
     for weight in weights:
-        own = choices.with_gain(weight, patterns[weight.path], plan.counts[weight.path])
+        own = patterns[weight.path]
+        if choices is not None and isinstance(own, ExactOrthogonal) and own.gain == "auto":
+            own = choices.with_gain(weight, own, plan.counts[weight.path])
         drawn = _draw(weight, own, plan, derived_seed(base_seed, weight.path))
         if isinstance(drawn, Draw):
             assert drawn.kernel is not None
@@ -89,7 +91,8 @@ def draw_kernels(
             variable = weight.variable if dense else None
             drawn = PackedDraw.of(drawn.kernel, drawn.mask, drawn.initializer, variable=variable)
         draws[weight.path] = drawn
-    choices.warn_of_guesses(draws)
+    if choices is not None:
+        choices.warn_of_guesses(draws)
     _warn_of_dead_outputs(dead)
     return draws
 

@@ -192,7 +192,7 @@ def prune(
     """
     mask_class(storage)
     density, budget = density_and_budget(density, budget)
-    pattern: Any = as_structure(structure, regular=True)
+    pattern: Any = None if structure is None else as_structure(structure, regular=True)
     if storage == "blocks" and isinstance(pattern, Block):
         pattern = dataclasses.replace(pattern, regular=True)
     by_layer = (score in CALIBRATED) if isinstance(score, str) else False

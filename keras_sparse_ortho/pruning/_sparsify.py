@@ -63,10 +63,9 @@ def sparsify(
             `ExactOrthogonal` with a `structure` keeps that structure); `"random_sparse"` (the
             layer's own initializer times a random mask); or a sparse initializer as a pattern, of
             which density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name the
-            gain is 1 and the entries of convolutions lie at their center tap. With
-            `ExactOrthogonal(gain="auto", taps="auto")` they are chosen for each kernel by what
-            follows its layer; that trained no better where each start had a learning rate of its
-            own (benchmarks/results/methods.md).
+            gain is 1. `ExactOrthogonal(gain="auto")` chooses it for each kernel by what follows
+            its layer; that trained no better where each start had a learning rate of its own
+            (benchmarks/results/methods.md).
         structure: `Block` or `NByM` for every selected kernel, or a short form:
             `"2:4"`, `"16x1"`, `(16, 1)`. With `storage="blocks"` the size of blocks, which are
             regular.
@@ -150,7 +149,7 @@ def sparsify(
             f"keras_sparse_ortho.apply_masks(model). Received: density=None, budget={budget!r}"
         )
     blocks = None
-    pattern: Structure | None = as_structure(structure)
+    pattern: Structure | None = None if structure is None else as_structure(structure)
     structures: Structure | Mapping[str, Structure] | None = pattern
     if storage == "blocks":
         asked = plan_for(density, budget, weights, orthogonal=True)

@@ -125,7 +125,6 @@ def test_the_dict_is_json_and_has_every_figure():
         "orthogonality_error": first.orthogonality_error,
         "dead_outputs": 0,
         "gain": 1.0,
-        "taps": "center",
         "state": "sparse",
         "block": None,
         "least_density": None,
