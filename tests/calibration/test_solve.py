@@ -1,27 +1,31 @@
 """Refits are least squares on each support; masks have their exact counts; OBS beats magnitudes."""
 
-import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho import NByM
-from keras_sparse_ortho._backend import float64_operations
+from keras_sparse_ortho import Block, NByM
 from keras_sparse_ortho.calibration import _solve
-from keras_sparse_ortho.calibration._patterns import Entries
-from tests.helpers import array
+from keras_sparse_ortho.calibration._solve import Entries, RegularPattern, WholeInputs
 
-pytestmark = pytest.mark.core
+pytestmark = pytest.mark.numpy_only
+
+# Blocks, and canonical shapes: square, two taps, a padded side, two matrices.
+SHAPES = {
+    "square": (Block(2, 3, regular=True), (1, 1, 12, 12)),
+    "taps": (Block(4, 2, regular=True), (1, 1, 2, 8, 8)),
+    "padded": (Block(3, 2, regular=True), (1, 1, 35, 24)),
+    "matrices": (Block(2, 2, regular=True), (2, 1, 8, 8)),
+}
 
 
-def problem(seed, inputs=24, outputs=5, matrices=2, rows=60):
-    """Correlated inputs, as those of trained layers; kernel, mask and Gram matrices."""
+def problem(seed, shape=(2, 1, 24, 5), rows=60):
+    """A kernel and the Gram matrices of correlated inputs, as those of trained layers."""
     rng = np.random.default_rng(seed)
-    x = rng.normal(size=(matrices, rows, inputs)) * (np.arange(inputs) + 1.0) ** -0.7
-    x = x @ rng.normal(size=(inputs, inputs))
-    kernel = rng.normal(size=(matrices, inputs, outputs))
-    mask = rng.random(kernel.shape) < 0.4
-    mask[0, :, 0] = False  # an output without live entries
-    return kernel, mask, np.swapaxes(x, 1, 2) @ x
+    batch, parts, *taps, inputs, outputs = shape
+    k = int(np.prod(taps)) * inputs
+    x = rng.normal(size=(batch * parts, rows, k)) * (np.arange(k) + 1.0) ** -0.7
+    x = x @ rng.normal(size=(k, k))
+    return rng.normal(size=(batch * parts, k, outputs)), np.swapaxes(x, 1, 2) @ x
 
 
 def loss(found, kernel, gram):
@@ -29,62 +33,60 @@ def loss(found, kernel, gram):
     return float(np.sum(left * (_solve.damped(gram) @ left)))
 
 
+def precision(pattern, gram):
+    return pattern.precision(np.linalg.inv(_solve.damped(gram)))
+
+
 @pytest.mark.parametrize("rows", [10, 500], ids=["few rows", "many rows"])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_refit_solves_the_normal_equations_of_each_output(seed, rows):
-    kernel, mask, gram = problem(seed, rows=rows)
-    found = _solve.refit(kernel, mask, gram)
-    assert not found[~mask].any()
-    for m, o in np.ndindex(len(kernel), kernel.shape[-1]):
-        h = gram[m] + 0.01 * np.diag(gram[m]).mean() * np.eye(len(gram[m]))
-        live = mask[m, :, o]
-        expected = np.linalg.solve(h[np.ix_(live, live)], (h @ kernel[m])[live, o])
-        np.testing.assert_allclose(found[m, live, o], expected, atol=1e-6)
-    assert loss(found, kernel, gram) <= loss(kernel * mask, kernel, gram)
-
-
-def test_a_refit_of_all_entries_or_of_unused_inputs_changes_nothing():
-    kernel, mask, gram = problem(0)
+def test_a_refit_solves_the_normal_equations_of_each_output(rows):
+    for seed in range(3):
+        kernel, gram = problem(seed, rows=rows)
+        mask = np.random.default_rng(seed).random(kernel.shape) < 0.4
+        mask[0, :, 0] = False  # an output without live entries
+        found = _solve.refit(kernel, mask, gram)
+        assert not found[~mask].any()
+        for m, o in np.ndindex(len(kernel), kernel.shape[-1]):
+            h = gram[m] + 0.01 * np.diag(gram[m]).mean() * np.eye(len(gram[m]))
+            live = mask[m, :, o]
+            expected = np.linalg.solve(h[np.ix_(live, live)], (h @ kernel[m])[live, o])
+            np.testing.assert_allclose(found[m, live, o], expected, atol=1e-6)
+        assert loss(found, kernel, gram) <= loss(kernel * mask, kernel, gram)
+    # Refits of all entries, or on unused inputs, change nothing.
     np.testing.assert_allclose(_solve.refit(kernel, np.ones_like(mask), gram), kernel, atol=1e-12)
-    zero = np.zeros_like(gram)
-    np.testing.assert_allclose(_solve.refit(kernel, mask, zero), kernel * mask, atol=1e-12)
+    unused = _solve.refit(kernel, mask, np.zeros_like(gram))
+    np.testing.assert_allclose(unused, kernel * mask, atol=1e-12)
 
 
-@pytest.mark.parametrize("count", [1, 23, 97, 239])
-def test_obs_has_the_exact_count_and_the_values_of_a_refit(count):
-    kernel, _, gram = problem(1)
-    found, mask = _solve.obs(kernel, count, gram, Entries())
+@pytest.mark.parametrize("structure", [None, NByM(2, 4)])
+@pytest.mark.parametrize("count", [1, 23, 97, 120])
+def test_obs_has_the_exact_count_and_the_values_of_a_refit(count, structure):
+    kernel, gram = problem(1)
+    found, mask = _solve.obs(kernel, count, gram, Entries(structure))
     assert mask.sum() == count
     assert not found[~mask].any()
+    if structure is not None:
+        assert mask.reshape(2, 6, 4, 5).sum(axis=2).max() <= 2
     np.testing.assert_allclose(found, _solve.refit(kernel, mask, gram), atol=1e-6)
 
 
-def test_obs_loses_less_than_wanda_and_that_less_than_magnitudes_with_refits():
-    errors = {"obs": 0.0, "wanda": 0.0, "magnitude": 0.0, "masked": 0.0}
+@pytest.mark.parametrize("structure", [None, NByM(2, 4)])
+def test_obs_loses_less_than_wanda_and_that_less_than_magnitudes_with_refits(structure):
+    pattern = Entries(structure)
+    errors = dict.fromkeys(("obs", "wanda", "magnitude", "masked"), 0.0)
     for seed in range(5):
-        kernel, _, gram = problem(seed)
-        count = kernel.size // 5
+        kernel, gram = problem(seed)
+        count = kernel.size // (2 if structure else 5)
         masks = {
-            "wanda": Entries().largest(_solve.wanda(kernel, gram), count),
-            "magnitude": Entries().largest(np.abs(kernel), count),
+            "wanda": pattern.largest(_solve.wanda(kernel, gram), count),
+            "magnitude": pattern.largest(np.abs(kernel), count),
         }
-        errors["obs"] += loss(_solve.obs(kernel, count, gram, Entries())[0], kernel, gram)
+        errors["obs"] += loss(_solve.obs(kernel, count, gram, pattern)[0], kernel, gram)
         for name, mask in masks.items():
             errors[name] += loss(_solve.refit(kernel, mask, gram), kernel, gram)
         errors["masked"] += loss(kernel * masks["magnitude"], kernel, gram)
-    assert errors["obs"] < errors["wanda"] < errors["magnitude"] < errors["masked"]
-
-
-@pytest.mark.parametrize("density", [0.5, 0.3])
-def test_n_by_m(density):
-    kernel, _, gram = problem(2)
-    count = round(density * kernel.size)
-    found, mask = _solve.obs(kernel, count, gram, Entries(NByM(2, 4)))
-    wanda = Entries(NByM(2, 4)).largest(_solve.wanda(kernel, gram), count)
-    for own in (mask, wanda):
-        assert own.sum() == count
-        assert own.reshape(2, 6, 4, 5).sum(axis=2).max() <= 2
-    assert loss(found, kernel, gram) < loss(_solve.refit(kernel, wanda, gram), kernel, gram)
+    assert errors["obs"] < min(errors["wanda"], errors["magnitude"])
+    assert max(errors["wanda"], errors["magnitude"]) < errors["masked"]
+    assert structure is not None or errors["wanda"] < errors["magnitude"]
 
 
 def test_wanda_scores():
@@ -93,37 +95,104 @@ def test_wanda_scores():
     np.testing.assert_allclose(scores, [[[2.0, 4.0], [9.0, 1.5]]])
 
 
-def test_tensors_of_an_accelerator_give_what_numpy_gives():
-    kernel, mask, gram = problem(3)
-    with float64_operations():
-        tensor = keras.ops.convert_to_tensor(gram, dtype="float64")
-    for one, two in ((gram, tensor),):
-        np.testing.assert_allclose(
-            _solve.refit(kernel, mask, one), _solve.refit(kernel, mask, two), atol=1e-9
-        )
-        obs, on_tensor = (_solve.obs(kernel, 40, g, Entries()) for g in (one, two))
-        np.testing.assert_array_equal(obs[1], on_tensor[1])
-        np.testing.assert_allclose(obs[0], on_tensor[0], atol=1e-9)
-        np.testing.assert_allclose(_solve.wanda(kernel, one), _solve.wanda(kernel, two))
-        errors = [_solve.relative_error(kernel * mask, kernel, g) for g in (one, two)]
-        assert errors[0] == pytest.approx(errors[1], rel=1e-9)
-    assert array(tensor).dtype == np.float64
-
-
 @pytest.mark.parametrize("structure", [None, NByM(2, 4)])
 def test_exchanges_lower_the_error_at_the_same_count(structure, monkeypatch):
     pattern, ratios = Entries(structure), []
     for seed in range(4):
-        kernel, _, gram = problem(seed)
+        kernel, gram = problem(seed)
         count = kernel.size // (2 if structure else 4)
         found, mask = _solve.obs(kernel, count, gram, pattern)
         assert mask.sum() == count
-        if structure is not None:
-            assert (mask.reshape(*mask.shape[:1], -1, 4, mask.shape[-1]).sum(axis=2) == 2).all()
-        np.testing.assert_allclose(found, _solve.refit(kernel, mask, gram), atol=1e-6)
         monkeypatch.setattr(_solve, "EXCHANGES", 0)
         without, _ = _solve.obs(kernel, count, gram, pattern)
         monkeypatch.undo()
         ratios.append(loss(found, kernel, gram) / loss(without, kernel, gram))
     assert max(ratios) <= 1 + 1e-9  # never above
     assert np.mean(ratios) < 0.97
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_costs_of_a_block_are_what_dropping_it_costs_when_all_others_make_up(name):
+    block, shape = SHAPES[name]
+    pattern, (kernel, gram) = RegularPattern(block, shape), problem(0, shape, 200)
+    costs = pattern.costs(kernel, precision(pattern, gram))
+    dead = np.zeros(shape, bool)
+    dead[-1, -1, ..., : block.rows, : block.cols] = True  # at all taps
+    dead = dead.reshape(kernel.shape)
+    expected = loss(_solve.refit(kernel, ~dead, gram), kernel, gram)
+    np.testing.assert_allclose(costs[dead].sum(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_obs_on_regular_blocks(name):
+    block, shape = SHAPES[name]
+    pattern, (kernel, gram) = RegularPattern(block, shape), problem(0, shape, 200)
+    count = block.unit(shape)
+    found, mask = _solve.obs(kernel, count, gram, pattern)
+    assert mask.sum() == count
+    canonical = mask.reshape(shape)
+    assert (canonical == canonical.max(axis=tuple(range(2, len(shape) - 2)), keepdims=True)).all()
+    for lines in (mask.any(axis=1), mask.any(axis=2)):
+        assert lines.all()  # no input and no output is dead
+    np.testing.assert_allclose(found, _solve.refit(kernel, mask, gram), atol=1e-6)
+    assert pattern.largest(np.abs(kernel), count).sum() == count
+
+
+def test_obs_on_blocks_loses_less_than_magnitudes_with_a_refit():
+    block, shape = Block(2, 2, regular=True), (1, 1, 16, 16)
+    pattern, lost = RegularPattern(block, shape), np.zeros(2)
+    for seed in range(4):
+        kernel, gram = problem(seed, shape, 200)
+        mask = pattern.largest(np.abs(kernel), 96)
+        lost[0] += loss(_solve.obs(kernel, 96, gram, pattern)[0], kernel, gram)
+        lost[1] += loss(_solve.refit(kernel, mask, gram), kernel, gram)
+    assert lost[0] < 0.9 * lost[1]
+
+
+def test_early_rounds_of_n_by_m_take_the_largest_of_each_group_and_the_last_no_more_than_n():
+    pattern, (kernel, gram) = Entries(NByM(2, 8)), problem(0, (1, 1, 16, 5), 200)
+    scores = np.abs(kernel)
+    ranks = np.argsort(np.argsort(-scores.reshape(1, 2, 8, 5), axis=2), axis=2).reshape(1, 16, 5)
+    # 60 of 80 entries do not fit two of eight: six of eight do.
+    np.testing.assert_array_equal(pattern.largest(scores, 60, last=False), ranks < 6)
+    np.testing.assert_array_equal(pattern.largest(scores, 20), ranks < 2)
+    # 55 do not fit five of eight: the largest that six of eight leave.
+    least = np.sort(scores[ranks < 6])[-55]
+    some = pattern.largest(scores, 55, last=False)
+    np.testing.assert_array_equal(some, (ranks < 6) & (scores >= least))
+    # 15 fit two of eight.
+    few = pattern.largest(scores, 15, last=False)
+    assert few.sum() == 15
+    assert not (few & (ranks >= 2)).any()
+    found, mask = _solve.obs(kernel, 20, gram, pattern)
+    assert (mask.reshape(1, 2, 8, 5).sum(axis=2) == 2).all()
+    # Entries go in eight rounds; all at once costs more.
+    costs = Entries().costs(kernel, precision(Entries(), gram))
+    at_once = _solve.refit(kernel, pattern.largest(costs, 20), gram)
+    assert loss(found, kernel, gram) < loss(at_once, kernel, gram)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 12, 5), (1, 1, 3, 8, 6), (2, 1, 8, 4)])
+@pytest.mark.parametrize("group", [1, 4])
+def test_whole_inputs_go_that_cost_least_when_all_others_make_up(shape, group):
+    pattern = WholeInputs(Block(group, shape[-1], regular=True), shape)
+    kernel, gram = problem(0, shape, 200)
+    unit = group * shape[-1] * int(np.prod(shape[2:-2]))
+    costs = pattern.costs(kernel, precision(pattern, gram))
+    kept = pattern.largest(costs, kernel.size - unit)
+    # All that can be dropped, one after the other.
+    lost = []
+    for matrix in range(shape[0]):
+        for start in range(0, shape[-2], group):
+            dead = np.zeros(shape, bool)
+            dead[matrix, ..., start : start + group, :] = True
+            dead = dead.reshape(kernel.shape)
+            lost.append((loss(_solve.refit(kernel, ~dead, gram), kernel, gram), dead))
+    least, dead = min(lost, key=lambda one: one[0])
+    np.testing.assert_array_equal(kept, ~dead)
+    np.testing.assert_allclose(costs[dead].sum(), least, rtol=1e-6)
+    found, mask = _solve.obs(kernel, 2 * unit, gram, pattern)
+    assert mask.sum() == 2 * unit
+    groups = mask.reshape(*shape[:-2], -1, group, shape[-1])
+    assert (groups == groups.max(axis=(*range(2, len(shape) - 2), -2, -1), keepdims=True)).all()
+    np.testing.assert_allclose(found, _solve.refit(kernel, mask, gram), atol=1e-6)

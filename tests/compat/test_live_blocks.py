@@ -33,7 +33,7 @@ def test_the_whole_way(make, tmp_path):
         model,
         0.4,
         structure=kso.Block(32, 32, regular=True),
-        storage="auto",
+        storage="blocks",
         exclude=".*embedding.*",
         seed=0,
     )
