@@ -17,19 +17,19 @@ from keras_sparse_ortho.parametrizations import (
     threshold_function,
 )
 from keras_sparse_ortho.schedules import as_schedule
-from keras_sparse_ortho.tfmot._rewrite import (
-    rewrite,
-    select_weights,
-    sizes_are_unknown,
-    wrap_unbuilt,
-)
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     own_weights,
     tf_keras,
     track,
     zero_slots,
 )
-from keras_sparse_ortho.tfmot._weights import TfKerasWeight, as_numpy, prunable_weights
+from keras_sparse_ortho.tfmot._weights import (
+    TfKerasWeight,
+    as_numpy,
+    prunable_weights,
+    rewrite,
+    select_weights,
+)
 from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper, WeightState, check_finite
 
 # In TensorFlow, whatever the backend of Keras 3.
@@ -280,31 +280,16 @@ def prune_with_soft_threshold(
     *,
     include: Selection = None,
     exclude: Selection = None,
-    pruning_policy: Any = None,
 ) -> Any:
     """Wraps the layers of a tf_keras model so that their kernels get learnt thresholds (STR).
 
     The counterpart of `keras_sparse_ortho.parametrize(model, SoftThreshold(...))`. Layers are
-    wrapped with `PruneWithSoftThreshold`. With `tfmot.TargetDensity` training ends at a given
-    density, and TFMOT's `strip_pruning` returns the plain model with the effective weights.
-
-    Args:
-        model: As in `prune_with_mask`.
-        granularity: As in `PruneWithSoftThreshold`.
-        g: As in `PruneWithSoftThreshold`.
-        s_init: As in `PruneWithSoftThreshold`.
-        weight_decay: As in `PruneWithSoftThreshold`.
-        include: As in `prune_with_mask`.
-        exclude: As in `prune_with_mask`.
-        pruning_policy: As in `prune_with_mask`.
+    wrapped with `PruneWithSoftThreshold`, which says what `granularity`, `g`, `s_init` and
+    `weight_decay` mean; `model`, `include` and `exclude` are as in `prune_with_mask`. With
+    `tfmot.TargetDensity` training ends at a given density.
 
     Returns:
-        A new model, not compiled, with the given weights as raw weights; for a list, the list with
-            the wrappers.
-
-    Raises:
-        NotPrunableError, UnknownWeightError: As in `prune_with_mask`.
-        ValueError: An unknown granularity or function, a negative strength.
+        A new model, not compiled, with the given weights as raw weights.
 
     Example:
 
@@ -320,15 +305,7 @@ def prune_with_soft_threshold(
     >>> kso.tfmot.prunable_weights(model)
     [<hidden/kernel shape=(64, 34), density=0.125>]
     """
-    if sizes_are_unknown(model):
-        return wrap_unbuilt(
-            model,
-            lambda layer: PruneWithSoftThreshold(layer, granularity, g, s_init, weight_decay),
-            pruning_policy=pruning_policy,
-            include=include,
-            exclude=exclude,
-        )
-    weights = select_weights(model, include, exclude, pruning_policy)
+    weights = select_weights(model, include, exclude)
 
     def wrap(copy: Any, indices: list[int], kernels: list[TfKerasWeight]) -> PruneWithSoftThreshold:
         selected = None if len(indices) == len(kernels) else indices

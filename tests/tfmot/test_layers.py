@@ -144,14 +144,3 @@ def test_whatever_the_backend_of_keras_is(backend, tmp_path):
         env={**os.environ, "KERAS_BACKEND": backend},
     )
     assert done.stdout.split() == [backend, "good"], done.stderr
-
-
-def test_both_names_are_registered():
-    from keras_sparse_ortho.tfmot import register_initializers
-
-    tf_keras = register_initializers()  # a second time does no harm
-    for kind in (ExactOrthogonal, RandomSparse, AttentionLayout):
-        name = kind.__name__
-        assert tf_keras.saving.get_registered_object(f"keras_sparse_ortho>{name}") is kind
-        assert tf_keras.saving.get_registered_object(name) is kind
-        assert tf_keras.saving.get_registered_name(kind) == f"keras_sparse_ortho>{name}"
