@@ -39,23 +39,3 @@ def test_shorter_schedules_have_rows(faster, tmp_path):
     (tmp_path / "faster_time.json").unlink()
     rows = [row for row in faster.summarize(lines).splitlines() if "| dense |" in row]
     assert rows[0].endswith("| 2 of 2 | 2.0 | - | - | 0.001 | 2 x 2 | high |")  # not timed
-
-
-@pytest.mark.slow
-def test_a_small_comparison(faster, tmp_path, capsys):
-    out = tmp_path / "faster.jsonl"
-    arguments = ["--net", "wide_mlp", "--dataset", "digits", "--samples", "1024", "--epochs", "2"]
-    methods = ["--methods", "dense", "blocks_64", "rigl_blocks_32", "--densities", "0.1"]
-    faster.main([*arguments, *methods, "--seeds", "0", "--no-tune", "--no-jit", "--out", str(out)])
-    runs = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [run["method"] for run in runs] == ["dense", "blocks_64", "rigl_blocks_32"]
-    for run in runs:
-        assert len(run["curve"]) == 2
-        assert 0 < run["curve"][-1] <= 1  # on the validation split
-    dense, blocks, moved = runs
-    # Of 16 blocks a side one in the one kernel and two in the other, of 32 three in both.
-    assert dense["live"] - blocks["live"] == 2 * 1024**2 * 29 // 32
-    assert dense["live"] - moved["live"] == 2 * 1024**2 * 29 // 32
-    text = out.with_suffix(".md").read_text()
-    assert "| 0.1 | blocks_64 |" in text
-    assert "seconds to 88%" in capsys.readouterr().out

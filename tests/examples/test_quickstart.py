@@ -61,20 +61,3 @@ def test_all_the_way(tmp_path):
             assert Path(file["path"]).stat().st_size == file["bytes"]
         plain = keras.saving.load_model(out / f"{name.lower()}_plain.keras")
         assert "PrunableLayer" not in {type(layer).__name__ for layer in plain.layers}
-
-
-@pytest.mark.tensorflow_only
-@pytest.mark.parametrize(
-    ("arguments", "rule"),
-    [
-        (["--density", 1.5], "must be in (0, 1]. Received: density=1.5"),
-        (["--density", 0.0001], "The least global density"),
-        (["--epochs", 0], "--epochs must be 1 or more"),
-    ],
-)
-def test_refusals_are_one_line(run_example, arguments, rule, capsys):
-    status, _ = run_example("quickstart", *arguments)
-    assert status == 2
-    errors = capsys.readouterr().err
-    assert rule in errors
-    assert "Traceback" not in errors

@@ -40,14 +40,6 @@ def test_blocks_train_where_the_dense_twin_does_not_fit():
     assert re.match(f"dense:  ended with ({reason})", dense), dense
 
 
-@pytest.mark.slow  # as above
-@pytest.mark.tensorflow_only
-def test_a_limit_that_shows_nothing_is_told():
-    done = wide("--width", 512, "--block", 32, "--density", 0.125, "--epochs", 1)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("dense:  fits as well")
-
-
 @pytest.mark.tensorflow_only
 @pytest.mark.parametrize(("mib", "outcome"), [(64, "MemoryError"), (1024, "fits")])
 def test_the_limit_holds(mib, outcome):
