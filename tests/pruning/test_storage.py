@@ -6,14 +6,13 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho._keras_internals import optimizer_slots
-from keras_sparse_ortho.parametrizations import CompactMask, FixedMask, SoftThreshold
+from keras_sparse_ortho.parametrizations import CompactMask, SoftThreshold
 from tests.helpers import (
     array,
     classifier_loss,
     data,
     jit,
     jit_if_quicker,
-    slow_on_jax,
     slow_on_tensorflow,
 )
 
@@ -167,54 +166,6 @@ def test_resumed_training_equals_training_in_one_go(storage, tmp_path):
         np.testing.assert_array_equal(array(a), array(b), err_msg=a.path)
     for a, b in zip(whole.optimizer.variables, resumed.optimizer.variables, strict=True):
         np.testing.assert_array_equal(array(a), array(b), err_msg=a.path)
-
-
-class Written(keras.Model):
-    """A model written as a class, with layers in attributes and lists, one of them frozen."""
-
-    def __init__(self):
-        super().__init__(name="written")
-        self.first = L.Dense(16, activation="tanh", name="first")
-        self.blocks = [L.Dense(16, name="a"), L.GRU(6, name="b")]
-        self.head = L.Dense(3, name="head")
-        self.blocks[0].trainable = False
-
-    def call(self, inputs):
-        x = self.first(inputs)
-        for layer in self.blocks:
-            x = layer(x)
-        return self.head(x)
-
-
-@slow_on_jax
-def test_subclassed_models_are_converted():
-    def written(storage):
-        keras.utils.set_random_seed(4)
-        model = Written()
-        model(x)
-        model = kso.sparsify(model, 0.3, seed=0, storage=storage)
-        model.compile(OPTIMIZERS["adamw_clipped"](), "sparse_categorical_crossentropy")
-        return model
-
-    x = np.random.default_rng(0).normal(size=(16, 4, 8)).astype("float32")
-    y = np.arange(16) % 3
-    models = [written("masked"), written("compact")]
-    frozen = kso.prunable_weights(models[1])[1].value
-    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    losses = [model.fit(x, y, epochs=2, **options).history["loss"] for model in models]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    models = [kso.convert(models[0], "compact"), kso.convert(models[1], "masked")]
-    kinds = [type(kso.prunable_weights(model)[0].parametrization) for model in models]
-    assert kinds == [CompactMask, FixedMask]
-    losses = [model.fit(x, y, epochs=2, **options).history["loss"] for model in models]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    assert_equal_kernels(*models, atol=1e-5)
-    for model in models:
-        np.testing.assert_array_equal(kso.prunable_weights(model)[1].value, frozen)
-        expected = array(model(x))
-        plain = kso.strip(model)
-        np.testing.assert_allclose(array(plain(x)), expected, atol=1e-6)
-        assert [v.name for v in plain.first.weights] == ["kernel", "bias"]
 
 
 @pytest.mark.parametrize("built", [True, False])
