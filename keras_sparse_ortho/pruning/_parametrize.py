@@ -110,13 +110,7 @@ def parametrize(
 def _instance(parametrization: Any) -> Parametrization:
     """The template, of a class one with its default arguments."""
     if isinstance(parametrization, type) and issubclass(parametrization, Parametrization):
-        try:
-            return parametrization()
-        except TypeError as error:
-            raise ValueError(
-                f"{parametrization.__name__} has arguments that must be given: "
-                f"{error}. Received: parametrization={parametrization.__name__}, a class"
-            ) from None
+        return parametrization()
     if not isinstance(parametrization, Parametrization):
         raise ValueError(
             "`parametrization` must be a Parametrization, such as SoftThreshold(). "

@@ -52,9 +52,8 @@ class _Masked(WeightState):
 class PruneWithMask(EffectiveWeightWrapper):
     """Wraps a tf_keras layer with fixed masks: `w_e = w` where live, 0 elsewhere.
 
-    A subclass of TFMOT's `PruneLowMagnitude`, whose tools treat it as TFMOT's. The mask holds from
-    the first step, with or without callbacks, and gradients and optimizer moments of dead entries
-    are exactly zero. So are raw weights: checkpoints are sparse at every step.
+    A subclass of TFMOT's `PruneLowMagnitude`. The mask holds from the first step, with or without
+    callbacks, and raw weights, gradients and optimizer moments of dead entries are exactly zero.
 
     The mask comes from the first of these: `masks`; the `initializers`, which draw kernel and mask;
     `density`, or the counts in `live`, as the largest magnitudes of each kernel when the wrapper is
@@ -74,9 +73,8 @@ class PruneWithMask(EffectiveWeightWrapper):
         DensityError: A density outside (0, 1].
         NotPrunableError: When built: a layer without kernels, weights that are not finite, or no
             source of a mask.
-        ValueError: Several of `masks`, `live` and `density`; TFMOT's arguments for ranking, as
-            nothing is ranked here. When built: masks with wrong names, shapes or dtypes, or a wrong
-            number of initializers or counts.
+        ValueError: Several of `masks`, `live` and `density`; TFMOT's arguments for ranking. When
+            built: masks, initializers or counts that do not fit the kernels.
 
     Limits: the dense kernel is stored and multiplied. Under `MirroredStrategy`, wrap the sublayers
     of a layer that holds a BatchNormalization besides kernels.

@@ -135,10 +135,10 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     Soft threshold reparameterization (STR), the counterpart of `parametrizations.SoftThreshold`,
     with its gradients. The raw weight `w` and `s` are trainable variables of the wrapper. The
-    kernel of the layer is not trained. It holds `w_e`, which is updated by optimizers of tf_keras
-    in every step (as a constraint), by TFMOT's `UpdatePruningStep`, by saving, and by reading the
-    attribute `layer`. So TFMOT's `strip_pruning` returns the plain layer with the effective weight,
-    however it was trained. The kernel's regularizer and constraint act on `w`.
+    layer's kernel holds `w_e`, which is updated by optimizers of tf_keras in every step (as a
+    constraint), by TFMOT's `UpdatePruningStep`, by saving, and by reading the attribute `layer`. So
+    `strip_pruning` returns the plain layer with the effective weight. The kernel's regularizer and
+    constraint act on `w`.
 
     Args:
         layer: Any tf_keras layer, built or not, whether or not TFMOT supports it.
@@ -154,9 +154,9 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         ValueError: An unknown granularity or function, a negative strength.
         NotPrunableError: When built: a layer without kernels, or weights that are not finite.
 
-    Limits: the weight is stored as raw and effective weight, as TFMOT's mask, and in optimizer
-    slots. Under a `tf.distribute.Strategy`, and in training loops without a tf_keras optimizer, the
-    kernel is updated by `UpdatePruningStep`, by `get_weights` and by `wrapper.layer` only.
+    Limits: the weight is stored as raw and effective weight, and as TFMOT's mask. Under a
+    `tf.distribute.Strategy`, and in training loops without a tf_keras optimizer, no step updates
+    the kernel: `UpdatePruningStep`, `get_weights` and `wrapper.layer` do.
 
     Example:
 
@@ -213,14 +213,12 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
 
     @property
     def trainable_weights(self) -> list[Any]:
-        """Those of the layer, with raw weights in place of kernels, and the thresholds."""
         raw = {id(state.weight.variable): state.raw for state in self.states}
         own = [raw.get(id(v), v) for v in self._inner.trainable_weights]
         return [*own, *(state.s for state in self.states)] if own else []
 
     @property
     def non_trainable_weights(self) -> list[Any]:
-        """The kernels, which follow the raw weights, and other variables that are not trained."""
         trained = {id(v) for v in self.trainable_weights}
         return [v for v in [*self._inner.weights, *own_weights(self)] if id(v) not in trained]
 
@@ -375,10 +373,7 @@ class TargetDensity(tf_keras.callbacks.Callback):
                 self._steer(step)
 
     def on_epoch_end(self, epoch: int = -1, logs: Any = None, *, batch: int = -1) -> None:
-        """Fixes the live entries if the schedule has ended, for loops without `on_train_end`.
-
-        TFMOT's callbacks call the first argument `batch`, and so do loops written for them.
-        """
+        # Loops of one's own have no `on_train_end`; TFMOT's guide calls the argument `batch`.
         step = self._step()
         if self._steering.freeze and self._steering.has_ended(step):
             self._steer_at_end(step)

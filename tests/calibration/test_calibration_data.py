@@ -52,17 +52,6 @@ def test_masked_positions_do_not_count():
     np.testing.assert_allclose(array(norm.moving_variance), kept.var(0), atol=1e-5)
 
 
-def test_outputs_of_a_pruned_model_are_normalized_again():
-    model, x = network(), rows()
-    kso.restore_statistics(model, x)
-    pruned = kso.prune(model, 0.4)
-    assert np.abs(array(pruned(x)).mean((0, 1))).max() > 0.1
-    kso.restore_statistics(pruned, x)
-    outputs, variance = array(pruned(x)), array(pruned.get_layer("second").moving_variance)
-    np.testing.assert_allclose(outputs.mean((0, 1)), 0, atol=1e-4)
-    np.testing.assert_allclose(outputs.var((0, 1)), variance / (variance + 1e-3), rtol=1e-3)
-
-
 def test_refusals_and_failures():
     plain = keras.Sequential([keras.Input((4,)), L.Dense(3)])
     with pytest.raises(NotPrunableError, match=r"must have layers BatchNormalization. Received"):

@@ -1,7 +1,5 @@
 """Densities by measured errors and by outliers: exact totals, more where more is lost."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
@@ -54,29 +52,6 @@ def test_shares_by_error_lose_less_than_one_density():
     ]
     assert lost[0] < 0.8 * lost[1]
     assert lost[2] < 0.8 * lost[3]
-
-
-def test_the_best_counts_are_those_of_a_search_over_all():
-    rng = np.random.default_rng(0)
-    sizes = {"a": 10, "b": 16, "c": 12}
-    curves = {
-        path: (np.arange(1.0, size + 1), np.append(-np.sort(-rng.random(size - 1)), 0.0))
-        for path, size in sizes.items()
-    }
-    hulls = {p: np.interp(c[0], *_shares._hull(*c)) for p, c in curves.items()}
-    for path, hull in hulls.items():
-        assert (hull <= curves[path][1] + 1e-12).all()
-        assert (np.diff(hull, 2) >= -1e-12).all()
-    found = _shares._by_error(curves, sizes, 0.5)
-    counts = {path: share * sizes[path] for path, share in found.items()}
-    assert sum(counts.values()) == pytest.approx(19)
-    error = sum(np.interp(counts[p], curves[p][0], hull) for p, hull in hulls.items())
-    every = (
-        sum(hulls[p][n - 1] for p, n in zip(sizes, given, strict=True))
-        for given in itertools.product(*(range(1, size + 1) for size in sizes.values()))
-        if sum(given) == 19
-    )
-    assert error <= min(every) + 1e-9
 
 
 @pytest.mark.filterwarnings("ignore:These kernels are not known")

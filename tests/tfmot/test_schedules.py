@@ -1,9 +1,5 @@
 """TFMOT's schedules on Keras 3, counts worked out by hand; and the two Kerases in one process."""
 
-import os
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -98,75 +94,3 @@ def test_a_registered_class_is_loaded(sparsity):
     config["schedule"]["config"]["log_dir"] = "here"
     with pytest.raises(ValueError, match=r"each with its arguments. Received: .*Later.*log_dir"):
         kso.schedules.TfmotSchedule.from_config(config)
-
-
-TOGETHER = """
-import sys
-{first}
-import numpy as np
-import tensorflow as tf
-import keras
-import keras_sparse_ortho as kso
-
-x, y = np.ones((8, 6), "float32"), np.ones((8, 4), "float32")
-
-
-def keras_3():
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
-    model = kso.sparsify(model, 0.5, seed=0)
-    model.compile("adam", "mse")
-    model.fit(x, y, verbose=0)
-    assert kso.prunable_weights(model)[0].live == 12
-    model.save("three.keras")
-    loaded = keras.models.load_model("three.keras")
-    assert np.allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
-    keras.models.clone_model(kso.strip(loaded))
-    return model
-
-
-def keras_2():
-    tf_keras = kso.tfmot.register_initializers()
-    model = tf_keras.Sequential([tf_keras.Input((6,)), tf_keras.layers.Dense(4)])
-    model = kso.tfmot.prune_exact_orthogonal(model, 0.5, seed=0)
-    model.compile("adam", "mse")
-    model.fit(x, y, verbose=0)
-    assert kso.tfmot.prunable_weights(model)[0].live == 12
-    model.save("two.keras")
-    loaded = tf_keras.models.load_model("two.keras")
-    assert np.allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
-    return model
-
-
-before = tf.keras.Model
-for work in ({order}):
-    work()
-    assert tf.keras.Model is before
-    assert not hasattr(keras.layers.Dense(3), "get_prunable_weights")
-print("good", "3" if before is keras.Model else "2")
-"""
-
-
-@pytest.mark.parametrize(
-    ("first", "order", "version"),
-    [
-        # The wing after Keras 3 work: see tests/test_import.py as well.
-        ("", "keras_2, keras_3, keras_2", "3"),
-        # Who imports TFMOT first has chosen otherwise, and it stays so.
-        pytest.param(
-            "import tensorflow_model_optimization",
-            "keras_2, keras_3",
-            "2",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-@pytest.mark.slow
-def test_two_kerases_in_one_process(first, order, version, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TOGETHER.format(first=first, order=order)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "KERAS_BACKEND": "tensorflow"},
-    )
-    assert done.stdout.split() == ["good", version], done.stderr
