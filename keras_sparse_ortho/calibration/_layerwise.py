@@ -62,23 +62,14 @@ AsGiven = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How the kernels of a model are pruned one by one.
+    """How the kernels of a model are pruned one by one."""
 
-    Args:
-        score: `"obs"`, `"wanda"` or `"magnitude"`.
-        counts: Live entries of each kernel by path; `None` with `masks`.
-        masks: Given masks by path, in place of score and counts.
-        structure: The pattern of the masks.
-        blocks: The regular blocks of those kernels that get such, by path.
-        refit: Whether the live entries get new values; with `"obs"` they always do.
-    """
-
-    score: str = "magnitude"
-    counts: Mapping[str, int] | None = None
-    masks: Mapping[str, np.ndarray] | None = None
+    score: str = "magnitude"  # or "obs", "wanda"
+    counts: Mapping[str, int] | None = None  # live entries by path; or
+    masks: Mapping[str, np.ndarray] | None = None  # given ones by path
     structure: NByM | Channels | None = None
-    blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)
-    refit: bool = False
+    blocks: Mapping[str, Block] = dataclasses.field(default_factory=dict)  # regular ones, by path
+    refit: bool = False  # whether live entries get new values; with "obs" they always do
 
     @property
     def needs_data(self) -> bool:
@@ -177,8 +168,7 @@ def prune_layers(
     """Mask and values for each kernel, by path; the model is as it was afterwards.
 
     Every layer is solved on the inputs that the pruned ones before it give: kernels are set in
-    place meanwhile. `resume` is a folder for a file of each kernel that is done, from which another
-    run goes on. Warns of kernels that are pruned without regard to their inputs.
+    place meanwhile.
     """
     recipe.check(weights)
     draws: dict[str, AnyDraw] = {}
@@ -307,10 +297,8 @@ def sweep(
     one batch, those in the model as given, and other arguments; `finish()` comes after the last
     batch, and may assign values. For each stop every batch goes through the model up to the layer's
     first call, so memory is that of one batch. Inside `as_given()` the model has the values that it
-    came with; then each batch goes through that model, too, for the `reference`.
-
-    Returns:
-        The stops that the first batch has not reached outside of compiled code.
+    came with; then each batch goes through that model, too, for the `reference`. Returns the stops
+    that the first batch has not reached outside of compiled code.
     """
     progress = keras.utils.Progbar(len(stops), verbose=verbose)
     with from_zero_states(model), without_gradients():
@@ -498,7 +486,7 @@ def _convolution(layer: Any) -> Rows:
         windows = np.lib.stride_tricks.sliding_window_view(x, spans, axis=axes)
         every = [[slice(None, None, n) for n in ns] for ns in (layer.strides, layer.dilation_rate)]
         windows = windows[(slice(None), *every[0], slice(None), *every[1])]
-        groups = getattr(layer, "groups", channels)  # depthwise: every channel is a group
+        groups: Any = getattr(layer, "groups", channels)  # depthwise: every channel is a group
         shape = (-1, groups, channels // groups, math.prod(layer.kernel_size))
         patches = windows.reshape(shape).transpose(1, 0, 3, 2)
         return patches.reshape(groups, -1, shape[2] * shape[3])

@@ -34,11 +34,9 @@ def budget_by_error(
     """Densities of least total error with exactly `round(density * size)` live entries in all.
 
     The least sum over the kernels of `e_k(c_k) = tr (V - W)^T H (V - W) / tr W^T H W` over the
-    counts `c_k`, where `V` is what OBS makes of the kernel with so many live entries, on the inputs
-    of the given model: `V` of three rows in four, the error on the fourth, which is held out. It is
-    measured at twelve counts, down to a fifth of the density, and linear in between on its lower
-    convex hull, where the best counts are exact. Kernels that do not multiply the inputs of their
-    layers get the density of all.
+    counts `c_k`, where `V` is what OBS makes of the kernel with so many live entries of three rows
+    in four, and the error is that on the fourth. It is measured at twelve counts, and linear in
+    between on its lower convex hull. Kernels that do not multiply inputs get the density of all.
 
     Reference:
 

@@ -38,23 +38,14 @@ _WARN_FROM = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class BlockPlan:
-    """What `storage="blocks"` makes of the kernels of a model.
+    """What `storage="blocks"` makes of the kernels of a model."""
 
-    Args:
-        weights: Those that get masks; the others stay dense.
-        budget: Their densities, which their blocks can have exactly.
-        blocks: The blocks of those on live blocks, by path.
-        asked: The densities that were asked for, of all kernels.
-        given: Whether the densities of single kernels were.
-        size: The only size of blocks, if one was asked for.
-    """
-
-    weights: list[PrunableWeight]
-    budget: Budget
-    blocks: dict[str, Block]
-    asked: Budget
-    given: bool
-    size: Block | None = None
+    weights: list[PrunableWeight]  # those that get masks; the others stay dense
+    budget: Budget  # their densities, which their blocks can have exactly
+    blocks: dict[str, Block]  # of those on live blocks, by path
+    asked: Budget  # the densities that were asked for, of all kernels
+    given: bool  # whether the densities of single kernels were
+    size: Block | None = None  # the only size of blocks, if one was asked for
 
     @classmethod
     def of(
@@ -124,7 +115,8 @@ class BlockPlan:
         found = {w.path: w for w in prunable_weights(model, unregistered=True)}
         missed = []
         for path in [weight.path for weight in self.weights]:
-            on_blocks = found[path].storage is not None and found[path].storage.in_blocks
+            stored = found[path].storage
+            on_blocks = stored is not None and stored.in_blocks
             if not (on_blocks or (storage != "blocks" and path in self.blocks)):
                 missed.append(f"'{path}' is not on live blocks ({reasons[path]})")
         live, asked = {path: found[path].live for path in self.asked}, self.asked
@@ -210,12 +202,9 @@ def block_for(
 ) -> Block | None:
     """The regular blocks for a kernel, or `None` if none has so low a density.
 
-    A kernel of `I x J` regular blocks can have the densities `t / gcd(I, J)`. Of blocks of about
-    128, 64, 32 and 16, the largest ones are taken with which a `t` of 2 or more is at most
-    `density`, and within a quarter of it; else those of about 16, if `t = 1` is at most
-    `lift density`. Along the longer side of the kernel they are then made up to 128 long, where
-    that leaves the possible densities as they are: so much less has to be gathered. `size` is the
-    only size to consider.
+    A kernel of `I x J` regular blocks can have the densities `t / gcd(I, J)`. The largest blocks
+    are taken with which a `t` of 2 or more is at most `density`, and within a quarter of it; else
+    those of about 16, if `t = 1` is at most `lift density`.
     """
     shape = canonical_shape(weight)
     if density == 1.0 or why_no_block_form(weight.owner) is not None:

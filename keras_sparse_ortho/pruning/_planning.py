@@ -89,15 +89,7 @@ def plan_for(
     *,
     orthogonal: Orthogonal,
 ) -> Budget:
-    """The budget for exactly these weights.
-
-    Args:
-        density: Global live fraction, or `None` where the budget says it.
-        budget: See `BudgetLike`.
-        weights: The weights.
-        orthogonal: Whether every kernel must be able to be exactly orthogonal, or by path what
-            draws it. Budgets by name leave no output dead, where the density allows.
-    """
+    """The budget for exactly these weights; `orthogonal`, or by path what draws them, or not."""
     if isinstance(budget, str):
         if budget not in _BUDGETS:
             hint = ""
@@ -133,10 +125,7 @@ def plan_for(
 
 
 def _from_patterns(table: Any, weights: list[PrunableWeight]) -> Budget:
-    """A budget from paths, layer paths or regular expressions; a full path wins over a pattern.
-
-    Or from a list of densities, in the order of the weights.
-    """
+    """A budget from a list, or from a dict of patterns; a full path wins over a pattern."""
     if isinstance(table, Sequence | np.ndarray) and np.ndim(table) == 1:
         if len(table) != len(weights):
             raise BudgetError(
@@ -174,10 +163,7 @@ def hold(
     storage: str = "masked",
     blocks: "BlockPlan | None" = None,
 ) -> Plan:
-    """The plan that gives weights the masks, and the values, that were drawn for them by path.
-
-    `blocks` has chosen the masks, and warns of what was not reached.
-    """
+    """The plan that gives weights the masks, and the values, that were drawn for them by path."""
     if storage != "masked":  # layers without a form on blocks are compact
         for weight in weights:
             refuse_compact(weight)

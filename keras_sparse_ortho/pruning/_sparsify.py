@@ -190,18 +190,7 @@ def draw_kernels(
     *,
     dense: bool = False,
 ) -> dict[str, AnyDraw]:
-    """Sparse kernels and their masks for weights, by path; nothing is changed.
-
-    Args:
-        model: The model, or the list of its weights.
-        weights: The weights.
-        density: Global live fraction, or `None` if the budget has it.
-        budget: See `plan_for`.
-        pattern: `initializer` of `sparsify`.
-        structure: For all kernels, or by path.
-        seed: Integer, or `None` for one from Python's `random`.
-        dense: Whether the weights will be stored densely; else draws keep live values alone.
-    """
+    """Sparse kernels and their masks, by path; unless they will be stored `dense`, live values."""
     base_seed = check_seed(seed)
     of = structure if isinstance(structure, Mapping) else {w.path: structure for w in weights}
     patterns = {w.path: _pattern_for(w, pattern, of.get(w.path)) for w in weights}

@@ -196,9 +196,10 @@ class _KeepsDepthwiseZeros(_preserving.Default8bitPrunePreserveQuantizeRegistry)
     }
 
 
-class PrunePreserveQuantizeScheme(
-    tfmot.experimental.combine.Default8BitPrunePreserveQuantizeScheme
-):
+_Scheme: Any = tfmot.experimental.combine.Default8BitPrunePreserveQuantizeScheme
+
+
+class PrunePreserveQuantizeScheme(_Scheme):
     """TFMOT's prune-preserving scheme, extended to DepthwiseConv2D.
 
     TFMOT does not prune DepthwiseConv2D, and its `Default8BitPrunePreserveQuantizeScheme` does not
