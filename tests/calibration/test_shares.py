@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import _shares
 from keras_sparse_ortho.errors import BudgetError
 from tests.helpers import array
 
@@ -72,33 +71,6 @@ def test_refusals():
             kso.prune(dense, 0.2, budget="error", **options)
     with pytest.raises(kso.errors.DensityError):
         kso.prune(dense, score="obs", data=rows(), budget="error")
-
-
-def test_budgets_by_error_are_judged_on_rows_that_are_held_out(monkeypatch):
-    curves = {}
-    by_error = _shares._by_error
-
-    def noted(found, *rest):
-        curves.update(found)
-        return by_error(found, *rest)
-
-    monkeypatch.setattr(_shares, "_by_error", noted)
-    keras.utils.set_random_seed(0)
-    dense = keras.Sequential([keras.Input((48,)), L.Dense(16, use_bias=False, name="a")])
-    x, fresh = (
-        np.random.default_rng(0).normal(size=(32, 48)),
-        np.random.default_rng(1).normal(size=(2000, 48)),
-    )
-    kso.prune(dense, 0.3, score="obs", data=x, budget="error")
-    counts, errors = curves["a/kernel"]
-    kernel = array(dense.layers[0].kernel)
-    at = int(np.argmin(np.abs(counts - 0.3 * kernel.size)))
-    # The network that OBS makes of these rows with so many entries, on others.
-    pruned = kso.prune(dense, counts[at] / kernel.size, score="obs", data=x, budget="uniform")
-    lost = fresh @ (kso.prunable_weights(pruned)[0].value - kernel)
-    error = np.sum(lost**2) / np.sum((fresh @ kernel) ** 2)
-    assert errors[at] > 0.7 * error
-    assert errors[-1] == 0
 
 
 def test_too_few_rows_to_hold_any_out_are_used_as_they_are():
